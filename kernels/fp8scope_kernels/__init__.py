@@ -1,0 +1,116 @@
+"""FP8 numerics for PyTorch whose statistics come with the cast."""
+
+from fp8scope_kernels import ops as _ops  # noqa: F401  (registers the operators)
+from fp8scope_kernels.backends import get_backend, set_backend
+from fp8scope_kernels.blocks import BlockTensor, amax_to_block_scale, amax_to_mx_scale, quantize_blocks
+from fp8scope_kernels.convert import (
+    Conversion,
+    ConversionReport,
+    convert,
+    fp8_layers,
+)
+from fp8scope_kernels.distributed import keep_scaling_out_of_ddp, sync_amaxes, sync_amaxes_after
+from fp8scope_kernels.formats import DATA_FORMATS, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, Format
+from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
+from fp8scope_kernels.gradients import Fp8GradientReducer
+from fp8scope_kernels.linear import Fp8Linear
+from fp8scope_kernels.observation import observable_layers, observe, unobserve
+from fp8scope_kernels.optimizer import Fp8AdamW
+from fp8scope_kernels.quantization import (
+    Extent,
+    Fp8Tensor,
+    amax_to_scale,
+    measure,
+    quantize,
+    quantize_values,
+    tensor_to_amax,
+    to_fp8_saturated,
+)
+from fp8scope_kernels.recipes import (
+    MXFP8,
+    BlockScaling,
+    CurrentScaling,
+    DelayedScaling,
+    Recipe,
+    RowwiseScaling,
+    recipe_from_dict,
+)
+from fp8scope_kernels.rounding import round_to_format
+from fp8scope_kernels.sampling import (
+    EXPONENT_BINS,
+    MAX_EXPONENT,
+    MIN_EXPONENT,
+    SAMPLE_SIZE,
+    accumulate_sample,
+    exponent_bin,
+    exponent_histogram,
+)
+from fp8scope_kernels.state import ScalingState, scaling_status
+from fp8scope_kernels.statistics import BLOCK_STATISTICS, STATISTICS, Slot, StatisticsBuffer, TensorInfo
+from fp8scope_kernels.stochastic import Stochastic, round_stochastically
+
+__all__ = [
+    "BLOCK_STATISTICS",
+    "DATA_FORMATS",
+    "E2M1",
+    "E2M3",
+    "E3M2",
+    "E4M3",
+    "E5M2",
+    "E8M0",
+    "EXPONENT_BINS",
+    "FORMATS",
+    "MAX_EXPONENT",
+    "MIN_EXPONENT",
+    "MXFP8",
+    "SAMPLE_SIZE",
+    "STATISTICS",
+    "BlockScaling",
+    "BlockTensor",
+    "Conversion",
+    "ConversionReport",
+    "CurrentScaling",
+    "DelayedScaling",
+    "Extent",
+    "Format",
+    "Fp6Linear",
+    "Fp6Weight",
+    "Fp8AdamW",
+    "Fp8GradientReducer",
+    "Fp8Linear",
+    "Fp8Tensor",
+    "Recipe",
+    "RowwiseScaling",
+    "ScalingState",
+    "Slot",
+    "StatisticsBuffer",
+    "Stochastic",
+    "TensorInfo",
+    "accumulate_sample",
+    "amax_to_block_scale",
+    "amax_to_mx_scale",
+    "amax_to_scale",
+    "convert",
+    "exponent_bin",
+    "exponent_histogram",
+    "fp8_layers",
+    "get_backend",
+    "keep_scaling_out_of_ddp",
+    "measure",
+    "observable_layers",
+    "observe",
+    "quantize",
+    "quantize_blocks",
+    "quantize_fp6",
+    "quantize_values",
+    "recipe_from_dict",
+    "round_stochastically",
+    "round_to_format",
+    "scaling_status",
+    "set_backend",
+    "sync_amaxes",
+    "sync_amaxes_after",
+    "tensor_to_amax",
+    "to_fp8_saturated",
+    "unobserve",
+]

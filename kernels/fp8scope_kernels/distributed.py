@@ -1,0 +1,86 @@
+"""Scaling state over a process group: one fused all-reduce a step, and what DDP has to leave alone.
+
+Every rank sees other data, so delayed scaling has other amax histories on every rank. `sync_amaxes` makes
+them equal: the maximum over the ranks, entry by entry, of all histories in one all-reduce.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fp8scope_kernels.recipes import DelayedScaling
+from fp8scope_kernels.state import ScalingState
+
+Group = Any
+"""A `torch.distributed.ProcessGroup`; None is the default one."""
+
+
+def sync_amaxes(model: nn.Module, group: Group | None = None) -> int:
+    """Make the delayed scales of all ranks equal; returns how many tensors took part.
+
+    Of every state whose recipe says `reduce_amax`, the history becomes the ranks' maximum entry by entry and
+    the scale their minimum, in a single all-reduce of `sum(history_length + 1)` float32. Call it once per
+    optimizer step on every rank, with equally many calls of the layers in between (so that entries belong
+    together). A tensor's first call takes its scale from that rank's own data; from the first
+    synchronisation on, ranks agree.
+
+    Nothing happens without a process group of at least two. On a GPU nothing waits.
+    """
+    states = [module for module in model.modules() if isinstance(module, ScalingState) and _reduces(module)]
+    if not states or not _has_peers(group):
+        return 0
+    with torch.no_grad():
+        # The minimum of scales as a maximum. A state that was never called has scale 0 and no say.
+        parts = [part for state in states for part in (state.amax_history, _negated(state.scale))]
+        flat = torch.cat(parts)
+        dist.all_reduce(flat, dist.ReduceOp.MAX, group=group)
+        pieces = iter(torch.split(flat, [part.numel() for part in parts]))
+        for state in states:
+            state.amax_history.copy_(next(pieces))
+            scale = next(pieces)[0]
+            state.scale.copy_(torch.where(scale > -torch.inf, -scale, 0.0))
+            state.reduced = True
+    return len(states)
+
+
+def sync_amaxes_after(optimizer: Optimizer, model: nn.Module, group: Group | None = None) -> RemovableHandle:
+    """Call `sync_amaxes(model, group)` after every `optimizer.step()`; `.remove()` ends that."""
+
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        sync_amaxes(model, group)
+
+    return optimizer.register_step_post_hook(hook)
+
+
+def keep_scaling_out_of_ddp(model: nn.Module) -> int:
+    """Tell DistributedDataParallel to leave scaling state alone; returns how many buffers that are.
+
+    Call it before wrapping the model. DDP otherwise overwrites every rank's buffers with rank 0's at each
+    forward call, and a large amax that only another rank has seen is lost.
+    """
+    names = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, ScalingState)
+        for name, _ in module.named_buffers(recurse=False)
+    ]
+    known = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored: Any = sorted(known | set(names))
+    model._ddp_params_and_buffers_to_ignore = ignored
+    return len(names)
+
+
+def _reduces(state: ScalingState) -> bool:
+    return isinstance(state.recipe, DelayedScaling) and state.recipe.reduce_amax
+
+
+def _has_peers(group: Group | None) -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def _negated(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, -scale, -torch.inf).reshape(1)

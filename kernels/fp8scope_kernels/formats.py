@@ -1,0 +1,123 @@
+"""The number formats, as frozen values with pure properties.
+
+Every property follows from four facts: the widths of exponent and mantissa, the exponent's bias, and which
+bit patterns are special. Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), and the OCP
+Microscaling Formats specification 1.0 (2023).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Specials = Literal["ieee", "nan", "none"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A small floating-point format.
+
+    `specials` says which bit patterns are not numbers: `ieee` reserves the largest exponent for Inf and NaN,
+    `nan` only the all-ones pattern (of each sign) for NaN, `none` reserves nothing. A format without mantissa
+    bits (E8M0, the scales of MX formats) is taken to have no sign, no zero and no subnormals either.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    specials: Specials
+    dtype: torch.dtype | None = None
+    """The torch dtype with one such number per element, or None where torch has none."""
+
+    @property
+    def signed(self) -> bool:
+        return self.mantissa_bits > 0
+
+    @property
+    def bits(self) -> int:
+        """Width in bits, sign included."""
+        return int(self.signed) + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def has_infinity(self) -> bool:
+        return self.specials == "ieee"
+
+    @property
+    def has_nan(self) -> bool:
+        return self.specials != "none"
+
+    @property
+    def has_subnormals(self) -> bool:
+        return self.mantissa_bits > 0
+
+    @property
+    def max_exponent(self) -> int:
+        """The exponent e of the largest finite value, which lies in [2^e, 2^(e+1))."""
+        exponent = (1 << self.exponent_bits) - 1 - self.bias
+        # NaN takes the whole last exponent where there is no mantissa to tell patterns apart.
+        taken = self.specials == "ieee" or (self.specials == "nan" and self.mantissa_bits == 0)
+        return exponent - int(taken)
+
+    @property
+    def min_exponent(self) -> int:
+        """The exponent of the smallest normal value."""
+        return int(self.has_subnormals) - self.bias
+
+    @property
+    def max(self) -> float:
+        """The largest finite value, M in the documentation."""
+        last = (1 << self.mantissa_bits) - 1
+        if self.specials == "nan" and self.mantissa_bits:
+            last -= 1
+        return float(2.0**self.max_exponent) * (1 + last * self.epsilon)
+
+    @property
+    def smallest_normal(self) -> float:
+        return float(2.0**self.min_exponent)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive value (the smallest normal one where there are no subnormals)."""
+        return float(2.0 ** (self.min_exponent - self.mantissa_bits))
+
+    @property
+    def epsilon(self) -> float:
+        """The distance from 1 to the next larger value."""
+        return float(2.0**-self.mantissa_bits)
+
+    def decode(self, code: int) -> float:
+        """The value of one bit pattern, 0 <= code < 2**bits. Raises ValueError outside of that range."""
+        if not 0 <= code < 1 << self.bits:
+            raise ValueError(f"{self.name} has codes 0 to {(1 << self.bits) - 1}, got {code}.")
+        sign = -1.0 if code >> (self.exponent_bits + self.mantissa_bits) else 1.0
+        all_ones = (1 << self.mantissa_bits) - 1
+        mantissa = code & all_ones
+        exponent = (code >> self.mantissa_bits) & ((1 << self.exponent_bits) - 1)
+        if exponent == (1 << self.exponent_bits) - 1:
+            if self.specials == "ieee":
+                return float("nan") if mantissa else sign * float("inf")
+            if self.specials == "nan" and mantissa == all_ones:
+                return float("nan")
+        if exponent == 0 and self.has_subnormals:
+            return sign * mantissa * self.smallest_subnormal
+        return sign * float(2.0 ** (exponent - self.bias)) * (1 + mantissa * self.epsilon)
+
+    @cached_property
+    def table(self) -> Tensor:
+        """Every value in the order of its bit pattern: float32 [2**bits], on the CPU."""
+        return torch.tensor([self.decode(code) for code in range(1 << self.bits)], dtype=torch.float32)
+
+
+E4M3 = Format("E4M3", 4, 3, 7, "nan", torch.float8_e4m3fn)
+E5M2 = Format("E5M2", 5, 2, 15, "ieee", torch.float8_e5m2)
+E3M2 = Format("E3M2", 3, 2, 3, "none")
+E2M3 = Format("E2M3", 2, 3, 1, "none")
+E2M1 = Format("E2M1", 2, 1, 1, "none")
+E8M0 = Format("E8M0", 8, 0, 127, "nan", getattr(torch, "float8_e8m0fnu", None))
+"""The scales of MX formats: powers of two from 2^-127 to 2^127. Not a format for data."""
+
+DATA_FORMATS: dict[str, Format] = {f.name: f for f in (E4M3, E5M2, E3M2, E2M3, E2M1)}
+FORMATS: dict[str, Format] = {**DATA_FORMATS, E8M0.name: E8M0}

@@ -1,0 +1,228 @@
+"""`Fp8Linear`: a linear layer whose three matrix products take FP8 operands."""
+
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fp8scope_kernels import triton_support
+from fp8scope_kernels.matmul import (
+    Operand,
+    can_multiply,
+    has_fp8_units,
+    multiply,
+    to_block_operand,
+    to_operand,
+    to_operands_in_one_pass,
+)
+from fp8scope_kernels.quantization import measure
+from fp8scope_kernels.recipes import ROLES, Recipe, Role
+from fp8scope_kernels.sampling import accumulate_sample
+from fp8scope_kernels.state import ScalingState
+from fp8scope_kernels.statistics import Slot
+
+Precision = Literal["fp8", "bf16"]
+
+
+class Fp8Linear(nn.Linear):
+    """`nn.Linear` whose fprop, dgrad and wgrad multiply FP8 operands.
+
+    Takes any leading shape and floating dtype; the output has the input's dtype, or autocast's. Weight and
+    bias keep theirs. Three tensors are quantised, each with its own scaling state under `scaling`: `input`,
+    `weight` and `grad_output`.
+
+    State and statistics advance once per call in training mode. Evaluation mode quantises with the scales
+    there are and counts nothing; neither does the recomputation of activation checkpointing. With delayed
+    scaling, checkpointing assumes that a layer's backward follows its own forward: of several forward calls
+    before one backward, all are recomputed with the scale of the last.
+
+    `precision` switches the layer between `fp8` and `bf16` at run time.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: Recipe,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._set_recipe(recipe)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, recipe: Recipe) -> "Fp8Linear":
+        """An `Fp8Linear` in the place of `linear`: the same parameters, hooks and mode."""
+        layer = cls.__new__(cls)
+        layer.__dict__.update(linear.__dict__)
+        for own in ("_parameters", "_buffers", "_modules"):
+            layer.__dict__[own] = dict(linear.__dict__[own])
+        layer._set_recipe(recipe)
+        return layer
+
+    def _set_recipe(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.slots: dict[Role, Slot] = {}
+        self._precision: Precision = "fp8"
+        device = self.weight.device
+        self.scaling = nn.ModuleDict(
+            {role: ScalingState(recipe, recipe.format_of(role), device) for role in ROLES}
+        )
+
+    @property
+    def precision(self) -> Precision:
+        """`fp8`, or `bf16`: plain BF16 products, nothing quantised and nothing counted.
+
+        Going back to `fp8` forgets the scaling state, which has gone stale meanwhile.
+        """
+        return self._precision
+
+    @precision.setter
+    def precision(self, value: Precision) -> None:
+        if value not in ("fp8", "bf16"):
+            raise ValueError(f"precision must be 'fp8' or 'bf16', got {value!r}.")
+        if value == "fp8" and self._precision == "bf16":
+            for role in ROLES:
+                self.state_of(role).reset()
+        self._precision = value
+
+    def state_of(self, role: Role) -> ScalingState:
+        """The scaling state of `input`, `weight` or `grad_output`."""
+        return cast(ScalingState, self.scaling[role])
+
+    def forward(self, input: Tensor) -> Tensor:
+        device_type = input.device.type
+        out_dtype = input.dtype
+        if torch.is_autocast_enabled(device_type):
+            out_dtype = torch.get_autocast_dtype(device_type)
+        if self._precision == "bf16":
+            return self._forward_bf16(input).to(out_dtype)
+        bias: Tensor | None = self.bias
+        x = input.reshape(-1, self.in_features)
+        output: Tensor = _apply(x, self.weight, bias, self, out_dtype)
+        return output.view(*input.shape[:-1], self.out_features)
+
+    def _forward_bf16(self, input: Tensor) -> Tensor:
+        bias: Tensor | None = self.bias
+        with torch.autocast(input.device.type, enabled=False):
+            return functional.linear(
+                input.bfloat16(), self.weight.bfloat16(), None if bias is None else bias.bfloat16()
+            )
+
+    def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
+        """The operand for one of the three matrices, and its transpose for the other product it goes into.
+
+        A scale per tensor makes them views of each other. Blocks lie along the dimension that a product sums
+        over, so that there the transpose is quantised anew, if `transpose` says that it is wanted. Counted is
+        the first. With `update`, state and statistics advance.
+        """
+        state = self.state_of(role)
+        slot = self.slots.get(role) if update else None
+        row = None if slot is None else slot.row
+        grid = self.recipe.block_of(role)
+        if grid is not None:
+            block_row = None if slot is None else slot.block_row
+            operand = to_block_operand(x, state.format, grid, self.recipe, row, block_row)
+            _sample(slot, x, operand)
+            if not transpose:
+                return operand, operand
+            return operand, to_block_operand(x.t(), state.format, grid, self.recipe)
+        operand, turned = self._quantize_whole(role, x, row, update=update, transpose=transpose)
+        _sample(slot, x, operand)
+        return operand, turned
+
+    def _quantize_whole(
+        self, role: Role, x: Tensor, row: Tensor | None, *, update: bool, transpose: bool
+    ) -> tuple[Operand, Operand]:
+        """`quantize` with one scale: where Triton is and the scale is known beforehand, in one pass."""
+        state, saturate, fp8 = self.state_of(role), self.recipe.saturate, self._has_units(x.device)
+        stochastic = self.recipe.stochastic_gradients and role == "grad_output"
+        fused = triton_support.wants(x) and not stochastic
+        extent, scale = None, state.past_scale(update=update) if fused else None
+        measuring = scale is not None and update
+        if scale is None:
+            extent = measure(x)
+            scale = state.next_scale(extent.amax, update=update)
+        passed = None
+        if fused:
+            passed = to_operands_in_one_pass(
+                x, scale, state.format, row,
+                saturate=saturate, extent=extent, fp8=fp8, measure=measuring, transpose=transpose,
+            )  # fmt: skip
+        if passed is None:
+            extent = extent or measure(x)
+            operand = to_operand(
+                x, scale, state.format, row,
+                saturate=saturate, extent=extent, fp8=fp8, stochastic=stochastic,
+            )  # fmt: skip
+            passed = operand, operand.t(), extent
+        operand, turned, extent = passed
+        if measuring and extent is not None:
+            state.remember(extent.amax)
+        return operand, turned
+
+    def _has_units(self, device: torch.device) -> bool:
+        forward, backward = self.recipe.format_of("input"), self.recipe.format_of("grad_output")
+        return has_fp8_units(device) and can_multiply(forward, forward) and can_multiply(forward, backward)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the model is another model: its tensors must not be counted in this one's rows.
+        return {**self.__dict__, "slots": {}}
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, recipe={self.recipe.kind}, precision={self._precision}"
+
+
+def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
+    sample = None if slot is None else slot.sample_row
+    if sample is not None:
+        accumulate_sample(sample, x, operand.values, operand.inverse_scale)
+
+
+# Scaling state advances with every call, so that a trace would be good for one: compiled graphs break here.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _apply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
+) -> Tensor:
+    output: Tensor = _Fp8Product.apply(x, weight, bias, layer, out_dtype)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Fp8Product(torch.autograd.Function):
+    """x [tokens, in] times weight [out, in] transposed, plus bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
+    ) -> Tensor:
+        # A forward call inside a backward pass recomputes what activation checkpointing dropped.
+        recomputing = torch._C._current_graph_task_id() != -1
+        update = layer.training and not recomputing
+        for_x, for_weight = ctx.needs_input_grad[:2]
+        qx, qx_t = layer.quantize("input", x, update=update, transpose=for_weight)
+        qw, qw_t = layer.quantize("weight", weight, update=update, transpose=for_x)
+        ctx.layer, ctx.x_dtype, ctx.weight_dtype = layer, x.dtype, weight.dtype
+        ctx.save_for_backward(*qx_t, *qw_t)
+        output = multiply(qx, qw.t(), out_dtype)
+        return output if bias is None else output.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        (grad,) = grads
+        layer: Fp8Linear = ctx.layer
+        x_values, x_inverse, w_values, w_inverse = ctx.saved_tensors
+        qx_t, qw_t = Operand(x_values, x_inverse), Operand(w_values, w_inverse)
+        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        grad_x = grad_weight = grad_bias = None
+        if for_x or for_weight:
+            qg, qg_t = layer.quantize("grad_output", grad, update=layer.training, transpose=for_weight)
+            if for_x:
+                grad_x = multiply(qg, qw_t.t(), ctx.x_dtype)
+            if for_weight:
+                grad_weight = multiply(qg_t, qx_t.t(), ctx.weight_dtype)
+        if for_bias:
+            grad_bias = grad.sum(0, dtype=layer.bias.dtype)
+        return grad_x, grad_weight, grad_bias, None, None

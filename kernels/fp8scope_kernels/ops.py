@@ -1,0 +1,53 @@
+"""Quantisation as registered operators, `torch.ops.fp8scope.*`, for code that torch.compile traces.
+
+Inside a compiled region an operator is one opaque node: the graph does not break where eager code looks at a
+value, and the compiler knows the output's shape and that the statistics row is written. Eager code calls the
+functions themselves, which saves the way through the dispatcher.
+"""
+
+import torch
+from torch import Tensor
+
+from fp8scope_kernels.formats import DATA_FORMATS
+from fp8scope_kernels.quantization import Extent, measure_now, quantize_now
+
+
+@torch.library.custom_op("fp8scope::measure", mutates_args=())
+def measure_op(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`measure`: amax, float32, and the number of non-finite elements, float64; both without dimensions."""
+    amax, nonfinite = measure_now(x)
+    return amax, nonfinite.double()
+
+
+@measure_op.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty((), dtype=torch.float32), x.new_empty((), dtype=torch.float64)
+
+
+@torch.library.custom_op("fp8scope::quantize", mutates_args=("row",))
+def quantize_op(
+    x: Tensor,
+    scale: Tensor,
+    format: str,
+    dtype: torch.dtype,
+    row: Tensor | None,
+    saturate: bool,
+    amax: Tensor,
+    nonfinite: Tensor,
+) -> Tensor:
+    """`quantize` and `quantize_values`: q in `dtype`, shape of x, with statistics added to `row`."""
+    return quantize_now(dtype, x, scale, DATA_FORMATS[format], row, saturate, Extent(amax, nonfinite))
+
+
+@quantize_op.register_fake
+def _(
+    x: Tensor,
+    scale: Tensor,
+    format: str,
+    dtype: torch.dtype,
+    row: Tensor | None,
+    saturate: bool,
+    amax: Tensor,
+    nonfinite: Tensor,
+) -> Tensor:
+    return x.new_empty(x.shape, dtype=dtype)

@@ -1,0 +1,360 @@
+"""Quantisation in eager torch: the definition that every other backend is measured against.
+
+The way of a tensor: `measure` (amax, non-finite elements) -> `amax_to_scale` -> multiply -> clamp -> round to
+the format -> count. Rounding is to nearest, ties to even, as in torch's own cast.
+
+Two ways to store q: as FP8 bytes (`quantize`), and as the same numbers in bfloat16 (`quantize_values`), which
+is what a matrix product takes where the hardware has no FP8. The latter rounds in float32 arithmetic, because
+on a CPU that is several times faster than casting to FP8 and back.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp8scope_kernels import backends, native, triton_backend, triton_support
+from fp8scope_kernels.formats import DATA_FORMATS, Format
+from fp8scope_kernels.rounding import EXPONENT_BITS, round_, round_unsaturated_
+from fp8scope_kernels.stochastic import Stochastic, count, round_stochastically
+
+MAX_SCALE = torch.finfo(torch.float32).max
+MIN_SCALE = torch.finfo(torch.float32).tiny
+
+CPU_CHUNK = 2**19
+"""Elements worked on at a time on a CPU, so that what lies between two operations stays in its cache."""
+DEVICE_CHUNK = 2**24
+"""The same elsewhere: counts are sums of ones in float32, which are exact up to here."""
+
+
+class Fp8Tensor(NamedTuple):
+    """A quantised tensor, standing for `data * inverse_scale`.
+
+    `data`: the format's dtype, shape of the original. `inverse_scale`: float32, no dimensions.
+    """
+
+    data: Tensor
+    inverse_scale: Tensor
+    format: Format
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`data * inverse_scale`, computed in float32 and rounded once to `dtype`."""
+        return (self.data.float() * self.inverse_scale).to(dtype)
+
+
+class Extent(NamedTuple):
+    """What a scale is chosen from: scalars on the tensor's device.
+
+    `amax`: float32, max of abs(x) over the finite elements, 0 where there are none.
+    `nonfinite`: float32 or float64, how many elements are NaN or Inf.
+    """
+
+    amax: Tensor
+    nonfinite: Tensor
+
+
+def measure(x: Tensor) -> Extent:
+    """Amax and number of non-finite elements of x (any floating dtype and shape).
+
+    On a GPU nothing is read back, so nothing waits. On a CPU looking at a value costs nothing, so that there
+    the rare case is paid for only where it occurs; the same holds in `quantize`.
+    """
+    if torch.compiler.is_compiling():
+        return Extent(*torch.ops.fp8scope.measure(x))
+    return measure_now(x)
+
+
+def measure_now(x: Tensor) -> Extent:
+    """`measure` in eager torch; compiled code gets here through its operator."""
+    x = _floating(x)
+    if x.numel() == 0:
+        return Extent(*torch.zeros(2, device=x.device))
+    if triton_support.wants(x):
+        measured = triton_support.attempt(lambda: triton_backend.measure(x))
+        if measured is not None:
+            return Extent(*measured)
+    if backends.use_compiled(x):
+        return _measure_compiled(x)
+    if x.is_cpu:
+        low, high = torch.aminmax(x)
+        amax = torch.maximum(-low, high).float()
+        if amax < torch.inf:
+            return Extent(amax, torch.zeros(()))
+    low, high = torch.aminmax(x.nan_to_num(0.0, 0.0, 0.0))
+    return Extent(torch.maximum(-low, high).float(), (~torch.isfinite(x)).sum().double())
+
+
+def _measure_compiled(x: Tensor) -> Extent:
+    amax, nonfinite = native.measure(x), 0
+    if not amax < torch.inf:
+        amax, _, nonfinite = native.inspect(x, 1.0, torch.inf)
+    return Extent(torch.tensor(amax), torch.tensor(float(nonfinite), dtype=torch.float64))
+
+
+def tensor_to_amax(x: Tensor) -> Tensor:
+    """Max of abs(x) over the finite elements, 0 where there are none: float32, no dimensions."""
+    return measure(x).amax
+
+
+def amax_to_scale(
+    amax: Tensor,
+    format: Format,
+    *,
+    margin: int = 0,
+    power_of_two: bool = False,
+    otherwise: Tensor | float = 1.0,
+) -> Tensor:
+    """s = M * 2^-margin / amax in float32 (elementwise); `otherwise` where amax is 0 or not finite.
+
+    A scale beyond float32 becomes the largest (or the smallest normal) float32. With `power_of_two`, s is
+    rounded down to a power of two, so that multiplying by it is exact.
+    """
+    amax = amax.float()
+    # Not `number / tensor`, which torch computes as a reciprocal and a product: two roundings.
+    scale = torch.full_like(amax, format.max * 2.0**-margin).div_(amax)
+    if power_of_two:
+        # A float32 without its mantissa bits is the power of two at or below it.
+        scale = (scale.clamp(MIN_SCALE, MAX_SCALE).view(torch.int32) & EXPONENT_BITS).view(torch.float32)
+    else:
+        scale.clamp_(MIN_SCALE, MAX_SCALE)
+    return torch.where((amax > 0) & (amax < torch.inf), scale, otherwise)
+
+
+def to_fp8_saturated(scaled: Tensor, format: Format) -> Tensor:
+    """Clamp float32 `scaled` to [-M, M], then round to nearest even: the format's dtype.
+
+    NaN stays NaN; Inf becomes M with its sign. Raises ValueError for a format that torch has no dtype for.
+    """
+    return scaled.clamp(-format.max, format.max).to(_dtype(format))
+
+
+def quantize(
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None = None,
+    *,
+    saturate: bool = True,
+    extent: Extent | None = None,
+    stochastic: Stochastic = False,
+) -> Fp8Tensor:
+    """Quantise x with one scale; accumulate its statistics into `row` if given.
+
+    `x`: any floating dtype and shape (float64 is rounded to float32 first). `scale`: float32, no dimensions.
+    `row`: float64 [len(STATISTICS)], see `StatisticsBuffer`. `extent`: what `measure(x)` said, to save
+    measuring again. NaN stays NaN; Inf becomes M with its sign. With `saturate` False nothing is clamped:
+    what rounds to more than M becomes NaN in E4M3 and Inf in E5M2 (the non-saturating conversion of the OCP
+    8-bit floating point specification; torch's plain cast does either, depending on its version). Formats
+    with neither saturate all the same. `stochastic` rounds at random, see `round_stochastically`: in eager
+    torch on every backend, not in compiled code, and only with `saturate`.
+
+    Raises TypeError if x is not floating point and ValueError for a format that torch has no dtype for.
+    """
+    data = _quantize(_dtype(format), x, scale, format, row, saturate, extent, stochastic)
+    return Fp8Tensor(data, scale.reciprocal(), format)
+
+
+def quantize_values(
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None = None,
+    *,
+    saturate: bool = True,
+    extent: Extent | None = None,
+    stochastic: Stochastic = False,
+) -> Tensor:
+    """As `quantize`, but q as bfloat16 values, which hold every FP8 value exactly; any format."""
+    return _quantize(torch.bfloat16, x, scale, format, row, saturate, extent, stochastic)
+
+
+def _quantize(
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None,
+    saturate: bool,
+    extent: Extent | None,
+    stochastic: Stochastic,
+) -> Tensor:
+    if stochastic is not False:
+        return _quantize_stochastically(dtype, x, scale, format, row, saturate, extent, stochastic)
+    if not torch.compiler.is_compiling():
+        return quantize_now(dtype, x, scale, format, row, saturate, extent)
+    extent = extent or measure(x)
+    if DATA_FORMATS.get(format.name) != format:
+        raise ValueError(f"Compiled code knows the formats {', '.join(DATA_FORMATS)}, not {format}.")
+    q: Tensor = torch.ops.fp8scope.quantize(x, scale, format.name, dtype, row, saturate, *extent)
+    return q
+
+
+def _quantize_stochastically(
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None,
+    saturate: bool,
+    extent: Extent | None,
+    stochastic: Stochastic,
+) -> Tensor:
+    if torch.compiler.is_compiling():
+        raise ValueError("Stochastic rounding is not registered for compiled code; call it in eager code.")
+    if not saturate:
+        raise ValueError("Stochastic rounding needs saturate=True: there is nothing to round to beyond M.")
+    x = _floating(x)
+    scaled = x.float() * scale
+    q = round_stochastically(scaled.clamp(-format.max, format.max), format, stochastic)
+    if row is not None:
+        _accumulate(row, x.numel(), scale, extent or measure_now(x), count(x, scaled, q, format))
+    return q.to(dtype)
+
+
+def quantize_now(
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None,
+    saturate: bool,
+    extent: Extent | None,
+) -> Tensor:
+    """`quantize` to `dtype`, on the backend chosen; compiled code gets here through its operator."""
+    x = _floating(x)
+    if triton_support.wants(x):
+        passed = triton_support.attempt(
+            lambda: triton_backend.quantize(dtype, x, scale, format, row, saturate=saturate, extent=extent)
+        )
+        if passed is not None:
+            return passed.data
+    if saturate and backends.use_compiled(x):
+        return _quantize_compiled(dtype, x, scale, format, row, extent)
+    extent = extent or measure_now(x)
+    # Multiplication by s is monotonic in float32 too: amax*s is the largest abs(x*s).
+    inside = x.is_cpu and bool(extent.amax * scale <= format.max) and bool(extent.nonfinite == 0)
+    counts = None if row is None else torch.zeros(3, dtype=torch.float64, device=x.device)
+    out = _quantize_eagerly(dtype, x, scale, format, counts, saturate, inside)
+    if row is not None and counts is not None:
+        _accumulate(row, x.numel(), scale, extent, counts)
+    return out
+
+
+def _quantize_compiled(
+    dtype: torch.dtype, x: Tensor, scale: Tensor, format: Format, row: Tensor | None, extent: Extent | None
+) -> Tensor:
+    """q; what is not known of x yet is measured in the same pass, if the row needs it."""
+    s = scale.item()
+    if row is None:
+        return native.quantize(x, s, format, dtype, 0).data
+    result = native.quantize(x, s, format, dtype, native.COUNTS | (0 if extent else native.AMAX))
+    amax = extent.amax.item() if extent else result.amax
+    saturated, nonfinite = 0, int(extent.nonfinite) if extent else 0
+    # In float32, as the product itself: s is rounded, and may put amax a hair beyond M in float64.
+    if not (extent.amax if extent else torch.tensor(amax)) * scale <= format.max:
+        # Rare: something saturates, or is not finite. A second look says how much.
+        amax, saturated, nonfinite = native.inspect(x, s, format.max)
+    native.accumulate(row, x.numel(), amax, s, (saturated, result.underflow, result.subnormal, nonfinite))
+    return result.data
+
+
+def _quantize_eagerly(
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    counts: Tensor | None,
+    saturate: bool,
+    inside: bool,
+) -> Tensor:
+    """q, with [saturated, underflow, subnormal] added to `counts`. `inside`: nothing is beyond M."""
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    for part, target in _chunks(x, out):
+        scaled, room = _workspace(part)
+        torch.mul(part, scale, out=scaled) if part.dtype == torch.float32 else scaled.copy_(part).mul_(scale)
+        if counts is not None and not inside:
+            counts[0] += _count_saturated(part, scaled, room, format)
+        if saturate and not inside:
+            scaled.clamp_(-format.max, format.max)
+        if not saturate:
+            round_unsaturated_(scaled, room, format)
+        elif dtype == torch.bfloat16:
+            round_(scaled, room, format)
+        target.copy_(scaled)
+        if counts is not None:
+            counts[1:] += _count_small(part, scaled, room, format)
+    return out
+
+
+def _count_saturated(x: Tensor, scaled: Tensor, room: Tensor, format: Format) -> Tensor:
+    """Finite elements with abs(x*s) > M. NaN compares false; Inf is above M and is taken out again."""
+    above = torch.abs(scaled, out=room).gt_(format.max).sum()
+    return above - room.copy_(x).abs_().eq_(torch.inf).sum()
+
+
+def _count_small(x: Tensor, q: Tensor, room: Tensor, format: Format) -> Tensor:
+    """Underflowing and subnormal elements, float32 [2]; q, x*s before or after rounding, is overwritten.
+
+    Rounding to nearest even flushes abs(x*s) <= half the smallest subnormal, and leaves a subnormal below
+    the smallest normal less that half. Both hold for x*s and for its rounded value alike.
+    """
+    half = format.smallest_subnormal / 2
+    q.abs_()
+    # Compared into and summed as float32, because torch's CPU does that several times faster than booleans.
+    flushed = torch.le(q, half, out=room).sum()
+    small = torch.lt(q, format.smallest_normal - half, out=room).sum()
+    zeros = torch.eq(x, 0, out=room).sum()
+    return torch.stack((flushed - zeros, small - flushed))
+
+
+def _accumulate(row: Tensor, elements: int, scale: Tensor, extent: Extent, counts: Tensor) -> None:
+    numel, amax, used, counters, nonfinite = row.tensor_split((1, 2, 3, 6))
+    numel += elements
+    torch.maximum(amax, extent.amax, out=amax)
+    used.copy_(scale)
+    counters += counts
+    nonfinite += extent.nonfinite
+
+
+def _chunks(x: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both tensors, flattened, in pieces of the same elements; `out` is contiguous."""
+    flat, target = x.reshape(-1), out.view(-1)
+    size = CPU_CHUNK if x.is_cpu else DEVICE_CHUNK
+    if flat.numel() <= size:
+        yield flat, target
+        return
+    for start in range(0, flat.numel(), size):
+        yield flat[start : start + size], target[start : start + size]
+
+
+_local = threading.local()
+
+
+def _workspace(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for two float32 tensors of this size, its content undefined.
+
+    Each CPU thread keeps its own: memory asked from the system anew each time costs more than the work in it.
+    """
+    size = like.numel()
+    if not like.is_cpu:
+        first, second = torch.empty(2, size, device=like.device)
+        return first, second
+    room: Tensor | None = getattr(_local, "room", None)
+    if room is None or room.shape[1] < size:
+        room = _local.room = torch.empty(2, size)
+    return room[0, :size], room[1, :size]
+
+
+def _floating(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        raise TypeError(f"Only floating-point tensors can be quantised, got {x.dtype}.")
+    x = x.detach()
+    return x.float() if x.dtype == torch.float64 else x
+
+
+def _dtype(format: Format) -> torch.dtype:
+    if format.dtype is None:
+        raise ValueError(f"torch has no dtype for {format.name}; use quantize_values instead.")
+    return format.dtype

@@ -1,0 +1,208 @@
+"""Scaling recipes: frozen, validated, and convertible to and from a plain dict.
+
+A recipe says which format each of a layer's tensors takes and how its scale s (the multiplier applied before
+rounding) is chosen. The state that a recipe needs between steps lives in `fp8scope_kernels.state`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from fp8scope_kernels.formats import E4M3, E5M2, Format
+
+Role = Literal["input", "weight", "grad_output"]
+ROLES: tuple[Role, ...] = ("input", "weight", "grad_output")
+
+Block = tuple[int, int]
+"""Height and width of the part of a matrix that shares a scale; 0 is the whole dimension."""
+
+MAX_HISTORY = 65_536
+MAX_MARGIN = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What every recipe has.
+
+    `fp8_format`: `HYBRID` (E4M3 forward, E5M2 backward), `E4M3` or `E5M2` for all three tensors.
+    `saturate`: clamp to the largest finite value before rounding. False is what careless code does: what is
+    too large then becomes NaN in E4M3 and Inf in E5M2. It is here to show that fault.
+    `stochastic_gradients`: round `grad_output` at random, so that small gradients are kept on average.
+    """
+
+    kind: ClassVar[str] = ""
+    fp8_format: Literal["HYBRID", "E4M3", "E5M2"] = "HYBRID"
+    saturate: bool = True
+    stochastic_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of(self, "fp8_format", ("HYBRID", "E4M3", "E5M2"))
+        _boolean(self, "saturate")
+        _boolean(self, "stochastic_gradients")
+        if self.stochastic_gradients and not self.saturate:
+            raise ValueError(f"{self.kind} can round stochastically only where it saturates.")
+
+    def format_of(self, role: Role) -> Format:
+        """The format of a layer's `input`, `weight` or `grad_output`."""
+        if role not in ROLES:
+            raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r}.")
+        if self.fp8_format == "HYBRID":
+            return E5M2 if role == "grad_output" else E4M3
+        return E5M2 if self.fp8_format == "E5M2" else E4M3
+
+    def block_of(self, role: Role) -> Block | None:
+        """The block that shares a scale, with the dimension summed over last; None for the whole tensor."""
+        if role not in ROLES:
+            raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r}.")
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict of strings, numbers and booleans, with the recipe's name under `recipe`."""
+        return {"recipe": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayedScaling(Recipe):
+    """s from the amax of past calls: s = M * 2^-margin / amax (the delayed recipe of Transformer Engine).
+
+    `history_length`: calls remembered. `amax_compute`: `max` over them, or the `most_recent` one.
+    `margin`: powers of two of head room. `interval`: calls between two updates of s.
+    The first call has no past: it takes s from its own tensor.
+    `reduce_amax`: histories take part in `fp8scope_kernels.distributed.sync_amaxes`, which makes the scales
+    of all ranks equal.
+    """
+
+    kind: ClassVar[str] = "DelayedScaling"
+    history_length: int = 16
+    amax_compute: Literal["max", "most_recent"] = "max"
+    margin: int = 0
+    interval: int = 1
+    reduce_amax: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _integer(self, "history_length", 1, MAX_HISTORY)
+        _one_of(self, "amax_compute", ("max", "most_recent"))
+        _integer(self, "margin", -MAX_MARGIN, MAX_MARGIN)
+        _integer(self, "interval", 1, 2**31)
+        _boolean(self, "reduce_amax")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurrentScaling(Recipe):
+    """s from the tensor itself: s = M * 2^-margin / amax, with `power_of_two` rounded down to one."""
+
+    kind: ClassVar[str] = "CurrentScaling"
+    power_of_two: bool = False
+    margin: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _boolean(self, "power_of_two")
+        _integer(self, "margin", -MAX_MARGIN, MAX_MARGIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Blockwise(Recipe):
+    """Recipes whose scales come from each block's own amax; these always saturate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.saturate:
+            raise ValueError(f"{self.kind} always saturates: its scales leave nothing to overflow.")
+        if self.stochastic_gradients:
+            raise ValueError(f"{self.kind} rounds to nearest; stochastic_gradients needs a scale per tensor.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowwiseScaling(_Blockwise):
+    """One scale per row of each operand, rows being what is not summed over: s = M / amax of the row."""
+
+    kind: ClassVar[str] = "RowwiseScaling"
+    power_of_two: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _boolean(self, "power_of_two")
+
+    def block_of(self, role: Role) -> Block | None:
+        super().block_of(role)
+        return (1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockScaling(_Blockwise):
+    """One scale per 1x128 of activations and gradients, and per 128x128 of weights (as in DeepSeek-V3).
+
+    With `power_of_two` scales the dequantised operands are exact in BF16. Without, they are multiplied in
+    float32 where the hardware has no such product.
+    """
+
+    kind: ClassVar[str] = "BlockScaling"
+    fp8_format: Literal["HYBRID", "E4M3", "E5M2"] = "E4M3"
+    power_of_two: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _boolean(self, "power_of_two")
+
+    def block_of(self, role: Role) -> Block | None:
+        super().block_of(role)
+        return (128, 128) if role == "weight" else (1, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MXFP8(_Blockwise):
+    """One E8M0 scale per 32 elements along the dimension summed over (OCP Microscaling Formats 1.0).
+
+    `rounding`: `up` takes the smallest scale that lets nothing saturate; `floor` is the specification's own
+    rule, under which a block's largest elements may.
+    """
+
+    kind: ClassVar[str] = "MXFP8"
+    fp8_format: Literal["HYBRID", "E4M3", "E5M2"] = "E4M3"
+    rounding: Literal["up", "floor"] = "up"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of(self, "rounding", ("up", "floor"))
+
+    def block_of(self, role: Role) -> Block | None:
+        super().block_of(role)
+        return (1, 32)
+
+
+RECIPES: dict[str, type[Recipe]] = {
+    recipe.kind: recipe for recipe in (DelayedScaling, CurrentScaling, RowwiseScaling, BlockScaling, MXFP8)
+}
+
+
+def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
+    """The recipe that `to_dict` described. Raises ValueError on an unknown recipe, field or value."""
+    kind = values.get("recipe")
+    cls = RECIPES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ValueError(f"'recipe' must be one of {', '.join(RECIPES)}, got {kind!r}.")
+    known = {field.name for field in fields(cls)}
+    unknown = sorted(str(key) for key in values if key != "recipe" and key not in known)
+    if unknown:
+        raise ValueError(f"{kind} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+    return cls(**{key: value for key, value in values.items() if key != "recipe"})
+
+
+def _one_of(recipe: Recipe, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(recipe, name)
+    if value not in allowed:
+        raise ValueError(f"{recipe.kind}.{name} must be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def _boolean(recipe: Recipe, name: str) -> None:
+    value = getattr(recipe, name)
+    if not isinstance(value, bool):
+        raise ValueError(f"{recipe.kind}.{name} must be True or False, got {value!r}.")
+
+
+def _integer(recipe: Recipe, name: str, low: int, high: int) -> None:
+    value = getattr(recipe, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{recipe.kind}.{name} must be a whole number from {low} to {high}, got {value!r}.")

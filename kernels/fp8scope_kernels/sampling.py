@@ -1,0 +1,52 @@
+"""Statistics too dear for every step, taken on request: quantisation error and the distribution of exponents.
+
+A sample is one float64 row, `[sq_error, sq_signal, exponents...]`:
+
+| entry       | definition                                                                               |
+|-------------|------------------------------------------------------------------------------------------|
+| `sq_error`  | sum of (x - q/s)^2 over the elements where both are finite                               |
+| `sq_signal` | sum of x^2 over the same elements; SQNR in dB is 10 log10(sq_signal / sq_error)          |
+| `exponents` | how many elements have floor(log2 abs(x)) = e, for e from -149 to 127 (every float32);   |
+|             | before them one bin for zeros, after them one for NaN and Inf                            |
+"""
+
+import torch
+from torch import Tensor
+
+MIN_EXPONENT = -149
+MAX_EXPONENT = 127
+EXPONENT_BINS = MAX_EXPONENT - MIN_EXPONENT + 3
+SAMPLE_SIZE = 2 + EXPONENT_BINS
+
+
+def exponent_bin(exponent: int) -> int:
+    """The index in `exponents` of values in [2^exponent, 2^(exponent+1)).
+
+    Raises ValueError where float32 has no such value. Zeros are at 0, non-finite elements at the end.
+    """
+    if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
+        raise ValueError(f"float32 has exponents {MIN_EXPONENT} to {MAX_EXPONENT}, got {exponent}.")
+    return exponent - MIN_EXPONENT + 1
+
+
+def exponent_histogram(x: Tensor) -> Tensor:
+    """How many elements of x (any floating dtype and shape) have each exponent: float64 [EXPONENT_BINS]."""
+    wide = x.detach().reshape(-1).float()
+    # frexp's exponent belongs to a mantissa in [1/2, 1): it is floor(log2) + 1, and bin 0 is for zeros.
+    index = torch.frexp(wide).exponent.long() - MIN_EXPONENT
+    index.masked_fill_(wide == 0, 0).masked_fill_(~torch.isfinite(wide), EXPONENT_BINS - 1)
+    bins = torch.zeros(EXPONENT_BINS, dtype=torch.float64, device=x.device)
+    return bins.index_add_(0, index, torch.ones_like(index, dtype=torch.float64))
+
+
+def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
+    """Add one call to a sample, float64 [SAMPLE_SIZE].
+
+    `values` are the quantised numbers q, `inverse_scale` is 1/s and broadcasts over them; what they stand for
+    is compared with x in float64.
+    """
+    x, q = x.detach().double(), values.detach().double() * inverse_scale.double()
+    finite = torch.isfinite(x) & torch.isfinite(q)
+    sample[0] += torch.where(finite, x - q, 0.0).square().sum()
+    sample[1] += torch.where(finite, x, 0.0).square().sum()
+    sample[2:] += exponent_histogram(x)

@@ -1,0 +1,190 @@
+"""The statistics of quantised tensors, in one preallocated buffer on the device.
+
+| statistic   | definition, for a tensor x, scale s, format F with largest finite value M                |
+|-------------|------------------------------------------------------------------------------------------|
+| `numel`     | elements seen                                                                            |
+| `amax`      | max of abs(x) over the finite elements; 0 for an empty or all-non-finite tensor          |
+| `scale`     | s, the multiplier used at this step (not the one computed for the next)                  |
+| `saturated` | finite elements with abs(x*s) > M: what clamping changed                                 |
+| `underflow` | elements with x != 0 and q == 0                                                          |
+| `subnormal` | elements with q != 0 below F's smallest normal                                           |
+| `nonfinite` | NaN or Inf elements of x: counted apart, so that they can never hide in amax             |
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fp8scope_kernels.formats import Format
+from fp8scope_kernels.sampling import SAMPLE_SIZE
+
+STATISTICS: tuple[str, ...] = ("numel", "amax", "scale", "saturated", "underflow", "subnormal", "nonfinite")
+
+BLOCK_STATISTICS: tuple[str, ...] = ("blocks", "saturated_blocks", "scale_min", "scale_median", "scale_max")
+"""Of tensors with a scale per block: how many blocks, how many of them with a saturated element, and the
+smallest, median and largest block scale of the last call."""
+
+MAX_TENSORS = 1_000_000
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One line of the catalogue.
+
+    `name` is `<module path>.<role>`. `shape` has -1 where a size is known only at run time (the tokens of an
+    activation); `numel` is then 0, and the statistic of that name carries the number.
+    """
+
+    name: str
+    module: str
+    role: str
+    format: str
+    shape: tuple[int, ...]
+    numel: int
+
+
+class Slot:
+    """One tensor's place in a `StatisticsBuffer`."""
+
+    def __init__(self, buffer: "StatisticsBuffer", index: int) -> None:
+        self.buffer = buffer
+        self.index = index
+
+    @property
+    def row(self) -> Tensor:
+        """This tensor's statistics: float64 [len(STATISTICS)], a view of the buffer.
+
+        Look it up when writing, do not keep it: the buffer moves when it grows.
+        """
+        return self.buffer.storage[self.index]
+
+    @property
+    def block_row(self) -> Tensor:
+        """This tensor's block statistics: float64 [len(BLOCK_STATISTICS)], a view of the buffer."""
+        return self.buffer.block_storage[self.index]
+
+    @property
+    def sample_row(self) -> Tensor | None:
+        """This tensor's sample: float64 [SAMPLE_SIZE], a view; None while the buffer is not sampling."""
+        buffer = self.buffer
+        if not buffer.sampling or buffer.sample_storage is None:
+            return None
+        return buffer.sample_storage[self.index]
+
+    @property
+    def info(self) -> TensorInfo:
+        return self.buffer.catalogue[self.index]
+
+
+class StatisticsBuffer:
+    """Statistics of many tensors: float64 [tensors, len(STATISTICS)], preallocated on one device.
+
+    Writing accumulates within a step (gradient accumulation, tied weights, several calls): `numel` and the
+    counts add up, `amax` is the maximum, `scale` is the last one used (the median one, where each block has
+    its own). A tensor that a step did not touch has `numel` 0. Call `zero_()` once a step was collected.
+    Float64 holds counts exactly up to 2^53.
+    """
+
+    def __init__(self, capacity: int = 256, device: torch.device | str = "cpu") -> None:
+        if not 1 <= capacity <= MAX_TENSORS:
+            raise ValueError(f"capacity must be from 1 to {MAX_TENSORS}, got {capacity}.")
+        self.storage = torch.zeros(capacity, len(STATISTICS), dtype=torch.float64, device=device)
+        self.block_storage = self.storage.new_zeros(capacity, len(BLOCK_STATISTICS))
+        self.sample_storage: Tensor | None = None
+        self._sampling = False
+        self._catalogue: list[TensorInfo] = []
+        self._names: dict[str, int] = {}
+
+    @property
+    def catalogue(self) -> tuple[TensorInfo, ...]:
+        """The tensors in the order of their rows; entries are only ever appended."""
+        return tuple(self._catalogue)
+
+    @property
+    def data(self) -> Tensor:
+        """The rows in use: float64 [len(catalogue), len(STATISTICS)], a view."""
+        return self.storage[: len(self._catalogue)]
+
+    @property
+    def block_data(self) -> Tensor:
+        """The same rows' block statistics: float64 [len(catalogue), len(BLOCK_STATISTICS)], a view."""
+        return self.block_storage[: len(self._catalogue)]
+
+    @property
+    def sample_data(self) -> Tensor | None:
+        """The same rows' samples: float64 [len(catalogue), SAMPLE_SIZE], a view; None before the first."""
+        return None if self.sample_storage is None else self.sample_storage[: len(self._catalogue)]
+
+    @property
+    def sampling(self) -> bool:
+        """Whether quantisation error and exponents are taken too (see `sampling`): set it for single steps.
+
+        Memory for the samples is reserved when it is first set.
+        """
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, value: bool) -> None:
+        if value and self.sample_storage is None:
+            self.sample_storage = self.storage.new_zeros(self.capacity, SAMPLE_SIZE)
+        self._sampling = value
+
+    @property
+    def capacity(self) -> int:
+        return self.storage.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.storage.device
+
+    def __len__(self) -> int:
+        return len(self._catalogue)
+
+    def register(self, name: str, *, format: Format | None, shape: tuple[int, ...], role: str) -> Slot:
+        """Reserve a row for the tensor `name`, growing the buffer if it is full.
+
+        `format` is None where nothing is quantised, and then the empty string in the catalogue.
+        The same name gets the same row again. Raises ValueError when it was registered with another role.
+        """
+        if not name:
+            raise ValueError("A tensor needs a name, such as 'blocks.0.mlp.up.weight'.")
+        known = self._names.get(name)
+        if known is not None:
+            if self._catalogue[known].role != role:
+                raise ValueError(f"{name!r} is registered already, as {self._catalogue[known].role}.")
+            return Slot(self, known)
+        index = len(self._catalogue)
+        if index == self.capacity:
+            self._grow()
+        module = name.removesuffix(f".{role}") if name.endswith(f".{role}") else ""
+        numel = 1
+        for size in shape:
+            numel *= max(size, 0)
+        self._catalogue.append(
+            TensorInfo(name, module, role, format.name if format else "", tuple(shape), numel)
+        )
+        self._names[name] = index
+        return Slot(self, index)
+
+    def zero_(self) -> None:
+        """Start the next step."""
+        self.storage.zero_()
+        self.block_storage.zero_()
+        if self.sample_storage is not None:
+            self.sample_storage.zero_()
+
+    def _grow(self) -> None:
+        if self.capacity >= MAX_TENSORS:
+            raise ValueError(f"A statistics buffer holds at most {MAX_TENSORS} tensors.")
+        capacity = min(2 * self.capacity, MAX_TENSORS)
+        self.storage = _grown(self.storage, capacity)
+        self.block_storage = _grown(self.block_storage, capacity)
+        if self.sample_storage is not None:
+            self.sample_storage = _grown(self.sample_storage, capacity)
+
+
+def _grown(storage: Tensor, rows: int) -> Tensor:
+    grown = storage.new_zeros(rows, storage.shape[1])
+    grown[: storage.shape[0]] = storage
+    return grown

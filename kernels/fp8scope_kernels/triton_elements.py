@@ -1,0 +1,147 @@
+"""What the Triton kernels do to each element: read, scale, round, classify.
+
+Whatever is compared or rounded is a float32's bit pattern, taken as an integer: finite numbers of one sign
+are ordered as their patterns are, NaN lies above Inf, and integer arithmetic gives the same bits on every GPU
+and under Triton's interpreter. Float32 arithmetic is left only in the product x*s and the rounding of
+subnormals; neither may be fused, so that kernels are launched with enable_fp_fusion=False.
+"""
+
+import triton
+import triton.language as tl
+
+_ABS = tl.constexpr(0x7FFFFFFF)
+_INF = tl.constexpr(0x7F800000)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_wide(address: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Elements as float32, 0 outside. BF16 comes as int16: the interpreter gets its subnormals wrong."""
+    value = tl.load(address, mask=inside, other=0)
+    if value.dtype == tl.int16:
+        return (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return value.to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def finite_bits(x: tl.tensor) -> tl.tensor:
+    """The bits of abs(x) where x is finite, else 0."""
+    magnitude = x.to(tl.int32, bitcast=True) & _ABS
+    return tl.where(magnitude < _INF, magnitude, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def round_to_code(
+    magnitude: tl.tensor,
+    LIMIT: tl.constexpr,
+    NORMAL: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr,
+) -> tl.tensor:
+    """Bits of abs(x*s), cut off at LIMIT, to the nearest code of the format (without sign), ties to even.
+
+    LIMIT and NORMAL: the bits of the largest value wanted and of the format's smallest normal one.
+    """
+    cut: tl.constexpr = 23 - MANTISSA
+    magnitude = tl.minimum(magnitude, LIMIT)
+    last = (magnitude >> cut) & 1
+    normal = ((magnitude + ((1 << (cut - 1)) - 1) + last) >> cut) - ((127 - BIAS) << MANTISSA)
+    # The last bit of this power of two is worth the smallest subnormal: float32's own rounding does the rest.
+    unit: tl.constexpr = (127 + 23 + 1 - BIAS - MANTISSA) << 23
+    anchor = tl.full(magnitude.shape, unit, tl.int32).to(tl.float32, bitcast=True)
+    subnormal = (magnitude.to(tl.float32, bitcast=True) + anchor).to(tl.int32, bitcast=True) - unit
+    return tl.where(magnitude < NORMAL, subnormal, normal)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def code_to_bfloat16(code: tl.tensor, MANTISSA: tl.constexpr, BIAS: tl.constexpr) -> tl.tensor:
+    """The bits of the bfloat16 with this code's value, exact for every format of up to 8 bits."""
+    unit: tl.constexpr = (127 + 1 - BIAS - MANTISSA) << 23
+    smallest = tl.full(code.shape, unit, tl.int32).to(tl.float32, bitcast=True)
+    subnormal = (code.to(tl.float32) * smallest).to(tl.int32, bitcast=True) >> 16
+    return tl.where(code < (1 << MANTISSA), subnormal, (code << (7 - MANTISSA)) + ((127 - BIAS) << 7))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def quantized_bits(
+    scaled: tl.tensor,
+    MAX: tl.constexpr,
+    NORMAL: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr,
+    MAX_CODE: tl.constexpr,
+    BEYOND: tl.constexpr,
+    SATURATE: tl.constexpr,
+    BYTES: tl.constexpr,
+) -> tl.tensor:
+    """(bits to store, code without sign) of x*s. NaN's code is 0x7F; BEYOND is what more than M becomes."""
+    bits = scaled.to(tl.int32, bitcast=True)
+    magnitude = bits & _ABS
+    # Unclamped values still have to stay clear of the integers' limits: 4 M is beyond M for every rounding.
+    limit: tl.constexpr = MAX if SATURATE else MAX + (2 << 23)
+    code = round_to_code(magnitude, limit, NORMAL, MANTISSA, BIAS)
+    number = magnitude <= _INF
+    if BYTES:
+        stored = code if SATURATE else tl.where(code > MAX_CODE, BEYOND, code)
+        stored = tl.where(number, stored, 0x7F)
+        sign = (bits >> 24) & 0x80
+    else:
+        stored = code_to_bfloat16(code, MANTISSA, BIAS)
+        if not SATURATE:
+            stored = tl.where(code > MAX_CODE, BEYOND, stored)
+        stored = tl.where(number, stored, 0x7FC0)
+        sign = (bits >> 16) & 0x8000
+    # As the definition: rounding by adding and subtracting makes +0 of what vanishes, a cast keeps its sign.
+    keep_sign: tl.constexpr = BYTES and SATURATE
+    stored = stored | (sign if keep_sign else tl.where(stored == 0, 0, sign))
+    return stored.to(tl.uint8 if BYTES else tl.int16), tl.where(number, code, 0x7F)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def small_counts(x: tl.tensor, code: tl.tensor, MANTISSA: tl.constexpr) -> tl.tensor:
+    """Per element 1 for an underflow, 2^16 for a subnormal: of up to 2^15 elements one sum holds both."""
+    small = tl.where(code == 0, (x != 0).to(tl.int32), 0x10000)
+    return tl.where(code < (1 << MANTISSA), small, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def is_saturated(x: tl.tensor, scaled: tl.tensor, MAX: tl.constexpr) -> tl.tensor:
+    """1 where x is finite and abs(x*s) > M, else 0: int32."""
+    beyond = (scaled.to(tl.int32, bitcast=True) & _ABS) > MAX
+    return (beyond & ((x.to(tl.int32, bitcast=True) & _ABS) < _INF)).to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def count_nonfinite(x: tl.tensor) -> tl.tensor:
+    """1 where x is NaN or Inf, else 0: int32."""
+    return ((x.to(tl.int32, bitcast=True) & _ABS) >= _INF).to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def widened(small: tl.tensor) -> tl.tensor:
+    """A tile's `small_counts`, summed, with 32 bits for each: int64."""
+    return (small & 0xFFFF).to(tl.int64) | ((small >> 16).to(tl.int64) << 32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def block_scale(
+    amax: tl.tensor,
+    LARGEST: tl.constexpr,
+    SMALLEST_SCALE: tl.constexpr,
+    LARGEST_SCALE: tl.constexpr,
+    MODE: tl.constexpr,
+) -> tl.tensor:
+    """`amax_to_block_scale` of float32 amax. MODE: 0 any float32, 1 powers of two, 2 MX with rule `floor`.
+
+    LARGEST: M, or under MODE 2 the power of two at or below it.
+    """
+    if MODE == 2:
+        smallest = tl.maximum(amax, SMALLEST_SCALE).to(tl.int32, bitcast=True)
+        amax_power = (smallest & _INF).to(tl.float32, bitcast=True)
+        scale = tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), amax_power)
+    else:
+        scale = tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), amax)
+    scale = tl.minimum(tl.maximum(scale, SMALLEST_SCALE), LARGEST_SCALE)
+    if MODE == 1:
+        scale = (scale.to(tl.int32, bitcast=True) & _INF).to(tl.float32, bitcast=True)
+    return tl.where(amax > 0, scale, 1.0)

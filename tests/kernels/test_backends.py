@@ -1,0 +1,290 @@
+"""The compiled backend: the same bits as the definition, chosen when it pays, given up when it fails."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fp8scope_kernels import (
+    DATA_FORMATS,
+    E4M3,
+    E5M2,
+    STATISTICS,
+    Format,
+    amax_to_scale,
+    backends,
+    get_backend,
+    measure,
+    native,
+    quantize,
+    quantize_values,
+    set_backend,
+)
+from fp8scope_kernels.backends import Backend
+
+needs_compiler = pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
+formats = pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
+SIGN = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_chosen", "auto")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def all_bfloat16() -> Tensor:
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+
+
+def run(backend: Backend, make: Any, x: Tensor, scale: float, fmt: Format) -> tuple[Tensor, list[float]]:
+    set_backend(backend)
+    row = torch.zeros(len(STATISTICS), dtype=torch.float64)
+    result = make(x, torch.tensor(scale), fmt, row)
+    assert get_backend() == backend
+    return (result if isinstance(result, Tensor) else result.data), row.tolist()
+
+
+def assert_same(make: Any, x: Tensor, scale: float, fmt: Format) -> None:
+    """The same bits, the sign of zero included, but any NaN for any NaN."""
+    data, row = run("compiled", make, x, scale, fmt)
+    expected, expected_row = run("reference", make, x, scale, fmt)
+    nan = expected.float().isnan()
+    assert torch.equal(data.float().isnan(), nan)
+    bits = SIGN[data.dtype]
+    assert torch.equal(data.view(bits).masked_fill(nan, 0), expected.view(bits).masked_fill(nan, 0))
+    assert row == expected_row
+
+
+def spread(*shape: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    powers = torch.randint(-20, 20, shape, generator=generator).float()
+    return torch.randn(shape, generator=generator) * torch.exp2(powers)
+
+
+@needs_compiler
+def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = native.quantize
+
+    def noting(x: Tensor, *rest: Any) -> native.Quantized:
+        sizes.append(x.numel())
+        return original(x, *rest)
+
+    monkeypatch.setattr(native, "quantize", noting)
+    assert_same(quantize_values, torch.linspace(-3, 3, 8192).view(64, 128), 100.0, E4M3)
+    assert sizes == [8192]
+    assert backends.failure() is None
+
+
+@needs_compiler
+@formats
+@pytest.mark.parametrize("scale", [1.0, 0.3, 2.0**13, 3.4028234663852886e38, 1.1754943508222875e-38])
+def test_every_bfloat16(fmt: Format, scale: float) -> None:
+    assert_same(quantize_values, all_bfloat16(), scale, fmt)
+    if fmt.dtype is not None:
+        assert_same(quantize, all_bfloat16(), scale, fmt)
+
+
+@needs_compiler
+@formats
+def test_every_tie_and_its_neighbours(fmt: Format) -> None:
+    values = torch.unique(fmt.table[torch.isfinite(fmt.table)])
+    points = torch.cat((values, (values[1:] + values[:-1]) / 2))
+    x = torch.cat([points, *(torch.nextafter(points, torch.tensor(t)) for t in (-torch.inf, torch.inf))])
+    assert_same(quantize_values, x.repeat(20), 1.0, fmt)
+    if fmt.dtype is not None:
+        assert_same(quantize, x.repeat(20), 1.0, fmt)
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 63, 65, 4095, 4096, 4097, 3 * 4096 + 77])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_sizes_around_the_blocks_of_the_loop(size: int, dtype: torch.dtype) -> None:
+    x = spread(size).to(dtype)
+    for make in (quantize, quantize_values):
+        assert_same(make, x, 3.0, E5M2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_change_nothing(threads: int, dtype: torch.dtype) -> None:
+    """Three threads' worth of elements, all of the same kind, so that a lane that overflows is seen."""
+    torch.set_num_threads(threads)
+    size = 3 * native.ELEMENTS_PER_THREAD + 5
+    for value in (0.0, 2.0**-30, 2.0**-7, 1e9):
+        assert_same(quantize, torch.full((size,), value, dtype=dtype), 1.0, E4M3)
+    assert_same(quantize_values, spread(size).to(dtype), 1.0, E4M3)
+
+
+@needs_compiler
+def test_random_bits_and_a_view_that_is_not_contiguous() -> None:
+    bits = torch.randint(-(2**31), 2**31, (300, 100), generator=torch.Generator().manual_seed(1))
+    x = bits.to(torch.int32).view(torch.float32)
+    for view in (x, x.t()[::2]):
+        assert_same(quantize_values, view, 1.0, E4M3)
+        assert_same(quantize, view, 1.0, E5M2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_measure(dtype: torch.dtype, spoilt: bool) -> None:
+    x = torch.randn(100, 77, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if spoilt:
+        x[3, 4], x[50, 6], x[-1, -1] = torch.nan, -torch.inf, torch.inf
+    extents = []
+    backends_in_turn: tuple[Backend, ...] = ("compiled", "reference")
+    for backend in backends_in_turn:
+        set_backend(backend)
+        amax, nonfinite = measure(x)
+        assert amax.dtype == torch.float32
+        extents.append((amax.item(), nonfinite.item()))
+    assert extents[0] == extents[1]
+    assert extents[0][1] == (3 if spoilt else 0)
+
+
+@needs_compiler
+def test_one_pass_can_measure_too() -> None:
+    x = spread(10_000).bfloat16()
+    result = native.quantize(x, 1.0, E4M3, torch.bfloat16, native.COUNTS | native.AMAX)
+    counted = native.quantize(x, 1.0, E4M3, torch.bfloat16)
+    assert result.amax == x.abs().max().item()
+    assert (result.underflow, result.subnormal) == (counted.underflow, counted.subnormal) != (0, 0)
+    x[5_000] = torch.nan
+    assert not native.quantize(x, 1.0, E4M3, torch.bfloat16, native.AMAX).amax < torch.inf
+
+
+@needs_compiler
+@pytest.mark.parametrize("spoilt", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_measured_beforehand_or_in_the_same_pass(spoilt: bool, scale: float) -> None:
+    set_backend("compiled")
+    x = torch.randn(5_000, generator=torch.Generator().manual_seed(1))
+    x[0] = 5.0
+    if spoilt:
+        x[7], x[4_500] = torch.nan, -torch.inf
+    rows = torch.zeros(2, len(STATISTICS), dtype=torch.float64)
+    quantize(x, torch.tensor(scale), E4M3, rows[0])
+    quantize(x, torch.tensor(scale), E4M3, rows[1], extent=measure(x))
+    assert torch.equal(rows[0], rows[1])
+    assert rows[0, STATISTICS.index("nonfinite")] == (2 if spoilt else 0)
+    assert (rows[0, STATISTICS.index("saturated")] > 0) == (scale > 1)
+
+
+@needs_compiler
+def test_only_what_saturates_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """amax * s exceeds M more often in float64 than in float32, in which it is computed."""
+    set_backend("compiled")
+    original, looks = native.inspect, []
+
+    def noting(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:
+        looks.append(original(x, scale, limit))
+        return looks[-1]
+
+    monkeypatch.setattr(native, "inspect", noting)
+    row, exceeding = torch.zeros(len(STATISTICS), dtype=torch.float64), 0
+    for amax in torch.rand(500, generator=torch.Generator().manual_seed(1)):
+        scale = amax_to_scale(amax, E4M3)
+        exceeding += amax.item() * scale.item() > E4M3.max
+        quantize(amax.reshape(1), scale, E4M3, row)
+    assert row[STATISTICS.index("saturated")] == len(looks) < exceeding
+    assert all(saturated == 1 for _, saturated, _ in looks)
+
+
+@needs_compiler
+def test_without_a_row_the_values_are_the_same() -> None:
+    x, scale = all_bfloat16(), torch.tensor(0.3)
+    set_backend("compiled")
+    counted = quantize_values(x, scale, E5M2, torch.zeros(len(STATISTICS), dtype=torch.float64))
+    uncounted = quantize_values(x, scale, E5M2)
+    assert torch.equal(uncounted.view(torch.int16), counted.view(torch.int16))
+
+
+@needs_compiler
+def test_it_does_not_disturb_autograd() -> None:
+    set_backend("compiled")
+    x = torch.linspace(-3, 3, 8192, requires_grad=True)
+    assert not quantize_values(x, torch.tensor(1.0), E4M3).requires_grad
+
+
+def test_auto_builds_for_what_is_large_and_only_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = torch.empty(backends.AUTO_ELEMENTS), torch.empty(backends.AUTO_ELEMENTS - 1)
+    built: list[bool] = []
+    monkeypatch.setattr(native, "is_built", lambda: bool(built))
+    monkeypatch.setattr(native, "library", lambda: built.append(True))
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    assert not backends.use_compiled(large)
+    monkeypatch.setattr(native, "compiler", lambda: "/usr/bin/c++")
+    assert not backends.use_compiled(small)
+    assert not built
+    assert backends.use_compiled(large)
+    assert built == [True]
+    assert backends.use_compiled(small), "what is there is used for everything"
+    assert not backends.use_compiled(torch.empty(backends.AUTO_ELEMENTS, device="meta"))
+    set_backend("reference")
+    assert not backends.use_compiled(large)
+
+
+def test_a_failure_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_backend("reference")
+    x = torch.linspace(-3, 3, 8192)
+    expected = quantize_values(x, torch.tensor(1.0), E4M3)
+    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(native, "compiler", lambda: sys.executable)
+    set_backend("compiled")
+    with pytest.warns(RuntimeWarning, match=r"eager torch.*RuntimeError: .*python.* failed") as caught:
+        for _ in range(3):
+            assert torch.equal(quantize_values(x, torch.tensor(1.0), E4M3), expected)
+    assert len(caught) == 1
+    assert (backends.failure() or "").startswith("RuntimeError")
+    assert get_backend() == "reference"
+
+
+def test_without_a_compiler_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    with pytest.raises(RuntimeError, match=r"No C\+\+ compiler"):
+        native.library()
+
+
+@needs_compiler
+def test_a_compiler_without_openmp_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wrapper = tmp_path / "cxx"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec {native.compiler()} -w -O0 "$@"\n'
+    )
+    wrapper.chmod(0o700)
+    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(native, "compiler", lambda: str(wrapper))
+    assert_same(quantize, spread(5_000), 1.0, E4M3)
+    assert native.is_built()
+
+
+@needs_compiler
+def test_the_source_has_no_warnings(tmp_path: Path) -> None:
+    compiler = native.compiler()
+    assert compiler is not None
+    done = subprocess.run(
+        [compiler, "-std=c++20", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-O1"]
+        + ["-fsyntax-only", str(native.SOURCE)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"auto, reference, compiled, triton, got 'cuda'"):
+        set_backend("cuda")  # type: ignore[arg-type]

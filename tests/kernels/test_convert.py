@@ -1,0 +1,207 @@
+"""convert: what becomes FP8, what is left, and the reason it gives."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from fp8scope_kernels import (
+    CurrentScaling,
+    DelayedScaling,
+    Fp8Linear,
+    StatisticsBuffer,
+    convert,
+    fp8_layers,
+    observe,
+)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(256, 32)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.unaligned = nn.Linear(32, 20)
+        self.lm_head = nn.Linear(32, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(x)  # type: ignore[no-any-return]
+
+
+BLOCKS = ("blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down")
+
+
+def test_it_works() -> None:
+    model = Language()
+    report = convert(model, DelayedScaling())
+    assert report.converted == BLOCKS
+    assert tuple(name for name, _ in fp8_layers(model)) == BLOCKS
+    reasons = {entry.name: entry.reason for entry in report.entries if not entry.converted}
+    assert reasons == {
+        "embedding": "not a linear layer",
+        "blocks.0.norm": "not a linear layer",
+        "blocks.1.norm": "not a linear layer",
+        "unaligned": "32 -> 20 is not in multiples of 16",
+        "lm_head": "output head, by its name",
+    }
+    assert report.left == tuple(reasons)
+    assert model(torch.arange(16)).shape == (16, 256)
+
+
+def test_the_report_is_a_table() -> None:
+    lines = str(convert(Language(), DelayedScaling())).splitlines()
+    assert lines[0].split() == ["module", "kind", "precision", "reason"]
+    assert lines[1].split(maxsplit=3) == ["embedding", "Embedding", "left", "not a linear layer"]
+    assert lines[3].split() == ["blocks.0.up", "Linear", "fp8"]
+    assert len(lines) == 10
+    assert {line.find("Linear") for line in lines if "Linear" in line} == {lines[0].find("kind")}
+
+
+def test_parameters_stay_the_same_objects() -> None:
+    model = Language()
+    before = dict(model.named_parameters())
+    plain_keys = set(model.state_dict())
+    convert(model, DelayedScaling())
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+    assert plain_keys <= set(model.state_dict())
+
+
+def test_an_optimizer_made_before_trains_the_model() -> None:
+    model = Language()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    convert(model, CurrentScaling())
+    tokens = torch.randint(0, 8, (64,), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.cross_entropy(model(tokens[:-1]), tokens[1:])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_hooks_and_mode_move_along() -> None:
+    model = Language().eval()
+    calls: list[str] = []
+    model.blocks[0].up.register_forward_hook(lambda *_: calls.append("called"))  # type: ignore[union-attr]
+    convert(model, DelayedScaling())
+    model(torch.arange(4))
+    assert calls == ["called"]
+    assert not any(layer.training for _, layer in fp8_layers(model))
+
+
+def test_include_names_what_to_convert() -> None:
+    model = Language()
+    report = convert(model, DelayedScaling(), include=["*.up", "lm_head"])
+    assert report.converted == ("blocks.0.up", "blocks.1.up", "lm_head")
+    assert {e.name: e.reason for e in report.entries}["blocks.0.down"] == "not included"
+
+
+def test_exclude_takes_away_from_either() -> None:
+    assert convert(Language(), DelayedScaling(), exclude="blocks.0.*").converted == BLOCKS[2:]
+    report = convert(Language(), DelayedScaling(), include="blocks.*", exclude="*.down")
+    assert report.converted == ("blocks.0.up", "blocks.1.up")
+    assert {e.name: e.reason for e in report.entries}["blocks.0.down"] == "excluded"
+
+
+def test_a_function_selects() -> None:
+    report = convert(
+        Language(),
+        DelayedScaling(),
+        include=lambda name, module: isinstance(module, nn.Linear) and module.in_features == 64,
+    )
+    assert report.converted == ("blocks.0.down", "blocks.1.down")
+
+
+@pytest.mark.parametrize("argument", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_is_an_error(argument: str) -> None:
+    model = Language()
+    with pytest.raises(ValueError, match=r"'blocks\.0\.upp' matches no module"):
+        convert(model, DelayedScaling(), **{argument: ["blocks.0.up", "blocks.0.upp"]})
+    assert not list(fp8_layers(model))
+
+
+def test_heads_without_a_telling_name() -> None:
+    model = Language()
+    model.last = nn.Linear(32, 256)
+    model.tied = nn.Linear(32, 512)
+    model.other = nn.Embedding(512, 32)
+    model.tied.weight = model.other.weight
+    reasons = {e.name: e.reason for e in convert(model, DelayedScaling()).entries}
+    assert reasons["last"] == "output head: as wide as the vocabulary"
+    assert reasons["tied"] == "output head: shares the embedding's weight"
+
+
+def test_what_only_looks_like_a_linear_layer_is_left() -> None:
+    model = nn.Sequential(nn.MultiheadAttention(32, 2), weight_norm(nn.Linear(32, 32)), nn.Linear(32, 32))
+    patched = model[2]
+    patched.forward = nn.Linear.forward.__get__(patched)
+    report = convert(model, DelayedScaling())
+    reasons = {e.name: e.reason for e in report.entries}
+    assert report.converted == ()
+    assert reasons["0"] == "not a linear layer"
+    assert reasons["0.out_proj"] == "a subclass of Linear, which may compute something else"
+    assert reasons["1"] == "a subclass of Linear, which may compute something else"
+    assert reasons["2"] == "its forward was replaced"
+
+
+def test_a_module_in_two_places_stays_one() -> None:
+    shared = nn.Linear(32, 32)
+    inner = nn.Sequential(shared, nn.ReLU(), shared)
+    model = nn.ModuleDict({"a": shared, "b": inner})
+    report = convert(model, DelayedScaling())
+    assert report.converted == ("a",)
+    assert isinstance(model["a"], Fp8Linear)
+    assert inner[0] is inner[2] is model["a"]
+    buffer = StatisticsBuffer()
+    assert observe(model, buffer) == 3
+
+
+def test_converting_twice_changes_nothing_more() -> None:
+    model = Language()
+    convert(model, DelayedScaling())
+    layers = dict(fp8_layers(model))
+    report = convert(model, CurrentScaling())
+    assert report.converted == ()
+    assert {e.name: e.reason for e in report.entries}["blocks.0.up"] == "is FP8 already"
+    assert dict(fp8_layers(model)) == layers
+
+
+def test_the_model_itself_cannot_be_replaced() -> None:
+    linear = nn.Linear(32, 32)
+    (entry,) = convert(linear, DelayedScaling()).entries
+    assert "use Fp8Linear.from_linear" in entry.reason
+    layer = Fp8Linear.from_linear(linear, DelayedScaling())
+    assert layer.weight is linear.weight
+    assert not hasattr(linear, "scaling")
+    buffer = StatisticsBuffer()
+    observe(layer, buffer)
+    assert [info.name for info in buffer.catalogue] == ["input", "weight", "grad_output"]
+
+
+def test_a_converted_model_can_be_copied() -> None:
+    model = Language()
+    convert(model, DelayedScaling())
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(torch.arange(8)), model(torch.arange(8)))
+    assert tuple(name for name, _ in fp8_layers(twin)) == BLOCKS

@@ -1,0 +1,145 @@
+"""Scaling state after loading a checkpoint: restored, missing and stale are told apart, none silently."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fp8scope_kernels import (
+    E4M3,
+    CurrentScaling,
+    DelayedScaling,
+    Recipe,
+    ScalingState,
+    convert,
+    fp8_layers,
+    scaling_status,
+)
+
+NAMES = [f"{layer}.{role}" for layer in "02" for role in ("input", "weight", "grad_output")]
+
+
+def make_model(recipe: Recipe | None = None) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    if recipe is not None:
+        convert(model, recipe)
+    return model
+
+
+def batch(size: float = 1.0) -> Tensor:
+    return size * torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
+
+
+def trained(recipe: Recipe, size: float = 1.0) -> nn.Sequential:
+    model = make_model(recipe)
+    for _ in range(3):
+        model(batch(size)).square().mean().backward()
+    return model
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_it_works() -> None:
+    model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
+    assert scaling_status(twin) == dict.fromkeys(NAMES, "fresh")
+    with silent():
+        twin.load_state_dict(model.state_dict())
+        assert scaling_status(twin) == dict.fromkeys(NAMES, "restored")
+        twin(batch()).square().mean().backward()
+    assert scaling_status(twin) == dict.fromkeys(NAMES, "restored")
+
+
+def test_a_checkpoint_of_other_precision_has_none() -> None:
+    """Weights of a BF16 run into an FP8 model that has already trained: its scales were for other weights."""
+    model = trained(DelayedScaling(), size=1000.0)
+    with pytest.warns(RuntimeWarning, match="has no scaling state for some tensors"):
+        model.load_state_dict(make_model().state_dict(), strict=False)
+    assert scaling_status(model) == dict.fromkeys(NAMES, "missing")
+    layer = dict(fp8_layers(model))["0"]
+    assert layer.state_of("input").calls == 0
+    model(batch())
+    assert layer.state_of("input").scale.item() == pytest.approx(448.0 / batch().abs().max().item(), rel=1e-6)
+    assert layer.state_of("input").status == "missing"
+
+
+@pytest.mark.parametrize("lost", ["scale", "amax_history", "_extra_state"])
+def test_each_part_of_the_state_is_missed(lost: str) -> None:
+    model = trained(DelayedScaling())
+    checkpoint = copy.deepcopy(model.state_dict())
+    del checkpoint[f"2.scaling.weight.{lost}"]
+    with pytest.warns(RuntimeWarning, match="some tensors"):
+        model.load_state_dict(checkpoint, strict=False)
+    assert {name for name, status in scaling_status(model).items() if status == "missing"} == {"2.weight"}
+    assert model.get_submodule("2.scaling.weight").get_buffer("amax_history").count_nonzero() == 0
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_stale_scale_is_told_and_not_used(factor: float, training: bool) -> None:
+    model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
+    twin.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        twin.get_parameter("0.weight").mul_(factor)
+    twin.train(training)
+    with pytest.warns(RuntimeWarning, match="does not fit its tensor"):
+        twin(batch())
+    assert scaling_status(twin)["0.weight"] == "stale"
+    assert scaling_status(twin)["0.input"] == "restored"
+    reference = make_model(DelayedScaling())
+    with torch.no_grad():
+        reference.get_parameter("0.weight").mul_(factor)
+    torch.testing.assert_close(twin[0](batch()), reference[0](batch()))
+
+
+@pytest.mark.parametrize("margin", [0, 6])
+@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
+def test_what_a_training_step_may_do_is_not_stale(margin: int, factor: float) -> None:
+    state = ScalingState(DelayedScaling(margin=margin), E4M3)
+    state.next_scale(torch.tensor(1.0))
+    twin = copy.deepcopy(state)
+    with silent():
+        twin.load_state_dict(state.state_dict())
+        twin.next_scale(torch.tensor(factor))
+    assert twin.status == "restored"
+
+
+def test_an_empty_tensor_says_nothing() -> None:
+    model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
+    twin.load_state_dict(model.state_dict())
+    with silent():
+        twin(batch()[:0])
+    assert scaling_status(twin)["0.input"] == "restored"
+
+
+def test_a_checkpoint_from_before_training_is_fresh() -> None:
+    twin = make_model(DelayedScaling())
+    with silent():
+        twin.load_state_dict(make_model(DelayedScaling()).state_dict())
+        twin(batch())
+    assert set(scaling_status(twin).values()) == {"fresh"}
+
+
+def test_recipes_without_a_past_miss_nothing() -> None:
+    model = trained(CurrentScaling())
+    with silent():
+        model.load_state_dict(make_model().state_dict(), strict=False)
+    assert set(scaling_status(model).values()) == {"fresh"}
+
+
+def test_coming_back_from_bf16_is_fresh() -> None:
+    model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
+    twin.load_state_dict(model.state_dict())
+    for _, layer in fp8_layers(twin):
+        layer.precision = "bf16"
+        layer.precision = "fp8"
+    assert set(scaling_status(twin).values()) == {"fresh"}
