@@ -1,0 +1,132 @@
+"""fp8scope's agent: what a training script imports.
+
+>>> import fp8scope
+>>> run = fp8scope.init(name="gpt fp8", mode="disabled")
+>>> with run.step(tokens=4096) as step:
+...     step.log(loss=2.3)
+>>> run.finish().complete
+True
+
+Torch is imported only when a model is converted or watched.
+"""
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fp8scope.alert import Alert
+from fp8scope.config import ConfigurationError, settings_from
+from fp8scope.environment import describe_environment, plain
+from fp8scope.guard import configure_logging
+from fp8scope.hooks import current_run, install_hooks
+from fp8scope.pipeline import FinishReport
+from fp8scope.registration import blank_registration, check_registration, whole
+from fp8scope.run import Run
+from fp8scope.step import Step
+
+if TYPE_CHECKING:
+    import torch
+
+    from fp8scope_kernels import CurrentScaling, DelayedScaling, convert
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alert",
+    "ConfigurationError",
+    "CurrentScaling",
+    "DelayedScaling",
+    "FinishReport",
+    "Run",
+    "Step",
+    "convert",
+    "init",
+    "watch",
+]
+
+_KERNELS = ("CurrentScaling", "DelayedScaling", "convert")
+
+
+def __getattr__(name: str) -> Any:
+    # PEP 562: the kernels need torch, which a program that only sends numbers may not have.
+    if name in _KERNELS:
+        return getattr(importlib.import_module("fp8scope_kernels"), name)
+    raise AttributeError(f"module 'fp8scope' has no attribute {name!r}")
+
+
+def init(
+    project: str | None = None,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    group: str = "",
+    baseline: str = "",
+    seed: int | None = None,
+    precision: str | None = None,
+    total_steps: int | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    mode: str | None = None,
+) -> Run:
+    """Begin a run. Returns at once, whether the server answers or not.
+
+    `project` chooses among several logins; the token itself belongs to one project. `group` names the runs
+    that differ only in their seed, `baseline` the group that this run is compared with. `precision` is
+    `bf16`, `fp8`, ... (found out by `watch` when not given). `directory` is where what was not yet
+    acknowledged is kept. `mode`: `online`, `offline` (only kept, for `fp8scope sync`) or `disabled`; without
+    a server to send to, `offline`.
+
+    Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
+    """
+    configure_logging()
+    settings = settings_from(project=project, url=url, token=token, directory=directory, mode=mode)
+    registration = blank_registration(name if name is not None else _default_name()) | {
+        "precision": precision or "unknown",
+        "group": group,
+        "baseline": baseline,
+        "tags": [str(tag) for tag in ((tags,) if isinstance(tags, str) else tags)],
+        "seed": whole("seed", seed),
+        "total_steps": whole("total_steps", total_steps),
+        "config": plain(dict(config or {})),
+    }
+    check_registration(registration)
+    if settings.mode == "disabled":
+        return Run(settings, registration)
+    registration["environment"] = describe_environment()
+    if settings.mode == "online" and not (settings.url and settings.token):
+        missing = "a server's address" if not settings.url else "a token"
+        logging.getLogger("fp8scope").warning(
+            "%s is missing (FP8SCOPE_URL and FP8SCOPE_TOKEN, or `fp8scope login`): the run is kept in %s.",
+            missing,
+            settings.directory,
+        )
+        settings = replace(settings, mode="offline")
+    install_hooks()
+    return Run(settings, registration, rank=_rank())
+
+
+def watch(model: "torch.nn.Module") -> int:
+    """Observe the model's FP8 layers in the run that was begun last; returns the number of tensors."""
+    run = current_run()
+    if run is None:
+        logging.getLogger("fp8scope").warning("watch(model) observes nothing: call fp8scope.init first.")
+        return 0
+    return run.watch(model)
+
+
+def _default_name() -> str:
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+    return f"{script or 'run'} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"[:200]
+
+
+def _rank() -> int:
+    """This process's rank as torchrun and its like put it into the environment."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() and len(text) < 7 else 0

@@ -1,0 +1,172 @@
+"""Where the agent sends to and what it may use: from arguments, the environment, or `fp8scope login`."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+Mode = Literal["online", "offline", "disabled"]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+DEFAULT_DIRECTORY = ".fp8scope/spool"
+MAX_CREDENTIALS_BYTES = 1 * MIB
+
+
+class ConfigurationError(ValueError):
+    """A setting that cannot be used; the message says which, and what to write instead."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that is decided at `init`. Times in seconds, sizes in bytes."""
+
+    url: str = ""
+    token: str = field(default="", repr=False)
+    directory: Path = Path(DEFAULT_DIRECTORY)
+    mode: Mode = "online"
+    interval: float = 0.5
+    """Steps are sent at least this often."""
+    spool_bytes: int = 4 * GIB
+    memory_bytes: int = 32 * MIB
+    """What is kept in memory while the spool cannot be written."""
+    queue_rows: int = 4096
+    batch_rows: int = 4096
+    batch_bytes: int = 8 * MIB
+    connect_timeout: float = 5.0
+    read_timeout: float = 30.0
+    backoff_base: float = 0.5
+    backoff_cap: float = 30.0
+    hold_seconds: float = 60.0
+    """How often to try again what only a person can repair (a wrong token, a wrong address)."""
+    introduce_seconds: float = 2.0
+    """A run that has no step yet is registered after this time."""
+    heartbeat_seconds: float = 10.0
+    fsync_seconds: float = 5.0
+
+
+def settings_from(
+    *,
+    project: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    mode: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Decide the settings of a run.
+
+    `url` and `token` come from the arguments, else FP8SCOPE_URL and FP8SCOPE_TOKEN, else what `fp8scope
+    login` kept (for `project` when it kept several). Raises ConfigurationError on a value that cannot be
+    meant.
+    """
+    env = os.environ if environment is None else environment
+    url = url or env.get("FP8SCOPE_URL", "")
+    token = token or env.get("FP8SCOPE_TOKEN", "")
+    if not (url and token):
+        known = find_login(read_logins(credentials_path(env)), url=url, project=project)
+        if known is not None:
+            url, token = known.url, token or known.token
+    chosen = mode or env.get("FP8SCOPE_MODE") or "online"
+    if chosen not in get_args(Mode):
+        raise ConfigurationError(f"mode must be one of {', '.join(get_args(Mode))}, got {chosen!r}.")
+    return Settings(
+        url=check_url(url) if url else "",
+        token=check_token(token) if token else "",
+        directory=Path(directory or env.get("FP8SCOPE_DIR") or DEFAULT_DIRECTORY).expanduser().absolute(),
+        mode=chosen,  # type: ignore[arg-type]
+        interval=_number(env, "FP8SCOPE_INTERVAL", 0.5, low=0.05, high=3600),
+        spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
+    )
+
+
+def check_url(url: str) -> str:
+    """The address without a slash at its end. Raises ConfigurationError unless it is
+    http(s)://host[:port][/path].
+    """
+    parts = urlsplit(url)
+    try:
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        shown = url if "@" not in url else "(hidden: it holds a password)"
+        raise ConfigurationError(f"url must look like https://fp8scope.example.org, got {shown!r}.")
+    if parts.username or parts.password:
+        raise ConfigurationError("url must not hold a user or password: the token is all the server needs.")
+    if parts.query or parts.fragment:
+        raise ConfigurationError(f"url must have neither '?' nor '#', got {url!r}.")
+    return url.rstrip("/")
+
+
+def check_token(token: str) -> str:
+    """The token, stripped. Raises ConfigurationError when it could not be sent; never shows it."""
+    token = token.strip()
+    if not token.isascii() or not token.isprintable() or " " in token or not 1 <= len(token) <= 512:
+        raise ConfigurationError("token must be the text that the project's settings page shows (fp8s_...).")
+    return token
+
+
+def _number(env: Mapping[str, str], name: str, default: float, *, low: float, high: float) -> float:
+    text = env.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, got {text!r}.")
+    return value
+
+
+@dataclass(frozen=True)
+class Login:
+    """A server that `fp8scope login` was told about."""
+
+    url: str
+    token: str = field(repr=False)
+    project: str = ""
+
+
+def credentials_path(environment: Mapping[str, str] | None = None) -> Path:
+    """`$XDG_CONFIG_HOME/fp8scope/credentials.json`, by default below `~/.config`."""
+    env = os.environ if environment is None else environment
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
+    return Path(base) / "fp8scope" / "credentials.json"
+
+
+def read_logins(path: Path) -> list[Login]:
+    """The logins kept in `path`, newest first; none when there is no such file or it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            document: Any = json.loads(file.read(MAX_CREDENTIALS_BYTES))
+        return [Login(str(e["url"]), str(e["token"]), str(e.get("project", ""))) for e in document["logins"]]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def find_login(logins: list[Login], *, url: str, project: str | None) -> Login | None:
+    """The newest login for this address and project; one without a project fits every project."""
+    fitting = [login for login in logins if not url or login.url == url.rstrip("/")]
+    exact = [login for login in fitting if login.project == (project or "")]
+    general = [login for login in fitting if not login.project or not project]
+    return next(iter(exact + general), None)
+
+
+def save_login(path: Path, login: Login) -> None:
+    """Keep `login` as the newest, readable by its owner only (file 0600, folder 0700)."""
+    others = [o for o in read_logins(path) if (o.url, o.project) != (login.url, login.project)]
+    document = {"logins": [{"url": o.url, "token": o.token, "project": o.project} for o in [login, *others]]}
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Written beside it and moved over it: nobody ever sees half a file, or one with wider rights.
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.write(descriptor, json.dumps(document, indent=2).encode())
+    finally:
+        os.close(descriptor)
+    os.replace(draft, path)

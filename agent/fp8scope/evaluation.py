@@ -1,0 +1,61 @@
+"""Scores of an evaluation, item by item."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+Kind = Literal["proportion", "mean"]
+MAX_ITEMS = 100_000
+
+
+def evaluation_document(
+    name: str,
+    metric: str,
+    items: Any,
+    *,
+    kind: str,
+    step: int,
+    higher_is_better: bool,
+    item_ids: Sequence[str] | None,
+    clusters: Sequence[str] | None,
+) -> dict[str, Any]:
+    """What is sent for one evaluation, without writer and seq. Raises ValueError when it would be refused."""
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    for what, text, limit in (("name", name, 128), ("metric", metric, 64)):
+        if not 1 <= len(str(text)) <= limit:
+            raise ValueError(f"{what} must be a text of 1 to {limit} characters")
+    if step < 0:
+        raise ValueError(f"step must not be negative, got {step}")
+    values = [float(value) for value in np.asarray(items, dtype=np.float64).reshape(-1)]
+    if not 1 <= len(values) <= MAX_ITEMS:
+        raise ValueError(f"an evaluation has 1 to {MAX_ITEMS} items, this one {len(values)}")
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError("an item's score must be a finite number")
+    if kind == "proportion" and not all(value in (0.0, 1.0) for value in values):
+        raise ValueError("the items of a proportion are 0 or 1; use kind='mean' for other scores")
+    return {
+        "step": int(step),
+        "name": str(name),
+        "metric": str(metric),
+        "kind": kind,
+        "higher_is_better": bool(higher_is_better),
+        "items": values,
+        "item_ids": _labels("item_ids", item_ids, len(values)),
+        "clusters": _labels("clusters", clusters, len(values)),
+    }
+
+
+def _labels(what: str, labels: Sequence[str] | None, count: int) -> list[str] | None:
+    if labels is None:
+        return None
+    if len(labels) != count:
+        raise ValueError(f"{what} must have one entry for each of the {count} items, got {len(labels)}")
+    texts = [str(label) for label in labels]
+    if any(len(text) > 128 for text in texts):
+        raise ValueError(f"{what} must be texts of at most 128 characters")
+    if what == "item_ids" and len(set(texts)) != count:
+        raise ValueError("item_ids must differ from each other")
+    return texts

@@ -1,0 +1,83 @@
+"""Keeps the agent's own exceptions out of the training code, and counts what went wrong.
+
+Only `Exception` is kept: KeyboardInterrupt and SystemExit belong to the user and pass through.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MAX_TOLD = 100
+"""Messages of one run: names in them may vary without end."""
+
+logger = logging.getLogger("fp8scope")
+
+
+def configure_logging() -> None:
+    """Show the agent's few messages on stderr, unless the program has set up logging of its own."""
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("fp8scope: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class Guard:
+    """What this process's agent lost or failed at, counted; each kind of trouble is told once.
+
+    `errors`: exceptions of the agent itself and arguments that it could not use. `dropped`: rows (steps) that
+    could be kept neither on disk nor in memory. `refused`: messages that the server will never take.
+    """
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self.dropped = 0
+        self.refused = 0
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def shield(self, kind: str) -> Iterator[None]:
+        """Run a block of ours; an exception in it is counted and told once per kind and type."""
+        try:
+            yield
+        except Exception as error:
+            self.error(kind, f"{type(error).__name__}: {error}", exception=error)
+
+    def error(self, kind: str, message: str, exception: Exception | None = None) -> None:
+        """Count an error of the agent; tell it the first time for this kind and type of exception."""
+        with self._lock:
+            self.errors += 1
+        key = f"error {kind} {type(exception).__name__ if exception else message}"
+        text = "%s failed (%s). Training goes on; further failures of this kind are only counted."
+        self.tell_once(key, text, kind, message)
+        if exception is not None:
+            logger.debug("%s failed", kind, exc_info=exception)
+
+    def drop(self, rows: int, why: str) -> None:
+        """Count rows that are lost for good."""
+        with self._lock:
+            self.dropped += rows
+        self.tell_once(f"drop {why}", "steps are being dropped: %s. They are counted on the run's page.", why)
+
+    def refuse(self) -> None:
+        """Count a message that was set aside."""
+        with self._lock:
+            self.refused += 1
+
+    def tell_once(self, key: str, message: str, *arguments: object) -> None:
+        """Log a warning the first time that `key` comes up."""
+        with self._lock:
+            if key in self._told or len(self._told) >= MAX_TOLD:
+                return
+            self._told.add(key)
+        logger.warning(message, *arguments)
+
+    def forget(self, key: str) -> None:
+        """Let `key` be told again: the trouble was over in between."""
+        with self._lock:
+            self._told.discard(key)

@@ -1,0 +1,330 @@
+"""A training run, as the training script sees it."""
+
+import logging
+import time
+import traceback
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fp8scope.alert import Alert
+from fp8scope.collector import EMPTY, BusyError, Collector, is_tensor
+from fp8scope.config import Settings
+from fp8scope.environment import clean, redact
+from fp8scope.evaluation import evaluation_document
+from fp8scope.guard import Guard
+from fp8scope.hooks import live_runs
+from fp8scope.pipeline import Catalogue, Entry, FinishReport, Pipeline
+from fp8scope.records import Kind, Row, dump_json
+from fp8scope.registration import blank_registration
+from fp8scope.step import Step
+from fp8scope.worker import Forkable
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("fp8scope")
+
+MAX_ERROR_TEXT = 20_000
+FINISH_SECONDS = 30.0
+
+
+class Run(Forkable):
+    """A run that is being recorded; made by `fp8scope.init`. One thread at a time may use it."""
+
+    def __init__(self, settings: Settings, registration: Mapping[str, Any], *, rank: int = 0) -> None:
+        super().__init__()
+        self.id = str(uuid.uuid4())
+        self.name = str(registration["name"])
+        self.guard = Guard()
+        self._settings = settings
+        self._registration = dict(registration)
+        self._rank = rank
+        self._collector = Collector()
+        self._step = 0
+        self._tokens = 0
+        self._failure = ""
+        self._known_names: set[str] = set()
+        self._forked = False
+        self._report: FinishReport | None = None
+        self._alerts: deque[Alert] = deque(maxlen=1000)
+        self._callbacks: list[Callable[[Alert], object]] = []
+        self._pipeline = self._new_pipeline()
+        if settings.mode != "disabled":
+            self._register()
+        live_runs.append(self)
+
+    @property
+    def url(self) -> str:
+        """The run's page, once the server has answered; empty before."""
+        sender = self._pipeline.sender
+        return sender.page if sender is not None else ""
+
+    @property
+    def directory(self) -> Path:
+        """The folder of this run's spool."""
+        return self._pipeline.directory
+
+    @property
+    def finished(self) -> bool:
+        return self._report is not None
+
+    def watch(self, model: "torch.nn.Module") -> int:
+        """Observe `model` from the next step on; returns the number of tensors observed.
+
+        Observed are the FP8 layers, and the linear layers that `convert` would make FP8: of these, which are
+        not quantised, amax and non-finite elements, so that a BF16 run can be laid beside an FP8 one.
+
+        The model keeps no reference to the run: it can be copied and pickled as before.
+        """
+        count = 0
+        with self.guard.shield("watching the model"):
+            if self._active():
+                count = self._collector.watch(model)
+                if count == 0:
+                    self.guard.tell_once(
+                        "watch",
+                        "no FP8 layer found in the model, and none that could be one.",
+                    )
+                elif self._collector.recipe and not self._registration["recipe"]:
+                    self._registration["recipe"] = dict(self._collector.recipe)
+                    if self._registration["precision"] == "unknown":
+                        self._registration["precision"] = "fp8"
+                    self._register()
+        return count
+
+    def step(self, tokens: int = 0, *, number: int | None = None) -> Step:
+        """A `with` block around one optimizer step that trains on `tokens` tokens.
+
+        Steps are numbered from 1; `number` sets the number, and those after it go on from there.
+        """
+        following = self._step + 1
+        with self.guard.shield("beginning a step"):
+            if number is not None:
+                if int(number) < 0:
+                    raise ValueError(f"a step's number must not be negative, got {number}")
+                following = int(number)
+            if is_tensor(tokens):
+                tokens = 0
+                raise TypeError("tokens must be a plain number: reading a tensor would wait for the device")
+            tokens = int(tokens)
+        self._step = following
+        return Step(self, self._step, tokens)
+
+    def log_eval(
+        self,
+        name: str,
+        metric: str,
+        items: Any,
+        *,
+        kind: str = "proportion",
+        step: int | None = None,
+        higher_is_better: bool = True,
+        item_ids: Sequence[str] | None = None,
+        clusters: Sequence[str] | None = None,
+    ) -> None:
+        """Record an evaluation's score of every item, so that its interval can be computed.
+
+        `items`: a sequence, array or tensor of numbers; 0 or 1 for `kind="proportion"`, anything finite for
+        `"mean"`. `step` defaults to the last one. `item_ids` pair the items with those of other runs;
+        `clusters` name items that belong together (questions on one text). An unusable evaluation is left out
+        and told once.
+        """
+        with self.guard.shield(f"recording the evaluation {name!r}"):
+            if is_tensor(items):
+                items = items.detach().double().cpu().numpy()
+            document = evaluation_document(
+                name,
+                metric,
+                items,
+                kind=kind,
+                step=self._step if step is None else step,
+                higher_is_better=higher_is_better,
+                item_ids=item_ids,
+                clusters=clusters,
+            )
+            if self._active():
+                self._pipeline.put(Entry(Kind.EVALUATION, lambda: dump_json(document)))
+
+    def on_alert(self, callback: Callable[[Alert], object]) -> None:
+        """Call `callback(alert)` for every alert the server raises for this run.
+
+        It is called by the training thread, at the end of a step or in `finish`, so it may touch the model.
+        What it raises is raised there.
+        """
+        if not callable(callback):
+            raise TypeError(f"on_alert needs something to call, got {callback!r}.")
+        self._callbacks.append(callback)
+
+    def finish(self, timeout: float = FINISH_SECONDS) -> FinishReport:
+        """End the run and wait, `timeout` seconds at most, until the server has everything.
+
+        What is left then stays on disk for `fp8scope sync`. Calling it again returns the first report.
+        """
+        if self._report is None:
+            self._report = FinishReport(complete=False)
+            with self.guard.shield("finishing the run"):
+                self._report = self._finish(timeout)
+            if self in live_runs:
+                live_runs.remove(self)
+            self._deliver_alerts()
+        return self._report
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._note_failure(error)
+        self.finish()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A model that carries its run is copied with a reference to it.
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process gets a run that records nothing: this one goes on recording.
+        return disabled_run, (self.name,)
+
+    # Behind the scenes
+
+    def _active(self) -> bool:
+        return self._settings.mode != "disabled" and self._report is None
+
+    def _new_pipeline(self) -> Pipeline:
+        return Pipeline(
+            self._settings,
+            self.id,
+            self.guard,
+            rank=self._rank,
+            hostname=str(self._registration["environment"].get("hostname", ""))[:255],
+            on_alerts=self._take_alerts,
+        )
+
+    def _register(self) -> None:
+        document = dict(self._registration)
+        self._pipeline.put(Entry(Kind.REGISTRATION, lambda: dump_json(document)))
+
+    def _end_step(self, step: Step, seconds: float, error: BaseException | None) -> None:
+        with self.guard.shield("collecting a step"):
+            if self._active():
+                self._collect(step, seconds)
+        if error is not None:
+            self._note_failure(error)
+        else:
+            # The training went on: what an earlier step raised was dealt with.
+            self._failure = ""
+            self._deliver_alerts()
+
+    def _collect(self, step: Step, seconds: float) -> None:
+        scalars = step._scalars
+        scalars.setdefault("step_seconds", seconds)
+        if step._tokens > 0:
+            self._tokens += step._tokens
+            scalars.setdefault("tokens", float(self._tokens))
+            scalars.setdefault("tokens_per_second", step._tokens / max(seconds, 1e-9))
+        if (grown := self._collector.new_tensors()) is not None:
+            offset, tensors, statistics = grown
+            self._pipeline.put(Catalogue(offset, [_describe(tensor) for tensor in tensors], statistics))
+        if self._pipeline.is_full(self._collector.row_bytes):
+            self._collector.discard()
+            self.guard.drop(1, "the disk is slower than the training, and the queue is full")
+            return
+        try:
+            snapshot = self._collector.snapshot(step._device_scalars)
+        except BusyError as busy:
+            self.guard.drop(1, str(busy))
+            return
+        number, now, guard = step.number, time.time_ns() // 1000, self.guard
+
+        def payload() -> bytes:
+            statistics, from_device = snapshot.read() if snapshot is not None else (EMPTY, {})
+            return Row(number, now, guard.dropped, {**scalars, **from_device}, statistics).encode()
+
+        self._pipeline.put(Entry(Kind.ROW, payload, snapshot))
+
+    def _note_failure(self, error: BaseException) -> None:
+        with self.guard.shield("noting a failure"):
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                return
+            text = "".join(traceback.format_exception(error))
+            self._failure = redact(clean(text[-MAX_ERROR_TEXT:]))
+
+    def _take_alerts(self, found: Sequence[Mapping[str, Any]]) -> None:
+        for one in found:
+            self._alerts.append(Alert.from_answer(one))
+
+    def _deliver_alerts(self) -> None:
+        while self._alerts and self._callbacks:
+            alert = self._alerts.popleft()
+            for callback in self._callbacks:
+                callback(alert)
+
+    def _finish(self, timeout: float) -> FinishReport:
+        if self._settings.mode == "disabled":
+            return FinishReport(complete=True)
+        # A forked child is one writer less, not the end of the run.
+        document = None if self._forked else self._finish_document
+        report = self._pipeline.finish(document, timeout)
+        if not report.complete and self._pipeline.started:
+            self._tell_what_is_left(report)
+        return report
+
+    def _finish_document(self) -> dict[str, Any]:
+        return {
+            "state": "failed" if self._failure else "finished",
+            "error": self._failure,
+            "dropped": self.guard.dropped,
+            "errors": self.guard.errors,
+        }
+
+    def _tell_what_is_left(self, report: FinishReport) -> None:
+        sender = self._pipeline.sender
+        why = f" ({sender.trouble})" if sender is not None and sender.trouble else ""
+        if report.directory is None:
+            logger.warning(
+                "run %s: not everything was sent%s, and there was no disk to keep it on.", self.name, why
+            )
+        elif self._settings.mode == "offline":
+            logger.info(
+                "run %s is kept in %s: upload it with: fp8scope sync %s", self.name, *[report.directory] * 2
+            )
+        else:
+            logger.warning(
+                "run %s: not everything was sent yet%s. Nothing is lost; send it with: fp8scope sync %s",
+                self.name,
+                why,
+                report.directory,
+            )
+
+    def after_fork_in_child(self) -> None:
+        """Become another writer of the same run; it starts when the child records something."""
+        self.guard = Guard()
+        self._pipeline.abandon()
+        self._collector.after_fork()
+        self._forked = True
+        self._pipeline = self._new_pipeline()
+        # The first entry must be the registration; queued without starting a thread.
+        document = dict(self._registration)
+        self._pipeline.prepare(Entry(Kind.REGISTRATION, lambda: dump_json(document)))
+
+
+def _describe(tensor: Any) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "module": tensor.module,
+        "role": tensor.role,
+        "format": tensor.format,
+        "shape": list(tensor.shape),
+        "numel": tensor.numel,
+    }
+
+
+def disabled_run(name: str = "") -> Run:
+    """A run that records nothing."""
+    return Run(Settings(mode="disabled"), blank_registration(name))

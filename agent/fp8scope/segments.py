@@ -1,0 +1,116 @@
+"""What the spool is made of: segments in files or in memory, and the lock on its folder."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+
+class SpoolBusyError(RuntimeError):
+    """Another process is using this spool."""
+
+
+class Segment:
+    """Consecutive bytes of the log from position `base` on."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.length = 0
+
+    @property
+    def end(self) -> int:
+        return self.base + self.length
+
+    def append(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def read(self, position: int, size: int) -> bytes:
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Ask the machine to put what was written on the disk."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+    def delete(self) -> None:
+        """Remove what was stored."""
+
+
+class FileSegment(Segment):
+    """A segment in a file. Writes go to the kernel at once: they survive the death of the process."""
+
+    def __init__(self, path: Path, base: int, *, create: bool) -> None:
+        super().__init__(base)
+        self.path = path
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        self._descriptor = os.open(path, flags, 0o600)
+        self.length = os.fstat(self._descriptor).st_size
+
+    def append(self, data: bytes) -> None:
+        view = memoryview(data)
+        at = self.length
+        try:
+            while view:
+                written = os.pwrite(self._descriptor, view, at)
+                view, at = view[written:], at + written
+        except OSError:
+            # Best effort: a half record that stays is recognised as torn.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self.length)
+            raise
+        self.length = at
+
+    def read(self, position: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, position - self.base)
+
+    def flush(self) -> None:
+        # The sender may have removed the segment in this moment.
+        if self._descriptor >= 0:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+class MemorySegment(Segment):
+    """A segment in memory: lost with the process."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__(base)
+        self._data = bytearray()
+
+    def append(self, data: bytes) -> None:
+        self._data += data
+        self.length = len(self._data)
+
+    def read(self, position: int, size: int) -> bytes:
+        offset = position - self.base
+        return bytes(self._data[offset : offset + size])
+
+
+class Lock:
+    """Says that this process uses the folder; the kernel lets go of it when the process dies."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise SpoolBusyError(f"{directory} is being used by a running process") from error
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

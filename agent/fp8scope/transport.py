@@ -1,0 +1,178 @@
+"""HTTP to the server, and what each of its answers means: the table at the end of docs/wire.md."""
+
+import enum
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import urllib3
+
+from fp8scope.config import Settings
+
+MAX_ANSWER_BYTES = 4 << 20
+MAX_RETRY_AFTER = 300.0
+
+
+class Action(enum.Enum):
+    """What the sender does after an answer."""
+
+    DONE = "done"
+    SET_ASIDE = "set aside"
+    HOLD = "hold"
+    REGISTER = "register"
+    NEW_WRITER = "new writer"
+    SEND_CATALOGUE = "send catalogue"
+    HALVE = "halve"
+    WAIT = "wait"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An answer, understood. `answer` is a success's JSON; `wait` the seconds that the server asks for."""
+
+    action: Action
+    answer: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 0
+    code: str = ""
+    message: str = ""
+    wait: float | None = None
+
+
+_CODES = {
+    (401, "no_token"): Action.HOLD,
+    (401, "bad_token"): Action.HOLD,
+    (404, "unknown_run"): Action.REGISTER,
+    (409, "writer_conflict"): Action.NEW_WRITER,
+    (409, "catalogue_gap"): Action.SEND_CATALOGUE,
+    (409, "run_conflict"): Action.HOLD,
+    (413, "too_large"): Action.HALVE,
+    (429, "slow_down"): Action.WAIT,
+    (503, "unavailable"): Action.WAIT,
+}
+
+
+def classify(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
+    """What to do after this answer.
+
+    A message is acknowledged by nothing but a JSON object from our API: a sign-in page of some proxy that
+    answers 200 is not one, and a 400 without our error code is a proxy's, not a verdict on the message.
+    """
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if 200 <= status < 300:
+        if isinstance(answer, dict) and "error" not in answer:
+            return Outcome(Action.DONE, answer, status)
+        return Outcome(Action.RETRY, status=status, message="the answer is not the fp8scope API's")
+    if 300 <= status < 400:
+        place = headers.get("Location", "?")[:200]
+        return Outcome(
+            Action.HOLD, status=status, message=f"the server redirects to {place}; use its final address"
+        )
+    error = answer.get("error") if isinstance(answer, dict) else None
+    error = error if isinstance(error, dict) else {}
+    code = str(error.get("code", ""))[:64]
+    message = " ".join(str(error[k])[:500] for k in ("message", "hint") if error.get(k)) or f"HTTP {status}"
+    wait = retry_after(headers.get("Retry-After"))
+    action = _CODES.get((status, code)) or _by_status(status, known=bool(code))
+    return Outcome(action, status=status, code=code, message=message, wait=wait)
+
+
+def _by_status(status: int, *, known: bool) -> Action:
+    if status in (400, 422) and known:
+        return Action.SET_ASIDE
+    if status == 413:
+        return Action.HALVE
+    if status in (429, 503):
+        return Action.WAIT
+    if status >= 500 or status in (408, 425, 409):
+        return Action.RETRY
+    return Action.HOLD
+
+
+def retry_after(text: str | None) -> float | None:
+    """Seconds of a Retry-After header (a number or a date), from 0 to MAX_RETRY_AFTER; None without one."""
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):
+            return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER) if seconds == seconds else None
+
+
+class Backoff:
+    """Exponential back-off with full jitter: uniform from 0 to base * 2^attempt, at most `cap` seconds."""
+
+    def __init__(self, base: float, cap: float) -> None:
+        self._base = base
+        self._cap = cap
+        self._attempt = 0
+        self._random = random.Random()
+
+    def next(self) -> float:
+        """Seconds to wait before the next attempt."""
+        ceiling = min(self._cap, self._base * 2.0 ** min(self._attempt, 32))
+        self._attempt += 1
+        return self._random.uniform(0.0, ceiling)
+
+    def reset(self) -> None:
+        """An attempt succeeded."""
+        self._attempt = 0
+
+
+class Transport:
+    """One server, reached with one token. Calls are bounded in time and never raise for network trouble."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.url
+        self._headers = {"Authorization": f"Bearer {settings.token}", "User-Agent": "fp8scope-agent"}
+        self._pool = urllib3.PoolManager(
+            num_pools=2,
+            maxsize=1,
+            retries=False,
+            timeout=urllib3.Timeout(connect=settings.connect_timeout, read=settings.read_timeout),
+        )
+
+    def send(self, method: str, path: str, body: bytes, content_type: str = "application/json") -> Outcome:
+        """Send one request to `path` below /api/v1; say what its answer means."""
+        headers = {**self._headers, "Content-Type": content_type}
+        try:
+            response = self._pool.request(
+                method,
+                f"{self.url}/api/v1{path}",
+                body=body,
+                headers=headers,
+                redirect=False,
+                preload_content=False,
+            )
+            content = response.read(MAX_ANSWER_BYTES + 1, decode_content=True)
+            if len(content) > MAX_ANSWER_BYTES:
+                response.close()
+                return Outcome(Action.RETRY, message=f"the answer exceeds {MAX_ANSWER_BYTES >> 20} MiB")
+            response.release_conn()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            return Outcome(Action.RETRY, message=_reason(error))
+        return classify(response.status, response.headers, content)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.clear()
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in a few words: urllib3's exceptions carry object addresses that help nobody."""
+    inner: BaseException | None = getattr(error, "reason", None) or error.__cause__
+    if isinstance(inner, BaseException):
+        return _reason(inner)
+    text = str(error).rpartition(": ")[2] or type(error).__name__
+    return text[:200]

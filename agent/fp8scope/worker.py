@@ -1,0 +1,90 @@
+"""A background thread that does one thing again and again, and what happens to it when the process forks."""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from fp8scope.guard import Guard
+
+AFTER_AN_ERROR = 1.0
+
+
+class Worker:
+    """Calls `tick` until told to stop. `tick` returns the seconds to wait until it wants to be called again.
+
+    The thread is a daemon: it never keeps the interpreter alive. An exception in `tick` is counted, and after
+    a pause the thread goes on.
+    """
+
+    def __init__(
+        self, name: str, tick: Callable[[], float], guard: Guard, at_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._tick = tick
+        self._at_end = at_end
+        self._guard = guard
+        self._name = name
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"fp8scope-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Call `tick` now instead of later."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Let the thread end after the `tick` it is in."""
+        self._stop.set()
+        self._wake.set()
+
+    def has_ended(self) -> bool:
+        """Whether `tick` will not be called again."""
+        return self._ended.is_set()
+
+    def join(self, deadline: float) -> bool:
+        """Wait for the thread's end until `deadline` (`time.monotonic`); whether it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            pause = AFTER_AN_ERROR
+            with self._guard.shield(f"the {self._name} thread"):
+                pause = self._tick()
+            if pause > 0:
+                self._wake.wait(pause)
+            self._wake.clear()
+        self._ended.set()
+        with self._guard.shield(f"the end of the {self._name} thread"):
+            self._at_end()
+
+
+_forkable: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
+
+
+class Forkable:
+    """Is told when it finds itself in a forked child, where its threads do not run and its files are not its
+    own.
+    """
+
+    def __init__(self) -> None:
+        _forkable.add(self)
+
+    def after_fork_in_child(self) -> None:
+        raise NotImplementedError
+
+
+def _after_fork_in_child() -> None:
+    for one in list(_forkable):
+        one.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,56 @@
+"""A real HTTP server that speaks docs/wire.md, and settings that try again quickly."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agent.wire_server import WireServer  # noqa: E402
+
+import fp8scope.hooks  # noqa: E402
+from fp8scope.config import Settings  # noqa: E402
+
+
+@pytest.fixture
+def server() -> Iterator[WireServer]:
+    with WireServer() as running:
+        yield running
+        assert running.problems == []
+
+
+@pytest.fixture
+def settings(server: WireServer, tmp_path: Path) -> Settings:
+    """Settings for `server` whose waits are short, so that a test of a hundred retries is quick."""
+    return replace(
+        Settings(url=server.url, token=server.token, directory=tmp_path / "spool"),
+        interval=0.01,
+        read_timeout=0.5,
+        connect_timeout=0.5,
+        backoff_base=0.01,
+        backoff_cap=0.05,
+        hold_seconds=0.05,
+        heartbeat_seconds=0.05,
+        introduce_seconds=0.2,
+    )
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test sees this user's configuration, nor leaves a run, a logger or a hook behind."""
+    for name in ("FP8SCOPE_URL", "FP8SCOPE_TOKEN", "FP8SCOPE_MODE", "FP8SCOPE_DIR", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    hook = sys.excepthook
+    yield
+    for run in list(fp8scope.hooks.live_runs):
+        run.finish(0)
+    sys.excepthook = hook
+    fp8scope.hooks._hooks_installed = False
+    logging.getLogger("fp8scope").handlers.clear()
+    logging.getLogger("fp8scope").propagate = True

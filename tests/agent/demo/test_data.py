@@ -1,0 +1,67 @@
+"""The demo's text."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp8scope.demo.data import HELD_OUT, load
+
+CORPUS = load(context=64, windows=256)
+
+
+def test_it_works() -> None:
+    text = bytes(CORPUS.train.tolist()).decode()
+    assert len(text) > 200_000
+    assert "lambda" in text and "the" in text.split()
+    assert CORPUS.windows.shape == (256, 65)
+    assert CORPUS.windows.dtype == torch.int64
+    assert CORPUS.context == 64
+
+
+def test_items_are_named_once_and_belong_to_topics() -> None:
+    assert len(set(CORPUS.items)) == len(CORPUS.items) == len(CORPUS.clusters) == 256
+    assert all(
+        item.startswith(f"{topic}@") for item, topic in zip(CORPUS.items, CORPUS.clusters, strict=True)
+    )
+    assert len(Counter(CORPUS.clusters)) > 20
+
+
+def test_held_out_text_is_not_trained_on() -> None:
+    trained = bytes(CORPUS.train.tolist())
+    # Stock phrases occur in several topics: a few windows are found elsewhere, a leak would be all of them.
+    leaked = sum(bytes(window.tolist()) in trained for window in CORPUS.windows)
+    assert leaked <= 0.05 * len(CORPUS.windows)
+
+
+def test_the_held_out_share_is_as_stated() -> None:
+    with pytest.raises(ValueError) as refused:
+        load(context=64, windows=10**6)
+    available = int(str(refused.value).split(" to ")[1].split(",")[0])
+    # Less the ends that fill no window.
+    total = len(CORPUS.train) / (1 - HELD_OUT)
+    assert 0.8 * HELD_OUT * total < 65 * available <= HELD_OUT * total
+
+
+@settings(max_examples=30)
+@given(step=st.integers(0, 10**9), size=st.integers(1, 8))
+def test_a_batch_depends_on_its_step_alone(step: int, size: int) -> None:
+    torch.manual_seed(step % 7)
+    first = CORPUS.batch(step, size)
+    torch.manual_seed(5)
+    assert torch.equal(first, CORPUS.batch(step, size))
+    assert first.shape == (size, 65)
+    assert int(first.min()) >= 0
+    assert int(first.max()) < 256
+
+
+def test_batches_of_different_steps_differ() -> None:
+    assert not torch.equal(CORPUS.batch(1, 4), CORPUS.batch(2, 4))
+
+
+@pytest.mark.parametrize("windows", [0, -1, 100_000])
+def test_too_many_windows_say_how_many_there_are(windows: int) -> None:
+    with pytest.raises(ValueError, match=r"windows must be from 1 to \d+"):
+        load(context=64, windows=windows)

@@ -1,0 +1,55 @@
+"""The code of docs/agent.md runs as it stands there."""
+
+import re
+import subprocess
+import sys
+from os import environ
+from pathlib import Path
+
+import pytest
+from agent.wire_server import WireServer
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "agent.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run_block(block: str, server: WireServer, directory: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=directory,
+        env={**environ, "FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_works(server: WireServer, tmp_path: Path) -> None:
+    run_block(BLOCKS[0], server, tmp_path)
+    stored = server.run
+    assert stored.steps == list(range(1, 21)) and stored.finish["state"] == "finished"
+    assert stored.registration["precision"] == "fp8" and stored.registration["group"] == "fp8-delayed"
+    assert stored.finish["points_sent"] == stored.points == 20 * (5 + 6 * 7)
+    assert stored.finish["errors"] == 0
+    environment = stored.registration["environment"]
+    assert environment["torch"] and environment["python"].startswith("3.")
+
+
+@pytest.mark.parametrize(
+    "block", BLOCKS[1:], ids=lambda block: block.splitlines()[2] or block.splitlines()[0]
+)
+def test_every_other_block(block: str, server: WireServer, tmp_path: Path) -> None:
+    output = run_block(block, server, tmp_path)
+    if "offline" in block:
+        complete, directory = output.split()
+        assert complete == "False" and Path(directory).is_dir() and server.runs == {}
+    else:
+        assert server.run.steps == [1, 2, 3]
+
+
+def test_the_document_names_every_setting() -> None:
+    source = DOCUMENT.parents[1] / "agent" / "fp8scope" / "config.py"
+    names = set(re.findall(r'"(FP8SCOPE_\w+)"', source.read_text()))
+    assert len(names) == 6 and all(f"`{name}`" in DOCUMENT.read_text() for name in names)

@@ -1,0 +1,104 @@
+"""`kill -9` of a training process, then `fp8scope sync`: at most the last step is lost, none is doubled."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from agent.wire_server import Fault, WireServer
+
+from fp8scope import cli
+from fp8scope.config import Settings
+from fp8scope.registration import blank_registration
+from fp8scope.run import Run
+from fp8scope.sync import sync_one
+
+# The child tells on its standard output each step that it has completed, before it begins the next.
+CHILD = """
+import os, sys, time
+import fp8scope
+pause = float(sys.argv[1])
+run = fp8scope.init(name="victim")
+number = 0
+while True:
+    with run.step(tokens=10) as step:
+        time.sleep(pause)
+        step.log({f"value{index}": index + number for index in range(10)}, loss=1.0 / (number + 1))
+    number += 1
+    os.write(1, b"%d\\n" % number)
+"""
+
+
+def kill_a_run(tmp_path: Path, server: WireServer, steps: int, pause: float = 0.001) -> int:
+    """Let the child complete `steps` steps or a few more, kill it, and return how many it completed."""
+    environment = {**os.environ, "FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token}
+    environment |= {"FP8SCOPE_INTERVAL": "0.05", "FP8SCOPE_DIR": str(tmp_path / "spool")}
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(pause)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None and child.stderr is not None
+    with child:
+        for _ in range(steps):
+            assert child.stdout.readline(), child.stderr.read()
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split()
+    return int(rest[-1]) if rest else steps
+
+
+def sync(tmp_path: Path, server: WireServer, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("FP8SCOPE_URL", server.url)
+    monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
+    return cli.main(["sync", str(tmp_path)])
+
+
+def assert_at_most_one_lost(server: WireServer, completed: int) -> None:
+    # Killed right after its first step, a run may be unknown to the server.
+    stored = server.run.steps if server.runs else []
+    assert stored == list(range(1, len(stored) + 1)), "a step is doubled or missing in the middle"
+    # The step that was under way may have been completed, but not told, when the signal came.
+    assert completed - 1 <= len(stored) <= completed + 1
+
+
+def test_it_works(tmp_path: Path, server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    completed = kill_a_run(tmp_path, server, steps=100)
+    assert sync(tmp_path, server, monkeypatch) == 0
+    assert_at_most_one_lost(server, completed)
+    assert list((tmp_path / "spool").rglob("*.log")) == []
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 50, 211])
+@pytest.mark.parametrize("pause", [0.0, 0.003])
+def test_at_many_moments(
+    steps: int, pause: float, tmp_path: Path, server: WireServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completed = kill_a_run(tmp_path, server, steps, pause)
+    assert sync(tmp_path, server, monkeypatch) == 0
+    assert_at_most_one_lost(server, completed)
+
+
+def test_while_the_server_does_not_answer(
+    tmp_path: Path, server: WireServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.plan = lambda method, path: Fault(drop=True, after=True) if "/batches" in path else None
+    completed = kill_a_run(tmp_path, server, steps=150)
+    server.plan = lambda method, path: None
+    assert sync(tmp_path, server, monkeypatch) == 0
+    assert_at_most_one_lost(server, completed)
+
+
+def test_sync_leaves_a_living_process_alone(
+    tmp_path: Path, server: WireServer, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(settings, blank_registration("alive"))
+    while not run.directory.joinpath("cursor").exists():
+        time.sleep(0.001)
+    assert "running process" in sync_one(run.directory, settings, 1.0, lambda done, total: None).problem
+    with run.step() as step:
+        step.log(loss=1.0)
+    assert run.finish().complete and server.run.steps == [1]
