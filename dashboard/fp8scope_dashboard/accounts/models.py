@@ -1,0 +1,75 @@
+"""People, projects, and the tokens by which training processes speak for a project."""
+
+from typing import ClassVar
+
+from django.contrib.auth.models import AbstractUser
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.utils import timezone
+
+
+class User(AbstractUser):
+    """A person. Signs in with a password, or once with a SignInLink."""
+
+
+class Project(models.Model):
+    """What runs, rules, channels and tokens belong to; people see the projects they are members of."""
+
+    slug = models.SlugField(max_length=64, unique=True)
+    name = models.CharField(max_length=128)
+    margin = models.FloatField(
+        default=0.0025,
+        validators=[MinValueValidator(1e-6), MaxValueValidator(1.0)],
+        help_text="Relative difference of the loss below which FP8 and BF16 count as equivalent.",
+    )
+    alpha = models.FloatField(
+        default=0.05,
+        validators=[MinValueValidator(1e-6), MaxValueValidator(0.5)],
+        help_text="False-alarm probability over a whole run, and one minus the level of the intervals.",
+    )
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["slug"]
+
+    def __str__(self) -> str:
+        return self.slug
+
+
+class Role(models.TextChoices):
+    VIEWER = "viewer"
+    MEMBER = "member"
+    ADMIN = "admin"
+
+
+class Membership(models.Model):
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.MEMBER)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["user", "project"], name="membership_once"),
+        ]
+
+
+class ApiToken(models.Model):
+    """A secret shown once. Only its SHA-256 is kept: with 256 random bits it needs no slow hash."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="tokens")
+    name = models.CharField(max_length=128)
+    prefix = models.CharField(max_length=16, help_text="The first characters, to tell tokens apart.")
+    digest = models.BinaryField(max_length=32, unique=True)
+    created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+
+class SignInLink(models.Model):
+    """An address that signs one person in, once, within its lifetime."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    digest = models.BinaryField(max_length=32, unique=True)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)

@@ -1,0 +1,164 @@
+"""What can be done with people, projects and tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from datetime import timedelta
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import Http404
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, SignInLink, User
+
+ADMINISTRATOR = "admin"
+DEFAULT_PROJECT = "default"
+LINK_LIFETIME = timedelta(hours=24)
+# `last_used_at` is for people to see which tokens are dead: it need not be written at every request.
+LAST_USED_RESOLUTION = timedelta(minutes=1)
+
+TOKEN_FORM = re.compile(r"fp8s_[A-Za-z0-9]{8}_[A-Za-z0-9_-]{43}")
+_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_RANKS = {Role.VIEWER.value: 0, Role.MEMBER.value: 1, Role.ADMIN.value: 2}
+
+
+@transaction.atomic
+def create_project(slug: str, name: str, owner: User | None = None) -> Project:
+    """Create a project with one alert rule of each kind; the owner becomes its administrator.
+
+    Raises:
+        ValidationError: the slug is taken or is not one, or the name is empty or too long.
+    """
+    from fp8scope_dashboard.alerts.services import create_default_rules
+
+    project = Project(slug=slug, name=name)
+    project.full_clean()
+    project.save()
+    if owner is not None:
+        Membership.objects.create(user=owner, project=project, role=Role.ADMIN)
+    create_default_rules(project)
+    return project
+
+
+def create_token(project: Project, name: str, user: User | None = None) -> tuple[ApiToken, str]:
+    """Create a token of a project. The secret is returned here and never again: only its hash is kept.
+
+    Raises:
+        ValidationError: the name is empty or too long.
+    """
+    label = "".join(secrets.choice(_ALPHABET) for _ in range(8))
+    secret = f"fp8s_{label}_{secrets.token_urlsafe(32)}"
+    token = ApiToken(
+        project=project, name=name, prefix=f"fp8s_{label}", digest=_digest(secret), created_by=user
+    )
+    token.full_clean(exclude=["created_by"])
+    token.save()
+    return token, secret
+
+
+def authenticate_token(secret: str) -> ApiToken | None:
+    """The token (with its project) that a secret belongs to; None where it is unknown or revoked."""
+    if not TOKEN_FORM.fullmatch(secret):
+        return None
+    found = ApiToken.objects.select_related("project").filter(digest=_digest(secret), revoked_at=None).first()
+    if found is not None:
+        _note_use(found)
+    return found
+
+
+def revoke_token(token: ApiToken) -> None:
+    """Make a token useless from the next request on. Revoking twice is revoking once."""
+    ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
+
+
+def create_sign_in_link(user: User, base_url: str, lifetime: timedelta = LINK_LIFETIME) -> str:
+    """An address that signs this person in, once, within its lifetime. Only its hash is kept."""
+    secret = secrets.token_urlsafe(32)
+    SignInLink.objects.create(user=user, digest=_digest(secret), expires_at=timezone.now() + lifetime)
+    return f"{base_url.rstrip('/')}/signin/{secret}/"
+
+
+def use_sign_in_link(secret: str) -> User | None:
+    """The person that a link signs in, and the link is used up; None where it is unknown, old or used."""
+    now = timezone.now()
+    links = _usable_links(secret)
+    # The update decides between two clicks at the same moment.
+    if not links.update(used_at=now):
+        return None
+    return SignInLink.objects.select_related("user").get(digest=_digest(secret)).user
+
+
+def is_usable_link(secret: str) -> bool:
+    """Whether `use_sign_in_link` would sign somebody in."""
+    return _usable_links(secret).exists()
+
+
+@transaction.atomic
+def create_administrator_link(base_url: str) -> str | None:
+    """A sign-in link for the administrator of a new installation; makes that person and a project if missing.
+
+    None once an administrator has signed in: from then on links are made by people.
+    """
+    if User.objects.filter(is_superuser=True, last_login__isnull=False).exists():
+        return None
+    user = User.objects.filter(is_superuser=True).order_by("pk").first()
+    if user is None:
+        user = User(username=ADMINISTRATOR, is_staff=True, is_superuser=True)
+        user.set_unusable_password()
+        user.save()
+    if not Project.objects.exists():
+        create_project(DEFAULT_PROJECT, "Default", owner=user)
+    return create_sign_in_link(user, base_url)
+
+
+def projects_of(user: User) -> QuerySet[Project]:
+    """The projects that a person may see: those of their memberships, and all for an administrator."""
+    if user.is_superuser:
+        return Project.objects.all()
+    return Project.objects.filter(memberships__user=user)
+
+
+def role_in(user: User, project: Project) -> Role | None:
+    """What a person is in a project; administrators of the installation are administrators everywhere."""
+    if not user.is_active:
+        return None
+    if user.is_superuser:
+        return Role.ADMIN
+    role = Membership.objects.filter(user=user, project=project).values_list("role", flat=True).first()
+    return Role(role) if role else None
+
+
+def require_project(user: User, slug: str, role: Role = Role.VIEWER) -> Project:
+    """The project, where the person has at least this role in it.
+
+    Raises:
+        Http404: no such project, or not one of theirs: which of the two is nobody's business.
+        PermissionDenied: they may see it, but the action asks for a higher role.
+    """
+    project = projects_of(user).filter(slug=slug).first()
+    held = role_in(user, project) if project is not None else None
+    if project is None or held is None:
+        raise Http404("No such project.")
+    if _RANKS[held.value] < _RANKS[role.value]:
+        raise PermissionDenied(f"This needs the role {role.value} in {project.name}; yours is {held.value}.")
+    return project
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _usable_links(secret: str) -> QuerySet[SignInLink]:
+    return SignInLink.objects.filter(
+        digest=_digest(secret), used_at=None, expires_at__gt=timezone.now(), user__is_active=True
+    )
+
+
+def _note_use(token: ApiToken) -> None:
+    now = timezone.now()
+    if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION:
+        ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)

@@ -1,0 +1,10 @@
+from django.contrib.auth.views import LogoutView
+from django.urls import path
+
+from fp8scope_dashboard.accounts import views
+
+urlpatterns = [
+    path("signin/", views.SignIn.as_view(), name="signin"),
+    path("signin/<str:token>/", views.signin_link, name="signin_link"),
+    path("signout/", LogoutView.as_view(), name="signout"),
+]

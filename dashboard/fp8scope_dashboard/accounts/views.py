@@ -1,0 +1,41 @@
+"""Signing in and out."""
+
+from __future__ import annotations
+
+from django.contrib.auth import login
+from django.contrib.auth.views import LoginView
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from fp8scope_dashboard.accounts import services
+
+
+class SignIn(LoginView):
+    """The page with name and password."""
+
+    template_name = "accounts/signin.html"
+    redirect_authenticated_user = True
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def signin_link(request: HttpRequest, token: str) -> HttpResponse:
+    """A one-time link. Opening it only shows a button: chat programs open links to preview them."""
+    if request.method != "POST":
+        return _link_page(request, usable=services.is_usable_link(token))
+    user = services.use_sign_in_link(token)
+    if user is None:
+        return _link_page(request, usable=False)
+    login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+    target = request.GET.get("next", "")
+    # Anybody may write a link: it must not lead to another site.
+    if url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
+        return redirect(target)
+    return redirect("home")
+
+
+def _link_page(request: HttpRequest, *, usable: bool) -> HttpResponse:
+    return render(request, "accounts/signin_link.html", {"usable": usable}, status=200 if usable else 410)

@@ -1,0 +1,123 @@
+"""POST to an address of the user's choice, signed.
+
+config: {"url": "https://...", "secret": "..."}. The body is the notice as JSON. With a secret the request has
+
+    Fp8scope-Signature: t=<unix seconds>,v1=<hex HMAC-SHA256 of "<t>.<body>" with the secret>
+
+so that the receiver can tell that it is ours and fresh. Any 2xx is success.
+
+The address is whatever a project's members entered, inside addresses included: that is what a self-hosted
+webhook is for. What keeps it from being a way in: only http(s), redirects are not followed, of the answer
+nothing but its status is kept, and the text of the request is ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, ReadTimeoutError, SSLError
+
+from fp8scope_dashboard.alerts.channels.base import DeliveryError, Notice
+
+SIGNATURE_HEADER = "Fp8scope-Signature"
+CONNECT_SECONDS = 3.0
+READ_SECONDS = 5.0
+URL_LENGTH = 2_000
+BODY_BYTES = 32 * 1024
+# Answers that say that this request will never be taken: anything else may be a matter of time.
+GONE = (404, 405, 410)
+
+
+def send(config: Mapping[str, Any], notice: Notice) -> None:
+    """Deliver a notice.
+
+    Raises:
+        DeliveryError: the config cannot be used, nobody answered, or the answer was not 2xx.
+    """
+    url, secret = check_config(config)
+    body = _body(notice)
+    headers = {"Content-Type": "application/json", "User-Agent": "fp8scope"}
+    if secret:
+        headers[SIGNATURE_HEADER] = sign(body, secret, int(time.time()))
+    status = _post(url, body, headers)
+    if 300 <= status < 400:
+        raise DeliveryError(
+            f"The receiver answered {status}, a redirect: enter the final address.", permanent=True
+        )
+    if not 200 <= status < 300:
+        raise DeliveryError(f"The receiver answered {status}.", permanent=status in GONE)
+
+
+def check_config(config: Mapping[str, Any]) -> tuple[str, str]:
+    """The url and the secret ('' for none).
+
+    Raises:
+        DeliveryError: they cannot be used; the message says what to do.
+    """
+    url, secret = config.get("url"), config.get("secret", "")
+    if not isinstance(url, str) or not isinstance(secret, str) or len(url) > URL_LENGTH:
+        raise DeliveryError("The webhook needs a url (and may have a secret), both text.", permanent=True)
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise DeliveryError("The webhook's url must look like https://host/path.", permanent=True)
+    if parts.username or parts.password:
+        raise DeliveryError("Leave user and password out of the webhook's url; set a secret.", permanent=True)
+    return url, secret
+
+
+def sign(body: bytes, secret: str, timestamp: int) -> str:
+    """The value of the signature header; receivers compute the same and compare in constant time."""
+    mac = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256)
+    return f"t={timestamp},v1={mac.hexdigest()}"
+
+
+def _body(notice: Notice) -> bytes:
+    content = notice.as_dict()
+    body = json.dumps(content, allow_nan=False).encode()
+    while len(body) > BODY_BYTES and content["tensors"]:
+        # Names may be long: better fewer of them than none of it.
+        content["tensors"] = content["tensors"][: len(content["tensors"]) // 2]
+        body = json.dumps(content, allow_nan=False).encode()
+    return body
+
+
+def _post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
+    timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS)
+    # A pool of its own: a connection kept from the last time may be dead by now.
+    with urllib3.PoolManager(num_pools=1) as pool:
+        try:
+            answer = pool.request(
+                "POST",
+                url,
+                body=body,
+                headers=headers,
+                timeout=timeout,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except ReadTimeoutError as error:
+            raise DeliveryError(
+                f"The receiver took the request and did not answer in {READ_SECONDS:g} s."
+            ) from error
+        except ConnectTimeoutError as error:
+            raise DeliveryError(f"The receiver could not be reached in {CONNECT_SECONDS:g} s.") from error
+        except SSLError as error:
+            raise DeliveryError("The receiver's certificate was not accepted.") from error
+        except HTTPError as error:
+            # The error's own text holds the address, which may hold a token.
+            raise DeliveryError(f"The receiver could not be reached ({type(error).__name__}).") from error
+        status: int = answer.status
+        answer.close()
+        return status

@@ -1,0 +1,18 @@
+"""Streaming detectors: pure functions from a state and new points to a new state and findings."""
+
+from fp8scope_dashboard.alerts.detectors.base import Finding, State
+from fp8scope_dashboard.alerts.detectors.baseline import above_baseline
+from fp8scope_dashboard.alerts.detectors.loss import LossDetector, divergence, not_finite, spike
+from fp8scope_dashboard.alerts.detectors.saturation import overflow_rates, saturation
+
+__all__ = [
+    "Finding",
+    "LossDetector",
+    "State",
+    "above_baseline",
+    "divergence",
+    "not_finite",
+    "overflow_rates",
+    "saturation",
+    "spike",
+]

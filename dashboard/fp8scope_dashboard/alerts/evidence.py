@@ -1,0 +1,79 @@
+"""What an event takes with it, so that its page can draw it when the run is long gone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.queries import Series
+
+# Points of each series, ending with the step of detection; as many steps before the onset are looked at.
+POINTS = 200
+STEPS_BEFORE = 120
+# Tensors whose series are kept; the finding names more.
+TENSORS = 3
+
+
+def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
+    """The finding's own evidence and the series around its onset.
+
+    Returns JSON types: `series` and, where the run has a baseline, `baseline` are lists of
+    {"name", "steps", "values"}, NaN and infinities as the strings of docs/wire.md.
+    """
+    reach = max(STEPS_BEFORE, finding.step - finding.onset_step)
+    first, last = finding.onset_step - reach, finding.step
+    gathered: dict[str, Any] = dict(finding.evidence)
+    if kind == "saturation_rate":
+        gathered["series"] = [
+            *_tensor_series(run, finding, first, last),
+            _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS)),
+        ]
+        return gathered
+    gathered["series"] = [
+        _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS))
+    ]
+    baseline = lineage.baseline_runs(run)
+    if baseline:
+        read = queries.scalars([seed.id for seed in baseline], "loss", first=first, last=last, points=POINTS)
+        # The finding's own figure of that name, where there is one, is the baseline's loss.
+        gathered["baseline_loss"] = gathered.pop("baseline", None)
+        gathered["baseline"] = [_as_dict(seed.name, read[seed.id]) for seed in baseline if len(read[seed.id])]
+    return gathered
+
+
+def _tensor_series(run: Run, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
+    names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
+    indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
+    stored = queries.statistic_names(run.id)
+    statistic = "overflow_rate" if "overflow_rate" in stored else "saturation_rate"
+    return [
+        {
+            "tensor": name,
+            **_as_dict(
+                f"{name} {statistic}",
+                queries.tensor_series(
+                    run.id, indices[name], statistic, first=first, last=last, points=POINTS
+                ),
+            ),
+        }
+        for name in names
+        if name in indices
+    ]
+
+
+def _as_dict(name: str, series: Series) -> dict[str, Any]:
+    return {
+        "name": name,
+        "steps": series.steps.tolist(),
+        "values": [_number(v) for v in series.values.tolist()],
+    }
+
+
+def _number(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,86 @@
+"""Rules and events, as the rest of the dashboard uses them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from uuid import UUID
+
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.evaluation import evaluate
+from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.runs.models import Run
+
+__all__ = ["acknowledge", "alerts_after", "create_default_rules", "evaluate", "resolve", "unread_runs"]
+
+# Events of a run that one answer carries; the training process gets the others with its next message.
+EVENTS_AT_ONCE = 1_000
+
+
+def create_default_rules(project: Project) -> None:
+    """One rule of each kind, with default parameters; kinds that the project has are left as they are."""
+    present = set(Rule.objects.filter(project=project).values_list("kind", flat=True))
+    Rule.objects.bulk_create(
+        Rule(
+            project=project, kind=kind.name, severity=kind.severity, parameters=rules.validate(kind.name, {})
+        )
+        for kind in rules.KINDS.values()
+        if kind.name not in present
+    )
+
+
+def alerts_after(run_id: UUID, after_id: int) -> list[dict[str, Any]]:
+    """The run's events with an id greater than `after_id`, oldest first, as docs/wire.md shows them.
+
+    A run's events get their ids and are committed under one lock: no smaller id appears after a greater one.
+    """
+    fields = ("id", "kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
+    events = Event.objects.filter(run_id=run_id, id__gt=after_id).order_by("id")
+    return list(events.values(*fields)[:EVENTS_AT_ONCE])
+
+
+def acknowledge(event: Event, user: User) -> bool:
+    """Note that a person has taken notice. False: somebody had before, or it is resolved."""
+    changed = Event.objects.filter(pk=event.pk, state=EventState.OPEN).update(
+        state=EventState.ACKNOWLEDGED, acknowledged_by=user, acknowledged_at=timezone.now()
+    )
+    return _announced(event, changed)
+
+
+def resolve(event: Event) -> bool:
+    """Close an event by hand. False: it was closed. Its condition opens another only after it was gone."""
+    changed = (
+        Event.objects.filter(pk=event.pk)
+        .exclude(state=EventState.RESOLVED)
+        .update(state=EventState.RESOLVED, resolved_at=timezone.now())
+    )
+    return _announced(event, changed)
+
+
+def _announced(event: Event, changed: int) -> bool:
+    if changed:
+        event.refresh_from_db()
+        run_changed(event.run_id, event.run.project_id, "alert", event.step)
+    return bool(changed)
+
+
+def unread_runs() -> list[UUID]:
+    """Runs of which the detectors have not read all that they and their baselines have stored."""
+    found = []
+    for project in lineage.active_projects():
+        runs = Run.objects.filter(project=project).values_list("id", "group", "baseline", "rows_stored")
+        of_group: dict[str, int] = defaultdict(int)
+        for _, group, _, rows in runs:
+            of_group[group] += rows
+        states = DetectorState.objects.filter(run__project=project, writer=RUN_WIDE)
+        read = dict(states.values_list("run_id", "rows"))
+        for run_id, group, baseline, rows in runs:
+            behind = rows if not baseline else of_group[baseline] + (0 if baseline == group else rows)
+            if behind and read.get(run_id) != behind:
+                found.append(run_id)
+    return found

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class AnalysisConfig(AppConfig):
+    name = "fp8scope_dashboard.analysis"
+    label = "analysis"

@@ -1,0 +1,221 @@
+"""The BF16-vs-FP8 delta of the training loss, and the verdict on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis import noise, wording
+from fp8scope_dashboard.analysis.alignment import Aligned, Axis, Curve, align, clean
+from fp8scope_dashboard.analysis.equivalence import judge_single, two_one_sided_tests
+from fp8scope_dashboard.analysis.numbers import SMALLEST, usable
+
+Floats = NDArray[np.float64]
+Verdict = Literal["equivalent", "different", "inconclusive", "within", "over", "insufficient"]
+
+# The final window: late enough to judge what the run has become (the learning rate is at its lowest, the loss
+# nearly level, so that a mean over it is meaningful), long enough to average the batches' noise away.
+WINDOW_FRACTION = 0.1
+# Fewer aligned points than this say nothing yet; the window holds at least WINDOW_POINTS of them.
+COMMON_POINTS = 20
+WINDOW_POINTS = 5
+# A run takes part when it reaches at least this much of the way that is compared: else one that has only
+# begun (or died early) would pull everybody's window back to its own start.
+REACH = 1.0 - WINDOW_FRACTION
+CURVE_POINTS = 400
+
+
+@dataclass(frozen=True)
+class LossComparison:
+    """The verdict on a run's loss, with what a page needs to show it. Relative figures are fractions.
+
+    Attributes:
+        delta: relative difference in the window; None when a run diverged or there is too little data.
+        interval: between-seed interval of delta (two or more runs in each arm), else None.
+        noise_interval: within-pair noise of delta, from the serial correlation of this pair alone.
+        tolerance: what delta was held against: the margin, or the baseline's own spread.
+        window: first and last place of the window, on `aligned_on`.
+        curve: {"x", "delta", "low", "high"}: smoothed relative difference of the first run along the way
+            and its within-pair noise band, at most CURVE_POINTS values each; "x_name" names x.
+    """
+
+    verdict: Verdict
+    explanation: str
+    method: str = ""
+    margin: float = 0.0
+    tolerance: float | None = None
+    delta: float | None = None
+    interval: tuple[float, float] | None = None
+    noise_interval: tuple[float, float] | None = None
+    p_value: float | None = None
+    k_run: int = 0
+    k_baseline: int = 0
+    aligned_on: Axis = "steps"
+    paired: bool = True
+    window: tuple[float, float] | None = None
+    loss: float | None = None
+    baseline_loss: float | None = None
+    curve: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain lists, strings and numbers, all of them finite."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
+        }
+
+
+def compare_losses(
+    runs: Sequence[Curve],
+    baselines: Sequence[Curve],
+    *,
+    margin: float,
+    alpha: float,
+    window_fraction: float = WINDOW_FRACTION,
+) -> LossComparison:
+    """Compare an arm of runs that differ only in their seed with a baseline arm.
+
+    Args:
+        runs: the run in question first, then others of its seed group.
+        baselines: the runs of the baseline group.
+        margin: relative difference that counts as none, > 0.
+        alpha: size of the tests, 0 < alpha <= 0.5.
+        window_fraction: part of the common range, at its end, whose mean loss is compared.
+
+    A loss that is NaN or infinite in the window makes the verdict 'over' (one run) or 'different' (several);
+    a baseline run with such a loss is left out.
+
+    Raises:
+        ValueError: no run was given.
+    """
+    if not runs:
+        raise ValueError("Nothing to compare: give at least one run.")
+    runs = [clean(curve) for curve in runs]
+    baselines = [clean(curve) for curve in baselines if len(curve)]
+    nothing = LossComparison("insufficient", "", margin=margin, k_run=1, k_baseline=len(baselines))
+    if not baselines:
+        return replace(nothing, explanation="The baseline group has no run with a loss yet.")
+    if not len(runs[0]):
+        return replace(nothing, explanation="The run has not logged a loss yet.")
+    chosen, references = _reaching(runs, baselines)
+    aligned = align([*chosen, *references])
+    if len(aligned.x) < COMMON_POINTS:
+        return replace(nothing, explanation=wording.too_few_points(len(aligned.x), COMMON_POINTS))
+    window = _window(aligned.x, window_fraction)
+    ours, theirs = aligned.losses[: len(chosen)], aligned.losses[len(chosen) :]
+    sound = np.isfinite(theirs[:, window]).all(axis=1)
+    if not sound.any():
+        return replace(
+            nothing, explanation="The loss of every baseline run is NaN or infinite in the final window."
+        )
+    theirs = theirs[sound]
+    common = replace(
+        nothing,
+        k_run=len(chosen),
+        k_baseline=len(theirs),
+        aligned_on=aligned.axis,
+        paired=aligned.paired,
+        window=(float(aligned.x[window][0]), float(aligned.x[-1])),
+        baseline_loss=float(theirs[:, window].mean()),
+        curve=_curve(aligned, ours[0], theirs, alpha),
+    )
+    return _judge(common, ours, theirs, window, aligned, alpha)
+
+
+def _reaching(runs: Sequence[Curve], baselines: Sequence[Curve]) -> tuple[list[Curve], list[Curve]]:
+    """The runs that reach (nearly) as far as the first run and the furthest baseline both go.
+
+    A run that stopped short on a loss that is not finite did not stop by chance: it stays in.
+    """
+    everyone = [*runs, *baselines]
+    tokens = all(curve.tokens is not None for curve in everyone)
+    ends = [float(curve.on("tokens" if tokens else "steps")[-1]) if len(curve) else 0.0 for curve in everyone]
+    horizon = REACH * min(ends[0], max(ends[len(runs) :]))
+    chosen = [runs[0]]
+    for curve, end in zip(runs[1:], ends[1 : len(runs)], strict=True):
+        if len(curve) and (end >= horizon or not np.isfinite(curve.losses[-1])):
+            chosen.append(curve)
+    references = [curve for curve, end in zip(baselines, ends[len(runs) :], strict=True) if end >= horizon]
+    return chosen, references
+
+
+def _window(x: Floats, fraction: float) -> slice:
+    first = int(np.searchsorted(x, x[-1] - fraction * (x[-1] - x[0])))
+    return slice(min(first, len(x) - WINDOW_POINTS), None)
+
+
+def _judge(
+    common: LossComparison, ours: Floats, theirs: Floats, window: slice, aligned: Aligned, alpha: float
+) -> LossComparison:
+    broken = np.logical_not(np.isfinite(ours[:, window]).all(axis=1))
+    if broken.any():
+        return _diverged(common, ours, broken, aligned)
+    means, references = ours[:, window].mean(axis=1), theirs[:, window].mean(axis=1)
+    reference = float(references.mean())
+    if abs(reference) < SMALLEST:
+        return replace(
+            common, explanation="The baseline's loss is 0 in the final window: no relative difference."
+        )
+    pointwise = (ours[0, window] - theirs[:, window].mean(axis=0)) / abs(reference)
+    common = replace(common, loss=float(means.mean()), noise_interval=noise.hac_interval(pointwise, alpha))
+    if len(means) >= 2 and len(references) >= 2:
+        test = two_one_sided_tests(means, references, common.margin, alpha)
+        judged = replace(
+            common,
+            verdict=test.verdict,
+            method="two one-sided Welch t-tests over seeds",
+            tolerance=common.margin,
+            delta=test.delta,
+            interval=test.interval,
+            p_value=test.p_value,
+        )
+        return replace(judged, explanation=wording.over_seeds(judged, 1.0 - 2.0 * alpha))
+    verdict, delta, allowed = judge_single(float(means.mean()), references, common.margin)
+    judged = replace(
+        common, verdict=verdict, method="tolerance from the baseline's seeds", tolerance=allowed, delta=delta
+    )
+    if allowed == common.margin:
+        judged = replace(judged, method="tolerance equal to the margin")
+    return replace(judged, explanation=wording.single(judged))
+
+
+def _diverged(
+    common: LossComparison, ours: Floats, broken: NDArray[np.bool_], aligned: Aligned
+) -> LossComparison:
+    which = int(np.argmax(broken))
+    since = float(aligned.x[_broken_since(ours[which])])
+    return replace(
+        common,
+        verdict="over" if len(ours) == 1 else "different",
+        method="loss not finite",
+        tolerance=common.margin,
+        explanation=wording.diverged(since, aligned.axis, int(broken.sum()), len(ours)),
+    )
+
+
+def _broken_since(losses: Floats) -> int:
+    """Index from which the loss is not finite to the end; its last lapse where it recovered."""
+    finite = np.flatnonzero(np.isfinite(losses))
+    if len(finite) == 0 or finite[-1] < len(losses) - 1:
+        return int(finite[-1]) + 1 if len(finite) else 0
+    return int(np.flatnonzero(~np.isfinite(losses))[-1])
+
+
+def _curve(aligned: Aligned, ours: Floats, theirs: Floats, alpha: float) -> dict[str, Any]:
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        reference = theirs.mean(axis=0)
+        relative = (ours - reference) / np.abs(reference)
+    finite = usable(relative)
+    x, relative = aligned.x[finite], relative[finite]
+    mean, low, high = noise.moving_band(relative, max(5, len(x) // 20), alpha)
+    kept = np.unique(np.linspace(0, len(x) - 1, min(CURVE_POINTS, len(x))).astype(np.int64))
+    return {
+        "x_name": aligned.axis,
+        "x": x[kept].tolist(),
+        "delta": mean[kept].tolist(),
+        "low": low[kept].tolist(),
+        "high": high[kept].tolist(),
+    }

@@ -1,0 +1,158 @@
+"""Confidence intervals of scores: one run's items, and runs that differ in their seed.
+
+Every function returns an `Interval` at level 1 - alpha, two-sided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+Floats = NDArray[np.float64]
+
+# An estimated standard error needs at least this many independent units.
+UNITS = 2
+# Power at which the smallest detectable difference is told.
+POWER = 0.8
+
+
+class Interval(NamedTuple):
+    """Lower and upper bound."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in it, bounds included."""
+        return self.low <= value <= self.high
+
+
+def wilson(successes: int, n: int, alpha: float) -> Interval:
+    """Score interval of a proportion (Wilson, 1927): good coverage on average, at any n.
+
+    Raises:
+        ValueError: n < 1, or successes outside 0..n.
+    """
+    _check_count(successes, n)
+    z = float(stats.norm.isf(alpha / 2.0))
+    share, weight = successes / n, z * z / n
+    centre = (share + weight / 2.0) / (1.0 + weight)
+    half = z / (1.0 + weight) * math.sqrt(share * (1.0 - share) / n + weight / (4.0 * n))
+    # At the ends the bound is exactly the end; rounding must not move it past.
+    low = 0.0 if successes == 0 else max(centre - half, 0.0)
+    high = 1.0 if successes == n else min(centre + half, 1.0)
+    return Interval(low, high)
+
+
+def clopper_pearson(successes: int, n: int, alpha: float) -> Interval:
+    """Exact interval of a proportion (Clopper and Pearson, 1934): coverage never below 1 - alpha.
+
+    Raises:
+        ValueError: n < 1, or successes outside 0..n.
+    """
+    _check_count(successes, n)
+    low = 0.0 if successes == 0 else float(stats.beta.ppf(alpha / 2.0, successes, n - successes + 1))
+    high = 1.0 if successes == n else float(stats.beta.isf(alpha / 2.0, successes + 1, n - successes))
+    return Interval(low, high)
+
+
+def standard_error(items: Floats, clusters: Sequence[str] | None = None) -> float:
+    """Standard error of the mean of float64[n] items; clustered where clusters are named.
+
+    Clustered: sqrt(G/(G-1) sum_g (sum_{i in g} (x_i - mean))^2) / n over G clusters (Liang and Zeger, 1986,
+    with the G/(G-1) correction), which for clusters of one item is the usual s / sqrt(n).
+
+    Raises:
+        ValueError: fewer than two items, or two clusters; or as many cluster names as items are needed.
+    """
+    sums = _cluster_sums(items - items.mean(), clusters)
+    units = len(sums)
+    if units < UNITS:
+        raise ValueError("A standard error needs at least two items (or clusters) that are independent.")
+    return math.sqrt(units / (units - 1.0) * float(sums @ sums)) / len(items)
+
+
+def mean_interval(items: Floats, alpha: float, clusters: Sequence[str] | None = None) -> Interval:
+    """Interval of a mean: central limit theorem; with clusters, Student-t over their number less one."""
+    error = standard_error(items, clusters)
+    freedom = math.inf if clusters is None else len(set(clusters)) - 1
+    return around(float(items.mean()), quantile(alpha, freedom) * error)
+
+
+def student_t(scores: Floats, alpha: float) -> Interval:
+    """Interval of the mean over float64[K] seeds' scores, K >= 2."""
+    if len(scores) < UNITS:
+        raise ValueError("An interval over seeds needs at least two of them.")
+    error = float(np.std(scores, ddof=1)) / math.sqrt(len(scores))
+    return around(float(scores.mean()), quantile(alpha, len(scores) - 1) * error)
+
+
+def prediction(scores: Floats, alpha: float, further: int = 1) -> Interval:
+    """Where the mean of `further` new seeds would fall, from float64[K] seeds' scores, K >= 2.
+
+    mean +- t_{K-1} s sqrt(1/further + 1/K). It is the interval to hold a new run against: the one of
+    `student_t` is for the mean of all seeds, and misses a further run of the same kind far too often.
+    """
+    if len(scores) < UNITS:
+        raise ValueError("An interval over seeds needs at least two of them.")
+    error = float(np.std(scores, ddof=1)) * math.sqrt(1.0 / further + 1.0 / len(scores))
+    return around(float(scores.mean()), quantile(alpha, len(scores) - 1) * error)
+
+
+def smallest_detectable(error: float, alpha: float, degrees_of_freedom: float = math.inf) -> float:
+    """The true difference that a two-sided test of size alpha would find with probability POWER.
+
+    `error` is the standard error of the difference. Normal: (z_{1 - alpha/2} + z_POWER) times it. Student-t:
+    the non-centrality at which the non-central t exceeds the critical value with probability POWER, times it.
+    """
+    critical = quantile(alpha, degrees_of_freedom)
+    if math.isinf(degrees_of_freedom):
+        return (critical + float(stats.norm.ppf(POWER))) * error
+
+    def missing_power(shift: float) -> float:
+        return float(stats.nct.sf(critical, degrees_of_freedom, shift)) - POWER
+
+    return float(optimize.brentq(missing_power, 0.0, 10.0 * critical)) * error
+
+
+def quantile(alpha: float, degrees_of_freedom: float = math.inf) -> float:
+    """Upper alpha/2 quantile of Student-t; of the normal distribution for infinitely many degrees."""
+    if math.isinf(degrees_of_freedom):
+        return float(stats.norm.isf(alpha / 2.0))
+    return float(stats.t.isf(alpha / 2.0, degrees_of_freedom))
+
+
+def two_sided(difference: float, error: float, degrees_of_freedom: float = math.inf) -> float:
+    """Two-sided p-value of a difference with this standard error."""
+    if error == 0.0:
+        return 1.0 if difference == 0.0 else 0.0
+    ratio = abs(difference) / error
+    if math.isinf(degrees_of_freedom):
+        return 2.0 * float(stats.norm.sf(ratio))
+    return 2.0 * float(stats.t.sf(ratio, degrees_of_freedom))
+
+
+def around(centre: float, half: float) -> Interval:
+    """centre +- half."""
+    return Interval(centre - half, centre + half)
+
+
+def _cluster_sums(deviations: Floats, clusters: Sequence[str] | None) -> Floats:
+    if clusters is None:
+        return deviations
+    if len(clusters) != len(deviations):
+        raise ValueError(
+            f"{len(deviations)} items but {len(clusters)} cluster names: give one name per item."
+        )
+    _, index = np.unique(np.asarray(clusters), return_inverse=True)
+    return np.bincount(index, weights=deviations).astype(np.float64)
+
+
+def _check_count(successes: int, n: int) -> None:
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}: need n >= 1 and 0 <= successes <= n.")

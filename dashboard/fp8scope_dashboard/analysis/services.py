@@ -1,0 +1,175 @@
+"""Computing and keeping the comparisons of runs and of their evaluations."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+import numpy as np
+from django.utils import timezone
+
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.alignment import Curve
+from fp8scope_dashboard.analysis.delta import compare_losses
+from fp8scope_dashboard.analysis.models import Comparison, Evaluation, EvaluationComparison
+from fp8scope_dashboard.analysis.scores import Score, compare_scores
+from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.runs.models import Run, RunState
+from fp8scope_dashboard.telemetry import queries
+
+# While a run goes on, comparing it may take at most this part of a worker's time ...
+TIME_SHARE = 0.05
+# ... and is done at most this often. What was put off the sweeper finds.
+LEAST_INTERVAL = timedelta(seconds=2)
+
+# (name, metric, step): what makes two evaluations comparable.
+Task = tuple[str, str, int]
+
+
+def refresh(run_id: UUID) -> None:
+    """Bring the comparisons up to date that a change of this run concerns: its own, and those it is part of.
+
+    Twice, or in two workers at once, does no harm: each computes from what is stored, and says from what.
+    """
+    run = Run.objects.select_related("project", "comparison").filter(pk=run_id).first()
+    if run is None:
+        return
+    concerned = [
+        run,
+        *Run.objects.select_related("project", "comparison").filter(pk__in=lineage.dependents(run)),
+    ]
+    for one in concerned:
+        if one.baseline:
+            compare_evaluations(one.id)
+            if not _put_off(one):
+                compare(one.id)
+
+
+def compare(run_id: UUID) -> Comparison | None:
+    """The run's loss against its baseline group's, computed anew when anything it depends on has changed.
+
+    None when the run is not there or names no baseline.
+    """
+    run = Run.objects.select_related("project", "comparison").filter(pk=run_id).first()
+    if run is None or not run.baseline:
+        return None
+    inputs = lineage.inputs_of(run)
+    latest: Comparison | None = getattr(run, "comparison", None)
+    if latest is not None and latest.inputs == inputs:
+        return latest
+    began = time.perf_counter()
+    result = compare_losses(
+        [read_curve(one.id) for one in (run, *lineage.siblings(run))],
+        [read_curve(one.id) for one in lineage.baseline_runs(run)],
+        margin=run.project.margin,
+        alpha=run.project.alpha,
+    )
+    comparison, _ = Comparison.objects.update_or_create(
+        run=run,
+        defaults={
+            "baseline": run.baseline,
+            "to_step": run.last_step or 0,
+            "verdict": result.verdict,
+            "result": result.as_dict(),
+            "inputs": inputs,
+            "seconds": time.perf_counter() - began,
+            "computed_at": timezone.now(),
+        },
+    )
+    run_changed(run.id, run.project_id, "comparison", run.last_step)
+    return comparison
+
+
+def read_curve(run_id: UUID) -> Curve:
+    """A run's loss, with its tokens where it logs them at every step that has a loss."""
+    loss = queries.scalar(run_id, "loss")
+    tokens = queries.scalar(run_id, "tokens")
+    places = np.searchsorted(tokens.steps, loss.steps)
+    known = len(tokens) > 0 and bool((places < len(tokens)).all())
+    if known and np.array_equal(tokens.steps[places], loss.steps):
+        return Curve(loss.steps, loss.values, tokens.values[places])
+    return Curve(loss.steps, loss.values)
+
+
+def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
+    """The run's scores against its baseline group's at the same steps; only what has changed is computed.
+
+    Returns the comparisons that were computed. Of several scores of a run for the same task and step the
+    latest counts.
+    """
+    run = Run.objects.select_related("project").filter(pk=run_id).first()
+    if run is None or not run.baseline:
+        return []
+    baseline = [one.id for one in lineage.baseline_runs(run)]
+    ours, theirs = _latest_scores([run.id])[run.id], _latest_scores(baseline)
+    known = {
+        (one.name, one.metric, one.step): one.inputs
+        for one in EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
+    }
+    computed = []
+    for task, mine in ours.items():
+        references = [theirs[one][task] for one in baseline if task in theirs[one]]
+        inputs = _digest([mine, *references], run.project.alpha)
+        if known.get(task) != inputs:
+            computed.append(_compare_scores(run, task, mine, references, inputs))
+    if computed:
+        run_changed(run.id, run.project_id, "comparison", run.last_step)
+    return computed
+
+
+def _latest_scores(run_ids: Sequence[UUID]) -> dict[UUID, dict[Task, int]]:
+    """Ids of the evaluations that count, by run and task."""
+    found: dict[UUID, dict[Task, int]] = defaultdict(dict)
+    rows = Evaluation.objects.filter(run_id__in=run_ids).order_by("id")
+    for pk, run_id, name, metric, step in rows.values_list("id", "run_id", "name", "metric", "step"):
+        found[run_id][name, metric, step] = pk
+    return found
+
+
+def _digest(evaluations: Iterable[int], alpha: float) -> str:
+    return hashlib.sha256(f"{list(evaluations)} {alpha}".encode()).hexdigest()
+
+
+def _compare_scores(
+    run: Run, task: Task, mine: int, references: Sequence[int], inputs: str
+) -> EvaluationComparison:
+    evaluations = Evaluation.objects.in_bulk([mine, *references])
+    result = compare_scores(
+        _score(evaluations[mine]),
+        [_score(evaluations[one]) for one in references],
+        proportion=evaluations[mine].kind == "proportion",
+        alpha=run.project.alpha,
+        higher_is_better=evaluations[mine].higher_is_better,
+    )
+    name, metric, step = task
+    comparison, _ = EvaluationComparison.objects.update_or_create(
+        run=run,
+        name=name,
+        metric=metric,
+        step=step,
+        defaults={
+            "verdict": result.verdict,
+            "result": result.as_dict(),
+            "inputs": inputs,
+            "computed_at": timezone.now(),
+        },
+    )
+    return comparison
+
+
+def _score(evaluation: Evaluation) -> Score:
+    items = np.asarray(evaluation.items, dtype=np.float64)
+    return Score(items, evaluation.item_ids, evaluation.clusters)
+
+
+def _put_off(run: Run) -> bool:
+    """Whether comparing the run again now would be too often for what it costs."""
+    latest: Comparison | None = getattr(run, "comparison", None)
+    if latest is None or run.state != RunState.RUNNING:
+        return False
+    pause = max(LEAST_INTERVAL, timedelta(seconds=latest.seconds / TIME_SHARE))
+    return timezone.now() < latest.computed_at + pause

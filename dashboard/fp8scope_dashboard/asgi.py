@@ -1,0 +1,16 @@
+"""The ASGI entry: `fp8scope_dashboard.asgi:application`."""
+
+import os
+
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.exceptions import ImproperlyConfigured
+
+from fp8scope_dashboard.ingest.body_limit import BodyLimit
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
+
+application = BodyLimit(get_asgi_application())
+
+if getattr(settings, "SECRET_KEY_IS_RANDOM", False) and "base" in os.environ["DJANGO_SETTINGS_MODULE"]:
+    raise ImproperlyConfigured("Set FP8SCOPE_SECRET_KEY (50 random characters) before serving.")

@@ -1,0 +1,1 @@
+"""`fp8scope demo`: bring everything up, train five small models, and say what was found."""

@@ -1,0 +1,55 @@
+"""The five runs of the demo, in the order in which they begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEPS = 600
+LEAST_STEPS, MOST_STEPS = 100, 20_000
+FAULT_AFTER = 0.4
+"""The share of its steps that the faulty run has behind it when the fault sets in."""
+
+BASELINE = "bf16"
+HEALTHY = "fp8"
+FAULTY = "fp8 stale scales"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run. `group` names the runs that differ only in their seed."""
+
+    name: str
+    group: str
+    precision: str
+    seed: int
+    steps: int
+    fault_at: int | None = None
+
+    def arguments(self) -> list[str]:
+        """The command line of `python -m fp8scope.demo.train`."""
+        options = {
+            "--name": self.name,
+            "--group": self.group,
+            "--baseline": "" if self.group == BASELINE else BASELINE,
+            "--precision": self.precision,
+            "--seed": str(self.seed),
+            "--steps": str(self.steps),
+        }
+        if self.fault_at is not None:
+            options["--fault-at"] = str(self.fault_at)
+        return [word for name, value in options.items() for word in (name, value)]
+
+
+def five_runs(steps: int = STEPS) -> list[RunPlan]:
+    """Three BF16 seeds, then FP8, then FP8 with the fault.
+
+    Both FP8 runs have the first seed's initial weights, and every run sees the same batches in the same
+    order: only the precision is different. The baseline comes first: the others are compared with it.
+    """
+    seeds = [RunPlan(f"bf16 seed {seed}", BASELINE, "bf16", seed, steps) for seed in (1, 2, 3)]
+    fault_at = round(steps * FAULT_AFTER)
+    return [
+        *seeds,
+        RunPlan("fp8 delayed scaling", HEALTHY, "fp8", 1, steps),
+        RunPlan("fp8 stale scales", FAULTY, "fp8", 1, steps, fault_at),
+    ]

@@ -1,0 +1,120 @@
+"""A demo from the first process to the last verdict."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from fp8scope_dashboard.demo import plan as plans
+from fp8scope_dashboard.demo import project as projects
+from fp8scope_dashboard.demo.outcome import Outcome, is_judged, outcome_of
+from fp8scope_dashboard.demo.project import DemoProject
+from fp8scope_dashboard.demo.screen import Bars
+from fp8scope_dashboard.demo.stored import Dashboard
+from fp8scope_dashboard.demo.trainer import Trainer
+from fp8scope_dashboard.servers.supervisor import Supervisor
+
+AT_ONCE = 2
+"""Training processes at a time: two cores are enough for the demo, and the servers want some of them."""
+POLL_SECONDS = 0.2
+JUDGE_SECONDS = 60.0
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+@dataclass
+class Demo:
+    """A demo in an installation of its own. Times in seconds since the command began."""
+
+    supervisor: Supervisor
+    console: Console
+    steps: int
+    began: float = field(default_factory=time.monotonic)
+    ready: float | None = None
+    first_rows: float | None = None
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def run(self, stack: ExitStack) -> list[Outcome]:
+        """Bring everything up, train, and return what was found. What `stack` unwinds stops it all."""
+        stack.callback(self.supervisor.stop)
+        self.supervisor.start()
+        with self.console.status("Starting PostgreSQL, Redis, the web server and a worker ..."):
+            self.supervisor.wait_ready()
+            project = projects.make(self.supervisor.url, self.supervisor.environment)
+        self.ready = self.elapsed()
+        self._say_where(project)
+        dashboard = Dashboard(self.supervisor.url, project.token)
+        trainers = [self._trainer(plan, project) for plan in plans.five_runs(self.steps)]
+        for trainer in trainers:
+            stack.callback(trainer.stop)
+        self._train(trainers, dashboard)
+        with self.console.status("Waiting for the last verdicts ..."):
+            return [_judge(trainer, dashboard) for trainer in trainers]
+
+    def _say_where(self, project: DemoProject) -> None:
+        self.console.print(
+            f"\nReady after {self.elapsed():.0f} s. Watch it in the browser, signed in by this link:"
+        )
+        self.console.print(f"    {project.link}", soft_wrap=True, highlight=False, style="bold")
+        self.console.print(f"afterwards at {project.page}\n", soft_wrap=True, highlight=False)
+
+    def _trainer(self, plan: plans.RunPlan, project: DemoProject) -> Trainer:
+        environment = {
+            **os.environ,
+            "FP8SCOPE_URL": self.supervisor.url,
+            "FP8SCOPE_TOKEN": project.token,
+            "FP8SCOPE_DIR": str(self.supervisor.data.root / "spool"),
+            "FP8SCOPE_MODE": "online",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        return Trainer(plan, environment, self.supervisor.data.logs)
+
+    def _train(self, trainers: list[Trainer], dashboard: Dashboard) -> None:
+        """Run them in their order, AT_ONCE at a time."""
+        bars = Bars(trainers, self.console)
+        waiting, running = list(trainers), list[Trainer]()
+        with bars.progress:
+            while waiting or running:
+                for trainer in running:
+                    _check(trainer)
+                running = [trainer for trainer in running if trainer.exit_status() is None]
+                while waiting and len(running) < AT_ONCE:
+                    trainer = waiting.pop(0)
+                    trainer.start()
+                    running.append(trainer)
+                bars.refresh()
+                self._note_first_rows(trainers[0], dashboard)
+                time.sleep(POLL_SECONDS)
+
+    def _note_first_rows(self, trainer: Trainer, dashboard: Dashboard) -> None:
+        if self.first_rows is None and (run := trainer.told.run):
+            stored = dashboard.run(run)
+            if stored is not None and stored["rows_stored"] > 0:
+                self.first_rows = self.elapsed()
+
+
+def _check(trainer: Trainer) -> None:
+    """Raises DemoError when the process has ended without success."""
+    status = trainer.exit_status()
+    if status is None or (status == 0 and trainer.told.finished is not None):
+        return
+    tail = trainer.tail()
+    reason = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+    raise DemoError(
+        f"the training process of {trainer.plan.name!r} {reason}; its log is {trainer.log}\n{tail}"
+    )
+
+
+def _judge(trainer: Trainer, dashboard: Dashboard) -> Outcome:
+    told = trainer.told
+    stored = dashboard.wait(told.run, lambda found: is_judged(trainer.plan, found), JUDGE_SECONDS)
+    return outcome_of(trainer.plan, told, stored)

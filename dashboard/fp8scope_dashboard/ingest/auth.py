@@ -1,0 +1,53 @@
+"""Who speaks: a bearer token, and with it a project."""
+
+from __future__ import annotations
+
+from typing import cast
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja.security import HttpBearer
+
+from fp8scope_dashboard.accounts.models import ApiToken, Project
+from fp8scope_dashboard.accounts.services import authenticate_token
+from fp8scope_dashboard.ingest.errors import BadTokenError, NoTokenError, UnknownRunError
+from fp8scope_dashboard.runs.models import Run
+
+HINT = "Make one on the project's settings page and set FP8SCOPE_TOKEN, or run `fp8scope login`."
+
+
+class Token(HttpBearer):
+    """`Authorization: Bearer fp8s_…`"""
+
+    def __call__(self, request: HttpRequest) -> ApiToken:
+        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secret:
+            raise NoTokenError("The request carries no token.", HINT)
+        return self.authenticate(request, secret)
+
+    def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
+        found = authenticate_token(token.strip())
+        if found is None:
+            raise BadTokenError("The token is unknown or was revoked.", HINT)
+        return found
+
+
+def project_of(request: HttpRequest) -> Project:
+    """The project that the request's token speaks for."""
+    return cast("ApiToken", request.auth).project  # type: ignore[attr-defined]
+
+
+def run_of(request: HttpRequest, run_id: UUID) -> Run:
+    """A run of the token's project.
+
+    Raises:
+        UnknownRunError: there is none of this id, or it belongs to another project.
+    """
+    project = project_of(request)
+    found = Run.objects.filter(pk=run_id, project=project).first()
+    if found is None:
+        raise UnknownRunError(
+            f"The project {project.slug} has no run {run_id}.", "Register it first: PUT /api/v1/runs/{run}"
+        )
+    found.project = project
+    return found

@@ -1,0 +1,277 @@
+"""From the bytes of a batch to something that may be stored."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from fp8scope_dashboard.ingest import limits
+from fp8scope_dashboard.ingest.envelope import Envelope, open_envelope
+from fp8scope_dashboard.ingest.errors import (
+    InvalidError,
+    MalformedError,
+    ProtocolMismatchError,
+    TooLargeError,
+)
+from fp8scope_dashboard.telemetry.codec import SCALAR, STEP, TENSOR, TIME, TIME_TYPE
+
+PROTOCOL = "1"
+SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+STATISTIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that keeps every rule which can be checked without the database.
+
+    Attributes:
+        body: the Arrow IPC stream to store.
+        width: the longest of the tensor lists: so long must the writer's catalogue be.
+        last_scalars: the latest value of each scalar in it.
+    """
+
+    run: UUID
+    writer: UUID
+    seq: int
+    dropped: int
+    body: bytes
+    rows: int
+    points: int
+    first_step: int
+    last_step: int
+    width: int
+    last_scalars: dict[str, float]
+    statistics: tuple[str, ...]
+
+
+@dataclass
+class _Tally:
+    """What is added up record batch by record batch."""
+
+    rows: int = 0
+    points: int = 0
+    first_step: int = 0
+    last_step: int = -1
+    last_scalars: dict[str, float] = field(default_factory=dict)
+
+
+def read_arrow(body: bytes) -> Batch:
+    """Validate an Arrow batch; one record batch is decompressed at a time.
+
+    Raises:
+        RefusalError: one of ingest.errors, with what is wrong.
+    """
+    return read_envelope(open_envelope(body), body)
+
+
+def read_envelope(envelope: Envelope, body: bytes) -> Batch:
+    """`read_arrow` in its second step, for who wants to look at the envelope first."""
+    try:
+        metadata = _metadata(envelope.schema)
+        widths = _check_schema(envelope.schema)
+    except UnicodeDecodeError as error:
+        raise MalformedError("A name in the schema is not UTF-8.", "Write names as text.") from error
+    tally = _Tally()
+    for message in envelope.batches:
+        _add(tally, _decompress(message, envelope.schema))
+    if tally.rows == 0:
+        raise InvalidError(
+            "The batch has no rows.", "Send nothing, or a heartbeat, when there is nothing to say."
+        )
+    return Batch(
+        run=_uuid(metadata, "fp8scope.run"),
+        writer=_uuid(metadata, "fp8scope.writer"),
+        seq=_natural(metadata, "fp8scope.seq"),
+        dropped=_natural({"fp8scope.dropped": "0", **metadata}, "fp8scope.dropped"),
+        body=body,
+        rows=tally.rows,
+        points=tally.points,
+        first_step=tally.first_step,
+        last_step=tally.last_step,
+        width=max(widths.values(), default=0),
+        last_scalars=tally.last_scalars,
+        statistics=tuple(widths),
+    )
+
+
+def _metadata(schema: pa.Schema) -> dict[str, str]:
+    metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    protocol = metadata.get("fp8scope.protocol")
+    if protocol is None:
+        raise MalformedError(
+            "The schema's metadata lacks fp8scope.protocol.",
+            "Set fp8scope.protocol, fp8scope.run, fp8scope.writer and fp8scope.seq as schema metadata.",
+        )
+    check_protocol(protocol)
+    return metadata
+
+
+def check_protocol(protocol: str) -> None:
+    """Raises ProtocolMismatchError unless it is the version spoken here."""
+    if protocol != PROTOCOL:
+        raise ProtocolMismatchError(
+            f"The batch is of protocol version {protocol[:20]}; this dashboard speaks version {PROTOCOL}.",
+            "Install the same version of fp8scope on both sides, then run `fp8scope sync`.",
+        )
+
+
+def _uuid(metadata: Mapping[str, str], key: str) -> UUID:
+    try:
+        return UUID(metadata[key])
+    except (KeyError, ValueError) as error:
+        raise MalformedError(
+            f"The metadata {key} must be a UUID.", f"Set {key} as schema metadata."
+        ) from error
+
+
+def _natural(metadata: Mapping[str, str], key: str) -> int:
+    text = metadata.get(key, "")
+    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > limits.LARGEST_INT:
+        raise MalformedError(
+            f"The metadata {key} must be a decimal number from 0 to 2^63 - 1.",
+            f"Set {key} as schema metadata.",
+        )
+    return int(text)
+
+
+def _check_schema(schema: pa.Schema) -> dict[str, int]:
+    """Check names and types of all columns. Returns each statistic's list size."""
+    names = schema.names
+    if len(set(names)) != len(names):
+        raise InvalidError("Two columns have the same name.", "Name each scalar and statistic once.")
+    for name, expected in ((STEP, pa.int64()), (TIME, TIME_TYPE)):
+        if name not in names or schema.field(name).type != expected:
+            raise InvalidError(f"The column {name} must be there, of type {expected}.", "See docs/wire.md.")
+    widths: dict[str, int] = {}
+    scalars = 0
+    for column in schema:
+        if column.name.startswith(SCALAR):
+            _check_scalar(column)
+            scalars += 1
+        elif column.name.startswith(TENSOR):
+            widths[column.name.removeprefix(TENSOR)] = _check_statistic(column)
+        elif column.name not in (STEP, TIME):
+            raise InvalidError(
+                f"Unknown column {column.name[:100]!r}.",
+                "Columns are step, time, scalar:<name>, tensor:<statistic>.",
+            )
+    if scalars > limits.SCALARS or len(widths) > limits.STATISTICS:
+        raise TooLargeError(
+            f"The batch has {scalars} scalars and {len(widths)} statistics; "
+            f"at most {limits.SCALARS} and {limits.STATISTICS} are allowed.",
+            "Log fewer names.",
+        )
+    return widths
+
+
+def _check_scalar(column: pa.Field[Any]) -> None:
+    if not SCALAR_NAME.fullmatch(column.name.removeprefix(SCALAR)):
+        raise InvalidError(
+            f"Bad scalar name {column.name.removeprefix(SCALAR)[:140]!r}.",
+            "Names are 1 to 128 of the characters A-Z a-z 0-9 _ . / -",
+        )
+    if column.type != pa.float64():
+        raise InvalidError(
+            f"The column {column.name} must be float64, not {column.type}.", "See docs/wire.md."
+        )
+
+
+def _check_statistic(column: pa.Field[Any]) -> int:
+    if not STATISTIC_NAME.fullmatch(column.name.removeprefix(TENSOR)):
+        raise InvalidError(
+            f"Bad statistic name {column.name.removeprefix(TENSOR)[:50]!r}.",
+            "The statistics are numel, amax, scale, saturated, underflow, subnormal and nonfinite.",
+        )
+    kind = column.type
+    if not pa.types.is_fixed_size_list(kind) or kind.value_type not in (pa.float64(), pa.float32()):
+        raise InvalidError(
+            f"The column {column.name} must be a fixed_size_list of float64 or float32, not {kind}"[:300],
+            "One value per entry of the writer's catalogue; see docs/wire.md.",
+        )
+    if kind.list_size > limits.TENSORS:
+        raise TooLargeError(
+            f"The column {column.name} lists more than {limits.TENSORS} tensors.", "Watch fewer."
+        )
+    return int(kind.list_size)
+
+
+def _decompress(message: pa.ipc.Message, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        batch = pa.ipc.read_record_batch(message, schema)
+        # Without this a buffer shorter than the rows that it claims to hold would be read beyond its end.
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise MalformedError(
+            f"A record batch cannot be read: {str(error).splitlines()[0][:200]}",
+            "Send the writer's buffer as it is, unchanged.",
+        ) from error
+    return batch
+
+
+def _add(tally: _Tally, batch: pa.RecordBatch) -> None:
+    """Check the values of one record batch and add them up, without a loop over rows."""
+    if batch.num_rows == 0:
+        return
+    _add_steps(tally, batch)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name.startswith(SCALAR):
+            present = len(column) - column.null_count
+            tally.points += present
+            if present:
+                tally.last_scalars[name.removeprefix(SCALAR)] = _last_value(column)
+        elif name.startswith(TENSOR):
+            if column.null_count:
+                raise InvalidError(
+                    f"The column {name} has a null list.",
+                    "Write a list of null values where nothing was observed.",
+                )
+            values = cast("pa.FixedSizeListArray[Any]", column).flatten()
+            tally.points += len(values) - values.null_count
+    tally.rows += batch.num_rows
+
+
+def _add_steps(tally: _Tally, batch: pa.RecordBatch) -> None:
+    steps, times = batch.column(STEP), batch.column(TIME)
+    if steps.null_count or times.null_count:
+        raise InvalidError(
+            "step and time must have no nulls.", "Every row is one step that ended at a known time."
+        )
+    numbers = steps.to_numpy()
+    if numbers[0] < 0:
+        raise InvalidError("A step is negative.", "Steps count from 0.")
+    if (np.diff(numbers) < 0).any() or numbers[0] < tally.last_step:
+        raise InvalidError(
+            "The steps decrease within the batch.", "Send a batch of its own after going back."
+        )
+    micros = times.cast(pa.int64()).to_numpy()
+    if micros.min() < limits.FIRST_TIME_US or micros.max() > limits.LAST_TIME_US:
+        raise InvalidError(
+            "A time lies before 2000 or after 2199.",
+            "time is in microseconds since 1970, UTC; check the clock.",
+        )
+    if tally.rows == 0:
+        tally.first_step = int(numbers[0])
+    tally.last_step = int(numbers[-1])
+
+
+def _last_value(column: pa.Array[Any]) -> float:
+    if column.null_count == 0:
+        return float(column[-1].as_py())
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    return float(column[int(np.flatnonzero(valid)[-1])].as_py())
+
+
+def to_json_number(value: float) -> float | str:
+    """A float as JSON can hold it: NaN and infinities as the strings of docs/wire.md."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -1,0 +1,62 @@
+"""Every message counts once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from django.db import connection
+from django.utils import timezone
+
+from fp8scope_dashboard.ingest.errors import WriterConflictError
+from fp8scope_dashboard.ingest.models import Receipt
+
+MessageKind = Literal["batch", "evaluation", "finish"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What identifies a message: (run, writer, seq), and a digest of its bytes."""
+
+    run: UUID
+    writer: UUID
+    seq: int
+    kind: MessageKind
+    digest: bytes
+
+
+def identify(run: UUID, writer: UUID, seq: int, kind: MessageKind, body: bytes) -> Message:
+    """Name a message by what was sent, byte for byte."""
+    return Message(run, writer, seq, kind, hashlib.sha256(kind.encode() + b"\0" + body).digest())
+
+
+def enter(message: Message) -> bool:
+    """Write the receipt, within the transaction that stores the message. False: it was stored before.
+
+    Of two requests with the same message at the same time one waits here until the other has committed, and
+    then is the duplicate; or has failed, and then stores.
+
+    Raises:
+        WriterConflictError: another message is stored under this (run, writer, seq).
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO ingest_receipt (run_id, writer, seq, kind, digest, received_at)
+            VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+            """,
+            [message.run, message.writer, message.seq, message.kind, message.digest, timezone.now()],
+        )
+        if cursor.rowcount:
+            return True
+    stored = Receipt.objects.values_list("digest", flat=True).get(
+        run_id=message.run, writer=message.writer, seq=message.seq
+    )
+    if bytes(stored) != message.digest:
+        raise WriterConflictError(
+            f"Another message is stored under seq {message.seq} of writer {message.writer}.",
+            "Another process uses this writer's id: take a new one and send again what was not acknowledged.",
+        )
+    return False

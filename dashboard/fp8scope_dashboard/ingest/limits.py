@@ -1,0 +1,27 @@
+"""Bounds on what comes from outside. docs/wire.md tells clients of the first group."""
+
+from typing import Final
+
+MIB: Final = 1024 * 1024
+
+REQUEST_BYTES: Final = 32 * MIB
+DECOMPRESSED_BYTES: Final = 256 * MIB
+ROWS: Final = 100_000
+SCALARS: Final = 2_000
+STATISTICS: Final = 32
+TENSORS: Final = 20_000
+EVALUATION_ITEMS: Final = 100_000
+
+# What a well-meaning client does not come near.
+SCHEMA_BYTES: Final = 1 * MIB
+RECORD_BATCHES: Final = 1_000
+TENSORS_PER_REQUEST: Final = 20_000
+LARGEST_INT: Final = 2**63 - 1
+# Microseconds since 1970 of 2000-01-01 and 2200-01-01: a clock outside is a broken clock.
+FIRST_TIME_US: Final = 946_684_800_000_000
+LAST_TIME_US: Final = 7_258_118_400_000_000
+
+# Decompressed bytes that one web process works on at a time; beyond it clients are asked to slow down.
+BYTES_IN_FLIGHT: Final = 768 * MIB
+SLOW_DOWN_SECONDS: Final = 1
+UNAVAILABLE_SECONDS: Final = 2

@@ -1,0 +1,201 @@
+"""Storing what was validated: each message in one transaction with its receipt and the run's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Case, F, Func, JSONField, Value, When
+from django.db.models.functions import Greatest
+from django.utils import timezone
+
+from fp8scope_dashboard.analysis.models import Evaluation
+from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.ingest import limits
+from fp8scope_dashboard.ingest.batch import Batch, to_json_number
+from fp8scope_dashboard.ingest.errors import CatalogueGapRefusalError, InvalidError
+from fp8scope_dashboard.ingest.ledger import Message, enter
+from fp8scope_dashboard.runs import services as runs
+from fp8scope_dashboard.runs.models import Run, Tensor, Writer
+from fp8scope_dashboard.telemetry import store
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One evaluation; see analysis.models.Evaluation."""
+
+    step: int
+    name: str
+    metric: str
+    kind: str
+    higher_is_better: bool
+    items: Sequence[float]
+    item_ids: Sequence[str] | None
+    clusters: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a writer says when it is done; see docs/wire.md."""
+
+    failed: bool
+    error: str
+    rows_sent: int
+    points_sent: int
+    dropped: int
+    errors: int
+
+
+# In every transaction below the locks are taken in the same order: receipt, writer, run.
+
+
+@transaction.atomic
+def store_batch(run: Run, message: Message, batch: Batch) -> bool:
+    """Store a batch. False: it was stored before.
+
+    Raises:
+        WriterConflictError, CatalogueGapRefusalError, InvalidError: see docs/wire.md.
+    """
+    writer = runs.writer_of(run, batch.writer)
+    _check_catalogue(writer, batch)
+    _check_names(run, batch)
+    if not enter(message):
+        return False
+    store.append(
+        run.id,
+        batch.writer,
+        batch.seq,
+        batch.body,
+        first_step=batch.first_step,
+        last_step=batch.last_step,
+        rows=batch.rows,
+        points=batch.points,
+    )
+    runs.count_losses(run, writer, dropped=batch.dropped)
+    _touch(writer)
+    Run.objects.filter(pk=run.pk).update(**_changes(run, batch))
+    run_changed(run.id, run.project_id, "rows", batch.last_step)
+    return True
+
+
+@transaction.atomic
+def store_evaluation(run: Run, message: Message, scores: Scores) -> bool:
+    """Store an evaluation. False: it was stored before.
+
+    Raises:
+        WriterConflictError: another message has this seq.
+    """
+    writer = runs.writer_of(run, message.writer)
+    if not enter(message):
+        return False
+    Evaluation.objects.create(
+        run=run,
+        writer=message.writer,
+        seq=message.seq,
+        step=scores.step,
+        name=scores.name,
+        metric=scores.metric,
+        kind=scores.kind,
+        higher_is_better=scores.higher_is_better,
+        items=list(scores.items),
+        item_ids=None if scores.item_ids is None else list(scores.item_ids),
+        clusters=None if scores.clusters is None else list(scores.clusters),
+    )
+    runs.note_life(run, writer)
+    run_changed(run.id, run.project_id, "evaluation", scores.step)
+    return True
+
+
+@transaction.atomic
+def store_finish(run: Run, message: Message, ending: Ending) -> bool:
+    """Store that a writer is done. False: it was stored before.
+
+    Raises:
+        WriterConflictError: another message has this seq.
+    """
+    writer = runs.writer_of(run, message.writer)
+    if not enter(message):
+        return False
+    runs.count_losses(run, writer, dropped=ending.dropped, errors=ending.errors)
+    runs.finish(
+        run,
+        writer,
+        failed=ending.failed,
+        error=ending.error,
+        rows_sent=ending.rows_sent,
+        points_sent=ending.points_sent,
+    )
+    return True
+
+
+def tensor_positions(run: Run, writer: UUID) -> dict[str, int]:
+    """The place of each tensor's name in the writer's catalogue; empty for an unknown writer."""
+    catalogue = Writer.objects.filter(run=run, uuid=writer).values_list("catalogue", flat=True).first()
+    if not catalogue:
+        return {}
+    names = dict(Tensor.objects.filter(run=run).values_list("index", "name"))
+    return {names[index]: position for position, index in enumerate(catalogue)}
+
+
+def _check_catalogue(writer: Writer, batch: Batch) -> None:
+    if not batch.width:
+        return
+    length = Writer.objects.filter(pk=writer.pk).values_list("catalogue__len", flat=True).get() or 0
+    if batch.width > length:
+        raise CatalogueGapRefusalError(
+            f"The tensor lists have {batch.width} entries, this writer's catalogue {length}.",
+            "Send the catalogue from offset 0, then this batch again.",
+        )
+
+
+def _check_names(run: Run, batch: Batch) -> None:
+    """Names that come and go over the steps must not add up without bound."""
+    _check_count("scalars", run.last_scalars, batch.last_scalars, limits.SCALARS)
+    _check_count("statistics", run.statistics, batch.statistics, limits.STATISTICS)
+
+
+def _check_count(what: str, known: Iterable[str], new: Iterable[str], most: int) -> None:
+    count = len(set(known) | set(new))
+    if count > most:
+        raise InvalidError(
+            f"The run would have {count} different {what}; at most {most} are allowed.",
+            "Keep what varies, such as a step number, out of the names.",
+        )
+
+
+def _touch(writer: Writer) -> None:
+    Writer.objects.filter(pk=writer.pk).update(seen_at=timezone.now())
+
+
+def _changes(run: Run, batch: Batch) -> dict[str, Any]:
+    """The run's counters as expressions of the stored ones, so that concurrent batches all count."""
+    changes: dict[str, Any] = {
+        "heartbeat_at": timezone.now(),
+        "state": runs.alive_state(),
+        "rows_stored": F("rows_stored") + batch.rows,
+        "points_stored": F("points_stored") + batch.points,
+        # GREATEST passes over NULL.
+        "last_step": Greatest(F("last_step"), Value(batch.last_step)),
+    }
+    if batch.last_scalars:
+        scalars = {name: to_json_number(value) for name, value in batch.last_scalars.items()}
+        new = Value(scalars, JSONField())
+        # A batch that comes late adds names that are missing, but no older value for those that are there.
+        changes["last_scalars"] = Case(
+            When(last_step__gt=batch.last_step, then=_merged(new, F("last_scalars"))),
+            default=_merged(F("last_scalars"), new),
+        )
+    missing = [name for name in batch.statistics if name not in run.statistics]
+    if missing:
+        locked = (
+            Run.objects.select_for_update(no_key=True).values_list("statistics", flat=True).get(pk=run.pk)
+        )
+        changes["statistics"] = [*locked, *(name for name in missing if name not in locked)]
+    return changes
+
+
+def _merged(under: Value | F, over: Value | F) -> Func:
+    return Func(under, over, template="(%(expressions)s)", arg_joiner=" || ", output_field=JSONField())

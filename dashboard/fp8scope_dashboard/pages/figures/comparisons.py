@@ -1,0 +1,216 @@
+"""FP8 against BF16: the delta over the run, and scores with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.pages.figures.ranges import PADDING, central_range
+from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped, faded, new_figure
+
+Floats = NDArray[np.float64]
+
+# The delta's chart never shows less than this many tolerances, nor more.
+LEAST_TOLERANCES, MOST_TOLERANCES = 1.6, 4.0
+
+
+@dataclass(frozen=True)
+class DeltaCurve:
+    """Relative difference of a run's loss along the way: float64[N] each, as fractions."""
+
+    name: str
+    slot: Slot
+    x: Floats
+    delta: Floats
+    low: Floats
+    high: Floats
+    tolerance: float | None
+    window: tuple[float, float] | None = None
+
+
+def delta_figure(
+    curves: Sequence[DeltaCurve],
+    margin: float,
+    theme: Theme,
+    *,
+    compact: bool = False,
+    x_title: str = "tokens",
+) -> go.Figure:
+    """Each run's delta with its noise band; the margin as a green zone, wider tolerances as lines."""
+    figure = new_figure(theme, compact=compact, height=280, x_title=x_title, y_title="(FP8 − BF16) / BF16")
+    figure.add_hrect(y0=-margin, y1=margin, fillcolor=faded(theme.good, 0.13), line_width=0, layer="below")
+    figure.add_hline(y=0, line={"color": theme.muted, "width": 1})
+    tolerances = {curve.tolerance for curve in curves if curve.tolerance and curve.tolerance > margin}
+    for tolerance in sorted(tolerances):
+        for side in (tolerance, -tolerance):
+            figure.add_hline(y=side, line={"color": theme.good, "width": 1.4, "dash": "dash"})
+    low, high = _range(curves, max([margin, *tolerances]))
+    for curve in curves:
+        _draw(figure, curve, theme)
+        _mark_outside(figure, curve, low, high, theme)
+    for first, last in {curve.window for curve in curves if curve.window is not None}:
+        figure.add_vrect(x0=first, x1=last, fillcolor=faded(theme.muted, 0.1), line_width=0, layer="below")
+    figure.update_yaxes(tickformat="+.2~%", range=[low, high])
+    figure.update_layout(showlegend=True)
+    return figure
+
+
+def _mark_outside(figure: go.Figure, curve: DeltaCurve, low: float, high: float, theme: Theme) -> None:
+    """Where a curve leaves the chart, a triangle says so, and which way."""
+    for outside, symbol, edge in (
+        (curve.delta > high, "triangle-up", high),
+        (curve.delta < low, "triangle-down", low),
+    ):
+        places = np.flatnonzero(outside & ~np.roll(outside, 1))
+        if len(places):
+            figure.add_scatter(
+                x=curve.x[places],
+                y=np.full(len(places), edge),
+                mode="markers",
+                showlegend=False,
+                legendgroup=curve.name,
+                name=curve.name,
+                cliponaxis=False,
+                customdata=curve.delta[places],
+                marker={"symbol": symbol, "size": 10, "color": theme.arms[curve.slot]},
+                hovertemplate="%{customdata:+.2%}, outside of the chart<extra>%{fullData.name}</extra>",
+            )
+
+
+def _draw(figure: go.Figure, curve: DeltaCurve, theme: Theme) -> None:
+    colour = theme.arms[curve.slot]
+    figure.add_scatter(
+        x=np.concatenate([curve.x, curve.x[::-1]]),
+        y=np.concatenate([curve.high, curve.low[::-1]]),
+        fill="toself",
+        fillcolor=faded(colour, 0.16),
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=curve.name,
+        name=f"{curve.name}, noise",
+    )
+    figure.add_scatter(
+        x=curve.x,
+        y=curve.delta,
+        mode="lines",
+        name=escaped(curve.name),
+        legendgroup=curve.name,
+        line={"color": colour, "width": 2.2, "dash": DASHES[curve.slot]},
+        hovertemplate="%{y:+.3%}<extra>%{fullData.name}</extra>",
+    )
+
+
+def _range(curves: Sequence[DeltaCurve], tolerance: float) -> tuple[float, float]:
+    """The second half of the way decides: the beginning differs wildly and means little."""
+    late = [curve.delta[len(curve.delta) // 2 :] for curve in curves]
+    seen = central_range(late) if late else None
+    least, most = LEAST_TOLERANCES * tolerance, MOST_TOLERANCES * tolerance
+    low, high = seen or (-least, least)
+    return max(min(low, -least), -most), min(max(high, least), most)
+
+
+@dataclass(frozen=True)
+class ScorePoint:
+    """One run's score at one checkpoint, with its interval where there is one."""
+
+    step: int
+    name: str
+    arm: str
+    slot: Slot
+    score: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class ScoreBand:
+    """The baseline's interval at one checkpoint."""
+
+    step: int
+    low: float
+    high: float
+
+
+def scores_figure(
+    points: Sequence[ScorePoint],
+    bands: Sequence[ScoreBand],
+    theme: Theme,
+    *,
+    y_title: str,
+    compact: bool = False,
+) -> go.Figure:
+    """Dot and whisker for every run at every checkpoint, side by side, over the baseline's interval."""
+    figure = new_figure(theme, compact=compact, height=320, x_title="checkpoint (step)", y_title=y_title)
+    steps = sorted({point.step for point in points} | {band.step for band in bands})
+    place = {step: i for i, step in enumerate(steps)}
+    for band in bands:
+        centre = place[band.step]
+        figure.add_shape(
+            type="rect",
+            x0=centre - 0.42,
+            x1=centre + 0.42,
+            y0=band.low,
+            y1=band.high,
+            fillcolor=faded(theme.arms["bf16"], 0.16),
+            line={"width": 0},
+            layer="below",
+        )
+    names = list(dict.fromkeys(point.name for point in points))
+    offsets = np.linspace(-0.28, 0.28, len(names)) if len(names) > 1 else np.zeros(1)
+    named: set[str] = set()
+    for name, offset in zip(names, offsets, strict=True):
+        mine = [point for point in points if point.name == name]
+        slot = mine[0].slot
+        figure.add_scatter(
+            x=[place[point.step] + offset for point in mine],
+            y=[point.score for point in mine],
+            error_y=_whiskers(mine, theme.arms[slot]),
+            mode="markers",
+            name=mine[0].arm,
+            legendgroup=mine[0].arm,
+            showlegend=mine[0].arm not in named,
+            marker={
+                "color": theme.arms[slot],
+                "size": 9,
+                "symbol": "circle" if slot == "bf16" else "diamond" if slot == "fp8-1" else "square",
+            },
+            customdata=[[point.step, point.low, point.high] for point in mine],
+            hovertemplate="%{y:.4~f} [%{customdata[1]:.4~f}, %{customdata[2]:.4~f}]"
+            f"<br>step %{{customdata[0]}}<extra>{escaped(name)}</extra>",
+        )
+        named.add(mine[0].arm)
+    figure.update_xaxes(
+        tickmode="array",
+        tickvals=list(range(len(steps))),
+        ticktext=[str(step) for step in steps],
+        range=[-0.6, max(len(steps), 1) - 0.4],
+    )
+    figure.update_layout(hovermode="closest", showlegend=True)
+    _fit(figure, points, bands)
+    return figure
+
+
+def _whiskers(points: Sequence[ScorePoint], colour: str) -> dict[str, object]:
+    up = [0.0 if point.high is None else point.high - point.score for point in points]
+    down = [0.0 if point.low is None else point.score - point.low for point in points]
+    return {"type": "data", "array": up, "arrayminus": down, "color": colour, "thickness": 1.6, "width": 4}
+
+
+def _fit(figure: go.Figure, points: Sequence[ScorePoint], bands: Sequence[ScoreBand]) -> None:
+    """Plotly does not count shapes when it chooses a range."""
+    values = [
+        value
+        for low, high in [(p.low, p.high) for p in points] + [(b.low, b.high) for b in bands]
+        for value in (low, high)
+        if value is not None and np.isfinite(value)
+    ] + [point.score for point in points if np.isfinite(point.score)]
+    if values:
+        low, high = min(values), max(values)
+        room = PADDING * ((high - low) or abs(high) or 1.0)
+        figure.update_yaxes(range=[low - room, high + room])

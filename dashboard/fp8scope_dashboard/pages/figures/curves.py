@@ -1,0 +1,238 @@
+"""Curves over steps: the loss of one or many runs, throughput, any scalar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.pages.figures.ranges import Range
+from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped, faded, new_figure
+
+Floats = NDArray[np.float64]
+
+# Where marks sit on the hidden axis from 0 to 1 that lies over the chart.
+TOP, BOTTOM = 0.975, 0.025
+# More single marks than this say no more than these.
+MOST_MARKS = 200
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run's line.
+
+    Attributes:
+        x, y: float64[N]; y may hold NaN and infinities, which are marked.
+        smooth_x, smooth_y: the strong line, where there is one; then y is drawn faintly.
+        arm: what the legend calls it; curves of one arm share one entry.
+        quiet: drawn thin, in the background.
+    """
+
+    name: str
+    arm: str
+    slot: Slot
+    x: Floats
+    y: Floats
+    smooth_x: Floats = field(default_factory=lambda: np.zeros(0))
+    smooth_y: Floats = field(default_factory=lambda: np.zeros(0))
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line with a name, e.g. where an alert began."""
+
+    x: float
+    text: str
+    severe: bool = False
+
+
+def curves_figure(
+    curves: Sequence[Curve],
+    theme: Theme,
+    *,
+    y_range: Range | None = None,
+    log: bool = False,
+    compact: bool = False,
+    height: int = 340,
+    x_title: str = "step",
+    y_title: str = "",
+    marks: Sequence[Mark] = (),
+) -> go.Figure:
+    """Draw curves into one chart.
+
+    Whatever `y_range` cuts off and whatever is not finite is marked at the chart's edge, with its value on
+    hovering: nothing vanishes. On a log axis values <= 0 have no place; all others are inside it.
+    """
+    figure = new_figure(theme, compact=compact, height=height, x_title=x_title, y_title=y_title)
+    named: set[str] = set()
+    arms = {curve.arm for curve in curves if not curve.quiet}
+    for curve in curves:
+        # Dashes tell arms apart: a line that is alone needs none.
+        dash = DASHES[curve.slot] if len(arms) > 1 else "solid"
+        _draw(figure, curve, theme, dash, log=log, legend=curve.arm not in named)
+        named.add(curve.arm)
+    for curve in curves:
+        _mark_strange(figure, curve, theme, y_range)
+    _mark_events(figure, marks, theme)
+    if log:
+        figure.update_yaxes(type="log", minor={"ticks": ""}, dtick=_decades(curves))
+    elif y_range is not None:
+        figure.update_yaxes(range=list(y_range), autorange=False)
+    figure.update_layout(
+        showlegend=len(named) > 1,
+        yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True, "type": "linear"},
+    )
+    return figure
+
+
+def _draw(figure: go.Figure, curve: Curve, theme: Theme, dash: str, *, log: bool, legend: bool) -> None:
+    colour = theme.arms[curve.slot]
+    has_smooth = len(curve.smooth_x) > 0
+    width = 1.2 if curve.quiet else 2.2
+    y = np.where(np.isfinite(curve.y) & ((curve.y > 0) | (not log)), curve.y, np.nan)
+    raw_colour = faded(colour, (0.2 if curve.quiet else 0.38) if has_smooth else 0.55 if curve.quiet else 1.0)
+    figure.add_scatter(
+        x=curve.x,
+        y=y,
+        name=curve.name if not has_smooth else f"{curve.name}, raw",
+        mode="lines" if np.count_nonzero(np.isfinite(y)) > 1 else "markers",
+        line={
+            "color": raw_colour,
+            "width": 1 if has_smooth else width,
+            "dash": "solid" if has_smooth else dash,
+        },
+        marker={"color": colour, "size": 7},
+        legendgroup=curve.arm,
+        showlegend=False,
+        hoverinfo="skip" if has_smooth else None,
+        hovertemplate=None if has_smooth else f"%{{y:.5~g}}<extra>{escaped(curve.name)}</extra>",
+        connectgaps=False,
+    )
+    if has_smooth:
+        smooth = np.where((curve.smooth_y > 0) | (not log), curve.smooth_y, np.nan)
+        figure.add_scatter(
+            x=curve.smooth_x,
+            y=smooth,
+            mode="lines",
+            line={"color": faded(colour, 0.75) if curve.quiet else colour, "width": width, "dash": dash},
+            legendgroup=curve.arm,
+            showlegend=False,
+            name=curve.name,
+            hovertemplate=f"%{{y:.5~g}}<extra>{escaped(curve.name)}</extra>",
+            connectgaps=False,
+        )
+    if legend:
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="lines",
+            name=escaped(curve.arm),
+            legendgroup=curve.arm,
+            line={"color": colour, "width": 2.6, "dash": dash},
+        )
+
+
+def _mark_strange(figure: go.Figure, curve: Curve, theme: Theme, y_range: Range | None) -> None:
+    """Crosses where the value is not finite, triangles where it lies outside of the range."""
+    broken = ~np.isfinite(curve.y)
+    text = ["NaN" if np.isnan(value) else "infinite" for value in curve.y]
+    _edge_marks(figure, curve, broken, text, theme.danger, "x-thin", TOP, "not finite")
+    if y_range is None:
+        return
+    with np.errstate(invalid="ignore"):
+        above, below = (curve.y > y_range[1]) & ~broken, (curve.y < y_range[0]) & ~broken
+    text = [f"{value:.5g}" for value in curve.y]
+    colour = theme.arms[curve.slot]
+    _edge_marks(figure, curve, above, text, colour, "triangle-up", TOP, "above the chart")
+    _edge_marks(figure, curve, below, text, colour, "triangle-down", BOTTOM, "below the chart")
+
+
+def _edge_marks(
+    figure: go.Figure,
+    curve: Curve,
+    mask: NDArray[np.bool_],
+    text: Sequence[str],
+    colour: str,
+    symbol: str,
+    height: float,
+    what: str,
+) -> None:
+    """Mark where `mask` is true: both ends of each stretch, and a line between that says 'all of it'."""
+    if not mask.any():
+        return
+    ends = _ends(mask)
+    x: list[float | None] = []
+    for first, last in zip(ends[::2], ends[1::2], strict=True):
+        x += [float(curve.x[first]), float(curve.x[last]), None]
+    places = [label for i in range(0, len(ends), 2) for label in (text[ends[i]], text[ends[i + 1]], "")]
+    figure.add_scatter(
+        x=x,
+        y=[None if each is None else height for each in x],
+        yaxis="y2",
+        mode="lines+markers",
+        line={"color": faded(colour, 0.8), "width": 2},
+        marker={"symbol": symbol, "size": 9, "color": colour, "line": {"width": 2, "color": colour}},
+        text=places,
+        name=f"{curve.name}: {what}",
+        legendgroup=curve.arm,
+        showlegend=False,
+        hovertemplate=f"%{{text}}<extra>{escaped(curve.name)}, {what}</extra>",
+        cliponaxis=False,
+    )
+
+
+def _mark_events(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None:
+    for mark in marks[:MOST_MARKS]:
+        colour = theme.danger if mark.severe else theme.warning
+        figure.add_shape(
+            type="line",
+            xref="x",
+            yref="paper",
+            x0=mark.x,
+            x1=mark.x,
+            y0=0,
+            y1=1,
+            line={"color": faded(colour, 0.75), "width": 1, "dash": "dot"},
+        )
+    if marks:
+        figure.add_scatter(
+            x=[mark.x for mark in marks],
+            y=[BOTTOM] * len(marks),
+            yaxis="y2",
+            mode="markers",
+            marker={
+                "symbol": "diamond",
+                "size": 9,
+                "color": [theme.danger if mark.severe else theme.warning for mark in marks],
+                "line": {"width": 1, "color": theme.surface},
+            },
+            text=[escaped(mark.text) for mark in marks],
+            name="alert",
+            showlegend=False,
+            hovertemplate="%{text}<extra>alert</extra>",
+            cliponaxis=False,
+        )
+
+
+def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """First and last index of each stretch of True, in pairs; at most MOST_MARKS of them."""
+    padded = np.concatenate(([False], mask, [False]))
+    changes = np.flatnonzero(padded[1:] != padded[:-1])
+    pairs = np.stack([changes[::2], changes[1::2] - 1], axis=1)
+    if len(pairs) > MOST_MARKS // 2:
+        pairs = pairs[np.linspace(0, len(pairs) - 1, MOST_MARKS // 2).astype(int)]
+    return pairs.reshape(-1)
+
+
+def _decades(curves: Sequence[Curve]) -> str | int | None:
+    """Ticks at powers of ten where the values span several, else plotly's own."""
+    positive = [curve.y[np.isfinite(curve.y) & (curve.y > 0)] for curve in curves]
+    positive = [values for values in positive if len(values)]
+    if not positive:
+        return None
+    low, high = min(values.min() for values in positive), max(values.max() for values in positive)
+    return 1 if np.log10(high / low) > 2.5 else None

@@ -1,0 +1,243 @@
+"""Tensors: many at once as a heat map, one in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
+
+Floats = NDArray[np.float64]
+
+# Largest finite value of each format (OCP 8-bit floating point specification, 2023).
+LARGEST: Mapping[str, float] = {"e4m3": 448.0, "e4m3fn": 448.0, "e5m2": 57344.0}
+
+# Rates from here to 1 are told apart by colour; below, they are drawn as this.
+SMALLEST_RATE = 1e-6
+ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 15, 260, 900
+# More rows than this leave no room for names.
+NAMED_ROWS = 70
+LABEL_LENGTH, COMPACT_LABEL_LENGTH = 34, 18
+
+
+def is_rate(statistic: str) -> bool:
+    """Whether a statistic is a share of a tensor's elements."""
+    return statistic.endswith("_rate")
+
+
+def heatmap_figure(
+    names: Sequence[str],
+    step_edges: NDArray[np.int64],
+    values: Floats,
+    statistic: str,
+    theme: Theme,
+    *,
+    compact: bool = False,
+) -> go.Figure:
+    """A statistic of T tensors over C columns of steps; float64[T, C], NaN where nothing was observed.
+
+    Colours are logarithmic. Zero has a colour of its own, the background's: what stands out happened.
+    """
+    centres = (step_edges[:-1] + step_edges[1:] - 1) / 2.0
+    z, ticks, labels = _levels(values, statistic)
+    height = int(np.clip(ROW_PIXELS * len(names) + 90, LEAST_PIXELS, MOST_PIXELS))
+    figure = new_figure(theme, compact=compact, height=height, x_title="step")
+    colours = theme.heat if is_rate(statistic) or statistic in ("saturated", "nonfinite") else theme.cool
+    title = glossary.title(statistic)
+    figure.add_heatmap(
+        x=centres,
+        y=np.arange(len(names)),
+        z=z.astype(np.float32),
+        customdata=values.astype(np.float32),
+        text=None,
+        colorscale=scale_of(colours),
+        zmin=float(np.float32(ticks[0])),
+        zmax=float(np.float32(ticks[-1])),
+        xgap=0,
+        ygap=1 if len(names) <= NAMED_ROWS else 0,
+        hoverongaps=False,
+        hovertemplate="<b>%{y}</b><br>step %{x:.0f}<br>" + title + " %{customdata:.4~g}<extra></extra>",
+        colorbar={
+            "tickvals": ticks,
+            "ticktext": labels,
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickfont": {"size": 11, "color": theme.muted},
+            **(
+                {
+                    "orientation": "h",
+                    "x": 0,
+                    "xanchor": "left",
+                    "y": 1.0,
+                    "yanchor": "bottom",
+                    "len": 1.0,
+                    "ypad": 2,
+                }
+                if compact
+                else {"len": 1.0, "x": 1.005, "xpad": 4, "ypad": 0}
+            ),
+        },
+    )
+    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
+    shown = len(names) <= NAMED_ROWS
+    figure.update_yaxes(
+        autorange="reversed",
+        showgrid=False,
+        tickmode="array",
+        tickvals=list(range(len(names))),
+        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
+        showticklabels=shown,
+        ticks="",
+        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
+    )
+    figure.update_layout(
+        hovermode="closest",
+        margin={"t": 44 if compact else 10, "r": 8, "l": 8, "b": 40},
+        plot_bgcolor=theme.surface,
+    )
+    return figure
+
+
+def shortened(name: str, length: int) -> str:
+    """A tensor's name cut in the middle: its beginning says which block, its end which tensor."""
+    if len(name) <= length:
+        return name
+    head = (length - 1) // 3
+    return f"{name[:head]}…{name[-(length - 1 - head) :]}"
+
+
+def _abbreviated(names: Sequence[str]) -> list[str]:
+    """For narrow screens: without the first part that all share, roles by a letter or two."""
+    roles = {"input": "in", "weight": "w", "grad_output": "g", "output": "out"}
+    heads = {name.partition(".")[0] for name in names}
+    short = []
+    for name in names:
+        rest = name.partition(".")[2] if len(heads) == 1 and "." in name else name
+        stem, dot, role = rest.rpartition(".")
+        short.append(f"{stem}{dot}{roles.get(role, role)}")
+    return short
+
+
+def _levels(values: Floats, statistic: str) -> tuple[Floats, list[float], list[str]]:
+    """What is drawn for each value, and the colour bar's ticks: the first is zero's."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    if is_rate(statistic):
+        low, high = np.log10(SMALLEST_RATE), 0.0
+        steps = [-6.0, -4.0, -2.0, 0.0]
+        labels = ["10⁻⁶", "10⁻⁴", "1 %", "100 %"]
+    else:
+        low, high = _decades(positive)
+        steps = list(np.linspace(low, high, 4))
+        labels = [f"{10.0**step:.2g}" for step in steps]
+    zero = low - (high - low) / 5.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.clip(np.log10(values), low, high)
+    z = np.where(values == 0, zero, z)
+    z = np.where(np.isnan(values), np.nan, z)
+    has_zero = is_rate(statistic) or bool((values == 0).any())
+    return (z, [zero, *steps], ["0", *labels]) if has_zero else (z, steps, labels)
+
+
+def _decades(positive: Floats) -> tuple[float, float]:
+    if not len(positive):
+        return 0.0, 1.0
+    low, high = np.log10(np.quantile(positive, [0.005, 0.995]))
+    return (float(low), float(high)) if high - low > 0.3 else (float(low) - 0.15, float(low) + 0.3)
+
+
+@dataclass(frozen=True)
+class TensorLines:
+    """One tensor over time: per statistic, steps int64[N] and values float64[N]."""
+
+    name: str
+    format: str
+    lines: Mapping[str, tuple[NDArray[np.int64], Floats]]
+
+
+def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -> go.Figure:
+    """amax against the largest representable value, and below it the rates: what, and why."""
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, row_heights=[0.56, 0.44])
+    base = new_figure(theme, compact=compact, height=420, x_title="")
+    figure.update_layout(base.layout)
+    figure.update_xaxes(base.layout.xaxis)
+    figure.update_yaxes(base.layout.yaxis)
+    _amax(figure, tensor, theme)
+    _rates(figure, tensor, theme)
+    figure.update_yaxes(
+        type="log",
+        title_text="" if compact else "amax",
+        tickformat="~g",
+        dtick=_amax_ticks(tensor),
+        row=1,
+        col=1,
+    )
+    figure.update_yaxes(
+        title_text="" if compact else "share of elements", rangemode="tozero", tickformat=".3~p", row=2, col=1
+    )
+    figure.update_xaxes(title_text="step", row=2, col=1)
+    figure.update_layout(showlegend=True, margin={"t": 44, "r": 10, "l": 44 if compact else 60, "b": 40})
+    return figure
+
+
+def _amax_ticks(tensor: TensorLines) -> int | None:
+    """A tick a decade where amax spans several, else plotly's own."""
+    _, amax = tensor.lines.get("amax", (None, np.zeros(0)))
+    low, high = _decades(amax[np.isfinite(amax) & (amax > 0)])
+    return 1 if high - low > 1.2 else None
+
+
+def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
+    if "scale" in tensor.lines and tensor.format in LARGEST:
+        steps, scale = tensor.lines["scale"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            largest = np.where(scale > 0, LARGEST[tensor.format] / scale, np.nan)
+        figure.add_scatter(
+            x=steps,
+            y=largest,
+            name="largest representable",
+            mode="lines",
+            row=1,
+            col=1,
+            line={"color": theme.muted, "width": 1.6, "dash": "dash", "shape": "hv"},
+            hovertemplate="%{y:.4~g}<extra>largest representable</extra>",
+        )
+    if "amax" in tensor.lines:
+        steps, amax = tensor.lines["amax"]
+        figure.add_scatter(
+            x=steps,
+            y=np.where(amax > 0, amax, np.nan),
+            name="amax",
+            mode="lines",
+            row=1,
+            col=1,
+            line={"color": theme.arms["fp8-1"], "width": 1.8},
+            hovertemplate="%{y:.4~g}<extra>amax</extra>",
+        )
+
+
+def _rates(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
+    for name, colour, dash in (
+        ("overflow_rate", theme.danger, "solid"),
+        ("underflow_rate", theme.arms["bf16"], "dash"),
+        ("subnormal_rate", theme.muted, "dot"),
+    ):
+        if name in tensor.lines:
+            steps, values = tensor.lines[name]
+            figure.add_scatter(
+                x=steps,
+                y=values,
+                name=glossary.title(name).lower(),
+                mode="lines",
+                row=2,
+                col=1,
+                line={"color": colour, "width": 1.8, "dash": dash},
+                fill="tozeroy" if name == "overflow_rate" else None,
+                fillcolor=faded(colour, 0.12),
+                hovertemplate="%{y:.4~p}<extra>" + glossary.title(name) + "</extra>",
+            )

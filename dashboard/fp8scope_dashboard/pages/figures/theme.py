@@ -1,0 +1,157 @@
+"""Colours of the figures, light and dark: the same as static/pages/css/tokens.css (a test sees to that).
+
+Chosen after Okabe and Ito (2008): blue and vermilion differ for every common form of colour blindness. An arm
+keeps its colour on every page; seeds of an arm share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import plotly.graph_objects as go
+
+ThemeName = Literal["light", "dark"]
+Slot = Literal["bf16", "fp8-1", "fp8-2", "fp8-3", "other"]
+
+FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", sans-serif'
+# Colour alone must not tell FP8 groups apart.
+DASHES: Final[Mapping[Slot, str]] = {
+    "bf16": "solid",
+    "fp8-1": "solid",
+    "fp8-2": "dash",
+    "fp8-3": "dot",
+    "other": "dashdot",
+}
+
+
+@dataclass(frozen=True)
+class Theme:
+    """One set of colours, all as #rrggbb."""
+
+    name: ThemeName
+    text: str
+    muted: str
+    grid: str
+    surface: str
+    arms: Mapping[Slot, str]
+    good: str
+    warning: str
+    danger: str
+    # Low to high, the first being 'nothing happened'.
+    heat: tuple[str, ...]
+    cool: tuple[str, ...]
+
+
+THEMES: Final[Mapping[ThemeName, Theme]] = {
+    "light": Theme(
+        name="light",
+        text="#1b2330",
+        muted="#5b6676",
+        grid="#e3e7ed",
+        surface="#ffffff",
+        arms={
+            "bf16": "#0b63b5",
+            "fp8-1": "#c9500a",
+            "fp8-2": "#8e2f86",
+            "fp8-3": "#7a6200",
+            "other": "#4a5565",
+        },
+        good="#0f7a55",
+        warning="#8a5800",
+        danger="#c0213a",
+        heat=("#eef1f5", "#fbe3b5", "#f6b26b", "#e5702f", "#b93218", "#6d1210"),
+        cool=("#eaf3fb", "#b5d6ee", "#6aaed6", "#2f7fb8", "#135a94", "#08345e"),
+    ),
+    "dark": Theme(
+        name="dark",
+        text="#e6eaf1",
+        muted="#9aa6b8",
+        grid="#2a3342",
+        surface="#161c27",
+        arms={
+            "bf16": "#6fb4f2",
+            "fp8-1": "#ff9a57",
+            "fp8-2": "#e08ad6",
+            "fp8-3": "#e0c24a",
+            "other": "#a9b4c4",
+        },
+        good="#4cc497",
+        warning="#e3b04b",
+        danger="#ff6f7f",
+        heat=("#212a38", "#4d3a2a", "#8a4b22", "#cf6a25", "#f79d4c", "#ffe0a6"),
+        cool=("#1d2a3a", "#1f4469", "#2d6ea6", "#559fd3", "#9accee", "#e1f2fd"),
+    ),
+}
+
+
+def theme_named(name: str) -> Theme:
+    """The theme of that name; the light one for any other."""
+    return THEMES["dark"] if name == "dark" else THEMES["light"]
+
+
+def faded(colour: str, alpha: float) -> str:
+    """`#rrggbb` with an opacity, as CSS."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha:g})"
+
+
+def escaped(text: str) -> str:
+    """Plotly reads a little HTML in names: show what a person typed as it was typed."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def scale_of(colours: tuple[str, ...]) -> list[list[float | str]]:
+    """Plotly's form of a colour scale with equal distances."""
+    return [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
+
+
+def new_figure(
+    theme: Theme, *, compact: bool, height: int, x_title: str = "", y_title: str = ""
+) -> go.Figure:
+    """An empty figure that looks like ours. `compact`: for a phone's width."""
+    axis = {
+        "gridcolor": theme.grid,
+        "zeroline": False,
+        "linecolor": theme.grid,
+        "tickcolor": theme.grid,
+        "ticks": "outside",
+        "ticklen": 4,
+        "automargin": True,
+        "title": {"standoff": 8, "font": {"size": 12, "color": theme.muted}},
+        "tickfont": {"size": 11, "color": theme.muted},
+    }
+    figure = go.Figure()
+    figure.update_layout(
+        template=None,
+        height=height,
+        autosize=True,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": theme.text},
+        margin={"l": 44 if compact else 56, "r": 10, "t": 26, "b": 36, "pad": 0},
+        hovermode="x unified",
+        hoverlabel={
+            "bgcolor": theme.surface,
+            "bordercolor": theme.grid,
+            "font": {"family": FONT, "size": 12, "color": theme.text},
+        },
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1.0,
+            "yanchor": "bottom",
+            "font": {"size": 12},
+            "itemsizing": "constant",
+            "bgcolor": "rgba(0,0,0,0)",
+        },
+        dragmode=False if compact else "zoom",
+        # Kept over refreshes: a new point must not throw away somebody's zoom.
+        uirevision="keep",
+        modebar={"color": theme.muted, "activecolor": theme.text, "bgcolor": "rgba(0,0,0,0)"},
+    )
+    figure.update_xaxes(**axis, title_text=x_title, showgrid=False)
+    figure.update_yaxes(**axis, title_text="" if compact else y_title)
+    return figure

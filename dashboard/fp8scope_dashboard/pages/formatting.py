@@ -1,0 +1,98 @@
+"""Numbers as people read them: short, aligned, never falsely exact. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+MINUS = "\N{MINUS SIGN}"
+NOTHING = "\N{EN DASH}"
+THIN = "\N{NARROW NO-BREAK SPACE}"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A measured value with `digits` significant digits: 2.314, 1.2e-05, NaN, an en dash for None."""
+    if value is None:
+        return NOTHING
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+∞" if value > 0 else f"{MINUS}∞"
+    size = abs(value)
+    if size != 0 and (size < 1e-3 or size >= 10**6):
+        text = f"{value:.{max(digits - 2, 1)}e}".replace("e-0", "e-").replace("e+0", "e")
+    elif size >= 10**digits:
+        text = f"{value:,.0f}".replace(",", THIN)
+    else:
+        text = f"{value:.{digits}g}"
+    return text.replace("-", MINUS, 1) if text.startswith("-") else text
+
+
+def percent(fraction: float | None, *, signed: bool = False) -> str:
+    """A fraction as per cent: 0.25 %, with a sign where it is a difference."""
+    if fraction is None:
+        return NOTHING
+    if not math.isfinite(fraction):
+        return number(fraction)
+    size = abs(100.0 * fraction)
+    # Rounded away it would read as a clean zero, which a rate that is not zero must never do.
+    if 0 < size < 0.001:
+        text = f"< 0.001{THIN}%"
+        return text if not signed else f"{'+' if fraction > 0 else MINUS}{text}"
+    digits = 3 if size < 0.1 else 2 if size < 10 else 1 if size < 1000 else 0
+    sign = ("+" if fraction > 0 else MINUS if fraction < 0 else "±") if signed else ""
+    if not signed and fraction < 0:
+        sign = MINUS
+    body = "0" if size == 0 else f"{size:.{digits}f}"
+    return f"{sign}{body}{THIN}%"
+
+
+def count(value: int | None) -> str:
+    """A count in groups of three digits: 12 345."""
+    return NOTHING if value is None else f"{value:,}".replace(",", THIN)
+
+
+def compact(value: float | None) -> str:
+    """A count where space is short: 950, 12.3k, 4.1M, 2.0G."""
+    if value is None:
+        return NOTHING
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            scaled = value / size
+            return f"{scaled:.0f}{unit}" if abs(scaled) >= 100 else f"{scaled:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def span(seconds: float | timedelta | None) -> str:
+    """A length of time by its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    if seconds is None:
+        return NOTHING
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    if seconds < 0:
+        seconds = 0.0
+    if seconds < 10 and seconds != int(seconds):
+        return f"{seconds:.1f}{THIN}s"
+    whole = round(seconds)
+    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    parts: list[str] = []
+    for name, size in units:
+        amount, whole = divmod(whole, size)
+        if amount:
+            parts.append(f"{amount}{THIN}{name}")
+        if len(parts) == 2 or (parts and not amount):
+            break
+    return " ".join(parts) or f"0{THIN}s"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """How long ago a moment was, coarsely: just now, 12 s ago, 5 min ago, 3 h ago, 2 d ago."""
+    if moment is None:
+        return "never"
+    seconds = (now - moment).total_seconds()
+    if seconds < 5:
+        return "just now"
+    for name, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{THIN}{name} ago"
+    return f"{int(seconds)}{THIN}s ago"

@@ -1,0 +1,151 @@
+"""What every number on the pages means: one place, shown as help beside each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word, what it is, and how to read it."""
+
+    title: str
+    definition: str
+    reading: str = ""
+
+
+_SCALED = "x is the tensor before quantisation, s its scale, M the format's largest finite value."
+
+GLOSSARY: Final[Mapping[str, Term]] = {
+    "loss": Term(
+        "Loss",
+        "The training loss as the script logged it, step by step. The strong line is a centred average of "
+        "it, which does not lag behind.",
+        "A cross at the top marks steps whose loss was NaN or infinite; a triangle, values above the "
+        "chart's range.",
+    ),
+    "verdict": Term(
+        "Verdict",
+        "The loss in the final tenth of the common range, held against the baseline group. With two or "
+        "more runs in each arm: a test of equivalence (two one-sided t-tests over seeds) against the "
+        "project's margin. With one FP8 run: within or over the tolerance, without a p-value.",
+        "Inconclusive means: these seeds cannot tell. More seeds would.",
+    ),
+    "delta": Term(
+        "Delta",
+        "Relative difference of the loss: (FP8 − BF16) / |BF16|, aligned on tokens where both runs carry "
+        "them, else on steps. Above zero, FP8 is worse.",
+        "The shaded band is noise within this pair of runs only. It says nothing about another seed.",
+    ),
+    "tolerance": Term(
+        "Tolerance",
+        "The larger of the project's margin and 3 s √(1 + 1/K), with s the standard deviation of K ≥ 3 "
+        "baseline seeds: what another BF16 seed could have done by chance.",
+    ),
+    "margin": Term(
+        "Margin",
+        "The relative difference of the loss below which FP8 and BF16 count as equivalent. Set per project.",
+    ),
+    "overflow_rate": Term(
+        "Overflow rate",
+        "Elements that were clipped to the format's range (saturated) or were NaN or infinite, over all "
+        "elements of the tensor in that step.",
+        "A little in activations can be harmless. The same tensor step after step is not.",
+    ),
+    "saturation_rate": Term(
+        "Saturation rate", f"Finite elements with |x·s| > M, over all elements. {_SCALED}"
+    ),
+    "saturated": Term(
+        "Saturated", f"Number of finite elements with |x·s| > M: what clipping changed. {_SCALED}"
+    ),
+    "underflow_rate": Term(
+        "Underflow rate",
+        "Elements that were not zero and became zero in FP8, over all elements.",
+        "Gradients lose their small values first: a high rate there means a scale that is too small.",
+    ),
+    "underflow": Term("Underflow", "Number of elements that were not zero and became zero in FP8."),
+    "subnormal_rate": Term(
+        "Subnormal rate",
+        "Elements stored below the format's smallest normal number, with fewer bits, over all elements.",
+    ),
+    "subnormal": Term("Subnormal", "Number of elements stored below the format's smallest normal number."),
+    "nonfinite_rate": Term(
+        "Non-finite rate", "NaN or infinite elements before quantisation, over all elements."
+    ),
+    "nonfinite": Term(
+        "Non-finite", "Number of NaN or infinite elements before quantisation; they never enter amax."
+    ),
+    "amax": Term("amax", "Largest absolute value among the tensor's finite elements in that step."),
+    "scale": Term(
+        "Scale",
+        "The multiplier s used in this step. With delayed scaling it comes from earlier steps' amax, so a "
+        "sudden rise of amax saturates until it follows.",
+    ),
+    "numel": Term("Elements", "Elements that were quantised in that step: what the counts are counts of."),
+    "representable": Term(
+        "Largest representable",
+        "M / s: the largest value that this step's scale can hold. Where amax is above it, elements "
+        "saturate.",
+    ),
+    "throughput": Term(
+        "Throughput", "Tokens per second, as the training script measured them; else seconds a step."
+    ),
+    "points": Term(
+        "Points stored",
+        "Single values (a scalar or one tensor's statistic at one step) committed to the database. "
+        "Dropped are rows that the agent could neither send nor keep on disk; it counts them.",
+    ),
+    "score": Term(
+        "Score",
+        "The mean over an evaluation's items. The whisker is a confidence interval over items (Wilson for "
+        "proportions); the blue band is where a further BF16 seed would fall (Student-t over seeds), or "
+        "the interval of the one BF16 run.",
+    ),
+    "detectable": Term(
+        "Smallest detectable",
+        "The smallest true difference that this many items and seeds would have shown with 80 % "
+        "probability. Differences below it may exist unseen.",
+    ),
+    "alert": Term(
+        "Alert",
+        "One event for one condition: opened at the step where a rule was sure, closed when the condition "
+        "is gone. Onset is the first step of it.",
+    ),
+    "alpha": Term(
+        "Alpha",
+        "Probability of a false alarm over a whole run, and one minus the level of the intervals.",
+    ),
+    "token": Term(
+        "API token",
+        "What a training process proves its project with. Shown once; only a hash is kept. Revoking it "
+        "stops the next request.",
+    ),
+    "webhook": Term(
+        "Webhook",
+        "Each alert is sent as JSON by POST to this address, signed with HMAC-SHA256 of the secret, and "
+        "repeated until the other side answers 2xx.",
+    ),
+}
+
+# Statistics in the order in which a person looks for trouble.
+STATISTICS: Final = (
+    "overflow_rate",
+    "saturation_rate",
+    "underflow_rate",
+    "subnormal_rate",
+    "nonfinite_rate",
+    "amax",
+    "scale",
+    "saturated",
+    "underflow",
+    "subnormal",
+    "nonfinite",
+    "numel",
+)
+
+
+def title(name: str) -> str:
+    """A statistic's or scalar's name for people; the name itself where the glossary has none."""
+    return GLOSSARY[name].title if name in GLOSSARY else name.replace("_", " ")

@@ -1,0 +1,33 @@
+// Runs before the page is drawn, so that it never flashes in the wrong colours.
+(() => {
+  const key = "fp8scope-theme";
+  const root = document.documentElement;
+  const order = ["auto", "light", "dark"];
+  const stored = () => {
+    try { return localStorage.getItem(key) || "auto"; } catch { return "auto"; }
+  };
+  const apply = (choice) => {
+    if (choice === "auto") delete root.dataset.theme; else root.dataset.theme = choice;
+    const button = document.querySelector("[data-theme-toggle]");
+    if (button) {
+      button.dataset.choice = choice;
+      button.setAttribute("aria-label", `Theme: ${choice === "auto" ? "as the system" : choice}. Change.`);
+      button.title = `Theme: ${choice === "auto" ? "as the system" : choice}`;
+    }
+  };
+  const changed = () => document.dispatchEvent(new CustomEvent("fp8:theme"));
+
+  apply(stored());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    if (stored() === "auto") changed();
+  });
+  addEventListener("DOMContentLoaded", () => {
+    apply(stored());
+    document.querySelector("[data-theme-toggle]")?.addEventListener("click", () => {
+      const next = order[(order.indexOf(stored()) + 1) % order.length];
+      try { localStorage.setItem(key, next); } catch { /* private window: it holds for this page */ }
+      apply(next);
+      changed();
+    });
+  });
+})();

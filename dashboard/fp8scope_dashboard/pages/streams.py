@@ -1,0 +1,169 @@
+"""Server-sent events: telling an open page that something changed, so that it fetches what it shows.
+
+Changes come from Redis (see events.py). When Redis is away the database is asked every two seconds instead: a
+page stays live, only a little later. A stream holds no database connection while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import DatabaseError, connections
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+# A comment this often keeps proxies from closing the stream.
+HEARTBEAT_SECONDS = 15.0
+POLL_SECONDS = 2.0
+# While Redis is away it is tried again this often.
+RETRY_REDIS_SECONDS = 20.0
+# A stream is looked after this often for whether it should end.
+WAKE_SECONDS = 3.0
+# Then the browser connects anew, and who may see the page is asked again.
+LIFETIME_SECONDS = 900.0
+# Streams of one session (its tabs) and of this process; one more ends the session's oldest, or is refused.
+MOST_PER_SESSION = 8
+MOST_STREAMS = 1_000
+
+# What kind of change -> a value that differs after such a change.
+Fingerprint = Mapping[str, object]
+
+
+class TooManyStreamsError(Exception):
+    """This process serves as many streams as it can."""
+
+
+class Registry:
+    """The open streams of this process, by session."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, deque[asyncio.Event]] = defaultdict(deque)
+        self.count = 0
+
+    def enter(self, session: str) -> asyncio.Event:
+        """Note a new stream. The event that it gets is set when it must end.
+
+        Raises:
+            TooManyStreamsError: there are MOST_STREAMS already.
+        """
+        if self.count >= MOST_STREAMS:
+            raise TooManyStreamsError
+        mine = self._open[session]
+        if len(mine) >= MOST_PER_SESSION:
+            mine.popleft().set()
+            self.count -= 1
+        stop = asyncio.Event()
+        mine.append(stop)
+        self.count += 1
+        return stop
+
+    def leave(self, session: str, stop: asyncio.Event) -> None:
+        """Forget a stream; one that had to make room is forgotten already."""
+        with suppress(ValueError):
+            self._open[session].remove(stop)
+            self.count -= 1
+        if not self._open[session]:
+            del self._open[session]
+
+
+registry = Registry()
+
+
+async def stream(
+    channel: str, fingerprint: Callable[[], Fingerprint], session: str
+) -> AsyncGenerator[bytes, None]:
+    """The events of a channel as server-sent events, until the client leaves or the lifetime is over."""
+    try:
+        stop = registry.enter(session)
+    except TooManyStreamsError:
+        yield _event("busy", {})
+        return
+    ends = time.monotonic() + LIFETIME_SECONDS
+
+    def over() -> bool:
+        return stop.is_set() or time.monotonic() > ends
+
+    try:
+        yield b"retry: 2000\n\n"
+        while not over():
+            try:
+                async with aclosing(_from_redis(channel, over)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            except (RedisError, OSError):
+                async with aclosing(_from_database(fingerprint, over)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+    finally:
+        registry.leave(session, stop)
+
+
+async def _from_redis(channel: str, over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    client = Redis.from_url(settings.REDIS_URL, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0))
+    try:
+        async with client.pubsub(ignore_subscribe_messages=True) as subscription:
+            await subscription.subscribe(channel)
+            # From here on nothing is missed: the page catches up with what was before.
+            yield _event("ready", {"source": "push"})
+            beat = time.monotonic()
+            while not over():
+                message = await subscription.get_message(timeout=WAKE_SECONDS)
+                if message is not None and message["type"] == "message":
+                    yield _event("change", json.loads(message["data"]))
+                    beat = time.monotonic()
+                elif time.monotonic() - beat >= HEARTBEAT_SECONDS:
+                    yield b": still here\n\n"
+                    beat = time.monotonic()
+    finally:
+        await client.aclose()
+
+
+async def _from_database(
+    fingerprint: Callable[[], Fingerprint], over: Callable[[], bool]
+) -> AsyncGenerator[bytes, None]:
+    """Compare what the database says every two seconds, until it is time to try Redis again."""
+    ends = time.monotonic() + RETRY_REDIS_SECONDS
+    # Before it says so: what changes from then on must be seen.
+    before = await _asked(fingerprint)
+    yield _event("ready", {"source": "polling"})
+    while not over() and time.monotonic() < ends:
+        await asyncio.sleep(POLL_SECONDS)
+        now = await _asked(fingerprint)
+        if before is not None and now is not None:
+            for kind, value in now.items():
+                if value != before.get(kind):
+                    yield _event("change", {"kind": kind})
+        yield b": still here\n\n"
+        before = now or before
+
+
+def release_connections() -> None:
+    """Give this thread's database connections back to the pool, unless a transaction is open on them."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+
+
+async def _asked(fingerprint: Callable[[], Fingerprint]) -> Fingerprint | None:
+    def ask() -> Fingerprint | None:
+        try:
+            return fingerprint()
+        except DatabaseError:
+            return None
+        finally:
+            release_connections()
+
+    return await sync_to_async(ask)()
+
+
+def _event(name: str, data: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

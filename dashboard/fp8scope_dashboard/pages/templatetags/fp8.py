@@ -1,0 +1,119 @@
+"""Template tags of the pages."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import template
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from fp8scope_dashboard.pages import formatting, glossary
+from fp8scope_dashboard.pages.arms import precision_label
+
+register = template.Library()
+
+
+@register.filter
+def number(value: float | str | None) -> str:
+    """See formatting.number; scalars stored as the strings of docs/wire.md are shown as such."""
+    if isinstance(value, str):
+        return {"Infinity": "+∞", "-Infinity": f"{formatting.MINUS}∞"}.get(value, value)
+    return formatting.number(value)
+
+
+@register.filter
+def percent(value: float | None) -> str:
+    return formatting.percent(value)
+
+
+@register.filter
+def signed_percent(value: float | None) -> str:
+    return formatting.percent(value, signed=True)
+
+
+@register.filter
+def count(value: int | None) -> str:
+    return formatting.count(value)
+
+
+@register.filter
+def compact(value: float | None) -> str:
+    return formatting.compact(value)
+
+
+@register.filter
+def span(value: float | timedelta | None) -> str:
+    return formatting.span(value)
+
+
+@register.filter
+def ago(value: datetime | None) -> str:
+    return formatting.ago(value, timezone.now())
+
+
+@register.filter
+def precision(value: str) -> str:
+    return precision_label(value)
+
+
+@register.filter
+def term(name: str) -> str:
+    """The glossary's title of a statistic or scalar."""
+    return glossary.title(name)
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """An icon of static/pages/img/icons.svg. Decoration only: words stand beside it."""
+    address = static("pages/img/icons.svg")
+    return format_html('<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>', address, name)
+
+
+@register.inclusion_tag("pages/_badge.html")
+def badge(shown: Any) -> dict[str, Any]:
+    """A verdicts.Badge."""
+    return {"badge": shown}
+
+
+@register.inclusion_tag("pages/_help.html")
+def help(*names: str) -> dict[str, Any]:
+    """The glossary's definitions behind a small button."""
+    return {"terms": [glossary.GLOSSARY[name] for name in names]}
+
+
+@register.filter
+def pretty(value: object) -> str:
+    """JSON to be read."""
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+
+
+@register.filter
+def log_width(rate: float) -> str:
+    """A rate's place between one in a million and all, in per cent, on a logarithmic scale."""
+    if not rate > 0:
+        return "0"
+    return f"{max(2.0, min(100.0, 100.0 * (1.0 + math.log10(rate) / 6.0))):.1f}"
+
+
+@register.filter
+def unlocalised(value: float) -> str:
+    """A number as an input field wants it."""
+    return f"{value:.12g}"
+
+
+@register.filter
+def times_100(value: float) -> str:
+    """A fraction as an input field in per cent wants it."""
+    return f"{100.0 * value:.10g}"
+
+
+@register.filter
+def without_query(address: str) -> str:
+    """An address without what may hold a secret."""
+    return address.partition("?")[0]

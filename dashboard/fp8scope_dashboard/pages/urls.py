@@ -1,0 +1,43 @@
+"""The addresses of the pages."""
+
+from django.urls import URLPattern, path
+from django.urls.converters import StringConverter, register_converter
+
+from fp8scope_dashboard.pages.views import alerts, compare, evaluations, events, figures, home, runs, settings
+
+
+class CompareFigure(StringConverter):
+    regex = "loss|delta"
+
+
+register_converter(CompareFigure, "compare_figure")
+
+P = "p/<slug:slug>/"
+RUN = P + "runs/<uuid:run_id>/"
+
+urlpatterns: list[URLPattern] = [
+    path("", home.home, name="home"),
+    path("healthz", home.healthz, name="healthz"),
+    path(P, runs.project, name="project"),
+    path(P + "events", events.project_events, name="project_events"),
+    path(RUN, runs.run, name="run"),
+    path(RUN + "events", events.run_events, name="run_events"),
+    path(RUN + "loss.svg", runs.spark, name="spark"),
+    path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),
+    path(P + "compare/", compare.compare, name="compare"),
+    path(P + "compare/figures/<compare_figure:name>.json", compare.compare_figure, name="compare_figure"),
+    path(P + "evaluations/", evaluations.evaluations, name="evaluations"),
+    path(P + "evaluations/scores.json", evaluations.scores, name="scores"),
+    path(P + "alerts/", alerts.alerts, name="alerts"),
+    path(P + "alerts/<int:event_id>/evidence.json", alerts.evidence, name="evidence"),
+    path(P + "alerts/<int:event_id>/acknowledge", alerts.acknowledge, name="acknowledge"),
+    path(P + "rules/<int:rule_id>/mute", alerts.mute, name="mute"),
+    path(P + "settings/", settings.settings, name="settings"),
+    path(P + "settings/tokens", settings.token_list, name="token_list"),
+    path(P + "settings/tokens/new", settings.token_create, name="token_create"),
+    path(P + "settings/tokens/<int:token_id>/revoke", settings.token_revoke, name="token_revoke"),
+    path(P + "settings/webhooks/new", settings.channel_create, name="channel_create"),
+    path(P + "settings/webhooks/<int:channel_id>", settings.channel_change, name="channel_change"),
+    path(P + "settings/rules/<int:rule_id>", settings.rule_change, name="rule_change"),
+    path(P + "settings/margins", settings.margins, name="margins"),
+]

@@ -1,0 +1,88 @@
+"""The streams that keep open pages up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.db.models import Count, Max, Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.accounts.services import require_project
+from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.analysis.models import Comparison, Evaluation, EvaluationComparison
+from fp8scope_dashboard.events import project_channel, run_channel
+from fp8scope_dashboard.pages.access import run_of
+from fp8scope_dashboard.pages.streams import Fingerprint, release_connections, stream
+from fp8scope_dashboard.runs.models import Run, Tensor
+
+
+async def run_events(request: HttpRequest, slug: str, run_id: UUID) -> HttpResponseBase:
+    """Changes of one run."""
+
+    def find(user: User) -> tuple[str, QuerySet[Run]]:
+        run = run_of(require_project(user, slug), run_id)
+        return run_channel(run.id), Run.objects.filter(pk=run.id)
+
+    return await _events(request, find)
+
+
+async def project_events(request: HttpRequest, slug: str) -> HttpResponseBase:
+    """Changes of all runs of a project."""
+
+    def find(user: User) -> tuple[str, QuerySet[Run]]:
+        project = require_project(user, slug)
+        return project_channel(project.pk), Run.objects.filter(project=project)
+
+    return await _events(request, find)
+
+
+async def _events(
+    request: HttpRequest, find: Callable[[User], tuple[str, QuerySet[Run]]]
+) -> HttpResponseBase:
+    user = await request.auser()
+    if not isinstance(user, User) or not user.is_active:
+        # No redirect: an EventSource would follow it to a page that is no stream.
+        return HttpResponse("Sign in first.\n", status=401, content_type="text/plain")
+
+    def found() -> tuple[str, QuerySet[Run]]:
+        try:
+            return find(user)
+        finally:
+            # Back to the pool: the stream may live for many minutes.
+            release_connections()
+
+    try:
+        channel, runs = await sync_to_async(found)()
+    except Http404:
+        return HttpResponse("No such run.\n", status=404, content_type="text/plain")
+    session = str(request.session.session_key or user.pk)
+    answer = StreamingHttpResponse(
+        stream(channel, lambda: fingerprint_of(runs), session), content_type="text/event-stream"
+    )
+    answer["Cache-Control"] = "no-store"
+    # nginx would hold events back until its buffer is full.
+    answer["X-Accel-Buffering"] = "no"
+    return answer
+
+
+def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
+    """For each kind of change something that differs after it."""
+    events = Event.objects.filter(run__in=runs)
+    return {
+        "rows": runs.aggregate(count=Count("pk"), latest=Max("heartbeat_at")),
+        "state": tuple(runs.order_by("state").values_list("state").annotate(Count("pk"))),
+        "tensors": Tensor.objects.filter(run__in=runs).aggregate(Max("pk")),
+        "alert": events.aggregate(
+            Max("pk"),
+            open=Count("pk", filter=Q(state=EventState.OPEN)),
+            resolved=Count("pk", filter=Q(state=EventState.RESOLVED)),
+        ),
+        "comparison": (
+            Comparison.objects.filter(run__in=runs).aggregate(Max("computed_at")),
+            EvaluationComparison.objects.filter(run__in=runs).aggregate(Max("computed_at")),
+        ),
+        "evaluation": Evaluation.objects.filter(run__in=runs).aggregate(Max("pk")),
+    }

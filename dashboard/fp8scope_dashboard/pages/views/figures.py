@@ -1,0 +1,181 @@
+"""Figures as JSON: drawn by plotly in the browser, built here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+import plotly.graph_objects as go
+from django.http import Http404, HttpRequest, HttpResponse
+from django.views.decorators.gzip import gzip_page
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.access import in_project, run_of
+from fp8scope_dashboard.pages.arms import Arms
+from fp8scope_dashboard.pages.figures.curves import curves_figure
+from fp8scope_dashboard.pages.figures.ranges import central_range, loss_range
+from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
+from fp8scope_dashboard.pages.formatting import number
+from fp8scope_dashboard.pages.loading import AXIS_TITLES, Options, alert_marks, loss_curves, scalar_curves
+from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.telemetry import queries
+
+# Baseline seeds drawn behind a run's loss.
+SEEDS_SHOWN = 8
+COLUMNS, COMPACT_COLUMNS = 400, 120
+MOST_TENSORS = 2_000
+FILTER_LENGTH = 200
+UNITS: Final = {"tokens_per_second": "tokens / s", "step_seconds": "seconds / step"}
+
+Builder = Callable[[HttpRequest, Run, Options], HttpResponse]
+
+
+def figure_answer(figure: go.Figure, summary: str) -> HttpResponse:
+    """A figure and what it shows in one sentence, for those who cannot see it."""
+    body = f'{{"figure":{figure.to_json(validate=False)},"summary":{json.dumps(summary)}}}'
+    return HttpResponse(body, content_type="application/json")
+
+
+def empty_answer(text: str) -> HttpResponse:
+    """Why there is nothing to draw, and what would change it."""
+    return HttpResponse(json.dumps({"empty": text}), content_type="application/json")
+
+
+@gzip_page
+@in_project()
+def figure(request: HttpRequest, project: Project, run_id: UUID, name: str) -> HttpResponse:
+    """A figure of one run by its name."""
+    if name not in BUILDERS:
+        raise Http404("No such figure.")
+    return BUILDERS[name](request, run_of(project, run_id), Options.of(request.GET))
+
+
+def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    baselines = lineage.baseline_runs(run)[-SEEDS_SHOWN:] if request.GET.get("baseline", "1") == "1" else []
+    curves = loss_curves([run, *baselines], Arms(run.project), options, quiet=[one.id for one in baselines])
+    mine = [curve for curve in curves if not curve.quiet]
+    if not mine:
+        return empty_answer("No loss yet. It appears with the first step.log(loss=…).")
+    marks = alert_marks(run) if options.axis == "step" else []
+    drawn = curves_figure(
+        curves,
+        options.theme,
+        y_range=None if options.zoomed else loss_range([curve.y for curve in curves]),
+        log=options.log,
+        compact=options.compact,
+        x_title=AXIS_TITLES[options.axis],
+        y_title="loss",
+        marks=marks,
+    )
+    return figure_answer(drawn, _about(run, "loss", mine[0].y))
+
+
+def _scalar(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    name = request.GET.get("name", "")
+    known = queries.scalar_names(run.id)
+    if not name:
+        name = next((each for each in UNITS if each in known), "")
+    curves = scalar_curves([run], name, Arms(run.project), options) if name in known else []
+    if not curves:
+        return empty_answer("Nothing logged here yet. Pass tokens=… to run.step() for tokens per second.")
+    unit = UNITS.get(name, glossary.title(name))
+    y_range = None if options.zoomed else central_range([curves[0].y], from_zero=name in UNITS)
+    drawn = curves_figure(
+        curves,
+        options.theme,
+        y_range=y_range,
+        log=options.log,
+        compact=options.compact,
+        x_title=AXIS_TITLES[options.axis],
+        y_title=unit,
+    )
+    return figure_answer(drawn, _about(run, unit, curves[0].y))
+
+
+def _heatmap(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    statistic = request.GET.get("statistic", "overflow_rate")
+    if statistic not in queries.statistic_names(run.id):
+        return empty_answer(
+            "No tensor telemetry yet. Convert the model, call run.watch(model), and it appears here."
+        )
+    chosen = _chosen_tensors(request, run)
+    if not chosen:
+        return empty_answer("No tensor has this in its name.")
+    columns = COMPACT_COLUMNS if options.compact else COLUMNS
+    found = queries.heatmap(
+        run.id, statistic, tensors=chosen, first=options.first, last=options.last, columns=columns
+    )
+    if request.GET.get("order") == "worst":
+        with np.errstate(invalid="ignore"):
+            peaks = np.nan_to_num(np.fmax.reduce(found.values, axis=1, initial=-np.inf), neginf=-1.0)
+        order = np.argsort(-peaks, kind="stable")
+        names, indices, values = (
+            [found.names[i] for i in order],
+            [found.indices[i] for i in order],
+            found.values[order],
+        )
+    else:
+        names, indices, values = found.names, found.indices, found.values
+    drawn = heatmap_figure(names, found.step_edges, values, statistic, options.theme, compact=options.compact)
+    # The browser needs them to know which tensor was clicked.
+    drawn.update_layout(meta={"indices": indices, "names": names})
+    return figure_answer(
+        drawn, f"{glossary.title(statistic)} of {len(names)} tensors of {run.name}, step by step."
+    )
+
+
+def _chosen_tensors(request: HttpRequest, run: Run) -> list[int]:
+    tensors = Tensor.objects.filter(run=run).order_by("index")
+    if role := request.GET.get("role", "")[:FILTER_LENGTH]:
+        tensors = tensors.filter(role=role)
+    if text := request.GET.get("filter", "").strip()[:FILTER_LENGTH]:
+        tensors = tensors.filter(name__icontains=text)
+    return list(tensors.values_list("index", flat=True)[:MOST_TENSORS])
+
+
+def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    wanted = request.GET.get("tensor", "")
+    place = (
+        {"index": int(wanted)}
+        if wanted.isascii() and wanted.isdigit() and len(wanted) < 9
+        else {"name": wanted}
+    )
+    tensor = Tensor.objects.filter(run=run, **place).first()
+    if tensor is None:
+        return empty_answer("Choose a tensor: click a row of the map above, or type its name.")
+    known = queries.statistic_names(run.id)
+    lines: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+    for statistic in ("amax", "scale", "overflow_rate", "underflow_rate", "subnormal_rate"):
+        if statistic in known:
+            series = queries.tensor_series(
+                run.id, tensor.index, statistic, first=options.first, last=options.last, points=options.points
+            )
+            if len(series):
+                lines[statistic] = (series.steps, series.values)
+    if not lines:
+        return empty_answer("This tensor has not been observed in these steps.")
+    drawn = tensor_figure(
+        TensorLines(tensor.name, tensor.format, lines), options.theme, compact=options.compact
+    )
+    return figure_answer(drawn, f"amax, largest representable value and rates of {tensor.name}.")
+
+
+def _about(run: Run, what: str, values: NDArray[np.float64]) -> str:
+    broken = int(np.count_nonzero(~np.isfinite(values)))
+    note = f" Not finite at {broken} of the points shown." if broken else ""
+    first, last = number(float(values[0])), number(float(values[-1]))
+    return f"{what} of {run.name}: {last} at the last step, {first} at the first.{note}"
+
+
+BUILDERS: Final[dict[str, Builder]] = {
+    "loss": _loss,
+    "scalar": _scalar,
+    "heatmap": _heatmap,
+    "tensor": _tensor,
+}

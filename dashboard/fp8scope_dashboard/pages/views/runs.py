@@ -1,0 +1,120 @@
+"""The list of a project's runs, and one run."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.core.paginator import Paginator
+from django.db.models import Count, Q
+from django.http import HttpRequest, HttpResponse
+from django.utils.cache import patch_cache_control
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts.models import EventState
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.access import in_project, page, run_of
+from fp8scope_dashboard.pages.arms import Arm, Arms
+from fp8scope_dashboard.pages.figures.sparkline import WIDTH, sparkline
+from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, summarise, verdict_of
+from fp8scope_dashboard.pages.verdicts import STATES, Badge
+from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.telemetry import queries
+
+RUNS_A_PAGE = 50
+# Tensors that the search field proposes.
+MOST_PROPOSED = 2_000
+SECONDARY = ("tokens_per_second", "step_seconds", "grad_norm", "learning_rate")
+SEARCH_LENGTH = 100
+SEEDS_COMPARED = 8
+
+
+class Row:
+    """One run in the list."""
+
+    def __init__(self, run: Run, arm: Arm, baselines: set[str]) -> None:
+        self.run = run
+        self.arm = arm
+        self.state: Badge = STATES[run.state]
+        self.verdict: Verdict = verdict_of(run, baselines)
+        self.open_events: int = run.open_events  # type: ignore[attr-defined]
+
+    @property
+    def progress(self) -> float | None:
+        if not self.run.total_steps or self.run.last_step is None:
+            return None
+        return min(100.0, 100.0 * self.run.last_step / self.run.total_steps)
+
+
+@in_project()
+def project(request: HttpRequest, project: Project) -> HttpResponse:
+    """The runs, newest first. Without any: how to get the first."""
+    wanted = request.GET.get("q", "").strip()[:SEARCH_LENGTH]
+    state = request.GET.get("state", "")
+    runs = Run.objects.filter(project=project).select_related("comparison")
+    total = runs.count()
+    if wanted:
+        runs = runs.filter(
+            Q(name__icontains=wanted) | Q(group__icontains=wanted) | Q(tags__contains=[wanted])
+        )
+    if state in STATES:
+        runs = runs.filter(state=state)
+    is_open = Q(events__state=EventState.OPEN)
+    runs = runs.annotate(open_events=Count("events", filter=is_open)).order_by("-created_at", "id")
+    shown = Paginator(runs, RUNS_A_PAGE).get_page(request.GET.get("page"))
+    arms, baselines = Arms(project), baseline_groups(project.pk)
+    context: dict[str, Any] = {
+        "rows": [Row(run, arms.of(run), baselines) for run in shown],
+        "pages": shown,
+        "total": total,
+        "wanted": wanted,
+        "wanted_state": state,
+        "states": STATES,
+        "server_url": settings.BASE_URL,
+    }
+    template = "pages/_runs.html" if request.headers.get("HX-Target") == "runs" else "pages/runs.html"
+    return page(request, project, "runs", template, context)
+
+
+@in_project()
+def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """One run. Its head alone for a refresh."""
+    shown = run_of(project, run_id)
+    baselines = lineage.baseline_runs(shown)
+    context: dict[str, Any] = {
+        "summary": summarise(shown),
+        "run": shown,
+        "state": STATES[shown.state],
+        "arm": Arms(project).of(shown),
+        "compare_ids": [shown.id, *(one.id for one in baselines[-SEEDS_COMPARED:])],
+    }
+    if request.headers.get("HX-Target") == "run-head":
+        return page(request, project, "runs", "pages/_run_head.html", context)
+    statistics = queries.statistic_names(shown.id)
+    scalars = [name for name in queries.scalar_names(shown.id) if name not in ("loss", "tokens")]
+    tensors = Tensor.objects.filter(run=shown)
+    context |= {
+        "statistics": [name for name in glossary.STATISTICS if name in statistics],
+        "scalars": sorted(
+            scalars, key=lambda name: (SECONDARY.index(name) if name in SECONDARY else 99, name)
+        ),
+        "tensors": tensors.order_by("index")[:MOST_PROPOSED],
+        "tensor_count": tensors.count(),
+        "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
+        "baselines": baselines,
+        "writers": shown.writers.order_by("rank", "created_at")[:64],
+    }
+    return page(request, project, "runs", "pages/run.html", context)
+
+
+@in_project(cacheable=True)
+def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """The run's loss as a small image. Its address carries the number of rows, so it may be kept for ever."""
+    shown = run_of(project, run_id)
+    series = queries.scalar(shown.id, "loss", points=WIDTH)
+    image = sparkline(series.steps.astype(float), series.values, Arms(project).of(shown).slot)
+    answer = HttpResponse(image, content_type="image/svg+xml")
+    patch_cache_control(answer, private=True, max_age=86_400, immutable=True)
+    return answer

@@ -1,0 +1,125 @@
+"""Runs as training processes register, describe and ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Router, Status
+
+from fp8scope_dashboard.ingest import limits, schemas
+from fp8scope_dashboard.ingest.api import ERRORS
+from fp8scope_dashboard.ingest.auth import project_of, run_of
+from fp8scope_dashboard.ingest.errors import (
+    CatalogueGapRefusalError,
+    InvalidError,
+    RunConflictRefusalError,
+    TooLargeError,
+    WriterConflictError,
+)
+from fp8scope_dashboard.runs import catalogue, services
+from fp8scope_dashboard.runs.models import Run
+
+router = Router(tags=["runs"])
+# What GET /runs/{run} shows of each list.
+LATEST = 100
+IDENTITY = ("id", "name", "state", "precision", "group", "baseline")
+COUNTERS = (
+    "last_step",
+    "rows_stored",
+    "points_stored",
+    "rows_sent",
+    "points_sent",
+    "rows_dropped",
+    "agent_errors",
+)
+
+
+@router.put(
+    "/runs/{run}",
+    response={201: schemas.RunRegistered, 200: schemas.RunRegistered, ERRORS: schemas.ErrorOut},
+)
+def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status[Any]:
+    """Register a run under an id of the client's choice; twice is once."""
+    fields = body.model_dump()
+    fields["created_at"] = fields["created_at"] or timezone.now()
+    try:
+        found, created = services.register(run, project_of(request), fields)
+    except services.RunConflictError as error:
+        raise RunConflictRefusalError(
+            f"The run {run} belongs to another project.", "Use that project's token, or another id."
+        ) from error
+    answer = {
+        "id": found.id,
+        "project": found.project.slug,
+        "url": services.page_url(found),
+        "state": found.state,
+    }
+    return Status(201 if created else 200, answer)
+
+
+@router.post(
+    "/runs/{run}/writers/{writer}/tensors",
+    response={200: schemas.CatalogueLength, ERRORS: schemas.ErrorOut},
+)
+def extend_catalogue(
+    request: HttpRequest, run: UUID, writer: UUID, body: schemas.CatalogueIn
+) -> dict[str, int]:
+    """Append to a writer's tensor catalogue; what is already there must be equal."""
+    found = run_of(request, run)
+    entries = [
+        catalogue.TensorEntry(t.name, t.module, t.role, t.format, tuple(t.shape), t.numel)
+        for t in body.tensors
+    ]
+    try:
+        count = catalogue.extend(found, writer, body.offset, entries, rank=body.rank, hostname=body.hostname)
+    except catalogue.CatalogueGapError as error:
+        raise CatalogueGapRefusalError(
+            f"The catalogue has {error.length} entries; these begin at {body.offset}.",
+            "Send it from offset 0.",
+        ) from error
+    except catalogue.CatalogueConflictError as error:
+        raise WriterConflictError(
+            f"Entry {error.position} of this writer's catalogue is another tensor.",
+            "Another process uses this writer's id: take a new one.",
+        ) from error
+    except catalogue.RepeatedTensorError as error:
+        raise InvalidError(f"The catalogue names {error.name[:200]!r} twice.", "Each tensor once.") from error
+    except catalogue.TooManyTensorsError as error:
+        raise TooLargeError(
+            f"The run would have more than {limits.TENSORS} tensors.", "Watch fewer."
+        ) from error
+    return {"count": count}
+
+
+@router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut})
+def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
+    """What is stored of a run, and the latest verdicts and alerts."""
+    from fp8scope_dashboard.alerts.services import alerts_after
+
+    found = run_of(request, run)
+    return {
+        **{name: getattr(found, name) for name in (*IDENTITY, *COUNTERS)},
+        "project": found.project.slug,
+        "comparison": _comparison(found),
+        "evaluations": _evaluations(found),
+        "events": alerts_after(found.id, 0)[-LATEST:],
+        "url": services.page_url(found),
+    }
+
+
+def _comparison(run: Run) -> dict[str, Any] | None:
+    found = getattr(run, "comparison", None)
+    if found is None:
+        return None
+    return {"baseline": found.baseline, "to_step": found.to_step, "verdict": found.verdict, **found.result}
+
+
+def _evaluations(run: Run) -> list[dict[str, Any]]:
+    rows = run.evaluation_comparisons.order_by("-step", "name", "metric")[:LATEST]
+    return [
+        {"name": row.name, "metric": row.metric, "step": row.step, "verdict": row.verdict, **row.result}
+        for row in rows
+    ]

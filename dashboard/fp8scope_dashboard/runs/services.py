@@ -1,0 +1,155 @@
+"""The life of a run: registered, alive, silent, over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Coalesce, Greatest
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
+
+# An agent sends a heartbeat at least every 10 s.
+SILENT_AFTER = timedelta(seconds=60)
+MOST_WRITERS = 20_000
+
+
+class RunConflictError(Exception):
+    """The id belongs to a run of another project."""
+
+
+class TooManyWritersError(Exception):
+    """The run has as many writers as it may."""
+
+
+def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple[Run, bool]:
+    """Create the run unless it is there. What was registered first stays.
+
+    Returns the run and whether it is new.
+
+    Raises:
+        RunConflictError: the id belongs to another project.
+    """
+    run, created = Run.objects.get_or_create(id=run_id, defaults={"project": project, **fields})
+    if run.project_id != project.pk:
+        raise RunConflictError
+    if created:
+        run_changed(run.id, project.pk, "state")
+    return run, created
+
+
+def writer_of(run: Run, uuid: UUID) -> Writer:
+    """The writer, created where it is new.
+
+    Raises:
+        TooManyWritersError: it would be one too many.
+    """
+    found = Writer.objects.filter(run=run, uuid=uuid).first()
+    if found is not None:
+        return found
+    if Writer.objects.filter(run=run).count() >= MOST_WRITERS:
+        raise TooManyWritersError
+    return Writer.objects.get_or_create(run=run, uuid=uuid)[0]
+
+
+def note_life(run: Run, writer: Writer) -> None:
+    """A writer was heard: a silent run runs again."""
+    now = timezone.now()
+    Writer.objects.filter(pk=writer.pk).update(seen_at=now)
+    Run.objects.filter(pk=run.pk).update(heartbeat_at=now, state=alive_state())
+
+
+def alive_state() -> Case:
+    """For updates: silent becomes running, every other state stays."""
+    return Case(When(state=RunState.SILENT, then=Value(RunState.RUNNING.value)), default=F("state"))
+
+
+def count_losses(run: Run, writer: Writer, *, dropped: int, errors: int | None = None) -> None:
+    """Take over a writer's counts, which only grow; the run's are the sums. Within a transaction.
+
+    A message that comes late brings smaller counts than are known: these change nothing.
+    """
+    if dropped <= writer.rows_dropped and (errors is None or errors <= writer.errors):
+        return
+    locked = Writer.objects.select_for_update(no_key=True).get(pk=writer.pk)
+    more_dropped = max(0, dropped - locked.rows_dropped)
+    more_errors = max(0, (errors or 0) - locked.errors)
+    Writer.objects.filter(pk=writer.pk).update(
+        rows_dropped=F("rows_dropped") + more_dropped, errors=F("errors") + more_errors
+    )
+    Run.objects.filter(pk=run.pk).update(
+        rows_dropped=F("rows_dropped") + more_dropped, agent_errors=F("agent_errors") + more_errors
+    )
+
+
+@transaction.atomic
+def heartbeat(run: Run, writer_uuid: UUID, *, dropped: int, errors: int) -> RunState:
+    """A writer lives. Returns the state of the run."""
+    writer = writer_of(run, writer_uuid)
+    note_life(run, writer)
+    count_losses(run, writer, dropped=dropped, errors=errors)
+    state = Run.objects.values_list("state", flat=True).get(pk=run.pk)
+    if state != run.state:
+        run_changed(run.id, run.project_id, "state")
+    return RunState(state)
+
+
+def finish(
+    run: Run,
+    writer: Writer,
+    *,
+    failed: bool,
+    error: str,
+    rows_sent: int,
+    points_sent: int,
+) -> None:
+    """One writer is done: within the transaction that stores its receipt.
+
+    The run is over when no other writer is still at it, and at once when one failed.
+    """
+    now = timezone.now()
+    Writer.objects.filter(pk=writer.pk).update(finished_at=now, seen_at=now)
+    at_it = Writer.objects.filter(run=run, finished_at=None, seen_at__gt=now - SILENT_AFTER).exclude(
+        pk=writer.pk
+    )
+    changes: dict[str, Any] = {
+        "heartbeat_at": now,
+        "rows_sent": Coalesce(F("rows_sent"), 0) + rows_sent,
+        "points_sent": Coalesce(F("points_sent"), 0) + points_sent,
+    }
+    if failed:
+        changes |= {"state": RunState.FAILED, "error": error, "finished_at": now}
+    elif not at_it.exists():
+        changes |= {
+            "state": Case(
+                When(state=RunState.FAILED, then=F("state")), default=Value(RunState.FINISHED.value)
+            ),
+            "finished_at": Greatest(Coalesce(F("finished_at"), now), Value(now)),
+        }
+    Run.objects.filter(pk=run.pk).update(**changes)
+    run_changed(run.id, run.project_id, "state")
+
+
+def mark_silent() -> int:
+    """Runs that nobody has heard of for SILENT_AFTER become silent. Returns how many."""
+    overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=timezone.now() - SILENT_AFTER)
+    count = 0
+    for run_id, project_id in list(Run.objects.filter(overdue).values_list("id", "project_id")):
+        # Asked again in the update: it may have spoken meanwhile.
+        if Run.objects.filter(overdue, pk=run_id).update(state=RunState.SILENT):
+            run_changed(run_id, project_id, "state")
+            count += 1
+    return count
+
+
+def page_url(run: Run) -> str:
+    """The address of the run's page, for people."""
+    return f"{settings.BASE_URL}/p/{run.project.slug}/runs/{run.id}/"

@@ -1,0 +1,137 @@
+"""What the children need to know, and the data directory that keeps it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.servers.web import BACKLOG
+
+WILDCARDS = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class DataDir:
+    """The folder that holds everything: databases, logs, static files, the secret key."""
+
+    root: Path
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run(self) -> Path:
+        """The children's working directory, by which a later start knows those that were left behind."""
+        return self.root / "run"
+
+    def make(self) -> None:
+        """Create what is missing.
+
+        Raises:
+            ServerError: it cannot be created or written to.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            for private in (self.logs, self.run):
+                private.mkdir(mode=0o700, exist_ok=True)
+            (self.run / ".writable").touch()
+        except OSError as error:
+            raise ServerError(
+                f"cannot use the data directory {self.root}: {error.strerror}. Choose another with --data-dir"
+            ) from error
+
+    def secret_key(self) -> str:
+        """The key that signs sessions and links: made at the first start, then kept."""
+        path = self.root / "secret_key"
+        if not path.exists():
+            # Written aside and renamed: a kill in between must not leave a short key behind.
+            draft = path.with_suffix(".new")
+            draft.unlink(missing_ok=True)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+                stream.write(secrets.token_urlsafe(64))
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.rename(path)
+        key = path.read_text().strip()
+        if len(key) < 50:
+            raise ServerError(
+                f"{path} does not hold a key: remove it to get a new one (everybody signs in again)"
+            )
+        return key
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the web server's socket; port 0 takes a free one.
+
+    Raises:
+        ServerError: the address is taken, not ours, not allowed or not an address.
+    """
+    try:
+        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][
+            0
+        ]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ServerError(
+            f"cannot listen on {host or '*'} port {port}: {reason}.{_holder(port)} Choose another with --port"
+        ) from error
+
+
+def _holder(port: int) -> str:
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("inet"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
+            if listens and connection.pid:
+                return f" Process {connection.pid} ({psutil.Process(connection.pid).name()}) listens there."
+    return ""
+
+
+def base_url(host: str, port: int) -> str:
+    """The address to show a person: FP8SCOPE_BASE_URL where set, else plain HTTP on `host`."""
+    name = "localhost" if host in WILDCARDS else f"[{host}]" if ":" in host else host
+    return os.environ.get("FP8SCOPE_BASE_URL") or f"http://{name}:{port}"
+
+
+def allowed_hosts(host: str) -> list[str]:
+    """The names by which a browser may ask for this server; for a wildcard address all of the machine's."""
+    names = {"localhost", "127.0.0.1", "[::1]"}
+    if host in WILDCARDS:
+        names |= {socket.gethostname(), socket.getfqdn()}
+        for addresses in psutil.net_if_addrs().values():
+            for address in addresses:
+                if address.family == socket.AF_INET:
+                    names.add(address.address)
+                elif address.family == socket.AF_INET6:
+                    names.add(f"[{address.address.partition('%')[0]}]")
+    else:
+        names.add(f"[{host}]" if ":" in host else host)
+    extra = os.environ.get("FP8SCOPE_ALLOWED_HOSTS", "").split(",")
+    return sorted(names | set(filter(None, extra)))
+
+
+def child_environment(
+    data: DataDir, address: str, host: str, database_url: str, redis_url: str
+) -> dict[str, str]:
+    """Our own environment, and above it what makes the children one installation."""
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.base",
+        "DATABASE_URL": database_url,
+        "REDIS_URL": redis_url,
+        "FP8SCOPE_DATA_DIR": str(data.root),
+        "FP8SCOPE_BASE_URL": address,
+        "FP8SCOPE_ALLOWED_HOSTS": ",".join(allowed_hosts(host)),
+        "FP8SCOPE_SECRET_KEY": os.environ.get("FP8SCOPE_SECRET_KEY") or data.secret_key(),
+        "PYTHONUNBUFFERED": "1",
+        # Children work in a directory of their own; Python must not look for modules there.
+        "PYTHONSAFEPATH": "1",
+    }

@@ -1,0 +1,296 @@
+"""One installation as one process tree: PostgreSQL, Redis, web, worker and beat below a supervisor.
+
+    supervisor = Supervisor(Path("~/.fp8scope").expanduser())
+    supervisor.start()
+    supervisor.wait_ready()
+    ...
+    supervisor.stop()
+
+A thread of its own starts the children, starts those that die again, and stops them all. It is the thread
+that matters: the kernel ends a child when the *thread* that started it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
+
+import psutil
+
+from fp8scope_dashboard.servers import children, configuration, health, process
+from fp8scope_dashboard.servers.base import START_SECONDS
+from fp8scope_dashboard.servers.children import Child
+from fp8scope_dashboard.servers.configuration import DataDir
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
+from fp8scope_dashboard.servers.logs import Echo, LogFile
+from fp8scope_dashboard.servers.process import ServerError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8265
+POLL_SECONDS = 0.1
+# The web server cuts its event streams after 2 s; a task gets this long to finish.
+STOP_GRACE_SECONDS = 8.0
+
+
+class Stopped(Exception):
+    """`stop` was called while the installation was starting."""
+
+
+class Supervisor:
+    """Run an installation in `data_dir`, served at http://host:port.
+
+    Args:
+        data_dir: created where missing; everything the installation keeps is below it.
+        host: address to listen on.
+        port: 0 takes a free one, see `url`.
+        echo: called with each line that a child (or the supervisor, as "up") writes to its log.
+        durable: False gives up the database's safety for speed, for tests only.
+
+    Attributes:
+        sign_in_link: once ready, a one-time address for the administrator, until one has signed in; a secret.
+        environment: once ready, the children's, for a management command beside them; it holds secrets.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        host: str = DEFAULT_HOST,
+        port: int = DEFAULT_PORT,
+        *,
+        echo: Echo | None = None,
+        durable: bool = True,
+    ) -> None:
+        self.data = DataDir(Path(data_dir).expanduser().absolute())
+        self.host = host
+        self.port = port
+        self.sign_in_link: str | None = None
+        self.environment: dict[str, str] = {}
+        self._echo = echo
+        self._durable = durable
+        self._children: list[Child] = []
+        self._ready, self._stopping, self._hurry, self._ended = Event(), Event(), Event(), Event()
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="fp8scope-supervisor", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address for people and agents. With port 0 it is known once the installation is ready."""
+        return configuration.base_url(self.host, self.port)
+
+    def start(self) -> None:
+        """Begin to start everything; `wait_ready` tells when it is up. A supervisor starts once."""
+        self._thread.start()
+
+    def wait_ready(self, timeout: float = 180.0) -> None:
+        """Wait until the web server answers.
+
+        Raises:
+            AlreadyRunningError: another supervisor runs on this data directory.
+            ServerError: it could not start, or not within `timeout` seconds; everything is stopped again.
+            Stopped: `stop` was called meanwhile.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._ready.wait(POLL_SECONDS):
+            if self._ended.is_set():
+                raise self._error or Stopped
+            if time.monotonic() > deadline:
+                self.stop()
+                raise ServerError(f"not ready after {timeout:.0f} s: see the logs in {self.data.logs}")
+
+    def request_stop(self) -> None:
+        """Ask for the end without waiting for it; asked twice, nothing gets time to finish."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """Stop everything and wait until it has gone."""
+        self._stopping.set()
+        self.join()
+
+    def join(self) -> None:
+        """Wait for the end. Raises what the supervisor's thread failed with, other than a requested stop."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._error is not None and not isinstance(self._error, Stopped):
+            raise self._error
+
+    def pids(self) -> dict[str, int]:
+        """The pid of each child that runs now, by name: postgres, redis, web, worker, beat."""
+        table = {child.name: child.running for child in self._children}
+        return {name: running.pid for name, running in table.items() if running is not None}
+
+    def __enter__(self) -> Supervisor:
+        self.start()
+        self.wait_ready()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            with ExitStack() as stack:
+                self._bring_up(stack)
+                self._ready.set()
+                while not self._stopping.wait(POLL_SECONDS):
+                    self._look_after_children()
+                self._say("stopping")
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def _bring_up(self, stack: ExitStack) -> None:
+        """Start everything in order. What `stack` unwinds stops it again, in the reverse order."""
+        self.data.make()
+        stack.enter_context(process.locked(self.data.root))
+        self._log = stack.enter_context(closing(LogFile(self.data.logs, "up", self._echo)))
+        listener = stack.enter_context(configuration.listen(self.host, self.port))
+        self.port = listener.getsockname()[1]
+        self._reap()
+        database_url, redis_url = self._start_servers(stack)
+        self.environment = configuration.child_environment(
+            self.data, self.url, self.host, database_url, redis_url
+        )
+        self._prepare()
+        self._start_application(stack, listener)
+
+    def _start_servers(self, stack: ExitStack) -> tuple[str, str]:
+        """The private PostgreSQL and Redis, each unless the environment names another."""
+        urls = {"DATABASE_URL": os.environ.get("DATABASE_URL"), "REDIS_URL": os.environ.get("REDIS_URL")}
+        candidates: list[tuple[str, str, EmbeddedServer]] = [
+            (
+                "DATABASE_URL",
+                "postgres",
+                EmbeddedPostgres(self.data.root / "postgres", durable=self._durable),
+            ),
+            ("REDIS_URL", "redis", EmbeddedRedis(self.data.root / "redis", durable=self._durable)),
+        ]
+        wanted = [candidate for candidate in candidates if not urls[candidate[0]]]
+        for _, name, server in wanted:
+            child = children.embedded(name, server, self._log_file(stack, name))
+            # Also when opening or starting fails half-way.
+            stack.callback(self._stop_server, child, server)
+            server.open()
+            self._children.append(child)
+            child.launch()
+        for variable, name, server in wanted:
+            self._wait(name, server.answers, START_SECONDS)
+            urls[variable] = server.url
+        return str(urls["DATABASE_URL"]), str(urls["REDIS_URL"])
+
+    def _stop_server(self, child: Child, server: EmbeddedServer) -> None:
+        child.running = None
+        server.stop()
+
+    def _prepare(self) -> None:
+        """Run migrations and collect static files, in a process of its own: Django stays out of this one."""
+        with ExitStack() as stack:
+            reading, writing = os.pipe()
+            stack.callback(os.close, reading)
+            child = children.python(
+                "prepare",
+                ["fp8scope_dashboard.servers.prepare", self.url, str(writing)],
+                self._log_file(stack, "prepare"),
+                cwd=self.data.run,
+                environment=self.environment,
+                inherit=[writing],
+            )
+            stack.callback(children.stop_together, [child], STOP_GRACE_SECONDS, self._hurry.is_set)
+            try:
+                child.launch()
+            finally:
+                os.close(writing)
+            assert child.running is not None
+            while (code := child.running.poll()) is None:
+                self._pause()
+            if code != 0:
+                raise ServerError(f"the database could not be prepared.{self._tail('prepare')}")
+            self.sign_in_link = os.read(reading, 65536).decode() or None
+
+    def _start_application(self, stack: ExitStack, listener: socket.socket) -> None:
+        def child(
+            name: str, arguments: list[str], *signals: signal.Signals, inherit: tuple[int, ...] = ()
+        ) -> Child:
+            return children.python(
+                name,
+                arguments,
+                self._log_file(stack, name),
+                cwd=self.data.run,
+                environment=self.environment,
+                stop_signals=signals,
+                inherit=inherit,
+            )
+
+        fd = listener.fileno()
+        serve = ["fp8scope_dashboard.servers.web", "--fd", str(fd)]
+        application = [
+            child("web", serve, signal.SIGTERM, inherit=(fd,)),
+            # SIGTERM lets Celery finish its tasks; SIGQUIT puts them back into the queue.
+            child("worker", children.worker_arguments(), signal.SIGTERM, signal.SIGQUIT),
+            child("beat", children.beat_arguments(self.data.run / "beat-schedule"), signal.SIGTERM),
+        ]
+        stack.callback(children.stop_together, application, STOP_GRACE_SECONDS, self._hurry.is_set)
+        for one in application:
+            self._children.append(one)
+            one.launch()
+        self._wait("web", self._answers, START_SECONDS)
+
+    def _look_after_children(self) -> None:
+        for child in self._children:
+            if happened := child.look_after():
+                self._say(happened)
+
+    def _answers(self) -> bool:
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        if (status := health.status(host, self.port)) >= 500:
+            raise ServerError(f"the web server answers with status {status}.{self._tail('web')}")
+        return status > 0
+
+    def _wait(self, name: str, condition: Callable[[], bool], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self._pause()
+            for child in self._children:
+                if child.running is not None and (code := child.running.poll()) is not None:
+                    reason = children.describe(code)
+                    raise ServerError(f"{child.name} {reason} while starting.{self._tail(child.name)}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"{name} did not answer in {timeout:.0f} s.{self._tail(name)}")
+
+    def _pause(self) -> None:
+        if self._stopping.wait(POLL_SECONDS):
+            raise Stopped
+
+    def _reap(self) -> None:
+        """Stop Python children that outlived a supervisor: nothing else works in the `run` directory."""
+        place = str(self.data.run.resolve())
+
+        def left_behind(found: psutil.Process) -> bool:
+            return found.cwd() == place and os.path.basename(found.exe()).startswith("python")
+
+        if pids := process.reap(left_behind, signal.SIGQUIT, STOP_GRACE_SECONDS):
+            self._say(f"stopped processes that an earlier start left behind: {', '.join(map(str, pids))}")
+
+    def _log_file(self, stack: ExitStack, name: str) -> LogFile:
+        return stack.enter_context(closing(LogFile(self.data.logs, name, self._echo)))
+
+    def _say(self, message: str) -> None:
+        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
+
+    def _tail(self, name: str) -> str:
+        # The pump may still be reading what the child said last.
+        time.sleep(POLL_SECONDS)
+        path = self.data.logs / f"{name}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:] if path.exists() else []
+        return "\n".join([f" The end of {path}:", *(f"    {line}" for line in lines)])

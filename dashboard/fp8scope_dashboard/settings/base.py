@@ -1,0 +1,188 @@
+"""Every setting comes from the environment; nothing here differs between machines by hand.
+
+FP8SCOPE_BASE_URL decides the security posture: with `https://` (or unset) cookies, redirects and HSTS are
+strict; with `http://` (what `fp8scope up` sets for a loopback address) they are off, because a browser
+would refuse them.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.utils import get_random_secret_key
+from whitenoise.compress import Compressor  # type: ignore[import-untyped]
+
+from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
+
+PACKAGE = Path(__file__).resolve().parent.parent
+DATA_DIR = Path(os.environ.get("FP8SCOPE_DATA_DIR", "~/.fp8scope")).expanduser()
+
+BASE_URL = os.environ.get("FP8SCOPE_BASE_URL", "https://localhost").rstrip("/")
+_base = urlsplit(BASE_URL)
+if _base.scheme not in ("http", "https") or not _base.hostname:
+    raise ImproperlyConfigured(f"FP8SCOPE_BASE_URL must look like https://host[:port], not {BASE_URL!r}")
+SECURE = _base.scheme == "https"
+
+# A random key lets management commands run without configuration; asgi.py refuses to serve with it, because
+# sessions would not survive a restart nor be shared between web processes.
+SECRET_KEY = os.environ.get("FP8SCOPE_SECRET_KEY", "")
+SECRET_KEY_IS_RANDOM = not SECRET_KEY
+if SECRET_KEY_IS_RANDOM:
+    SECRET_KEY = get_random_secret_key()
+
+DEBUG = False
+ALLOWED_HOSTS = [_base.hostname, *filter(None, os.environ.get("FP8SCOPE_ALLOWED_HOSTS", "").split(","))]
+CSRF_TRUSTED_ORIGINS = [BASE_URL]
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_htmx",
+    "ninja",
+    "fp8scope_dashboard.accounts",
+    "fp8scope_dashboard.runs",
+    "fp8scope_dashboard.ingest",
+    "fp8scope_dashboard.telemetry",
+    "fp8scope_dashboard.analysis",
+    "fp8scope_dashboard.alerts",
+    "fp8scope_dashboard.pages",
+]
+
+MIDDLEWARE = [
+    "fp8scope_dashboard.ingest.middleware.ApiErrors",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "fp8scope_dashboard.pages.middleware.content_security_policy",
+]
+
+ROOT_URLCONF = "fp8scope_dashboard.urls"
+ASGI_APPLICATION = "fp8scope_dashboard.asgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+# PostgreSQL only. A pool instead of persistent connections: under ASGI each request has a thread of its own.
+DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/fp8scope")
+DATABASES: dict[str, Any] = {
+    "default": {
+        **database_from_url(DATABASE_URL),
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {
+            "pool": {
+                "min_size": 1,
+                "max_size": int(os.environ.get("FP8SCOPE_DB_POOL", "16")),
+                # A request waits so long for a connection, then it is answered with 503.
+                "timeout": 5,
+                # The pause between attempts doubles until here and begins anew: however long PostgreSQL was
+                # away, it is noticed within seconds that it is back.
+                "reconnect_timeout": 4,
+            }
+        },
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": "fp8scope",
+    }
+}
+
+AUTH_USER_MODEL = "accounts.User"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
+LOGIN_URL = "signin"
+LOGIN_REDIRECT_URL = "home"
+LOGOUT_REDIRECT_URL = "signin"
+
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+
+STATIC_URL = "static/"
+STATIC_ROOT = DATA_DIR / "static"
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "fp8scope_dashboard.pages.finders.PlotlyFinder",
+]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "fp8scope_dashboard.settings.storage.StaticFiles"},
+}
+# Nothing refers to a file but by its hashed name, and source maps are for the few: compress what is served.
+WHITENOISE_KEEP_ONLY_HASHED_FILES = True
+WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [*Compressor.SKIP_COMPRESS_EXTENSIONS, "map"]
+
+SECURE_SSL_REDIRECT = SECURE
+SECURE_HSTS_SECONDS = 31_536_000 if SECURE else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE
+SECURE_HSTS_PRELOAD = SECURE
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else None
+SESSION_COOKIE_SECURE = SECURE
+CSRF_COOKIE_SECURE = SECURE
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+
+# Ingest bounds itself (ingest/limits.py); this is the ceiling for everything else.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 32 * 1024 * 1024
+
+CELERY_BROKER_URL = broker_from_url(REDIS_URL)
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_TIME_LIMIT = 600
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TIMEZONE = "UTC"
+# A request must not wait for a dead Redis: fail at once, the sweeper finds the work later.
+CELERY_TASK_PUBLISH_RETRY = False
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "socket_connect_timeout": 1.0,
+    "socket_timeout": 5.0,
+    "visibility_timeout": 700,
+}
+CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
+    "alerts-sweep": {"task": "fp8scope_dashboard.alerts.tasks.sweep", "schedule": 10.0},
+    "alerts-deliver": {"task": "fp8scope_dashboard.alerts.tasks.deliver_due", "schedule": 10.0},
+    "analysis-sweep": {"task": "fp8scope_dashboard.analysis.tasks.sweep", "schedule": 15.0},
+    "telemetry-sweep": {"task": "fp8scope_dashboard.telemetry.tasks.sweep", "schedule": 30.0},
+    "runs-mark-silent": {"task": "fp8scope_dashboard.runs.tasks.mark_silent", "schedule": 30.0},
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "filters": {"redact": {"()": "fp8scope_dashboard.settings.redaction.RedactSecrets"}},
+    "handlers": {
+        "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]},
+    },
+    "root": {"handlers": ["console"], "level": os.environ.get("FP8SCOPE_LOG_LEVEL", "INFO")},
+}

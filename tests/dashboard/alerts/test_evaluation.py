@@ -1,0 +1,271 @@
+"""Running the detectors over stored runs: what opens, when it resolves, and that nothing is read twice."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from dashboard.recording import Recorder, make_run
+from django.db import connection
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
+from fp8scope_dashboard.alerts.services import evaluate, unread_runs
+from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.runs.models import Run
+
+pytestmark = pytest.mark.django_db
+STEPS = np.arange(1, 301)
+
+
+@pytest.fixture
+def project(db: None) -> Project:
+    return create_project("default", "Default")
+
+
+def noisy_loss(seed: int, steps: np.ndarray = STEPS, sd: float = 0.01) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(0.0, sd, len(steps))
+    return 2.0 + 3.0 * np.exp(-steps / 60.0) + noise
+
+
+def kinds(run: Run) -> list[str]:
+    return list(Event.objects.filter(run=run).order_by("id").values_list("kind", flat=True))
+
+
+def test_it_works(project: Project) -> None:
+    run = make_run(project)
+    recorder = Recorder(run)
+    losses = noisy_loss(0)
+    losses[200:] = np.nan
+    recorder.rows(STEPS, {"loss": losses})
+    (event,) = evaluate(run.id)
+    assert (event.kind, event.onset_step, event.step) == ("loss_not_finite", 201, 201)
+    assert event.message == f"Loss rose from {losses[199]:.4g} to NaN at step 201."
+    assert event.step_time is not None
+    (series,) = event.evidence["series"]
+    assert series["steps"][-1] == 201 and series["values"][-1] == "NaN"
+    assert evaluate(run.id) == [] and Event.objects.count() == 1
+
+
+def test_a_healthy_run_has_no_event(project: Project) -> None:
+    run = make_run(project)
+    Recorder(run).rows(STEPS, {"loss": noisy_loss(1)})
+    assert evaluate(run.id) == []
+    assert DetectorState.objects.get(run=run, writer=RUN_WIDE).rows == 300
+
+
+def test_the_result_does_not_depend_on_when_it_is_evaluated(project: Project) -> None:
+    losses = noisy_loss(2)
+    losses[150:170] += 2.0
+    losses[250:] = np.inf
+    found = []
+    for rows_per_batch, often in ((300, False), (7, True)):
+        run = make_run(project)
+        recorder = Recorder(run)
+        for first in range(0, 300, 50):
+            part = slice(first, first + 50)
+            recorder.rows(STEPS[part], {"loss": losses[part]}, rows_per_batch=rows_per_batch)
+            if often:
+                evaluate(run.id)
+        evaluate(run.id)
+        found.append(
+            list(Event.objects.filter(run=run).order_by("id").values_list("kind", "onset_step", "step"))
+        )
+    assert found[0] == found[1]
+    assert ("loss_not_finite", 251, 251) in found[0]
+
+
+def test_a_run_that_comes_back_resolves_its_event(project: Project) -> None:
+    run = make_run(project)
+    losses = noisy_loss(3)
+    losses[100:105] = np.nan
+    Recorder(run).rows(STEPS, {"loss": losses})
+    evaluate(run.id)
+    event = Event.objects.get(run=run)
+    assert event.kind == "loss_not_finite" and event.state == EventState.RESOLVED
+    assert event.resolved_at is not None
+
+
+def test_a_diverging_run_has_few_events(project: Project) -> None:
+    run = make_run(project)
+    losses = noisy_loss(4)
+    losses[150:] += np.exp(np.arange(150) / 10.0)
+    losses[220:] = np.nan
+    for _ in range(3):
+        evaluate(run.id)
+    Recorder(run).rows(STEPS, {"loss": losses})
+    evaluate(run.id)
+    assert set(kinds(run)) <= {"loss_spike", "loss_divergence", "loss_not_finite"}
+    assert len(kinds(run)) == len(set(kinds(run)))
+
+
+def test_fp8_above_its_baseline_is_told_once(project: Project) -> None:
+    for seed in range(3):
+        baseline = make_run(project, group="bf16", state="finished")
+        Recorder(baseline).rows(STEPS, {"loss": noisy_loss(seed, sd=0.002)})
+    run = make_run(project, baseline="bf16")
+    Recorder(run).rows(STEPS, {"loss": noisy_loss(9, sd=0.002) * np.where(STEPS > 100, 1.05, 1.0)})
+    (event,) = evaluate(run.id)
+    assert event.kind == "above_baseline"
+    assert 100 < event.onset_step <= 105 and event.step - event.onset_step < 150
+    assert len(event.evidence["baseline"]) == 3
+    healthy = make_run(project, baseline="bf16")
+    Recorder(healthy).rows(STEPS, {"loss": noisy_loss(10, sd=0.002)})
+    assert evaluate(healthy.id) == []
+
+
+def test_a_running_baseline_is_waited_for(project: Project) -> None:
+    baseline = make_run(project, group="bf16")
+    slow = Recorder(baseline)
+    slow.rows(STEPS[:50], {"loss": noisy_loss(0)[:50]})
+    run = make_run(project, baseline="bf16")
+    Recorder(run).rows(STEPS, {"loss": noisy_loss(1) * np.where(STEPS > 100, 1.2, 1.0)})
+    evaluate(run.id)
+    assert "above_baseline" not in kinds(run)
+    assert run.id in unread_runs()
+    Event.objects.all().delete()
+    slow.rows(STEPS[50:], {"loss": noisy_loss(0)[50:]})
+    assert [event.kind for event in evaluate(run.id)] == ["above_baseline"]
+    evaluate(baseline.id)
+    assert unread_runs() == []
+
+
+def test_runs_on_different_batch_sizes_meet_on_tokens(project: Project) -> None:
+    baseline = make_run(project, group="bf16", state="finished")
+    Recorder(baseline).rows(STEPS, {"loss": noisy_loss(0), "tokens": STEPS * 100.0})
+    run = make_run(project, baseline="bf16")
+    # Twice the batch: its step 50 has seen what the baseline had at step 100.
+    losses = noisy_loss(0)[1::2] * np.where(STEPS[:150] > 60, 1.1, 1.0)
+    Recorder(run).rows(STEPS[:150], {"loss": losses, "tokens": STEPS[:150] * 200.0})
+    (event,) = [one for one in evaluate(run.id) if one.kind == "above_baseline"]
+    assert 60 < event.onset_step <= 65
+
+
+def test_saturating_tensors_are_one_event(project: Project) -> None:
+    run = make_run(project)
+    names = [f"blocks.{i}.mlp.up.input" for i in range(40)]
+    recorder = Recorder(run, tensors=names)
+    saturated = np.zeros((300, 40))
+    saturated[100:, :] = np.arange(1, 41)
+    recorder.rows(
+        STEPS,
+        {"loss": noisy_loss(5)},
+        {"saturated": saturated, "nonfinite": np.zeros((300, 40)), "numel": np.full((300, 40), 1000.0)},
+    )
+    (event,) = evaluate(run.id)
+    assert (event.kind, event.onset_step, event.step) == ("saturation_rate", 101, 110)
+    assert event.evidence["tensors"][0] == {"name": names[39], "rate": 0.04, "onset_step": 101}
+    assert event.evidence["series"][0]["values"][-1] == pytest.approx(0.04)
+    assert event.message.startswith("4 % of blocks.39.mlp.up.input overflowed since step 101")
+
+
+def test_a_gap_is_waited_for_and_then_passed_over(project: Project) -> None:
+    run = make_run(project)
+    recorder = Recorder(run)
+    recorder.rows(STEPS[:20], {"loss": noisy_loss(0)[:20]})
+    recorder.seq += 1  # a message that never comes
+    losses = noisy_loss(0)[20:]
+    losses[10] = np.nan
+    recorder.rows(STEPS[20:], {"loss": losses})
+    assert evaluate(run.id) == [] and run.id in unread_runs()
+    Receipt.objects.filter(run=run).update(received_at=timezone.now() - timedelta(minutes=2))
+    assert [event.kind for event in evaluate(run.id)] == ["loss_not_finite"]
+    assert unread_runs() == []
+
+
+def test_evaluations_take_seqs_but_are_no_gap(project: Project) -> None:
+    run = make_run(project)
+    recorder = Recorder(run)
+    recorder.rows(STEPS[:20], {"loss": noisy_loss(0)[:20]})
+    recorder.evaluation(20, [1.0, 0.0])
+    recorder.rows([21], {"loss": [np.nan]})
+    assert len(evaluate(run.id)) == 1
+
+
+def test_many_ranks_are_one_event(project: Project) -> None:
+    run = make_run(project)
+    recorders = [Recorder(run, rank=rank) for rank in range(3)]
+    losses = noisy_loss(0)
+    losses[100:] = np.nan
+    for recorder in recorders:
+        recorder.rows(STEPS, {"loss": losses})
+    assert [event.kind for event in evaluate(run.id)] == ["loss_not_finite"]
+
+
+def test_an_event_stays_open_while_any_rank_sees_it(project: Project) -> None:
+    run = make_run(project)
+    first, second = Recorder(run, rank=0), Recorder(run, rank=1)
+    broken = np.full(300, np.nan)
+    healed = noisy_loss(0)
+    healed[0] = np.nan
+    first.rows(STEPS, {"loss": healed})
+    second.rows(STEPS, {"loss": broken})
+    evaluate(run.id)
+    assert Event.objects.get(run=run, kind="loss_not_finite").state == EventState.OPEN
+
+
+def test_a_disabled_rule_finds_nothing(project: Project) -> None:
+    Rule.objects.filter(project=project).update(enabled=False)
+    run = make_run(project)
+    Recorder(run).rows(STEPS, {"loss": np.full(300, np.nan)})
+    assert evaluate(run.id) == []
+
+
+def test_a_run_that_is_gone_is_no_error(project: Project) -> None:
+    run = make_run(project)
+    run_id = run.id
+    run.delete()
+    assert evaluate(run_id) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_at_once_double_nothing() -> None:
+    project = create_project("default", "Default")
+    run = make_run(project)
+    recorder = Recorder(run)
+    losses = noisy_loss(0)
+    losses[100:] = np.nan
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(10):
+                evaluate(run.id)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            connection.close()
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    recorder.rows(STEPS, {"loss": losses}, rows_per_batch=5)
+    for worker in workers:
+        worker.join()
+    evaluate(run.id)
+    assert failures == []
+    assert kinds(run) == ["loss_not_finite"]
+    state = DetectorState.objects.get(run=run, writer=recorder.uuid)
+    assert state.next_seq == 60
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_dies_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = create_project("default", "Default")
+    run = make_run(project)
+    recorder = Recorder(run)
+    recorder.rows(STEPS[:20], {"loss": np.full(20, np.nan)})
+    with monkeypatch.context() as patched:
+        patched.setattr("fp8scope_dashboard.alerts.deliveries.enqueue", _die)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(run.id)
+    assert Event.objects.count() == 0 and not DetectorState.objects.filter(next_seq__gt=0).exists()
+    assert len(evaluate(run.id)) == 1
+
+
+def _die(_: Event) -> None:
+    raise KeyboardInterrupt

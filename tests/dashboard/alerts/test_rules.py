@@ -1,0 +1,66 @@
+"""Parameters of rules: defaults, bounds, and errors that say what to do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.alerts.rules import KINDS, RuleError, validate
+
+NAMES = [(kind.name, name) for kind in KINDS.values() for name in kind.parameters]
+
+
+def test_it_works() -> None:
+    assert validate("loss_spike", {"z": 8}) == {"z": 8.0, "points": 3, "window": 50, "recover": 10}
+
+
+@pytest.mark.parametrize(("kind", "name"), NAMES)
+def test_defaults_lie_in_their_bounds(kind: str, name: str) -> None:
+    parameter = KINDS[kind].parameters[name]
+    assert parameter.low <= parameter.default <= parameter.high
+    assert validate(kind, {name: parameter.low})[name] == parameter.low
+    assert validate(kind, {name: parameter.high})[name] == parameter.high
+
+
+@pytest.mark.parametrize(("kind", "name"), NAMES)
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, -1e300, 1e300, "6", None, True, [], pytest.param(10**400, id="huge")],
+)
+def test_what_cannot_be_used_is_refused_with_the_bounds(kind: str, name: str, value: object) -> None:
+    with pytest.raises(RuleError, match=name):
+        validate(kind, {name: value})
+
+
+def test_counts_are_whole() -> None:
+    with pytest.raises(RuleError, match="whole number from 1"):
+        validate("loss_spike", {"points": 2.5})
+
+
+def test_unknown_names_are_told_with_the_known_ones() -> None:
+    with pytest.raises(RuleError, match="loss_spike"):
+        validate("nothing", {})
+    with pytest.raises(RuleError, match="window"):
+        validate("loss_spike", {"zz": 1})
+
+
+@given(st.sampled_from(NAMES), st.floats(allow_nan=True, allow_infinity=True))
+def test_accepted_parameters_are_within_bounds(chosen: tuple[str, str], value: float) -> None:
+    kind, name = chosen
+    parameter = KINDS[kind].parameters[name]
+    try:
+        accepted = validate(kind, {name: value})[name]
+    except RuleError:
+        assert not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value))
+    else:
+        assert parameter.low <= accepted <= parameter.high
+
+
+def test_nothing_outranks_itself_or_in_a_circle() -> None:
+    order = list(KINDS)
+    for kind in KINDS.values():
+        for lesser in kind.outranks:
+            assert order.index(lesser) > order.index(kind.name)

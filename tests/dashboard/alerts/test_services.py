@@ -1,0 +1,79 @@
+"""Rules of a new project, what goes back to training processes, acknowledging and resolving."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from dashboard.recording import Recorder, make_run
+
+from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.models import Event, EventState, Rule, RuleKind
+from fp8scope_dashboard.alerts.services import (
+    acknowledge,
+    alerts_after,
+    create_default_rules,
+    evaluate,
+    resolve,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def project(db: None) -> Project:
+    return create_project("default", "Default")
+
+
+@pytest.fixture
+def event(project: Project) -> Event:
+    run = make_run(project)
+    Recorder(run).rows(np.arange(5), {"loss": [2.0, 2.0, np.nan, np.nan, np.nan]})
+    return evaluate(run.id)[0]
+
+
+def test_it_works(event: Event) -> None:
+    (alert,) = alerts_after(event.run_id, 0)
+    assert alert["id"] == event.id and alert["onset_step"] == 2 and alert["value"] is None
+    assert set(alert) == {
+        "id", "kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at"
+    }  # fmt: skip
+    assert alerts_after(event.run_id, event.id) == []
+
+
+def test_kinds_are_the_same_everywhere() -> None:
+    assert set(rules.KINDS) == set(RuleKind.values)
+
+
+def test_a_project_begins_with_every_rule_once(project: Project) -> None:
+    create_default_rules(project)
+    assert sorted(Rule.objects.filter(project=project).values_list("kind", flat=True)) == sorted(
+        RuleKind.values
+    )
+    for rule in Rule.objects.all():
+        assert rules.validate(rule.kind, rule.parameters) == rule.parameters
+
+
+def test_one_acknowledges(event: Event) -> None:
+    first, second = User.objects.create(username="a"), User.objects.create(username="b")
+    assert acknowledge(event, first)
+    assert not acknowledge(event, second)
+    assert event.state == EventState.ACKNOWLEDGED and event.acknowledged_by == first
+
+
+def test_resolved_by_hand_stays_resolved(event: Event) -> None:
+    assert resolve(event) and event.state == EventState.RESOLVED
+    assert not resolve(event)
+    evaluate(event.run_id)
+    assert Event.objects.count() == 1
+
+
+def test_evidence_is_strict_json(event: Event) -> None:
+    json.dumps(event.evidence, allow_nan=False)
+
+
+def test_other_runs_alerts_stay_theirs(event: Event, project: Project) -> None:
+    assert alerts_after(make_run(project).id, 0) == []

@@ -1,0 +1,176 @@
+"""The webhook channel against a real HTTP server: what it sends, and what it makes of each answer."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fp8scope_dashboard.alerts.channels import DeliveryError, Notice, webhook
+
+NOTICE = Notice(
+    delivery=5,
+    event=7,
+    kind="loss_not_finite",
+    severity="critical",
+    state="open",
+    message="Loss rose from 2.31 to NaN at step 118.",
+    onset_step=118,
+    step=118,
+    value=None,
+    threshold=None,
+    opened_at=datetime(2026, 1, 1, tzinfo=UTC),
+    project="default",
+    run="6b1f",
+    run_name="gpt",
+    url="http://localhost/p/default/runs/6b1f/",
+)
+
+
+@dataclass
+class Receiver:
+    """What a receiver got, and what it answers."""
+
+    url: str = ""
+    status: int = 204
+    headers: dict[str, str] = field(default_factory=dict)
+    hang: threading.Event | None = None
+    requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    state = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            state.requests.append((self.path, dict(self.headers), body))
+            if state.hang is not None:
+                state.hang.wait(30)
+                return
+            self.send_response(state.status)
+            for name, value in state.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{server.server_port}/hook"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield state
+    if state.hang is not None:
+        state.hang.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_it_works(receiver: Receiver) -> None:
+    webhook.send({"url": receiver.url, "secret": "s3cret"}, NOTICE)
+    ((path, headers, body),) = receiver.requests
+    assert path == "/hook" and headers["Content-Type"] == "application/json"
+    content = json.loads(body)
+    assert content["message"] == NOTICE.message and content["delivery"] == 5
+    assert content["opened_at"] == "2026-01-01T00:00:00+00:00"
+    stamp, signature = headers["Fp8scope-Signature"].split(",")
+    assert abs(int(stamp.removeprefix("t=")) - time.time()) < 60
+    expected = hmac.new(b"s3cret", stamp.removeprefix("t=").encode() + b"." + body, hashlib.sha256)
+    assert signature == f"v1={expected.hexdigest()}"
+
+
+def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
+    webhook.send({"url": receiver.url}, NOTICE)
+    assert webhook.SIGNATURE_HEADER not in receiver.requests[0][1]
+
+
+@pytest.mark.parametrize(
+    ("status", "permanent"),
+    [(500, False), (503, False), (429, False), (400, False), (404, True), (410, True)],
+)
+def test_a_refusal_is_an_error(receiver: Receiver, status: int, permanent: bool) -> None:
+    receiver.status = status
+    with pytest.raises(DeliveryError, match=str(status)) as caught:
+        webhook.send({"url": receiver.url}, NOTICE)
+    assert caught.value.permanent is permanent
+    assert len(receiver.requests) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_not_followed(receiver: Receiver, status: int) -> None:
+    receiver.status = status
+    receiver.headers = {"Location": receiver.url.replace("/hook", "/elsewhere")}
+    with pytest.raises(DeliveryError, match="redirect") as caught:
+        webhook.send({"url": receiver.url}, NOTICE)
+    assert caught.value.permanent
+    assert [path for path, _, _ in receiver.requests] == ["/hook"]
+
+
+def test_a_receiver_that_hangs_is_left(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "READ_SECONDS", 0.2)
+    receiver.hang = threading.Event()
+    with pytest.raises(DeliveryError, match="did not answer") as caught:
+        webhook.send({"url": receiver.url}, NOTICE)
+    assert not caught.value.permanent
+    assert not receiver.hang.is_set()
+
+
+def test_a_refused_connection_names_no_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(DeliveryError, match="could not be reached") as caught:
+        webhook.send({"url": f"http://127.0.0.1:{port}/token-in-path"}, NOTICE)
+    assert not caught.value.permanent
+    assert "token" not in str(caught.value)
+
+
+def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def babble() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"hello\r\n\r\n")
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        with pytest.raises(DeliveryError, match="could not be reached"):
+            webhook.send({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/"}, NOTICE)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "example.org", "ftp://example.org/", "file:///etc/passwd", "http://", "http://host:99999/", 7, None],
+)
+def test_a_config_that_cannot_work_is_refused_for_good(url: object) -> None:
+    with pytest.raises(DeliveryError) as caught:
+        webhook.send({"url": url}, NOTICE)
+    assert caught.value.permanent
+
+
+def test_passwords_do_not_belong_into_the_url() -> None:
+    with pytest.raises(DeliveryError, match="secret") as caught:
+        webhook.check_config({"url": "https://user:hunter2@example.org/"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_body_is_bounded(receiver: Receiver) -> None:
+    tensors = [{"name": "x" * 512, "rate": 0.5, "onset_step": 1} for _ in range(1000)]
+    webhook.send({"url": receiver.url}, replace(NOTICE, tensors=tensors))
+    body = receiver.requests[0][2]
+    assert len(body) <= webhook.BODY_BYTES
+    assert 0 < len(json.loads(body)["tensors"]) < 1000

@@ -1,0 +1,90 @@
+"""Putting curves on one axis."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.analysis.alignment import Curve, align, clean
+
+
+def steps_only(first: int, last: int, every: int = 1) -> Curve:
+    steps = np.arange(first, last + 1, every)
+    return Curve(steps, steps.astype(float))
+
+
+def test_it_works() -> None:
+    aligned = align([steps_only(0, 100), steps_only(50, 200)])
+    assert aligned.axis == "steps" and aligned.paired
+    assert aligned.x[0] == 50 and aligned.x[-1] == 100
+    assert np.array_equal(aligned.losses[0], aligned.losses[1])
+
+
+def test_tokens_win_where_all_have_them() -> None:
+    with_tokens = [Curve(np.arange(5), np.ones(5), 10.0 * np.arange(5.0)) for _ in range(2)]
+    assert align(with_tokens).axis == "tokens"
+    assert align([*with_tokens, steps_only(0, 4)]).axis == "steps"
+    with pytest.raises(ValueError, match="align on steps"):
+        steps_only(0, 4).on("tokens")
+
+
+def test_different_places_are_averaged_over_the_coarser_ones() -> None:
+    fine = Curve(np.arange(100), np.arange(100.0), np.arange(100.0))
+    coarse = Curve(np.arange(11), np.arange(11.0), 8.9 * np.arange(11.0))
+    aligned = align([fine, coarse])
+    assert not aligned.paired and np.array_equal(aligned.x, 8.9 * np.arange(11.0))
+    # (8.9, 17.8] holds 9 to 17.
+    assert aligned.losses[0, 2] == pytest.approx(13.0) and aligned.losses[1, 2] == 2.0
+
+
+def test_few_shared_places_of_many_are_not_enough() -> None:
+    every_third, every_fourth = steps_only(0, 120, 3), steps_only(0, 120, 4)
+    aligned = align([every_third, every_fourth])
+    assert not aligned.paired and len(aligned.x) == 31
+
+
+def test_logging_every_tenth_step_pairs_with_every_step() -> None:
+    aligned = align([steps_only(0, 100), steps_only(0, 100, 10)])
+    assert aligned.paired and len(aligned.x) == 11
+
+
+def test_no_common_range_is_empty() -> None:
+    assert align([steps_only(0, 10), steps_only(20, 30)]).x.size == 0
+    assert align([steps_only(0, 10), Curve(np.empty(0, np.int64), np.empty(0))]).losses.shape == (2, 0)
+
+
+def test_a_nan_stays_where_it_was_logged() -> None:
+    fine = Curve(np.arange(100), np.where(np.arange(100) == 15, math.nan, 1.0))
+    aligned = align([fine, steps_only(0, 99, 9)])
+    assert aligned.paired
+    binned = align([fine, Curve(np.arange(0, 95, 2) + 3, np.ones(48)), steps_only(2, 90, 8)])
+    assert np.isnan(binned.losses[0]).sum() == 1
+
+
+def test_cleaning_orders_steps_and_keeps_the_first_of_doubles() -> None:
+    curve = clean(Curve(np.array([2, 0, 1, 1]), np.array([20.0, 0.0, 10.0, 11.0])))
+    assert curve.steps.tolist() == [0, 1, 2] and curve.losses.tolist() == [0.0, 10.0, 20.0]
+
+
+@pytest.mark.parametrize("tokens", [[0, 1, 1], [0, 2, 1], [0, math.nan, 2], [0, 1, math.inf]])
+def test_tokens_that_do_not_grow_are_no_axis(tokens: list[float]) -> None:
+    assert clean(Curve(np.arange(3), np.ones(3), np.array(tokens, dtype=float))).tokens is None
+
+
+@given(st.lists(st.sets(st.integers(0, 50), min_size=1), min_size=1, max_size=4))
+def test_alignment_stays_in_the_common_range_and_ascends(places: list[set[int]]) -> None:
+    curves = [Curve(np.array(sorted(one)), np.ones(len(one))) for one in places]
+    aligned = align(curves)
+    assert aligned.losses.shape == (len(curves), len(aligned.x))
+    assert np.isfinite(aligned.losses).all() and (np.diff(aligned.x) > 0).all()
+    if len(aligned.x):
+        assert max(min(one) for one in places) <= aligned.x[0] <= aligned.x[-1] <= min(max(o) for o in places)
+
+
+def test_nothing_cannot_be_aligned() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        align([])

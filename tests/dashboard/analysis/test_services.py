@@ -1,0 +1,209 @@
+"""Comparisons of stored runs: from what, when anew, and how one run's news reach the others."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from dashboard.recording import Recorder, make_run
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.analysis import lineage, services
+from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
+from fp8scope_dashboard.analysis.services import compare, compare_evaluations, read_curve, refresh
+from fp8scope_dashboard.runs.models import Run
+
+pytestmark = pytest.mark.django_db
+STEPS = np.arange(1, 201)
+
+
+@pytest.fixture
+def project(db: None) -> Project:
+    return create_project("default", "Default")
+
+
+def record(run: Run, factor: float = 1.0, steps: np.ndarray = STEPS, tokens: bool = False) -> Recorder:
+    recorder = Recorder(run)
+    scalars = {"loss": factor * (2.0 + 3.0 * np.exp(-steps / 40.0))}
+    if tokens:
+        scalars["tokens"] = steps * 64.0
+    recorder.rows(steps, scalars, rows_per_batch=50)
+    return recorder
+
+
+@pytest.fixture
+def arms(project: Project) -> tuple[Run, list[Recorder]]:
+    """An FP8 run and three BF16 seeds."""
+    baselines = [make_run(project, f"bf16 {seed}", group="bf16", seed=seed) for seed in range(3)]
+    recorders = [record(run, 1.0 + 0.001 * seed, tokens=True) for seed, run in enumerate(baselines)]
+    run = make_run(project, "fp8", baseline="bf16", precision="fp8")
+    record(run, 1.002, tokens=True)
+    return run, recorders
+
+
+def test_it_works(arms: tuple[Run, list[Recorder]]) -> None:
+    run, _ = arms
+    comparison = compare(run.id)
+    assert comparison is not None and comparison.verdict == "within"
+    result = Comparison.objects.get(run=run).result
+    assert result["verdict"] == "within" and result["k_baseline"] == 3 and result["aligned_on"] == "tokens"
+    assert result["delta"] == pytest.approx(0.001, abs=1e-4) and result["margin"] == 0.0025
+    assert set(result) >= {
+        "method", "interval", "tolerance", "k_run", "window", "loss", "baseline_loss", "explanation", "curve"
+    }  # fmt: skip
+    assert comparison.to_step == 200 and comparison.baseline == "bf16"
+
+
+def test_nothing_new_is_not_computed_again(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    first = compare(run.id)
+    again = compare(run.id)
+    assert first is not None and again is not None and first.computed_at == again.computed_at
+    record(make_run(run.project, group="bf16"), 1.001, tokens=True)
+    third = compare(run.id)
+    assert third is not None and third.computed_at > first.computed_at and third.result["k_baseline"] == 4
+
+
+def test_a_new_margin_is_news(arms: tuple[Run, list[Recorder]]) -> None:
+    run, _ = arms
+    compare(run.id)
+    Project.objects.update(margin=0.5)
+    comparison = compare(run.id)
+    assert comparison is not None and comparison.result["tolerance"] == 0.5
+
+
+def test_two_seeds_in_each_arm_are_tested(project: Project) -> None:
+    for seed in range(2):
+        record(make_run(project, group="bf16"), 1.0 + 0.0001 * seed)
+    runs = [make_run(project, group="fp8", baseline="bf16") for _ in range(2)]
+    for seed, run in enumerate(runs):
+        record(run, 1.0 + 0.0001 * seed)
+    refresh(runs[0].id)
+    # A sibling's news concern the whole arm.
+    assert [Comparison.objects.get(run=run).verdict for run in runs] == ["equivalent"] * 2
+    assert Comparison.objects.get(run=runs[1]).result["k_run"] == 2
+
+
+def test_a_baselines_news_reach_the_runs_that_compare_with_it(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    refresh(baselines[0].run.id)
+    assert Comparison.objects.get().run_id == run.id
+
+
+def test_the_sweeper_finds_what_was_not_compared(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    assert lineage.uncompared_runs() == [run.id]
+    refresh(run.id)
+    assert lineage.uncompared_runs() == []
+    baselines[0].evaluation(200, [1.0, 0.0])
+    assert lineage.uncompared_runs() == [run.id]
+
+
+def test_a_dear_comparison_of_a_running_run_is_put_off(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    refresh(run.id)
+    Comparison.objects.update(seconds=10.0)
+    before = Comparison.objects.get().computed_at
+    baselines[0].rows([201], {"loss": [2.0], "tokens": [201 * 64.0]})
+    refresh(run.id)
+    assert Comparison.objects.get().computed_at == before and lineage.uncompared_runs() == [run.id]
+    Comparison.objects.update(computed_at=before - timedelta(seconds=10.0 / services.TIME_SHARE))
+    refresh(run.id)
+    assert lineage.uncompared_runs() == []
+
+
+def test_a_finished_run_is_compared_at_once(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    refresh(run.id)
+    Comparison.objects.update(seconds=1000.0)
+    baselines[0].rows([201], {"loss": [2.0], "tokens": [201 * 64.0]})
+    Run.objects.filter(pk=run.pk).update(state="finished")
+    refresh(run.id)
+    assert lineage.uncompared_runs() == []
+
+
+def test_without_a_baseline_there_is_no_comparison(project: Project) -> None:
+    run = make_run(project, group="bf16")
+    record(run)
+    refresh(run.id)
+    assert compare(run.id) is None and Comparison.objects.count() == 0
+
+
+def test_a_baseline_that_is_not_there_yet_is_said(project: Project) -> None:
+    run = make_run(project, baseline="bf16")
+    record(run)
+    comparison = compare(run.id)
+    assert comparison is not None and comparison.verdict == "insufficient"
+    assert "no run with a loss yet" in comparison.result["explanation"]
+
+
+def test_a_diverged_run_is_over_and_can_be_stored(arms: tuple[Run, list[Recorder]]) -> None:
+    run, _ = arms
+    broken = make_run(run.project, baseline="bf16")
+    losses = np.where(STEPS > 150, math.nan, 2.0)
+    Recorder(broken).rows(STEPS, {"loss": losses})
+    comparison = compare(broken.id)
+    assert comparison is not None and comparison.verdict == "over" and comparison.result["delta"] is None
+
+
+def test_tokens_count_only_where_every_loss_has_them(project: Project) -> None:
+    run = make_run(project)
+    recorder = record(run, tokens=True)
+    tokens = read_curve(run.id).tokens
+    assert tokens is not None and tokens[-1] == 200 * 64.0
+    recorder.rows([201], {"loss": [2.0]})
+    assert read_curve(run.id).tokens is None
+
+
+def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    mine = Recorder(run)
+    for step, share in ((100, 0.6), (200, 0.2)):
+        for seed, baseline in enumerate(baselines):
+            baseline.evaluation(step, [1.0] * (58 + 2 * seed) + [0.0] * (42 - 2 * seed))
+        right = int(100 * share)
+        mine.evaluation(step, [1.0] * right + [0.0] * (100 - right))
+    computed = compare_evaluations(run.id)
+    assert {(one.step, one.verdict) for one in computed} == {(100, "inside"), (200, "below")}
+    assert EvaluationComparison.objects.get(run=run, step=200).result["k_baseline"] == 3
+    assert compare_evaluations(run.id) == []
+
+
+def test_only_scores_with_news_are_compared_again(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    mine = Recorder(run)
+    for step in (100, 200):
+        mine.evaluation(step, [1.0, 0.0, 1.0])
+    compare_evaluations(run.id)
+    baselines[0].evaluation(200, [1.0, 0.0, 0.0])
+    (computed,) = compare_evaluations(run.id)
+    assert computed.step == 200 and computed.verdict == "inside"
+
+
+def test_of_two_scores_of_one_step_the_later_counts(arms: tuple[Run, list[Recorder]]) -> None:
+    run, _ = arms
+    mine = Recorder(run)
+    mine.evaluation(100, [0.0, 0.0, 1.0])
+    mine.evaluation(100, [1.0, 1.0, 0.0])
+    compare_evaluations(run.id)
+    assert EvaluationComparison.objects.get(run=run).result["score"] == pytest.approx(2 / 3)
+
+
+def test_scores_that_are_nan_are_on_the_worse_side(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    for baseline in baselines:
+        baseline.evaluation(100, [2.0, 2.5], metric="nll", kind="mean", higher_is_better=False)
+    Recorder(run).evaluation(100, [math.nan, 2.0], metric="nll", kind="mean", higher_is_better=False)
+    (computed,) = compare_evaluations(run.id)
+    assert computed.verdict == "above"
+
+
+def test_a_run_that_is_gone_is_no_error(project: Project) -> None:
+    run = make_run(project, baseline="bf16")
+    run_id = run.id
+    run.delete()
+    refresh(run_id)
+    assert compare(run_id) is None and compare_evaluations(run_id) == []

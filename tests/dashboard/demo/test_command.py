@@ -1,0 +1,106 @@
+"""The command line of the demo."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fp8scope_dashboard.demo import command
+from fp8scope_dashboard.demo.outcome import Outcome
+from fp8scope_dashboard.demo.running import Demo
+from fp8scope_dashboard.servers.process import locked
+from fp8scope_dashboard.servers.supervisor import DEFAULT_PORT, Supervisor
+
+
+def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.demo(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--exit", "--port", "--data-dir", "--steps", "--json"):
+        assert option in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "10"], "give a whole number from 100 to 20000"),
+        (["--steps", "many"], "'many' is not a number of steps"),
+        (["--port", "70000"], "'70000' is not a port"),
+        (["--port", "-1"], "--port"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.demo(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_second_demo_at_once_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with locked(tmp_path):
+        assert command.demo(["--exit", "--port", "0", "--data-dir", str(tmp_path)]) == 1
+    assert f"a demo runs in {tmp_path} already" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert command.demo(["--exit", "--port", str(port), "--data-dir", str(tmp_path / "data")]) == 1
+    error = capsys.readouterr().err
+    assert str(port) in error
+    assert "--port" in error
+
+
+def test_the_usual_port_is_left_to_whoever_has_it() -> None:
+    try:
+        with socket.create_server(("127.0.0.1", DEFAULT_PORT)):
+            assert command._usual_or_free_port() == 0
+    except OSError:
+        # Somebody has it on this machine: that is the very case.
+        assert command._usual_or_free_port() == 0
+
+
+def test_a_data_directory_that_cannot_be_used_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert command.demo(["--exit", "--port", "0", "--data-dir", str(tmp_path / "file" / "data")]) == 1
+    assert "cannot use the data directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stored", "status"), [(600, 0), (599, 1)])
+def test_the_report_decides_the_exit_status(tmp_path: Path, stored: int, status: int) -> None:
+    console = Console(record=True, width=120, force_terminal=False)
+    demo = Demo(Supervisor(tmp_path), console, 100, began=time.monotonic() - 100, first_rows=20.0)
+    outcome = Outcome(
+        name="bf16 seed 1",
+        group="bf16",
+        fault_at=None,
+        final_loss=2.5,
+        seconds=20.0,
+        verdict="",
+        delta=None,
+        tolerance=None,
+        scores=(),
+        alerts=(),
+        points_sent=600,
+        points_stored=stored,
+        page="",
+    )
+    file = tmp_path / "found.json"
+    assert command._report(demo, [outcome], file) == status
+    summary = json.loads(file.read_text())
+    assert summary["ok"] == (status == 0)
+    assert summary["runs"][0]["points_stored"] == stored
+    assert summary["first_rows_seconds"] == 20.0
+    assert summary["seconds"] == pytest.approx(100, abs=60)
+    assert ("Not as it should be" in console.export_text()) == (status == 1)

@@ -1,0 +1,157 @@
+"""What the demo makes of what was told and stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.demo.outcome import Alert, Outcome, is_judged, outcome_of, problems
+from fp8scope_dashboard.demo.plan import RunPlan, five_runs
+from fp8scope_dashboard.demo.trainer import Told
+
+PLANS = five_runs(100)
+BF16, FP8, FAULTY = PLANS[0], PLANS[3], PLANS[4]
+BEGAN = 1_800_000_000.0
+SATURATION = Alert("saturation_rate", "warning", 40, 49, 9, 2.0, 0.5)
+DIVERGENCE = Alert("loss_divergence", "critical", 42, 80, 40, 9.0, 0.5)
+
+
+def told(points: int = 600) -> Told:
+    """A run of 100 steps that ended one a second."""
+    times = [BEGAN + number for number in range(1, 101)]
+    return Told(
+        run="r",
+        step=100,
+        finished={"final_loss": 2.5, "seconds": 99.0, "points_sent": points, "step_times": times},
+    )
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    opened = datetime.fromtimestamp(BEGAN + 52.5, UTC).isoformat()
+    return {
+        "kind": "saturation_rate",
+        "severity": "warning",
+        "step": 50,
+        "onset_step": 40,
+        "opened_at": opened,
+    } | changes
+
+
+def stored(**changes: Any) -> dict[str, Any]:
+    """An answer to GET /runs/{run}."""
+    score = {"name": "held-out text", "metric": "nll", "step": 100, "verdict": "inside", "score": 2.6}
+    return {
+        "comparison": {"verdict": "within", "to_step": 100, "delta": 0.01, "tolerance": 0.03},
+        "evaluations": [score | {"interval": [2.5, 2.7], "baseline_score": 2.6, "baseline_interval": None}],
+        "events": [],
+        "points_stored": 600,
+        "url": "http://localhost/p/demo/runs/r/",
+    } | changes
+
+
+def healthy() -> list[Outcome]:
+    """A demo that went as it should."""
+    baselines = [outcome_of(plan, told(), stored(comparison=None, evaluations=[])) for plan in PLANS[:3]]
+    faulty = replace(outcome_of(FAULTY, told(), stored()), alerts=(SATURATION, DIVERGENCE), verdict="over")
+    return [*baselines, outcome_of(FP8, told(), stored()), faulty]
+
+
+def changed(name: str, **changes: Any) -> list[Outcome]:
+    return [replace(one, **changes) if one.name == name else one for one in healthy()]
+
+
+def test_it_works() -> None:
+    assert problems(healthy()) == []
+    one = healthy()[3]
+    assert (one.verdict, one.delta, one.tolerance, one.final_loss) == ("within", 0.01, 0.03, 2.5)
+    assert one.scores[0].interval == (2.5, 2.7)
+
+
+def test_delays_are_counted_from_the_fault_and_from_the_step() -> None:
+    one = outcome_of(FAULTY, told(), stored(events=[event()]))
+    alert = one.alerts[0]
+    assert (alert.steps, alert.onset_step, alert.step) == (10, 40, 50)
+    assert alert.seconds == pytest.approx(12.5)
+    assert alert.lag == pytest.approx(2.5)
+
+
+def test_a_healthy_run_has_no_fault_to_count_from() -> None:
+    alert = outcome_of(FP8, told(), stored(events=[event()])).alerts[0]
+    assert alert.steps is None
+    assert alert.seconds is None
+    assert alert.lag == pytest.approx(2.5)
+
+
+def test_a_step_that_nobody_timed_has_no_lag() -> None:
+    assert outcome_of(FP8, told(), stored(events=[event(step=101)])).alerts[0].lag is None
+
+
+@pytest.mark.parametrize("verdict", ["over", "different", "inconclusive", "insufficient", ""])
+def test_a_healthy_run_must_be_judged_good(verdict: str) -> None:
+    found = problems(changed(FP8.name, verdict=verdict))
+    assert len(found) == 1
+    assert (verdict or "not at all") in found[0]
+
+
+@pytest.mark.parametrize("verdict", ["equivalent", "within"])
+def test_either_good_verdict_will_do(verdict: str) -> None:
+    assert problems(changed(FP8.name, verdict=verdict)) == []
+
+
+@pytest.mark.parametrize("name", [BF16.name, FP8.name])
+def test_a_healthy_run_must_raise_nothing_critical(name: str) -> None:
+    assert problems(changed(name, alerts=(DIVERGENCE,))) == [f"{name} is healthy but raised loss_divergence."]
+    assert problems(changed(name, alerts=(SATURATION,))) == []
+
+
+@pytest.mark.parametrize(
+    ("alerts", "missing"),
+    [
+        ((), ["saturation", "loss"]),
+        ((SATURATION,), ["loss"]),
+        ((DIVERGENCE,), ["saturation"]),
+        ((replace(SATURATION, step=39), DIVERGENCE), ["saturation"]),
+    ],
+)
+def test_the_fault_must_be_found(alerts: tuple[Alert, ...], missing: list[str]) -> None:
+    found = problems(changed(FAULTY.name, alerts=alerts))
+    assert len(found) == len(missing)
+    assert all(word in text for word, text in zip(missing, found, strict=True))
+
+
+@given(index=st.integers(0, 4), sent=st.integers(0, 10**6), kept=st.integers(0, 10**6))
+def test_every_point_sent_must_be_stored(index: int, sent: int, kept: int) -> None:
+    found = problems(changed(PLANS[index].name, points_sent=sent, points_stored=kept))
+    assert (found == []) == (sent == kept and sent > 0)
+    assert all(PLANS[index].name in text for text in found)
+
+
+def test_a_run_is_judged_when_its_last_step_is() -> None:
+    assert is_judged(FP8, stored())
+    assert not is_judged(FP8, stored(comparison=None))
+    assert not is_judged(FP8, stored(comparison={"verdict": "within", "to_step": 99}))
+    assert not is_judged(FP8, stored(evaluations=[]))
+    assert not is_judged(FP8, stored(evaluations=[stored()["evaluations"][0] | {"step": 75}]))
+
+
+def test_a_baseline_needs_no_judgement() -> None:
+    assert is_judged(BF16, stored(comparison=None, evaluations=[]))
+
+
+def test_only_the_last_scores_are_shown() -> None:
+    first = stored()["evaluations"][0]
+    plan: RunPlan = FP8
+    one = outcome_of(plan, told(), stored(evaluations=[first, first | {"step": 50, "score": 9.0}]))
+    assert [score.score for score in one.scores] == [2.6]
+
+
+def test_an_insufficient_comparison_is_shown_as_it_is() -> None:
+    one = outcome_of(
+        FP8, told(), stored(comparison={"verdict": "insufficient", "delta": None, "to_step": 100})
+    )
+    assert (one.verdict, one.delta) == ("insufficient", None)

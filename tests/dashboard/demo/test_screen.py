@@ -1,0 +1,85 @@
+"""What the demo shows at its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from fp8scope_dashboard.demo.outcome import Alert, Outcome, Score
+from fp8scope_dashboard.demo.plan import RunPlan
+from fp8scope_dashboard.demo.screen import Bars, tables
+from fp8scope_dashboard.demo.trainer import Told, Trainer
+
+ONE = Outcome(
+    name="fp8 delayed scaling",
+    group="fp8",
+    fault_at=240,
+    final_loss=1.5859,
+    seconds=40.0,
+    verdict="within",
+    delta=0.0132,
+    tolerance=0.0304,
+    scores=(Score("nll", "inside", 1.755, (1.637, 1.873), 1.74, (1.61, 1.87)),),
+    alerts=(Alert("saturation_rate", "warning", 240, 249, 9, 2.81, 0.84),),
+    points_sent=154_800,
+    points_stored=154_799,
+    page="http://localhost/p/demo/",
+)
+
+
+def shown(*outcomes: Outcome) -> str:
+    console = Console(width=120, record=True, force_terminal=False)
+    with console.capture() as capture:
+        for table in tables(outcomes):
+            console.print(table)
+    return capture.get()
+
+
+def test_it_works() -> None:
+    text = shown(ONE)
+    for words in ("1.586", "+1.32%", "3.04%", "within", "154,800", "154,799", "1.637 to 1.873", "inside"):
+        assert words in text
+    for words in ("saturation rate", "249", "9 steps, 2.8 s", "0.8 s"):
+        assert words in text
+
+
+def test_a_baseline_has_no_verdict() -> None:
+    text = shown(replace(ONE, verdict="", delta=None, tolerance=None, scores=(), alerts=()))
+    assert "baseline" in text
+    assert "none" in text
+
+
+def test_a_run_without_a_fault_has_no_delay_since() -> None:
+    text = shown(replace(ONE, alerts=(Alert("loss_spike", "warning", 5, 9, None, None, None),)))
+    assert "steps," not in text
+
+
+def test_the_bars_show_what_is_told(tmp_path: Path) -> None:
+    console = Console(width=120, force_terminal=False)
+    waiting, running = (
+        Trainer(RunPlan(name, "bf16", "bf16", 1, 100), {}, tmp_path) for name in ("one", "other")
+    )
+    bars = Bars([waiting, running], console)
+    running._child = object()  # type: ignore[assignment]
+    bars.refresh()
+    assert [task.fields["note"] for task in bars.progress.tasks] == ["waits", "starts"]
+    for message in (
+        {"event": "progress", "step": 30, "loss": 2.5, "tokens_per_second": 12345.6},
+        {"event": "alert", "kind": "loss_spike"},
+    ):
+        running._told.hear(message)
+    bars.refresh()
+    task = bars.progress.tasks[1]
+    assert task.completed == 30
+    assert task.fields["note"] == "loss 2.500, 12,346 tokens/s, loss spike"
+
+
+def test_a_loss_that_is_not_a_number_is_shown_as_that(tmp_path: Path) -> None:
+    trainer = Trainer(RunPlan("one", "bf16", "bf16", 1, 100), {}, tmp_path)
+    trainer._child = object()  # type: ignore[assignment]
+    trainer._told = Told(step=3, loss=None)
+    bars = Bars([trainer], Console(force_terminal=False))
+    bars.refresh()
+    assert "nan" in bars.progress.tasks[0].fields["note"]

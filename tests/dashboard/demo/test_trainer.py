@@ -1,0 +1,144 @@
+"""A training process, from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fp8scope_dashboard.demo.plan import RunPlan
+from fp8scope_dashboard.demo.running import DemoError, _check
+from fp8scope_dashboard.demo.trainer import Told, Trainer
+
+PLAN = RunPlan("a run", "bf16", "bf16", 1, 100)
+STORY = """
+import json, sys, time
+for message in (
+    {"event": "started", "run": "abc", "steps": 100},
+    {"event": "progress", "step": 40, "loss": 2.5, "tokens_per_second": 1000.0},
+):
+    print(json.dumps(message), flush=True)
+print("a warning of some library", file=sys.stderr, flush=True)
+"""
+END = 'print(json.dumps({"event": "finished", "points_sent": 7, "step_times": [1.0, 2.0]}), flush=True)\n'
+
+
+@pytest.fixture
+def trainers() -> Iterator[list[Trainer]]:
+    started: list[Trainer] = []
+    yield started
+    for trainer in started:
+        trainer.stop()
+
+
+def begin(folder: Path, script: str, trainers: list[Trainer]) -> Trainer:
+    """A process that runs `script` in place of the training module."""
+    (folder / "story.py").write_text(script)
+    trainer = Trainer(PLAN, {**os.environ, "PYTHONPATH": str(folder)}, folder)
+    trainers.append(trainer)
+    trainer.start(module="story")
+    return trainer
+
+
+def wait(trainer: Trainer) -> int:
+    deadline = time.monotonic() + 60
+    while (status := trainer.exit_status()) is None:
+        assert time.monotonic() < deadline, trainer.tail()
+        time.sleep(0.02)
+    return status
+
+
+def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, STORY + END, trainers)
+    assert wait(trainer) == 0
+    told = trainer.told
+    assert (told.run, told.step, told.loss, told.tokens_per_second) == ("abc", 40, 2.5, 1000.0)
+    assert told.finished is not None
+    assert told.step_times == [1.0, 2.0]
+    _check(trainer)
+
+
+def test_what_is_no_message_goes_to_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, STORY + END + 'print("[1, 2]"); print("{}")\n', trainers)
+    wait(trainer)
+    assert (tmp_path / "a-run.log").read_text() == "a warning of some library\n[1, 2]\n{}\n"
+
+
+def test_a_crash_is_told_with_the_end_of_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, STORY + 'raise RuntimeError("no such thing as a free lunch")\n', trainers)
+    assert wait(trainer) == 1
+    with pytest.raises(DemoError) as failed:
+        _check(trainer)
+    for words in ("'a run'", "status 1", "a-run.log", "RuntimeError: no such thing as a free lunch"):
+        assert words in str(failed.value)
+
+
+def test_an_end_without_a_report_is_a_failure(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, STORY, trainers)
+    assert wait(trainer) == 0
+    with pytest.raises(DemoError):
+        _check(trainer)
+
+
+def test_a_kill_is_told_as_one(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, STORY + "time.sleep(600)\n", trainers)
+    pid = _pid(trainer)
+    os.kill(pid, signal.SIGKILL)
+    wait(trainer)
+    with pytest.raises(DemoError, match="killed by signal 9"):
+        _check(trainer)
+
+
+def test_it_can_be_stopped(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, STORY + "time.sleep(600)\n", trainers)
+    pid = _pid(trainer)
+    trainer.stop()
+    assert not psutil.pid_exists(pid)
+    trainer.stop()
+
+
+def test_it_gets_the_run_on_its_command_line(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, "import sys; print(sys.argv[1:])", trainers)
+    wait(trainer)
+    assert trainer.tail() == str(PLAN.arguments())
+
+
+def test_one_that_was_not_started_has_not_ended(tmp_path: Path) -> None:
+    trainer = Trainer(PLAN, dict(os.environ), tmp_path)
+    assert not trainer.started
+    assert trainer.exit_status() is None
+    _check(trainer)
+    trainer.stop()
+
+
+def test_what_was_told_does_not_change_afterwards(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, STORY + END, trainers)
+    wait(trainer)
+    told = trainer.told
+    trainer._told.hear({"event": "alert", "kind": "loss_spike"})
+    assert told.alerts == []
+    assert trainer.told.alerts == [{"event": "alert", "kind": "loss_spike"}]
+
+
+def test_messages_of_a_later_version_are_passed_over() -> None:
+    told = Told()
+    told.hear({"event": "something new", "step": 3})
+    assert told == Told()
+
+
+def _pid(trainer: Trainer) -> int:
+    """Of the process, once it has begun to talk."""
+    deadline = time.monotonic() + 60
+    while not trainer.told.step:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child = trainer._child
+    assert child is not None
+    assert sys.executable in psutil.Process(child.pid).cmdline()[0] or psutil.pid_exists(child.pid)
+    return child.pid

@@ -1,0 +1,68 @@
+"""What a stored batch changes on its run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from dashboard.telemetry.recorder import Recorder
+
+from fp8scope_dashboard.ingest.batch import to_json_number
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
+
+pytestmark = pytest.mark.django_db
+
+
+def test_it_works() -> None:
+    recorder = Recorder.of_new_run(["a"])
+    before = Run.objects.get().heartbeat_at
+    recorder.send([1, 2], {"loss": [2.0, 1.0]}, {"amax": [[1.0], [math.nan]]})
+    run = Run.objects.get()
+    assert (run.rows_stored, run.points_stored, run.last_step) == (2, 3, 2)
+    assert (run.last_scalars, run.statistics) == ({"loss": 1.0}, ["amax"])
+    assert run.heartbeat_at > before
+    assert Writer.objects.get().seen_at > before
+
+
+def test_the_latest_value_of_each_scalar_is_kept() -> None:
+    recorder = Recorder.of_new_run()
+    recorder.send([1, 2, 3], {"loss": [3.0, 2.0, 1.0], "tokens": [10.0, None, None]})
+    recorder.send([4], {"loss": [math.nan], "grad_norm": [math.inf]})
+    assert Run.objects.get().last_scalars == {"loss": "NaN", "tokens": 10.0, "grad_norm": "Infinity"}
+
+
+def test_a_late_batch_adds_no_older_value() -> None:
+    recorder = Recorder.of_new_run()
+    recorder.send([10], {"loss": [1.0]}, seq=1)
+    recorder.send([5], {"loss": [5.0], "only_early": [7.0]}, seq=0)
+    run = Run.objects.get()
+    assert run.last_scalars == {"loss": 1.0, "only_early": 7.0}
+    assert (run.last_step, run.rows_stored) == (10, 2)
+
+
+def test_a_batch_wakes_a_silent_run_but_not_a_finished_one() -> None:
+    recorder = Recorder.of_new_run()
+    for state, expected in [
+        (RunState.SILENT, RunState.RUNNING),
+        (RunState.FINISHED, RunState.FINISHED),
+        (RunState.FAILED, RunState.FAILED),
+    ]:
+        Run.objects.update(state=state)
+        recorder.send([1], {"loss": [1.0]})
+        assert Run.objects.get().state == expected
+
+
+def test_statistics_add_up_over_writers() -> None:
+    first = Recorder.of_new_run(["a"])
+    second = first.another(1, ["a"])
+    first.send([1], None, {"amax": [[1]]})
+    second.send([1], None, {"scale": [[1]], "amax": [[1]]})
+    assert Run.objects.get().statistics == ["amax", "scale"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1.5, 1.5), (math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")],
+)
+def test_numbers_for_json(value: float, expected: float | str) -> None:
+    assert to_json_number(value) == expected

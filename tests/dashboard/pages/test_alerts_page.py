@@ -1,0 +1,141 @@
+"""Alerts: seen, acknowledged, muted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dashboard.pages.conftest import Visitor
+from dashboard.pages.seeding import Seeded
+from dashboard.recording import make_run
+from django.utils import timezone
+
+from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Rule
+
+
+def html(visitor: Visitor, rest: str = "alerts/", **headers: str) -> str:
+    answer = visitor.client.get(visitor.address(rest), headers=headers)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def make_event(visitor: Visitor, **fields: Any) -> Event:
+    run = make_run(visitor.project, "a run")
+    known = {
+        "kind": "loss_spike",
+        "severity": "warning",
+        "onset_step": 1,
+        "step": 4,
+        "message": "Up <it> went.",
+    }
+    known["rule"] = Rule.objects.get(project=visitor.project, kind="loss_spike")
+    return Event.objects.create(run=run, **(known | fields))
+
+
+def test_it_works(admin: Visitor, seeded: Seeded) -> None:
+    events = Event.objects.filter(run=seeded.faulty)
+    page = html(admin)
+    assert events.count() >= 2
+    for event in events:
+        assert f'id="event-{event.id}"' in page and f"alerts/{event.id}/evidence.json" in page
+    assert page.count("group-") == 2, "one group, named by its heading"
+
+
+def test_the_message_is_escaped_and_the_delay_told(admin: Visitor) -> None:
+    make_event(admin)
+    page = html(admin)
+    assert "Up &lt;it&gt; went." in page and "3 steps later" in page
+
+
+def test_empty_states(admin: Visitor) -> None:
+    page = html(admin)
+    assert "No alerts" in page and "Saturation rate" in page
+    event = make_event(admin)
+    Event.objects.update(state=EventState.RESOLVED, resolved_at=timezone.now())
+    assert f"event-{event.id}" in html(admin), "with nothing open, what happened is shown"
+    assert "Nothing open" in html(admin, "alerts/?state=open")
+
+
+def test_one_runs_alerts(admin: Visitor) -> None:
+    mine, other = make_event(admin), make_event(admin)
+    page = html(admin, f"alerts/?run={mine.run_id}")
+    assert f"event-{mine.id}" in page and f"event-{other.id}" not in page
+    assert f"event-{other.id}" in html(admin, "alerts/?run=nonsense")
+
+
+def test_acknowledging(member: Visitor) -> None:
+    event = make_event(member)
+    answer = member.client.post(member.address(f"alerts/{event.id}/acknowledge"), follow=True)
+    event.refresh_from_db()
+    assert event.state == EventState.ACKNOWLEDGED and event.acknowledged_by == member.user
+    assert "Acknowledged: Loss spike in a run." in answer.content.decode()
+    assert "by mia" in html(member, "alerts/?state=acknowledged")
+
+
+def test_muting_and_unmuting(member: Visitor) -> None:
+    rule = make_event(member).rule
+    assert rule is not None
+    for enabled in ("0", "1"):
+        member.client.post(member.address(f"rules/{rule.id}/mute"), {"enabled": enabled})
+        rule.refresh_from_db()
+        assert rule.enabled == (enabled == "1")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "goes"),
+    [
+        ("/p/research/alerts/?state=all", "/p/research/alerts/?state=all"),
+        ("https://evil.test/", "/p/research/alerts/"),
+        ("//evil.test/p/research/", "/p/research/alerts/"),
+        ("/p/research/\\evil", "/p/research/alerts/"),
+        ("", "/p/research/alerts/"),
+    ],
+)
+def test_one_comes_back_to_a_page_of_ours(member: Visitor, wanted: str, goes: str) -> None:
+    event = make_event(member)
+    answer = member.client.post(member.address(f"alerts/{event.id}/acknowledge"), {"next": wanted})
+    assert answer["Location"] == goes
+
+
+def test_a_viewer_sees_no_buttons(viewer: Visitor) -> None:
+    make_event(viewer)
+    page = html(viewer)
+    assert (
+        "Up &lt;it&gt; went." in page and "Acknowledge</button>" not in page and "Mute this rule" not in page
+    )
+
+
+def test_deliveries_are_told(admin: Visitor) -> None:
+    event = make_event(admin)
+    now = timezone.now()
+    deliveries: dict[str, dict[str, Any]] = {
+        "good": {"delivered_at": now},
+        "bad": {"failed_at": now, "attempts": 8, "last_error": "The receiver answered 500."},
+        "slow": {"attempts": 1, "last_error": "Nobody answered."},
+    }
+    for name, fields in deliveries.items():
+        channel = Channel.objects.create(project=admin.project, name=name, config={})
+        Delivery.objects.create(event=event, channel=channel, **fields)
+    page = html(admin)
+    assert "good: delivered" in page
+    assert "bad: not delivered after 8 attempts: The receiver answered 500." in page
+    assert "slow: on its way, 1 attempt failed: Nobody answered." in page
+
+
+def test_the_evidence(admin: Visitor, seeded: Seeded) -> None:
+    for event in Event.objects.filter(run=seeded.faulty):
+        answer = admin.client.get(admin.address(f"alerts/{event.id}/evidence.json")).json()
+        assert answer["summary"] == event.message and answer["figure"]["data"]
+    bare = make_event(admin)
+    assert "empty" in admin.client.get(admin.address(f"alerts/{bare.id}/evidence.json")).json()
+
+
+def test_open_alerts_are_counted_on_every_page(admin: Visitor) -> None:
+    make_event(admin)
+    for rest in ("", "compare/", "evaluations/", "alerts/", "settings/"):
+        assert '<span class="sr-only">, 1 open</span>' in html(admin, rest)
+
+
+def test_a_refresh_gets_the_list_alone(admin: Visitor) -> None:
+    make_event(admin)
+    assert html(admin, **{"HX-Target": "alerts"}).strip().startswith('<div id="alerts"')

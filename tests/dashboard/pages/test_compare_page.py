@@ -1,0 +1,86 @@
+"""BF16 and FP8 side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import Any
+
+from dashboard.pages.conftest import Visitor
+from dashboard.pages.seeding import Seeded
+from dashboard.recording import make_run
+from django.utils.html import escape
+
+from fp8scope_dashboard.pages.views.compare import MOST_CHOSEN
+
+
+def html(visitor: Visitor, rest: str = "compare/", **headers: str) -> str:
+    answer = visitor.client.get(visitor.address(rest), headers=headers)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def figure(visitor: Visitor, name: str, runs: list[Any]) -> dict[str, Any]:
+    query = {"runs": [str(run.id) for run in runs]}
+    return dict(visitor.client.get(visitor.address(f"compare/figures/{name}.json"), query).json())
+
+
+def test_it_works(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin)
+    assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == 5
+    assert escape(seeded.healthy.comparison.result["explanation"]) in page
+    assert "Over tolerance" in page
+
+
+def test_the_address_chooses(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin, f"compare/?runs={seeded.healthy.id}&runs={seeded.baselines[0].id}")
+    assert f'value="{seeded.healthy.id}" checked' in page
+    assert f'value="{seeded.faulty.id}">' in page
+    assert "Over tolerance" not in page
+
+
+def test_nonsense_in_the_address_is_passed_over(admin: Visitor, stranger: Visitor, seeded: Seeded) -> None:
+    foreign = make_run(stranger.project, "not yours")
+    page = html(admin, f"compare/?runs=x&runs={uuid.uuid4()}&runs={foreign.id}&runs={seeded.healthy.id}")
+    assert "not yours" not in page and f'value="{seeded.healthy.id}" checked' in page
+
+
+def test_a_change_gets_the_comparison_alone(admin: Visitor, seeded: Seeded) -> None:
+    part = html(admin, f"compare/?runs={seeded.healthy.id}", **{"HX-Target": "compared"})
+    assert part.strip().startswith('<div id="compared"') and "chooser" not in part
+
+
+def test_empty_states(admin: Visitor) -> None:
+    assert "Nothing to compare yet" in html(admin)
+    make_run(admin.project, "alone", precision="fp8")
+    assert "None of the ticked runs names a baseline" in html(admin)
+
+
+def test_losses_by_arm(admin: Visitor, seeded: Seeded) -> None:
+    answer = figure(admin, "loss", [*seeded.baselines, seeded.healthy, seeded.faulty])
+    shown = [trace["name"] for trace in answer["figure"]["data"] if trace.get("showlegend") is not False]
+    assert shown == ["BF16 (3 seeds)", "FP8 · fp8-delayed", "FP8 · fp8-frozen-scale"]
+    assert "empty" in figure(admin, "loss", [])
+
+
+def test_deltas_with_tolerance(admin: Visitor, seeded: Seeded) -> None:
+    answer = figure(admin, "delta", [*seeded.baselines, seeded.healthy, seeded.faulty])
+    names = {trace["name"] for trace in answer["figure"]["data"]}
+    assert {"gpt fp8 delayed", "gpt fp8 frozen scale"} <= names
+    tolerance = seeded.healthy.comparison.result["tolerance"]
+    assert {tolerance, -tolerance} <= {shape.get("y0") for shape in answer["figure"]["layout"]["shapes"]}
+    assert "empty" in figure(admin, "delta", seeded.baselines)
+
+
+def test_an_arm_keeps_its_colour(admin: Visitor, seeded: Seeded) -> None:
+    together = json.dumps(figure(admin, "loss", [seeded.healthy, seeded.faulty]))
+    alone = json.dumps(figure(admin, "loss", [seeded.faulty]))
+    assert "142,47,134" in together and "142,47,134" in alone, "the second FP8 group's"
+    assert "201,80,10" in together and "201,80,10" not in alone
+
+
+def test_the_choice_is_bounded(admin: Visitor) -> None:
+    runs = [make_run(admin.project, f"run {i}") for i in range(MOST_CHOSEN + 3)]
+    page = html(admin, "compare/?" + "&".join(f"runs={run.id}" for run in runs))
+    assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == MOST_CHOSEN

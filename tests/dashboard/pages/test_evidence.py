@@ -1,0 +1,56 @@
+"""An alert's evidence as a chart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from fp8scope_dashboard.pages.figures.evidence import evidence_figure
+from fp8scope_dashboard.pages.figures.theme import THEMES
+
+LOSS = {"name": "loss", "steps": [10, 11, 12, 13], "values": [2.0, 2.1, "NaN", "Infinity"]}
+SEED = {"name": "bf16 seed 1", "steps": [10, 11, 12, 13], "values": [2.0, 2.0, 2.0, 2.0]}
+TENSOR = {
+    "tensor": "a.input",
+    "name": "a.input overflow_rate",
+    "steps": [10, 11, 12],
+    "values": [0.0, 0.01, 0.02],
+}
+
+
+def draw(evidence: dict[str, Any], threshold: float | None = None) -> go.Figure | None:
+    return evidence_figure(
+        evidence, THEMES["light"], slot="fp8-1", onset=12, detected=13, threshold=threshold
+    )
+
+
+def test_it_works() -> None:
+    figure = draw({"series": [LOSS], "baseline": [SEED]})
+    assert figure is not None
+    assert {"loss", "bf16 seed 1"} <= {trace.name for trace in figure.data}
+    assert any("onset 12" in note.text for note in figure.layout.annotations)
+
+
+def test_the_loss_that_is_not_finite_is_marked() -> None:
+    figure = draw({"series": [LOSS]})
+    assert figure is not None
+    (crosses,) = [trace for trace in figure.data if "not finite" in (trace.name or "")]
+    assert [x for x in crosses.x if x is not None] == [12.0, 13.0]
+
+
+def test_tensors_are_shown_with_the_threshold_and_without_the_loss() -> None:
+    figure = draw({"series": [TENSOR, LOSS], "tensors": []}, threshold=0.001)
+    assert figure is not None
+    assert "loss" not in {trace.name for trace in figure.data}
+    assert 0.001 in {shape.y0 for shape in figure.layout.shapes}
+
+
+def test_a_threshold_above_all_values_is_in_the_chart() -> None:
+    figure = draw({"series": [TENSOR]}, threshold=0.5)
+    assert figure is not None and figure.layout.yaxis.range[1] > 0.5
+
+
+def test_without_series_there_is_nothing_to_draw() -> None:
+    assert draw({}) is None
+    assert draw({"series": [{"name": "loss", "steps": [], "values": []}]}) is None

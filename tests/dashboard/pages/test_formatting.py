@@ -1,0 +1,112 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.pages.formatting import ago, compact, count, number, percent, span
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NARROW NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+
+
+def test_it_works() -> None:
+    assert number(2.31417) == "2.314"
+    assert plain(percent(0.0025)) == "0.25 %"
+    assert plain(count(12345)) == "12 345"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (math.nan, "NaN"),
+        (math.inf, "+∞"),
+        (-math.inf, "-∞"),
+        (-1.5, "-1.5"),
+        (0.00001234, "1.23e-5"),
+        (123456.7, "123 457"),
+        (1.5e9, "1.50e9"),
+        (1e-12, "1.00e-12"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert plain(number(value)) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(0.0, "±0 %"), (0.00113, "+0.11 %"), (-0.0031, "-0.31 %"), (0.5, "+50.0 %"), (12.0, "+1200 %")],
+)
+def test_differences_have_a_sign(fraction: float, text: str) -> None:
+    assert plain(percent(fraction, signed=True)) == text
+
+
+def test_a_tiny_rate_is_not_a_clean_zero() -> None:
+    assert plain(percent(1e-9)) == "< 0.001 %"
+    assert plain(percent(0.0)) == "0 %"
+    assert plain(percent(None)) == "–"
+    assert plain(percent(math.nan)) == "NaN"
+
+
+@given(st.floats(min_value=1e-8, max_value=1e4))
+def test_a_percentage_is_right_to_its_last_digit(fraction: float) -> None:
+    text = plain(percent(fraction))
+    if text.startswith("<"):
+        assert fraction < 1e-5
+    else:
+        shown = float(text.removesuffix(" %"))
+        digits = len(text.removesuffix(" %").partition(".")[2])
+        assert abs(shown - 100 * fraction) <= 0.5 * 10**-digits * 1.0001
+
+
+@given(st.floats(-1e300, 1e300))
+def test_numbers_keep_their_size(value: float) -> None:
+    shown = float(plain(number(value)).replace(" ", ""))
+    assert shown == pytest.approx(value, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (950, "950"), (12_300, "12.3k"), (171_000, "171k"), (4.1e6, "4.1M")]
+)
+def test_compact_counts(value: float | None, text: str) -> None:
+    assert compact(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0, "0 s"),
+        (1.25, "1.2 s"),
+        (45, "45 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (3600, "1 h"),
+        (-5, "0 s"),
+    ],
+)
+def test_spans(seconds: float | None, text: str) -> None:
+    assert plain(span(seconds)) == text
+
+
+def test_spans_of_timedeltas() -> None:
+    assert plain(span(timedelta(days=3, hours=4, minutes=5))) == "3 d 4 h"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "just now"), (2, "just now"), (12, "12 s ago"), (300, "5 min ago"), (90_000, "1 d ago")],
+)
+def test_moments(seconds: int, text: str) -> None:
+    assert plain(ago(NOW - timedelta(seconds=seconds), NOW)) == text
+    assert ago(None, NOW) == "never"

@@ -1,0 +1,53 @@
+"""Where a person arrives, and what load balancers ask."""
+
+from __future__ import annotations
+
+import pytest
+from dashboard.pages.conftest import Visitor, visitor_of
+from django.db import DatabaseError, connection
+from django.test import Client
+
+from fp8scope_dashboard.accounts.models import Membership, Role, User
+from fp8scope_dashboard.accounts.services import create_project
+
+
+def test_it_works(member: Visitor) -> None:
+    answer = member.client.get("/")
+    assert answer.status_code == 302 and answer["Location"] == member.address()
+
+
+def test_who_has_several_projects_chooses(member: Visitor) -> None:
+    other = create_project("other", "Other <b>one</b>")
+    Membership.objects.create(user=member.user, project=other, role=Role.VIEWER)
+    page = member.client.get("/").content.decode()
+    assert "/p/research/" in page and "/p/other/" in page
+    assert "Other &lt;b&gt;one&lt;/b&gt;" in page
+
+
+def test_who_has_none_is_told_what_to_do(db: None) -> None:
+    client = Client()
+    client.force_login(User.objects.create_user("new"))
+    assert "Ask an administrator" in client.get("/").content.decode()
+
+
+def test_nobody_is_sent_to_sign_in(db: None) -> None:
+    assert Client().get("/")["Location"] == "/signin/?next=/"
+
+
+def test_the_switcher_names_only_ones_own_projects(member: Visitor) -> None:
+    visitor_of(create_project("secret", "Secret"), "eve", Role.ADMIN)
+    assert "Secret" not in member.client.get(member.address()).content.decode()
+
+
+def test_health(db: None) -> None:
+    answer = Client().get("/healthz")
+    assert answer.status_code == 200 and answer.content == b"ok\n"
+
+
+def test_health_without_database(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise DatabaseError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "cursor", fail)
+        assert Client().get("/healthz").status_code == 503

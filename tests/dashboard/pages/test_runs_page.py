@@ -1,0 +1,138 @@
+"""The list of runs, and a run's page."""
+
+from __future__ import annotations
+
+import numpy as np
+from dashboard.pages.conftest import Visitor
+from dashboard.pages.seeding import Seeded
+from dashboard.recording import Recorder, make_run
+from django.conf import settings
+from django.utils.html import escape
+
+from fp8scope_dashboard.pages.views.runs import RUNS_A_PAGE
+from fp8scope_dashboard.runs.models import Run, RunState
+
+
+def html(visitor: Visitor, rest: str = "", **headers: str) -> str:
+    answer = visitor.client.get(visitor.address(rest), headers=headers)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_it_works(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin)
+    for run in (*seeded.baselines, seeded.healthy, seeded.faulty):
+        assert run.name in page and f"runs/{run.id}/loss.svg?rows={run.rows_stored}" in page
+    assert page.count(">Baseline<") == 3
+    assert "Over tolerance" in page and "NaN" in page
+    assert f"alerts/?run={seeded.faulty.id}" in page
+
+
+def test_without_runs_it_says_how_to_get_one(member: Visitor, viewer: Visitor) -> None:
+    page = html(member)
+    assert f"fp8scope login {settings.BASE_URL}" in page
+    assert "fp8scope.init(" in page and "Create a token" in page
+    assert "Create a token" not in html(viewer), "a viewer may not make one"
+
+
+def test_finding_runs(admin: Visitor) -> None:
+    make_run(admin.project, "first", group="bf16")
+    make_run(admin.project, "second", tags=["nightly"], state=RunState.FAILED)
+    assert "second" not in html(admin, "?q=FIR")
+    assert "first" in html(admin, "?q=bf16") and "second" not in html(admin, "?q=bf16")
+    assert "second" in html(admin, "?q=nightly")
+    assert "first" not in html(admin, "?state=failed")
+    assert "No run matches" in html(admin, "?q=nothing")
+    assert "first" in html(admin, "?state=nonsense")
+
+
+def test_a_refresh_gets_the_list_alone(admin: Visitor) -> None:
+    make_run(admin.project, "a run")
+    part = html(admin, **{"HX-Request": "true", "HX-Target": "runs"})
+    assert part.strip().startswith('<div id="runs"') and "a run" in part and "<html" not in part
+
+
+def test_many_runs_come_in_pages(admin: Visitor) -> None:
+    for i in range(RUNS_A_PAGE + 1):
+        make_run(admin.project, f"run number {i:03}")
+    assert html(admin).count("runs__name") == RUNS_A_PAGE
+    assert html(admin, "?page=2").count("runs__name") == 1
+    assert html(admin, "?page=nonsense").count("runs__name") == RUNS_A_PAGE
+
+
+def test_the_list_asks_few_questions(admin: Visitor, django_assert_max_num_queries: object) -> None:
+    for i in range(20):
+        make_run(admin.project, f"run {i}", precision="fp8", group=f"g{i}", baseline="bf16")
+    with django_assert_max_num_queries(16):  # type: ignore[operator]
+        html(admin)
+
+
+def test_names_are_escaped(admin: Visitor) -> None:
+    name = "<script>alert(1)</script>"
+    run = make_run(admin.project, name, config={"x": "</pre><script>"}, tags=["<i>"])
+    for rest in ("", f"runs/{run.id}/"):
+        page = html(admin, rest)
+        assert "<script>alert" not in page and escape(name) in page and "<i>" not in page
+
+
+def test_the_head_of_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin, f"runs/{seeded.healthy.id}/")
+    comparison = seeded.healthy.comparison
+    assert escape(comparison.result["explanation"]) in page
+    assert "gauge__point" in page
+    assert "None open" in page
+    assert f"/p/research/runs/{seeded.healthy.id}/events" in page
+
+
+def test_the_head_of_a_faulty_run_names_the_worst_tensors(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin, f"runs/{seeded.faulty.id}/")
+    assert "Over tolerance" in page and "Overflowing" in page
+    assert 'data-tensor="blocks.' in page and "mlp.down.input" in page
+    assert "Loss not finite" in page and "badge--danger" in page
+
+
+def test_a_refresh_gets_the_head_alone(admin: Visitor, seeded: Seeded) -> None:
+    part = html(admin, f"runs/{seeded.faulty.id}/", **{"HX-Request": "true", "HX-Target": "run-head"})
+    assert '<div id="run-head"' in part and "data-figure" not in part and "<html" not in part
+
+
+def test_a_run_that_has_only_begun(admin: Visitor) -> None:
+    run = make_run(admin.project, "new", precision="fp8", baseline="bf16")
+    page = html(admin, f"runs/{run.id}/")
+    assert "No steps yet" in page and "Not compared yet" in page and "run.watch(model)" in page
+
+
+def test_a_baseline_and_a_run_without_one(admin: Visitor) -> None:
+    alone = make_run(admin.project, "alone", precision="fp8")
+    seed = make_run(admin.project, "seed", precision="bf16", group="bf16")
+    make_run(admin.project, "fp8", precision="fp8", baseline="bf16")
+    assert "No baseline" in html(admin, f"runs/{alone.id}/")
+    assert "Other runs are compared with this group." in html(admin, f"runs/{seed.id}/")
+
+
+def test_a_failed_and_a_silent_run(admin: Visitor) -> None:
+    failed = make_run(admin.project, "f", state=RunState.FAILED, error="ZeroDivisionError: <oh>")
+    silent = make_run(admin.project, "s", state=RunState.SILENT)
+    assert "ZeroDivisionError: &lt;oh&gt;" in html(admin, f"runs/{failed.id}/")
+    assert "fp8scope sync" in html(admin, f"runs/{silent.id}/")
+
+
+def test_losses_on_the_way_are_shown(admin: Visitor) -> None:
+    run = make_run(admin.project, "r")
+    Recorder(run).rows(np.arange(3), {"loss": np.ones(3)})
+    Run.objects.filter(pk=run.pk).update(rows_dropped=7, agent_errors=2, points_sent=10)
+    page = html(admin, f"runs/{run.id}/")
+    assert "Dropped" in page and '<span class="badge badge--warning">7</span>' in page
+    assert "Agent errors" in page
+    assert "Sent, not stored" in page and '<span class="badge badge--danger">7</span>' in page
+
+
+def test_the_small_image(admin: Visitor, seeded: Seeded) -> None:
+    answer = admin.client.get(admin.address(f"runs/{seeded.faulty.id}/loss.svg?rows=1"))
+    assert answer["Content-Type"] == "image/svg+xml"
+    assert b"<polyline" in answer.content
+    assert "max-age=86400" in answer["Cache-Control"] and "private" in answer["Cache-Control"]
+
+
+def test_pages_are_not_kept_by_browsers(admin: Visitor) -> None:
+    assert "no-store" in admin.client.get(admin.address())["Cache-Control"]

@@ -1,0 +1,106 @@
+"""What the head of a run's page says, and how verdicts look."""
+
+from __future__ import annotations
+
+import pytest
+from dashboard.pages.conftest import Visitor
+from dashboard.pages.seeding import Seeded
+from dashboard.recording import make_run
+
+from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.pages.arms import FP8_SLOTS, Arms, arm_labels
+from fp8scope_dashboard.pages.summary import Gauge, baseline_groups, summarise, verdict_of
+from fp8scope_dashboard.pages.verdicts import LOSS_VERDICTS, loss_badge, score_badge
+from fp8scope_dashboard.runs.models import Run
+
+
+def test_it_works(admin: Visitor, seeded: Seeded) -> None:
+    summary = summarise(seeded.faulty)
+    assert summary.verdict.badge.label == "Over tolerance"
+    assert summary.overflow is not None and summary.overflow.badge.tone == "danger"
+    assert all("mlp.down.input" in worst.name for worst in summary.overflow.worst)
+    assert summary.overflow.observed == 48 and 6 <= summary.overflow.overflowing < 48
+    assert summary.open_events >= 2 and summary.events[0].severity == "critical"
+    assert {score.metric for score in summary.scores} == {"accuracy", "nll"}
+
+
+def test_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
+    summary = summarise(seeded.healthy)
+    assert summary.verdict.badge.tone == "good" and summary.open_events == 0
+    assert summary.verdict.seeds == 3 and summary.verdict.baseline == "bf16"
+    gauge = summary.verdict.gauge
+    assert gauge is not None and gauge.low < gauge.place < gauge.high
+
+
+def test_progress_and_losses(admin: Visitor) -> None:
+    run = make_run(admin.project, "r", total_steps=200, last_step=50, points_stored=90, points_sent=100)
+    summary = summarise(run)
+    assert summary.progress == 25.0 and summary.lost == 10 and summary.is_live
+    assert summarise(make_run(admin.project, "s")).progress is None
+    beyond = make_run(admin.project, "t", total_steps=10, last_step=50)
+    assert summarise(beyond).progress == 100.0 and summarise(beyond).lost is None
+
+
+def test_the_gauge() -> None:
+    gauge = Gauge.of(0.01, 0.01, (0.0, 0.02))
+    assert (gauge.low, gauge.high, gauge.place) == (33.33, 66.67, 66.67)
+    assert gauge.whisker == (50.0, 33.33) and not gauge.off_scale
+    far = Gauge.of(-5.0, 0.01, None)
+    assert far.place == 0.0 and far.off_scale
+
+
+@pytest.mark.parametrize(
+    "verdict", ["equivalent", "different", "inconclusive", "within", "over", "insufficient"]
+)
+def test_every_verdict_has_a_face(admin: Visitor, verdict: str) -> None:
+    run = make_run(admin.project, "r", baseline="bf16")
+    Comparison.objects.create(run=run, baseline="bf16", to_step=1, verdict=verdict, result={})
+    shown = verdict_of(Run.objects.select_related("comparison").get(), set())
+    assert shown.badge is LOSS_VERDICTS[verdict] and shown.gauge is None
+
+
+def test_a_verdict_from_a_newer_version_is_no_error() -> None:
+    assert loss_badge("splendid", has_baseline=True, is_baseline=False).label == "Unknown"
+
+
+def test_baselines_are_those_that_are_named(admin: Visitor, stranger: Visitor) -> None:
+    make_run(admin.project, "a", baseline="bf16")
+    make_run(admin.project, "b")
+    make_run(stranger.project, "c", baseline="theirs")
+    assert baseline_groups(admin.project.pk) == {"bf16"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "higher", "tone"),
+    [
+        ("inside", True, "good"),
+        ("below", True, "danger"),
+        ("above", True, "warning"),
+        ("above", False, "danger"),
+    ],
+)
+def test_scores(verdict: str, higher: bool, tone: str) -> None:
+    assert score_badge(verdict, higher_is_better=higher).tone == tone
+    assert score_badge("insufficient", higher_is_better=higher).tone == "neutral"
+
+
+def test_arms_keep_their_slots_as_groups_come(admin: Visitor) -> None:
+    first = make_run(admin.project, "a", precision="fp8", group="delayed")
+    assert Arms(admin.project).of(first).slot == FP8_SLOTS[0]
+    second = make_run(admin.project, "b", precision="fp8", group="current")
+    arms = Arms(admin.project)
+    assert arms.of(first).slot == FP8_SLOTS[0] and arms.of(second).slot == FP8_SLOTS[1]
+    assert arms.of(second).label == "FP8 · current"
+
+
+def test_other_arms(admin: Visitor) -> None:
+    bf16 = make_run(admin.project, "x", precision="bf16", group="bf16")
+    odd = make_run(admin.project, "y", precision="int4")
+    arms = Arms(admin.project)
+    assert (arms.of(bf16).label, arms.of(bf16).slot) == ("BF16", "bf16")
+    assert (arms.of(odd).label, arms.of(odd).slot) == ("y", "other")
+
+
+def test_seeds_are_counted_in_the_legend(admin: Visitor) -> None:
+    runs = [make_run(admin.project, str(i), precision="bf16", group="bf16", seed=i) for i in range(3)]
+    assert set(arm_labels(Arms(admin.project), runs).values()) == {"BF16 (3 seeds)"}

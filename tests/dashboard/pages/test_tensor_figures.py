@@ -1,0 +1,94 @@
+"""The heat map of many tensors, and one tensor in detail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fp8scope_dashboard.pages.figures.tensors import (
+    NAMED_ROWS,
+    TensorLines,
+    heatmap_figure,
+    shortened,
+    tensor_figure,
+)
+from fp8scope_dashboard.pages.figures.theme import THEMES
+
+LIGHT = THEMES["light"]
+NAMES = ["blocks.0.mlp.up.input", "blocks.0.mlp.up.grad_output", "blocks.0.mlp.down.input"]
+EDGES = np.array([0, 10, 20, 30])
+RATES = np.array([[0.0, 1e-4, 1.0], [np.nan, 0.0, 1e-9], [0.01, 0.01, 0.01]])
+
+
+def test_it_works() -> None:
+    (drawn,) = heatmap_figure(NAMES, EDGES, RATES, "overflow_rate", LIGHT).data
+    assert drawn.x.tolist() == [4.5, 14.5, 24.5]
+    assert drawn.z[0, 1] == pytest.approx(-4.0) and drawn.z[2, 0] == pytest.approx(-2.0)
+    np.testing.assert_array_equal(drawn.customdata, RATES.astype(np.float32))
+
+
+def test_zero_and_never_observed_and_tiny_differ() -> None:
+    (drawn,) = heatmap_figure(NAMES, EDGES, RATES, "overflow_rate", LIGHT).data
+    zero, tiny = drawn.z[0, 0], drawn.z[1, 2]
+    assert zero == drawn.zmin < tiny < drawn.z[0, 1]
+    assert np.isnan(drawn.z[1, 0])
+
+
+def test_rates_have_one_scale_in_every_run() -> None:
+    calm = heatmap_figure(NAMES, EDGES, RATES * 1e-3, "overflow_rate", LIGHT).data[0]
+    wild = heatmap_figure(NAMES, EDGES, RATES, "overflow_rate", LIGHT).data[0]
+    assert (calm.zmin, calm.zmax) == (wild.zmin, wild.zmax)
+
+
+def test_other_statistics_are_scaled_by_what_is_there() -> None:
+    amax = np.geomspace(1e-3, 1e3, 9).reshape(3, 3)
+    (drawn,) = heatmap_figure(NAMES, EDGES, amax, "amax", LIGHT).data
+    assert -3.1 < drawn.zmin < -2.5 and 2.5 < drawn.zmax < 3.1
+    assert len(drawn.colorbar.tickvals) == len(drawn.colorbar.ticktext)
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, 3.0])
+def test_values_that_are_all_the_same_can_be_drawn(value: float) -> None:
+    (drawn,) = heatmap_figure(NAMES, EDGES, np.full((3, 3), value), "amax", LIGHT).data
+    assert drawn.zmin < drawn.zmax
+
+
+def test_many_rows_go_without_names() -> None:
+    names = [f"blocks.{i}.input" for i in range(NAMED_ROWS + 1)]
+    figure = heatmap_figure(names, EDGES, np.zeros((len(names), 3)), "amax", LIGHT)
+    assert not figure.layout.yaxis.showticklabels
+    assert figure.layout.height < 1200
+
+
+def test_long_names_keep_both_ends() -> None:
+    short = shortened("transformer.blocks.17.attention.query_key_value.grad_output", 30)
+    assert len(short) == 30 and short.startswith("transf") and short.endswith("grad_output") and "…" in short
+    assert shortened("short", 30) == "short"
+
+
+def test_on_a_phone_what_all_names_share_is_left_out() -> None:
+    figure = heatmap_figure(NAMES, EDGES, RATES, "amax", LIGHT, compact=True)
+    assert figure.layout.yaxis.ticktext == ("0.mlp.up.in", "0.mlp.up.g", "0.mlp.down.in")
+
+
+def test_one_tensor_shows_where_it_stops_fitting() -> None:
+    steps = np.arange(4)
+    lines = {
+        "amax": (steps, np.array([1.0, 2.0, 4.0, 8.0])),
+        "scale": (steps, np.array([448.0, 224.0, 224.0, 0.0])),
+        "overflow_rate": (steps, np.array([0.0, 0.0, 0.1, 0.5])),
+        "underflow_rate": (steps, np.zeros(4)),
+    }
+    figure = tensor_figure(TensorLines("a.input", "e4m3", lines), LIGHT)
+    traces = {trace.name: trace for trace in figure.data}
+    np.testing.assert_array_equal(traces["largest representable"].y, [1.0, 2.0, 2.0, np.nan])
+    assert traces["amax"].y.tolist() == [1.0, 2.0, 4.0, 8.0]
+    assert set(traces) == {"largest representable", "amax", "overflow rate", "underflow rate"}
+
+
+def test_an_unknown_format_has_no_limit_to_show() -> None:
+    steps = np.arange(2)
+    lines = {"amax": (steps, np.array([0.0, 1.0])), "scale": (steps, np.ones(2))}
+    figure = tensor_figure(TensorLines("a.input", "int8", lines), LIGHT, compact=True)
+    assert [trace.name for trace in figure.data] == ["amax"]
+    assert np.isnan(figure.data[0].y[0])

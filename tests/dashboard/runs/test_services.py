@@ -1,0 +1,106 @@
+"""Runs fall silent, wake up, and end."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.runs import services, tasks
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def project() -> Project:
+    return Project.objects.create(slug="default", name="Default")
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    return services.register(uuid.uuid4(), project, {"name": "a run"})[0]
+
+
+def end(run: Run, writer: Writer, *, failed: bool = False, rows: int = 1) -> None:
+    services.finish(run, writer, failed=failed, error="boom" if failed else "", rows_sent=rows, points_sent=2)
+
+
+def test_it_works(project: Project) -> None:
+    run_id = uuid.uuid4()
+    run, created = services.register(run_id, project, {"name": "one"})
+    again, created_again = services.register(run_id, project, {"name": "two"})
+    assert (created, created_again, run, again.name) == (True, False, again, "one")
+
+
+def test_a_run_of_another_project(run: Run) -> None:
+    other = Project.objects.create(slug="other", name="Other")
+    with pytest.raises(services.RunConflictError):
+        services.register(run.id, other, {"name": "mine"})
+    assert Run.objects.get().project.slug == "default"
+
+
+def test_silence_and_a_sign_of_life(run: Run) -> None:
+    assert services.mark_silent() == 0
+    Run.objects.update(heartbeat_at=timezone.now() - services.SILENT_AFTER - timedelta(seconds=1))
+    assert services.mark_silent() == 1
+    assert Run.objects.get().state == RunState.SILENT
+    assert services.mark_silent() == 0
+    run.refresh_from_db()
+    assert services.heartbeat(run, uuid.uuid4(), dropped=0, errors=0) == RunState.RUNNING
+    tasks.mark_silent()
+    assert Run.objects.get().state == RunState.RUNNING
+
+
+@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.FAILED])
+def test_what_is_over_does_not_fall_silent(run: Run, state: RunState) -> None:
+    Run.objects.update(state=state, heartbeat_at=timezone.now() - timedelta(days=1))
+    assert services.mark_silent() == 0
+    assert Run.objects.get().state == state
+
+
+def test_losses_are_summed_over_writers_and_never_shrink(run: Run) -> None:
+    one, other = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
+    services.count_losses(run, one, dropped=5, errors=1)
+    services.count_losses(run, other, dropped=2, errors=0)
+    services.count_losses(run, one, dropped=3, errors=7)
+    services.count_losses(run, other, dropped=2)
+    found = Run.objects.get()
+    assert (found.rows_dropped, found.agent_errors) == (7, 7)
+
+
+def test_the_last_writer_ends_a_run(run: Run) -> None:
+    one, other = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
+    end(run, one, rows=3)
+    assert Run.objects.get().state == RunState.RUNNING
+    end(run, other, rows=4)
+    found = Run.objects.get()
+    assert (found.state, found.rows_sent, found.points_sent) == (RunState.FINISHED, 7, 4)
+    assert found.finished_at is not None
+
+
+def test_a_writer_that_died_does_not_hold_a_run_up(run: Run) -> None:
+    dead, alive = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
+    Writer.objects.filter(pk=dead.pk).update(seen_at=timezone.now() - timedelta(minutes=5))
+    end(run, alive)
+    assert Run.objects.get().state == RunState.FINISHED
+
+
+def test_one_failure_fails_the_run_for_good(run: Run) -> None:
+    one, other = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
+    end(run, one, failed=True)
+    assert Run.objects.get().state == RunState.FAILED
+    end(run, other)
+    found = Run.objects.get()
+    assert (found.state, found.error) == (RunState.FAILED, "boom")
+
+
+def test_writers_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "MOST_WRITERS", 2)
+    known = [services.writer_of(run, uuid.uuid4()) for _ in range(2)]
+    with pytest.raises(services.TooManyWritersError):
+        services.writer_of(run, uuid.uuid4())
+    assert services.writer_of(run, known[0].uuid) == known[0]

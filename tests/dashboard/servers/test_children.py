@@ -1,0 +1,159 @@
+"""Supervised children: when they are started again, and how hard they are stopped."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from dashboard.servers.installation import eventually
+
+from fp8scope_dashboard.servers import children, process
+from fp8scope_dashboard.servers.children import Child
+from fp8scope_dashboard.servers.logs import LogFile
+
+STUBBORN = """
+import signal, sys, time
+for name in sys.argv[1:]:
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[LogFile]:
+    file = LogFile(tmp_path, "child")
+    yield file
+    file.close()
+
+
+def child_of(
+    log: LogFile, *command: str, stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+) -> Child:
+    def start(output: int) -> subprocess.Popen[bytes]:
+        return process.spawn(command, death_signal=signal.SIGKILL, output=output)
+
+    return Child("child", start, log, stop_signals)
+
+
+def stubborn(log: LogFile, tmp_path: Path, *ignored: str, stop_signals: tuple[signal.Signals, ...]) -> Child:
+    child = child_of(log, sys.executable, "-c", STUBBORN, *ignored, stop_signals=stop_signals)
+    child.launch()
+    eventually(lambda: "deaf" in (tmp_path / "child.log").read_text(), "the child ignores its signals")
+    return child
+
+
+def test_it_works(log: LogFile) -> None:
+    child = child_of(log, "sleep", "600")
+    child.launch()
+    assert child.running is not None
+    assert child.look_after() is None
+    child.running.kill()
+    child.running.wait()
+    assert child.look_after() == "child was ended by SIGKILL; starting it again in 0.25 s"
+    eventually(lambda: child.look_after() is not None, "the child is started again")
+    assert child.running is not None
+    children.stop_together([child], grace=60, hurry=lambda: False)
+    assert child.running is None
+
+
+def test_each_failure_in_a_row_doubles_the_delay(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = child_of(log, "false")
+    delays = []
+    now = itertools.count(1000.0, 0.001)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    for _ in range(10):
+        child.launch()
+        assert child.running is not None
+        child.running.wait()
+        happened = child.look_after() or ""
+        assert happened.startswith("child ended with exit status 1; starting it again in ")
+        delays.append(float(happened.split()[-2]))
+    assert delays == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_a_child_that_was_well_starts_again_at_once(log: LogFile) -> None:
+    child = child_of(log, "true")
+    child.failures = 8
+    child.launch()
+    child.started_at = time.monotonic() - children.HEALTHY_SECONDS - 1
+    assert child.running is not None
+    child.running.wait()
+    assert (child.look_after() or "").endswith("in 0.25 s")
+    assert child.failures == 1
+
+
+def test_a_program_that_is_missing_does_not_end_the_supervisor(log: LogFile) -> None:
+    def start(output: int) -> subprocess.Popen[bytes]:
+        raise FileNotFoundError(2, "No such file", "postgres")
+
+    child = Child("child", start, log)
+    assert (child.look_after() or "").startswith("child could not be started: [Errno 2] No such file")
+    assert child.look_after() is None
+    assert child.failures == 1
+
+
+def test_one_that_ignores_a_signal_gets_the_next(log: LogFile, tmp_path: Path) -> None:
+    child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM, signal.SIGINT))
+    running = child.running
+    assert running is not None
+    children.stop_together([child], grace=3.0, hurry=lambda: False)
+    # Python's own answer to SIGINT, so that signal did it.
+    assert running.returncode == -signal.SIGINT
+
+
+def test_one_that_ignores_them_all_is_killed(log: LogFile, tmp_path: Path) -> None:
+    child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM,))
+    running = child.running
+    assert running is not None
+    children.stop_together([child], grace=0.2, hurry=lambda: False)
+    assert running.returncode == -signal.SIGKILL
+
+
+def test_hurry_cuts_the_grace_short(log: LogFile, tmp_path: Path) -> None:
+    child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM,))
+    running = child.running
+    children.stop_together([child], grace=1e9, hurry=lambda: True)
+    assert running is not None and running.returncode == -signal.SIGKILL
+
+
+def test_what_a_child_started_goes_with_it(log: LogFile, tmp_path: Path) -> None:
+    child = child_of(log, "sh", "-c", "sleep 600 & echo $!; exec sleep 600")
+    child.launch()
+    eventually(lambda: (tmp_path / "child.log").read_text().endswith("\n"), "the grandchild's pid is told")
+    grandchild = psutil.Process(int((tmp_path / "child.log").read_text()))
+    children.stop_together([child], grace=60, hurry=lambda: False)
+    assert process.wait_ended([grandchild], 60) == []
+
+
+def test_a_suspended_or_deaf_survivor_is_reaped(log: LogFile, tmp_path: Path) -> None:
+    deaf = stubborn(log, tmp_path, "SIGTERM", stop_signals=())
+    asleep = child_of(log, "sleep", "600")
+    asleep.launch()
+    assert deaf.running is not None and asleep.running is not None
+    asleep.running.send_signal(signal.SIGSTOP)
+    ours = {deaf.running.pid, asleep.running.pid}
+    assert set(process.reap(lambda one: one.pid in ours, signal.SIGTERM, timeout=0.5)) == ours
+    assert deaf.running.wait() == -signal.SIGKILL
+    assert asleep.running.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit status 0"),
+        (3, "exit status 3"),
+        (-9, "by SIGKILL"),
+        (-11, "by SIGSEGV"),
+        (-99, "by signal 99"),
+    ],
+)
+def test_an_exit_code_is_put_in_words(code: int, words: str) -> None:
+    assert children.describe(code).endswith(words)

@@ -1,0 +1,154 @@
+"""docker-compose.yml: complete, without secrets, and its commands do what they should when run here."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dashboard.servers.installation import clean_environment, eventually, names_below, status_of
+
+from fp8scope_dashboard.servers.children import worker_arguments
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRETS = ["POSTGRES_PASSWORD", "REDIS_PASSWORD", "FP8SCOPE_SECRET_KEY", "FP8SCOPE_BASE_URL"]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return loaded
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Commands:
+    """The compose file's commands, turned into this machine's: another port, another place for the data."""
+
+    def __init__(self, services: dict[str, Any], place: Path, database_url: str, redis_url: str) -> None:
+        self.services = services
+        self.place = place
+        self.port = free_port()
+        self.environment = {
+            **clean_environment(),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.base",
+            "PYTHONSAFEPATH": "1",
+            "FP8SCOPE_DATA_DIR": str(place),
+            "DATABASE_URL": database_url,
+            "REDIS_URL": redis_url,
+            "FP8SCOPE_SECRET_KEY": "k" * 64,
+            "FP8SCOPE_BASE_URL": "https://fp8.example.org",
+            "FP8SCOPE_ALLOWED_HOSTS": services["web"]["environment"]["FP8SCOPE_ALLOWED_HOSTS"],
+        }
+
+    def words(self, command: list[str]) -> list[str]:
+        replaced = {"8000": str(self.port), "/data/beat-schedule": str(self.place / "beat-schedule")}
+        return [
+            replaced.get(word, word).replace("$$", "$").replace("/data", str(self.place)) for word in command
+        ]
+
+    def start(self, service: str) -> subprocess.Popen[bytes]:
+        command = self.words(self.services[service]["command"])
+        return subprocess.Popen(command, env=self.environment, cwd=self.place)
+
+    def healthy(self, service: str) -> bool:
+        kind, *test = self.services[service]["healthcheck"]["test"]
+        command = self.words(test if kind == "CMD" else ["sh", "-c", *test])
+        finished = subprocess.run(command, env=self.environment, cwd=self.place, capture_output=True)
+        return finished.returncode == 0
+
+
+@pytest.fixture
+def commands(compose: dict[str, Any], tmp_path: Path) -> Iterator[Commands]:
+    place = tmp_path / "place"
+    place.mkdir()
+    postgres = EmbeddedPostgres(tmp_path / "postgres", durable=False)
+    with postgres as database_url, EmbeddedRedis(tmp_path / "redis", durable=False) as redis_url:
+        commands = Commands(compose["services"], place, database_url, redis_url)
+        prepare = commands.start("prepare")
+        assert prepare.wait(120) == 0
+        yield commands
+    assert names_below(tmp_path) == []
+
+
+def test_it_works(commands: Commands) -> None:
+    """Each part starts by its own command, passes its own health check, and ends on SIGTERM."""
+    running = {name: commands.start(name) for name in ("web", "worker", "beat")}
+    try:
+        for name in running:
+            eventually(lambda name=name: commands.healthy(name), f"{name} is healthy")  # type: ignore[misc]
+        assert {name: process.poll() for name, process in running.items()} == dict.fromkeys(running)
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+        codes = {name: process.wait(60) for name, process in running.items()}
+    assert codes["worker"] == codes["beat"] == 0
+    assert not commands.healthy("web")
+
+
+def test_only_tls_is_served_and_only_to_known_hosts(commands: Commands) -> None:
+    web = commands.start("web")
+    try:
+        eventually(lambda: commands.healthy("web"), "web is healthy")
+        assert status_of(f"http://127.0.0.1:{commands.port}/", host="evil.example") == 400
+        with closing(http.client.HTTPConnection("127.0.0.1", commands.port, timeout=60)) as connection:
+            connection.request("GET", "/", headers={"Host": "fp8.example.org"})
+            assert connection.getresponse().getheader("Location") == "https://fp8.example.org/"
+    finally:
+        web.terminate()
+        web.wait(60)
+
+
+def test_no_secret_has_a_value_in_the_file(compose: dict[str, Any]) -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert re.findall(r"\$\{\w+:?-", text) == [], "a default would be a password everybody knows"
+    for service in compose["services"].values():
+        for name, value in service["environment"].items():
+            if re.search("PASSWORD|SECRET|_URL", name):
+                assert re.search(r"\$\{\w+:\?", value), name
+
+
+def test_the_guide_makes_every_secret_the_file_asks_for(compose: dict[str, Any]) -> None:
+    asked = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
+    guide = (ROOT / "docs" / "operating.md").read_text()
+    assert asked == set(SECRETS)
+    assert [name for name in asked if f"\n{name}=" not in guide] == []
+
+
+def test_every_service_that_stays_restarts_and_is_checked(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        if name != "prepare":
+            assert service["restart"] == "unless-stopped", name
+            assert "healthcheck" in service, name
+
+
+def test_volumes_are_named_and_kept(compose: dict[str, Any]) -> None:
+    used = {volume.partition(":")[0] for one in compose["services"].values() for volume in one["volumes"]}
+    assert used == set(compose["volumes"])
+
+
+def test_nothing_but_the_web_server_is_reachable_and_that_locally(compose: dict[str, Any]) -> None:
+    ports = {name: one["ports"] for name, one in compose["services"].items() if "ports" in one}
+    assert ports == {"web": ["127.0.0.1:8000:8000"]}
+
+
+def test_the_worker_runs_as_in_up(compose: dict[str, Any]) -> None:
+    """The same pool and the same bound on memory in both ways of running it."""
+    theirs, ours = compose["services"]["worker"]["command"], worker_arguments()
+    for option in ("--app", "--pool", "--max-memory-per-child"):
+        assert theirs[theirs.index(option) + 1] == ours[ours.index(option) + 1]

@@ -1,0 +1,151 @@
+"""The data directory, the addresses, and the environment that makes the children one installation."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.connection import Connection
+
+from fp8scope_dashboard.servers import configuration
+from fp8scope_dashboard.servers.configuration import DataDir
+from fp8scope_dashboard.servers.embedded import EmbeddedRedis
+from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.settings.database import broker_from_url
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FP8SCOPE_BASE_URL", "FP8SCOPE_ALLOWED_HOSTS", "FP8SCOPE_SECRET_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_it_works(tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    data.make()
+    environment = configuration.child_environment(
+        data, "http://localhost:8265", "127.0.0.1", "postgresql:///x", "unix:///y"
+    )
+    assert environment["FP8SCOPE_SECRET_KEY"] == data.secret_key()
+    assert environment["DATABASE_URL"] == "postgresql:///x"
+    assert environment["REDIS_URL"] == "unix:///y"
+    assert environment["FP8SCOPE_DATA_DIR"] == str(tmp_path / "data")
+    assert environment["PATH"] == os.environ["PATH"]
+
+
+def test_the_secret_key_is_long_private_and_kept(tmp_path: Path) -> None:
+    first = DataDir(tmp_path).secret_key()
+    assert len(first) >= 50
+    assert (tmp_path / "secret_key").stat().st_mode & 0o777 == 0o600
+    assert DataDir(tmp_path).secret_key() == first
+    assert [path.name for path in tmp_path.iterdir()] == ["secret_key"]
+
+
+def test_two_installations_have_two_keys(tmp_path: Path) -> None:
+    keys = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        keys.add(DataDir(tmp_path / name).secret_key())
+    assert len(keys) == 2
+
+
+def test_a_key_half_written_earlier_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "secret_key.new").write_text("half")
+    assert len(DataDir(tmp_path).secret_key()) >= 50
+
+
+def test_a_short_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret_key").write_text("short")
+    with pytest.raises(ServerError, match="does not hold a key: remove it"):
+        DataDir(tmp_path).secret_key()
+
+
+def test_the_environment_s_key_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8SCOPE_SECRET_KEY", "given")
+    environment = configuration.child_environment(DataDir(tmp_path), "http://x", "", "", "")
+    assert environment["FP8SCOPE_SECRET_KEY"] == "given"
+    assert not (tmp_path / "secret_key").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://localhost:80"),
+        ("::", "http://localhost:80"),
+        ("", "http://localhost:80"),
+        ("::1", "http://[::1]:80"),
+        ("gpu-7.example", "http://gpu-7.example:80"),
+    ],
+)
+def test_the_address_shown_is_one_to_click(host: str, url: str) -> None:
+    assert configuration.base_url(host, 80) == url
+
+
+def test_a_given_address_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8SCOPE_BASE_URL", "https://fp8.example")
+    assert configuration.base_url("0.0.0.0", 80) == "https://fp8.example"
+
+
+def test_hosts_are_ours_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert configuration.allowed_hosts("127.0.0.1") == ["127.0.0.1", "[::1]", "localhost"]
+    assert "[fe80::7]" in configuration.allowed_hosts("fe80::7")
+    everywhere = configuration.allowed_hosts("0.0.0.0")
+    assert socket.gethostname() in everywhere
+    assert "*" not in everywhere
+    monkeypatch.setenv("FP8SCOPE_ALLOWED_HOSTS", "fp8.example,,other.example")
+    assert {"fp8.example", "other.example"} <= set(configuration.allowed_hosts("127.0.0.1"))
+    assert "" not in configuration.allowed_hosts("127.0.0.1")
+
+
+def test_a_free_port_can_be_asked_for() -> None:
+    with configuration.listen("127.0.0.1", 0) as first, configuration.listen("127.0.0.1", 0) as second:
+        assert first.getsockname()[1] != second.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("203.0.113.7", "Cannot assign requested address"), ("no such host", "not known|[Nn]ame|address")],
+)
+def test_an_address_that_is_not_ours_is_told(host: str, reason: str) -> None:
+    with pytest.raises(ServerError, match=rf"cannot listen on {host} port 0: .*({reason})"):
+        configuration.listen(host, 0)
+
+
+def test_a_taken_port_names_who_has_it() -> None:
+    with configuration.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port}: Address already in use.*Process {os.getpid()} "):
+            configuration.listen("127.0.0.1", port)
+
+
+NAMES = st.text(st.characters(exclude_characters="/\x00", categories=["L", "N", "P", "S", "Zs"]))
+
+
+@given(directory=NAMES, database=st.integers(0, 15))
+def test_a_socket_address_means_the_same_to_celery(directory: str, database: int) -> None:
+    path = f"/run/{directory}/redis.sock"
+    broker = urlsplit(broker_from_url(f"unix://{quote(path)}?db={database}"))
+    assert broker.scheme == "redis+socket"
+    assert unquote(broker.path) == path
+    assert broker.query == f"virtual_host={database}"
+
+
+def test_celery_reaches_redis_over_a_socket(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "with a space, 100% ü", durable=False)
+    with server as url, Connection(broker_from_url(url)) as connection:  # type: ignore[no-untyped-call]
+        connection.ensure_connection(max_retries=1)
+        queue = connection.SimpleQueue("words")
+        queue.put({"word": "kept"})
+        assert queue.get(timeout=30).payload == {"word": "kept"}
+        queue.close()
+
+
+@pytest.mark.parametrize("url", ["redis://localhost:6379/0", "rediss://user:word@host:6380/2"])
+def test_other_addresses_stay_as_they_are(url: str) -> None:
+    assert broker_from_url(url) == url

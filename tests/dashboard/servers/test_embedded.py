@@ -1,0 +1,294 @@
+"""The private PostgreSQL and Redis: start, stop, keep data, die with their parent, survive crashes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.servers.base import SOCKET_PATH_BYTES
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
+from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
+
+SERVERS = [EmbeddedPostgres, EmbeddedRedis]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test does, no server may be left that works below its directory."""
+    yield
+    assert running_below(tmp_path) == []
+
+
+def running_below(directory: Path) -> list[str]:
+    place = str(directory.resolve())
+    return [found.name() for found in process.find(lambda one: one.cwd().startswith(place))]
+
+
+def child_pid(server: EmbeddedServer) -> int:
+    assert server.child is not None
+    return server.child.pid
+
+
+def query(url: str, statement: str) -> object:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement)
+        row = cursor.fetchone() if cursor.description else None
+        return row[0] if row else None
+
+
+def test_it_works(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "pg") as database_url, EmbeddedRedis(tmp_path / "redis") as redis_url:
+        assert query(database_url, "SELECT current_database()") == "fp8scope"
+        assert query(database_url, "SHOW fsync") == "on"
+        assert query(database_url, "SHOW server_encoding") == "UTF8"
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.set("key", "value")
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+    with pytest.raises(psycopg.OperationalError):
+        query(database_url, "SELECT 1")
+
+
+def test_data_survive_a_restart(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "pg") as database_url, EmbeddedRedis(tmp_path / "redis") as redis_url:
+        query(database_url, "CREATE TABLE kept AS SELECT 7 AS value")
+        with redis.Redis.from_url(redis_url) as client:
+            client.rpush("queue", "job")
+    with EmbeddedPostgres(tmp_path / "pg") as database_url, EmbeddedRedis(tmp_path / "redis") as redis_url:
+        assert query(database_url, "SELECT value FROM kept") == 7
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.lrange("queue", 0, -1) == [b"job"]
+
+
+def test_text_sorts_and_folds_the_same_on_every_machine(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path, durable=False) as url:
+        assert query(url, "SELECT lower('ÄÉ')") == "äé"
+        assert query(url, "SELECT 'Z' < 'a'") is True
+
+
+def test_a_test_database_trades_safety_for_speed(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "postgres", durable=False) as url:
+        assert query(url, "SHOW fsync") == "off"
+    with EmbeddedRedis(tmp_path / "redis", durable=False) as url, redis.Redis.from_url(url) as client:
+        assert client.config_get("appendonly") == {"appendonly": "no"}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_only_a_private_socket_listens(server: type[EmbeddedServer], tmp_path: Path) -> None:
+    running = server(tmp_path)
+    with running:
+        main = psutil.Process(child_pid(running))
+        everyone = [main, *main.children(recursive=True)]
+        for one in everyone:
+            # PostgreSQL's helpers come and go.
+            with suppress(psutil.NoSuchProcess):
+                assert one.net_connections("inet") == []
+        assert (tmp_path / running.socket_name).stat().st_mode & 0o077 == 0
+        assert tmp_path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_long_path_gets_a_short_private_socket(server: type[EmbeddedServer], tmp_path: Path) -> None:
+    running = server(tmp_path / ("long" * 30) / "a space & a %")
+    with running as url:
+        assert len(os.fsencode(running.socket_dir / running.socket_name)) <= SOCKET_PATH_BYTES
+        assert running.socket_dir.stat().st_mode & 0o077 == 0
+        if server is EmbeddedPostgres:
+            assert query(url, "SELECT 1") == 1
+        else:
+            with redis.Redis.from_url(url) as client:
+                assert client.ping()
+    assert not running.socket_dir.exists()
+
+
+def test_a_planted_socket_directory_is_refused(tmp_path: Path) -> None:
+    running = EmbeddedRedis(tmp_path / ("long" * 30))
+    running.socket_dir.symlink_to(tmp_path)
+    try:
+        with pytest.raises(ServerError, match="not a private directory of ours"):
+            running.start()
+    finally:
+        running.socket_dir.unlink()
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_second_one_on_the_same_directory_is_refused(server: type[EmbeddedServer], tmp_path: Path) -> None:
+    with server(tmp_path) as url:
+        with pytest.raises(AlreadyRunningError, match=f"in use by process {os.getpid()}"):
+            server(tmp_path).start()
+        if server is EmbeddedPostgres:
+            assert query(url, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_it_can_be_spawned_again_after_a_kill(server: type[EmbeddedServer], tmp_path: Path) -> None:
+    running = server(tmp_path)
+    with running:
+        first = child_pid(running)
+        os.kill(first, signal.SIGKILL)
+        assert running.child is not None
+        running.child.wait()
+        assert not running.answers()
+        running.spawn()
+        running.wait_ready(60)
+        assert child_pid(running) != first
+
+
+def _serve_until_killed(kind: type[EmbeddedServer], directory: Path, ready: Connection) -> None:
+    running = kind(directory)
+    running.start()
+    ready.send(child_pid(running))
+    signal.pause()
+
+
+def _start_elsewhere(kind: type[EmbeddedServer], directory: Path) -> tuple[BaseProcess, int]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=_serve_until_killed, args=(kind, directory, theirs))
+    parent.start()
+    assert ours.poll(120)
+    return parent, ours.recv()
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_it_dies_with_its_parent(server: type[EmbeddedServer], tmp_path: Path) -> None:
+    parent, pid = _start_elsewhere(server, tmp_path)
+    child = psutil.Process(pid)
+    tree = [child, *child.children(recursive=True)]
+    os.kill(parent.pid or 0, signal.SIGKILL)
+    parent.join()
+    assert process.wait_ended(tree, 60) == []
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_survivor_is_stopped_by_the_next_start(server: type[EmbeddedServer], tmp_path: Path) -> None:
+    """A stopped (SIGSTOP) server cannot act on the signal that its parent's death sends."""
+    parent, pid = _start_elsewhere(server, tmp_path)
+    survivor = psutil.Process(pid)
+    survivor.suspend()
+    os.kill(parent.pid or 0, signal.SIGKILL)
+    parent.join()
+    assert not process.has_ended(survivor)
+    running = server(tmp_path)
+    process.reap(process.serves(running.server_dir, running.programs), signal.SIGTERM, timeout=1)
+    with running:
+        assert process.has_ended(survivor)
+        assert running.answers()
+
+
+def test_a_pid_file_that_names_a_stranger_does_no_harm(tmp_path: Path) -> None:
+    """In a container pids start from 1 again: the file of a killed server may name anything."""
+    running = EmbeddedPostgres(tmp_path)
+    with running:
+        content = (running.server_dir / "postmaster.pid").read_text().splitlines()
+    account = running.account
+    stranger = subprocess.Popen(
+        ["sleep", "600"], user=account.uid if account else None, group=account.gid if account else None
+    )
+    try:
+        content[0] = str(stranger.pid)
+        (running.server_dir / "postmaster.pid").write_text("\n".join(content) + "\n")
+        with running as url:
+            assert query(url, "SELECT 1") == 1
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_cluster_half_made_is_made_again(tmp_path: Path) -> None:
+    draft = tmp_path / "cluster.new"
+    draft.mkdir()
+    (draft / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(tmp_path) as url:
+        assert query(url, "SELECT 1") == 1
+    assert not draft.exists()
+
+
+def test_a_cluster_of_an_unknown_version_says_what_to_do(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster"
+    cluster.mkdir()
+    (cluster / "PG_VERSION").write_text("99\n")
+    with pytest.raises(ServerError, match="made by PostgreSQL 99.*dump it with the old version"):
+        EmbeddedPostgres(tmp_path).start()
+
+
+def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
+    running = EmbeddedPostgres(tmp_path)
+    with running:
+        pass
+    (running.server_dir / "postgresql.conf").write_text("no_such_setting = 1\n")
+    with pytest.raises(ServerError, match="unrecognized configuration parameter .no_such_setting"):
+        running.start()
+
+
+@pytest.fixture
+def passable() -> Iterator[Callable[[Iterable[Path]], None]]:
+    """Let other users pass through folders (an interpreter may lie in root's home), until the test ends."""
+    changed: dict[Path, int] = {}
+
+    def open_up(folders: Iterable[Path]) -> None:
+        for folder in folders:
+            mode = folder.stat().st_mode
+            if folder not in changed and not mode & 0o001:
+                changed[folder] = mode
+                folder.chmod(mode | 0o001)
+
+    yield open_up
+    for folder, mode in changed.items():
+        folder.chmod(mode)
+
+
+AS_ANOTHER_USER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+import psycopg, redis
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+for attempt in range(2):
+    with EmbeddedPostgres(Path(sys.argv[1], "p")) as url, EmbeddedRedis(Path(sys.argv[1], "r")) as cache:
+        assert psycopg.connect(url).execute("SELECT 1").fetchone() == (1,)
+        assert redis.Redis.from_url(cache).ping()
+print("worked")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; the other tests ran as one")
+def test_an_ordinary_user_can_run_it_and_root_can_take_over(
+    tmp_path: Path, passable: Callable[[Iterable[Path]], None]
+) -> None:
+    nobody = pwd.getpwnam("nobody")
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, nobody.pw_uid, nobody.pw_gid)
+    needed = [home, Path(sys.executable), Path(sys.executable).resolve(), *map(Path, filter(None, sys.path))]
+    passable([folder for path in needed for folder in path.absolute().parents])
+    finished = subprocess.run(
+        [sys.executable, "-c", AS_ANOTHER_USER, str(home), *filter(None, sys.path)],
+        user=nobody.pw_uid,
+        group=nobody.pw_gid,
+        extra_groups=[],
+        cwd="/",
+        env={"PATH": os.defpath, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.stdout == "worked\n", finished.stderr
+    running = EmbeddedPostgres(home / "p")
+    with running as url:
+        assert query(url, "SELECT 1") == 1
+        assert psutil.Process(child_pid(running)).uids().effective == nobody.pw_uid

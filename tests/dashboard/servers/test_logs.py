@@ -1,0 +1,79 @@
+"""Log files of the children: complete, bounded, and shown line by line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dashboard.servers.installation import eventually
+
+from fp8scope_dashboard.servers import logs
+from fp8scope_dashboard.servers.logs import LogFile
+
+
+@pytest.fixture
+def shown() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+def log(tmp_path: Path, shown: list[tuple[str, str]]) -> Iterator[LogFile]:
+    file = LogFile(tmp_path, "web", lambda name, line: shown.append((name, line)))
+    yield file
+    file.close()
+
+
+def say(log: LogFile, data: bytes) -> None:
+    output = log.pipe()
+    with os.fdopen(output, "wb") as stream:
+        stream.write(data)
+
+
+def test_it_works(log: LogFile, shown: list[tuple[str, str]], tmp_path: Path) -> None:
+    say(log, b"first\nsecond\n")
+    eventually(lambda: len(shown) == 2, "both lines arrive")
+    assert shown == [("web", "first"), ("web", "second")]
+    assert (tmp_path / "web.log").read_text() == "first\nsecond\n"
+
+
+def test_a_line_without_an_end_is_kept(log: LogFile, shown: list[tuple[str, str]]) -> None:
+    say(log, b"whole\nhalf")
+    eventually(lambda: len(shown) == 2, "both lines arrive")
+    assert shown[1] == ("web", "half")
+
+
+def test_bytes_that_are_no_text_do_no_harm(
+    log: LogFile, shown: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    say(log, b"\xff\xfe\x00 100%s\n")
+    eventually(lambda: shown, "the line arrives")
+    assert shown == [("web", "\ufffd\ufffd\x00 100%s")]
+    assert (tmp_path / "web.log").read_text() == "\ufffd\ufffd\x00 100%s\n"
+
+
+def test_an_endless_line_is_cut(log: LogFile, shown: list[tuple[str, str]]) -> None:
+    say(log, b"x" * (2 * logs.MAX_LINE_BYTES + 5))
+    eventually(lambda: len(shown) == 3, "three pieces arrive")
+    assert [len(line) for _, line in shown] == [logs.MAX_LINE_BYTES, logs.MAX_LINE_BYTES, 5]
+
+
+def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_BYTES", 1000)
+    log = LogFile(tmp_path, "noisy")
+    for number in range(1000):
+        log.write(f"line {number:05}")
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["noisy.log", "noisy.log.1", "noisy.log.2", "noisy.log.3"]
+    assert all(path.stat().st_size <= 1000 for path in files)
+    assert files[0].read_text().endswith("line 00999\n")
+
+
+def test_a_new_start_goes_on_with_the_file(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        log = LogFile(tmp_path, "web")
+        log.write(word)
+        log.close()
+    assert (tmp_path / "web.log").read_text() == "one\ntwo\n"

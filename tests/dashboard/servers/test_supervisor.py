@@ -1,0 +1,211 @@
+"""The supervisor as a library: what it starts, that it starts the dead again, and how it fails."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+from dashboard.servers.installation import clean_environment, eventually, names_below, status_of
+
+from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
+from fp8scope_dashboard.servers.supervisor import Stopped, Supervisor
+
+CHILDREN = ["postgres", "redis", "web", "worker", "beat"]
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers of the test session are not ours to use."""
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
+    """One installation that every test of this module may hurt, and that heals."""
+    directory = tmp_path_factory.mktemp("installation")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(os.environ) - set(clean_environment()):
+            patch.delenv(name)
+        # Durable: without synchronous commits a killed database forgets what it said it had stored.
+        supervisor = Supervisor(directory, port=0)
+        supervisor.start()
+        supervisor.wait_ready()
+    yield supervisor
+    supervisor.stop()
+    assert names_below(directory) == []
+
+
+def answers(supervisor: Supervisor) -> bool:
+    return 0 < status_of(supervisor.url + "/") < 500
+
+
+def test_it_works(running: Supervisor) -> None:
+    assert answers(running)
+    assert sorted(running.pids()) == sorted(CHILDREN)
+    assert all(psutil.Process(pid).ppid() == os.getpid() for pid in running.pids().values())
+    assert running.sign_in_link is not None
+    assert running.sign_in_link.startswith(running.url)
+    assert running.environment["FP8SCOPE_BASE_URL"] == running.url
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_a_killed_child_is_started_again(running: Supervisor, name: str) -> None:
+    eventually(lambda: sorted(running.pids()) == sorted(CHILDREN), "all children run")
+    victim = psutil.Process(running.pids()[name])
+    family = [victim, *victim.children(recursive=True)]
+    victim.kill()
+    eventually(lambda: running.pids().get(name, victim.pid) != victim.pid, f"{name} runs again")
+    assert process.wait_ended(family, 60) == []
+    eventually(lambda: answers(running), "the web server answers")
+    log = (running.data.logs / "up.log").read_text()
+    assert f"{name} was ended by SIGKILL; starting it again" in log
+    assert f"{name} started again as process" in log
+
+
+def test_what_was_committed_survives_a_killed_database(running: Supervisor) -> None:
+    # After an earlier kill it may still be recovering.
+    eventually(EmbeddedPostgres(running.data.root / "postgres").answers, "the database answers")
+    url = EmbeddedPostgres(running.data.root / "postgres").url
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS value")
+    old = running.pids()["postgres"]
+    os.kill(old, signal.SIGKILL)
+    eventually(lambda: running.pids().get("postgres", old) != old, "postgres runs again")
+
+    def stored() -> bool:
+        try:
+            with psycopg.connect(url) as connection:
+                return connection.execute("SELECT count(*) FROM kept").fetchone() == (1000,)
+        except psycopg.OperationalError:
+            return False
+
+    eventually(stored, "the rows are there")
+
+
+def test_a_request_waits_while_the_web_server_is_replaced(running: Supervisor) -> None:
+    """The supervisor holds the listening socket: nobody is refused."""
+    eventually(lambda: "web" in running.pids() and answers(running), "the web server answers")
+    os.kill(running.pids()["web"], signal.SIGKILL)
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=100)
+    connection.request("GET", "/")
+    assert 0 < connection.getresponse().status < 500
+    connection.close()
+
+
+def test_the_worker_works_off_what_the_queue_holds(running: Supervisor) -> None:
+    """Also after Redis was killed: worker and broker have found each other again."""
+    eventually(EmbeddedRedis(running.data.root / "redis").answers, "Redis answers")
+    with redis.Redis.from_url(EmbeddedRedis(running.data.root / "redis").url) as client:
+        eventually(lambda: client.llen("celery") == 0, "the queue is empty")
+        eventually(
+            lambda: "succeeded" in (running.data.logs / "worker.log").read_text(), "a job of beat's is done"
+        )
+
+
+def test_logs_are_in_one_place(running: Supervisor) -> None:
+    names = {path.name for path in running.data.logs.iterdir()}
+    assert names >= {f"{name}.log" for name in [*CHILDREN, "prepare", "up"]}
+    assert running.data.logs.stat().st_mode & 0o077 == 0
+
+
+def test_a_second_one_is_refused(running: Supervisor) -> None:
+    second = Supervisor(running.data.root, port=0)
+    second.start()
+    with pytest.raises(AlreadyRunningError, match=f"in use by process {os.getpid()}"):
+        second.wait_ready()
+    assert answers(running)
+
+
+def test_an_idle_connection_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, port=0, durable=False)
+    supervisor.start()
+    supervisor.wait_ready()
+    with socket.create_connection(("127.0.0.1", supervisor.port)) as idle:
+        idle.sendall(b"POST /signin/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
+        stopping = threading.Thread(target=supervisor.stop)
+        stopping.start()
+        stopping.join(100)
+        assert not stopping.is_alive()
+    assert names_below(tmp_path) == []
+
+
+def test_the_second_start_keeps_key_and_data(tmp_path: Path) -> None:
+    keys = []
+    for _ in range(2):
+        with Supervisor(tmp_path, port=0, durable=False) as supervisor:
+            assert answers(supervisor)
+            # Nobody has signed in yet: the link may be lost, so there is a new one.
+            assert supervisor.sign_in_link is not None
+            keys.append((tmp_path / "secret_key").read_text())
+    assert keys[0] == keys[1]
+    assert "No migrations to apply" in (tmp_path / "logs" / "prepare.log").read_text()
+
+
+def test_stopping_while_starting_leaves_nothing(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, port=0, durable=False)
+    supervisor.start()
+    eventually(lambda: supervisor.pids(), "the first child runs")
+    supervisor.stop()
+    with pytest.raises(Stopped):
+        supervisor.wait_ready()
+    assert supervisor.pids() == {}
+    assert names_below(tmp_path) == []
+
+
+def test_named_servers_are_used_instead_of_private_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres = EmbeddedPostgres(tmp_path / "elsewhere" / "postgres", durable=False)
+    with postgres as database_url, EmbeddedRedis(tmp_path / "elsewhere" / "redis") as redis_url:
+        monkeypatch.setenv("DATABASE_URL", database_url)
+        monkeypatch.setenv("REDIS_URL", redis_url)
+        with Supervisor(tmp_path / "data", port=0) as supervisor:
+            assert sorted(supervisor.pids()) == ["beat", "web", "worker"]
+            with psycopg.connect(database_url) as connection:
+                assert connection.execute("SELECT count(*) > 0 FROM django_migrations").fetchone() == (True,)
+        assert not (tmp_path / "data" / "postgres").exists()
+        assert postgres.answers()
+
+
+def test_an_unreachable_database_is_told_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:hidden-word@127.0.0.1:1/fp8scope")
+    supervisor = Supervisor(tmp_path, port=0)
+    supervisor.start()
+    with pytest.raises(ServerError, match=r"(?s)database could not be prepared.*[Cc]onnection") as failure:
+        supervisor.wait_ready()
+    assert "hidden-word" not in str(failure.value)
+    assert "hidden-word" not in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    assert names_below(tmp_path) == []
+
+
+def test_a_child_that_cannot_start_shows_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FP8SCOPE_LOG_LEVEL", "NONSENSE")
+    supervisor = Supervisor(tmp_path, port=0, durable=False)
+    supervisor.start()
+    with pytest.raises(ServerError, match=r"(?s)prepare\.log:.*Unable to configure root logger"):
+        supervisor.wait_ready()
+    assert names_below(tmp_path) == []
+
+
+def test_a_wildcard_address_answers_to_the_machine_s_names(tmp_path: Path) -> None:
+    with Supervisor(tmp_path, host="0.0.0.0", port=0, durable=False) as supervisor:
+        assert supervisor.url == f"http://localhost:{supervisor.port}"
+        address = f"http://127.0.0.1:{supervisor.port}/signin/"
+        assert status_of(address, host=f"{socket.gethostname()}:{supervisor.port}") != 400
+        assert status_of(address, host="evil.example") == 400

@@ -1,0 +1,148 @@
+"""`fp8scope up` as a person meets it: starting, stopping, being killed, being started twice."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from dashboard.servers.installation import Up, eventually, names_below, processes_below, status_of
+
+from fp8scope_dashboard.commands import COMMANDS, main
+from fp8scope_dashboard.servers import process
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    eventually(lambda: names_below(tmp_path) == [], f"nothing runs below {tmp_path}")
+
+
+def test_it_works(tmp_path: Path) -> None:
+    with Up(tmp_path / "data") as up:
+        assert 0 < status_of(up.url + "/") < 500
+        assert up.sign_in_link.startswith(up.url + "/")
+        assert len(processes_below(tmp_path)) >= 5
+    assert up.process.returncode == 0
+    assert names_below(tmp_path) == []
+    assert status_of(up.url + "/") == 0
+
+
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    up = Up(tmp_path).wait_ready()
+    assert up.finish(signal.SIGINT) == 0
+    assert names_below(tmp_path) == []
+    assert "Traceback" not in up.output.split("Ctrl-C stops it")[1]
+
+
+def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
+    up = Up(tmp_path)
+    eventually(lambda: (tmp_path / "postgres" / "cluster").exists(), "the database is being made")
+    assert up.finish(signal.SIGTERM) == 0
+    assert names_below(tmp_path) == []
+
+
+def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    up = Up(tmp_path).wait_ready()
+    family = processes_below(tmp_path)
+    assert {"web", "worker", "beat"} <= {word for one in family for word in one.cmdline()} | {"web"}
+    up.finish(signal.SIGKILL)
+    assert process.wait_ended(family, 60) == []
+    with Up(tmp_path) as again:
+        assert 0 < status_of(again.url + "/") < 500
+
+
+def test_survivors_of_a_killed_supervisor_are_stopped_by_the_next(tmp_path: Path) -> None:
+    """Stopped (SIGSTOP) children cannot act on the signal that the kernel sends them."""
+    up = Up(tmp_path).wait_ready()
+    family = processes_below(tmp_path)
+    for one in family:
+        one.suspend()
+    up.finish(signal.SIGKILL)
+    assert [one for one in family if not process.has_ended(one)] != []
+    with Up(tmp_path) as again:
+        assert [one for one in family if not process.has_ended(one)] == []
+        assert 0 < status_of(again.url + "/") < 500
+
+
+def test_a_second_one_on_the_same_directory_says_so(tmp_path: Path) -> None:
+    with Up(tmp_path) as first:
+        second = Up(tmp_path)
+        assert second.finish() == 1
+        assert f"{tmp_path} is in use by process {first.process.pid}" in second.output
+        assert 0 < status_of(first.url + "/") < 500
+
+
+def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        up = Up(tmp_path, "--port", str(port))
+        assert up.finish() == 1
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in up.output
+    assert f"Process {os.getpid()}" in up.output
+    assert "--port" in up.output
+    assert not (tmp_path / "postgres").exists()
+
+
+def test_a_data_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    up = Up(tmp_path / "file")
+    assert up.finish() == 1
+    assert "cannot use the data directory" in up.output
+    assert "--data-dir" in up.output
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "eighty", "８０"])
+def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["up", f"--port={port}"])
+    assert ended.value.code == 2
+    assert "is not a port" in capsys.readouterr().err
+
+
+def test_an_unknown_command_shows_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["down"]) == 2
+    shown = capsys.readouterr().err
+    assert [name for name in COMMANDS if name not in shown] == []
+
+
+def test_each_command_has_a_line_of_help() -> None:
+    for command in COMMANDS.values():
+        assert (command.__doc__ or "").splitlines()[0].endswith(".")
+
+
+def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
+    with Up(tmp_path / ("long" * 40) / "with a space") as up:
+        assert 0 < status_of(up.url + "/") < 500
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is served by another user's processes")
+def test_the_database_does_not_run_as_root(tmp_path: Path) -> None:
+    with Up(tmp_path):
+        owners = {one.name(): one.username() for one in processes_below(tmp_path)}
+    assert owners["postgres"] == "pgserver"
+    assert pwd.getpwnam("pgserver").pw_uid != 0
+
+
+def test_secrets_stay_out_of_the_logs(tmp_path: Path) -> None:
+    with Up(tmp_path) as up:
+        assert status_of(up.sign_in_link) != 0
+        assert status_of(up.sign_in_link + "nonsense/") == 404
+        key = (tmp_path / "secret_key").read_text()
+        assert (tmp_path / "secret_key").stat().st_mode & 0o777 == 0o600
+        listed = [argument for one in processes_below(tmp_path) for argument in one.cmdline()]
+    secrets = [key, up.sign_in_link.rstrip("/").rpartition("/")[2]]
+    logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "logs").iterdir())
+    assert "Applying" in logs
+    assert [secret for secret in secrets if secret in logs or any(secret in one for one in listed)] == []
+
+
+def test_the_process_tree_has_one_root(tmp_path: Path) -> None:
+    with Up(tmp_path) as up:
+        below = {one.pid for one in psutil.Process(up.process.pid).children(recursive=True)}
+        assert {one.pid for one in processes_below(tmp_path)} <= below
