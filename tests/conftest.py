@@ -1,0 +1,96 @@
+"""What all tests share: the real PostgreSQL and Redis, and the real web server and worker on them.
+
+PostgreSQL and Redis are started once a session, by the controlling process, and only when the chosen tests
+need them. Set DATABASE_URL and REDIS_URL to use others. Nothing of Django is imported here at once: tests of
+kernels and agent run without.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from live_servers import Server, Worker
+
+TESTS = Path(__file__).parent
+# Tests that need no server: they concern code that knows nothing of the dashboard.
+WITHOUT_SERVERS = tuple(TESTS / name for name in ("kernels", "agent", "gpu"))
+
+# So that tests can import what they share, by its path below tests/.
+sys.path.insert(0, str(TESTS))
+
+servers = pytest.StashKey[ExitStack]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the servers at the addresses that settings/test.py has chosen."""
+    directory = os.environ.get("FP8SCOPE_TEST_SERVERS")
+    is_worker = hasattr(config, "workerinput")
+    if directory is None or is_worker or config.option.collectonly or not _needs_servers(config):
+        return
+    from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+
+    config.stash[servers] = stack = ExitStack()
+    root = Path(directory)
+    # Private, and not there before: the address can be guessed by nobody, but let nobody have guessed it.
+    root.mkdir(mode=0o700)
+    stack.callback(shutil.rmtree, root, ignore_errors=True)
+    stack.enter_context(EmbeddedPostgres(root / "postgres", durable=False))
+    stack.enter_context(EmbeddedRedis(root / "redis", durable=False))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if stack := config.stash.get(servers, None):
+        stack.close()
+
+
+def _needs_servers(config: pytest.Config) -> bool:
+    chosen = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    return not all(any(path.is_relative_to(known) for known in WITHOUT_SERVERS) for path in chosen)
+
+
+@pytest.fixture(scope="session")
+def web_process(
+    django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
+    """The real ASGI server, once a session."""
+    from live_servers import web_server
+
+    log = tmp_path_factory.mktemp("web") / "web.log"
+    with web_server(log) as (url, process):
+        yield url, process, log
+
+
+@pytest.fixture
+def server(transactional_db: None, web_process: tuple[str, subprocess.Popen[bytes], Path]) -> Server:
+    """A running web server with the project 'default' and a token of it."""
+    from live_servers import Server
+
+    from fp8scope_dashboard.accounts.services import create_project, create_token
+
+    url, process, log = web_process
+    project = create_project("default", "Default")
+    return Server(url, create_token(project, "tests")[1], project, process, log)
+
+
+@pytest.fixture
+def worker(transactional_db: None, tmp_path: Path) -> Iterator[Worker]:
+    """A running Celery worker; the queue begins empty."""
+    import redis
+    from django.conf import settings
+    from live_servers import Worker, celery_worker
+
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        client.flushdb()
+    log = tmp_path / "worker.log"
+    with celery_worker(log) as process:
+        yield Worker(process, log)

@@ -1,0 +1,108 @@
+"""From a stored NaN to a signed webhook, to the next answer to the training process, and to a verdict.
+
+All of it real: web server, Celery worker, PostgreSQL, Redis and a receiver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from contract.wire_client import Answer, WireClient
+from live_servers import Server, Worker
+
+from fp8scope_dashboard.alerts.models import Channel, Delivery
+from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
+
+# Patience, not a measurement: the jobs start about a second after the data.
+WAIT_SECONDS = 60
+SECRET = "only for this test"
+
+
+@pytest.fixture
+def received() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """A receiver of webhooks: its address, and the (signature, body) pairs that came."""
+    requests: list[tuple[str, bytes]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append((self.headers["Fp8scope-Signature"], body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    receiver = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=receiver.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{receiver.server_port}/", requests
+    receiver.shutdown()
+    receiver.server_close()
+    thread.join()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "It did not happen."
+        time.sleep(0.1)
+
+
+def train(server: Server, losses: list[float], **fields: object) -> WireClient:
+    client = WireClient(server.url, server.token)
+    assert client.register(**fields).status == 201
+    body = client.batch(0, list(range(1, len(losses) + 1)), scalars={"loss": losses})
+    assert client.send(body).status == 201
+    return client
+
+
+def test_it_works(server: Server, worker: Worker, received: tuple[str, list[tuple[str, bytes]]]) -> None:
+    url, requests = received
+    Channel.objects.create(project=server.project, name="hook", config={"url": url, "secret": SECRET})
+    client = train(server, [2.5, 2.31, math.nan, math.nan])
+    eventually(lambda: requests)
+    ((signature, body),) = requests
+    stamp, mac = (part.partition("=")[2] for part in signature.split(","))
+    assert mac == hmac.new(SECRET.encode(), f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
+    assert json.loads(body)["message"] == "Loss rose from 2.31 to NaN at step 3."
+
+    answer = client.send(client.batch(1, [5], scalars={"loss": [math.nan]})).json
+    (alert,) = answer["alerts"]
+    assert (alert["kind"], alert["onset_step"], alert["value"]) == ("loss_not_finite", 3, None)
+    later = client.request(
+        "POST", f"/heartbeat?alerts_after={alert['id']}", json={"writer": str(client.writer)}
+    )
+    assert later.json["alerts"] == []
+    eventually(lambda: Delivery.objects.exclude(delivered_at=None).exists())
+    assert len(requests) == 1
+
+
+def test_verdicts_appear_by_themselves(server: Server, worker: Worker) -> None:
+    level = [2.0 + 3.0 * math.exp(-step / 10.0) for step in range(60)]
+    for seed in range(3):
+        factor = 1.0 + 0.0005 * seed
+        baseline = train(server, [factor * loss for loss in level], group="bf16", precision="bf16", seed=seed)
+        assert evaluate(baseline, right=60 + seed).status == 201
+    run = train(server, [1.0005 * loss for loss in level], baseline="bf16", precision="fp8")
+    assert evaluate(run, right=61).status == 201
+
+    eventually(lambda: Comparison.objects.filter(run=run.run, verdict="within").exists())
+    eventually(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="inside").exists())
+    found = run.request("GET").json
+    assert found["comparison"]["verdict"] == "within" and found["comparison"]["k_baseline"] == 3
+    assert found["evaluations"][0]["verdict"] == "inside" and found["events"] == []
+
+
+def evaluate(client: WireClient, right: int) -> Answer:
+    scores = {"writer": str(client.writer), "seq": 1, "step": 60, "name": "heldout", "metric": "accuracy"}
+    scores |= {"kind": "proportion", "items": [1] * right + [0] * (100 - right)}
+    return client.request("POST", "/evaluations", json=scores)

@@ -1,0 +1,134 @@
+"""A message counts once: retried, doubled, at the same moment, by two writers with one id."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from contract.wire_client import Answer, WireClient
+from live_servers import Server
+
+from fp8scope_dashboard.analysis.models import Evaluation
+from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.models import Chunk
+
+THREADS = 8
+
+
+@pytest.fixture
+def client(server: Server) -> WireClient:
+    client = WireClient(server.url, server.token)
+    assert client.register().status == 201
+    return client
+
+
+def at_once(bodies: list[bytes], client: WireClient) -> list[Answer]:
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(client.send, bodies))
+
+
+def statuses(answers: list[Answer]) -> Counter[str]:
+    return Counter(a.json["status"] if a.status < 300 else a.code for a in answers)
+
+
+def test_it_works(client: WireClient) -> None:
+    body = client.batch(0, [1, 2], scalars={"loss": [3.0, 2.0]})
+    first, second = client.send(body), client.send(body)
+    assert (first.status, second.status) == (201, 200)
+    assert first.json == {**second.json, "status": "stored"}
+    assert second.json["status"] == "duplicate"
+    run = Run.objects.get()
+    assert (run.rows_stored, run.points_stored, Chunk.objects.count()) == (2, 2, 1)
+
+
+def test_the_same_batch_from_many_threads(client: WireClient) -> None:
+    for seq in range(5):
+        body = client.batch(seq, [seq], scalars={"loss": [1.0]})
+        assert statuses(at_once([body] * THREADS, client)) == {"stored": 1, "duplicate": THREADS - 1}
+    run = Run.objects.get()
+    assert (run.rows_stored, Chunk.objects.count(), Receipt.objects.count()) == (5, 5, 5)
+    assert Writer.objects.count() == 1
+
+
+def test_many_batches_at_once_are_all_counted(client: WireClient) -> None:
+    bodies = [client.batch(seq, [seq, seq], scalars={"loss": [1.0, None]}) for seq in range(100)]
+    answers = at_once([*bodies, *bodies[::-1]], client)
+    assert statuses(answers) == {"stored": 100, "duplicate": 100}
+    run = Run.objects.get()
+    assert (run.rows_stored, run.points_stored, run.last_step) == (200, 100, 99)
+    assert queries.contiguous_until(run.id, client.writer) == 100
+    assert len(queries.scalar(run.id, "loss")) == 100
+
+
+def test_two_writers_with_one_id(client: WireClient) -> None:
+    mine = client.batch(0, [1], scalars={"loss": [1.0]})
+    theirs = client.batch(0, [1], scalars={"loss": [2.0]})
+    assert client.send(mine).status == 201
+    answer = client.send(theirs)
+    assert (answer.status, answer.code) == (409, "writer_conflict")
+    assert client.send(mine).json["status"] == "duplicate"
+    assert queries.scalar(client.run, "loss").values.tolist() == [1.0]
+
+
+def test_two_writers_with_one_id_at_the_same_moment(client: WireClient) -> None:
+    bodies = [client.batch(0, [1], scalars={"loss": [float(i)]}) for i in range(THREADS)]
+    assert statuses(at_once(bodies, client)) == {"stored": 1, "writer_conflict": THREADS - 1}
+    assert Run.objects.get().rows_stored == 1
+
+
+def test_kinds_share_one_count(client: WireClient) -> None:
+    assert client.send(client.batch(0, [1], scalars={"loss": [1.0]})).status == 201
+    scores = {
+        "writer": str(client.writer),
+        "step": 1,
+        "name": "n",
+        "metric": "m",
+        "kind": "mean",
+        "items": [1.0],
+    }
+    taken = client.request("POST", "/evaluations", json={**scores, "seq": 0})
+    assert (taken.status, taken.code) == (409, "writer_conflict")
+    assert client.request("POST", "/evaluations", json={**scores, "seq": 1}).status == 201
+    assert client.request("POST", "/evaluations", json={**scores, "seq": 1}).status == 200
+    assert Evaluation.objects.count() == 1
+    taken = client.request("POST", "/finish", json={"writer": str(client.writer), "seq": 1})
+    assert taken.code == "writer_conflict"
+    assert Run.objects.get().state == "running"
+
+
+def test_a_finish_counts_once(client: WireClient) -> None:
+    end = {"writer": str(client.writer), "seq": 0, "rows_sent": 10, "points_sent": 20, "dropped": 1}
+    with ThreadPoolExecutor(THREADS) as pool:
+        answers = list(pool.map(lambda _: client.request("POST", "/finish", json=end), range(THREADS)))
+    assert statuses(answers) == {"stored": 1, "duplicate": THREADS - 1}
+    run = Run.objects.get()
+    assert (run.rows_sent, run.points_sent, run.rows_dropped) == (10, 20, 1)
+
+
+def test_registering_and_describing_at_once(server: Server) -> None:
+    client = WireClient(server.url, server.token)
+    names = [f"t{i}" for i in range(50)]
+    writers = [WireClient(server.url, server.token, run=client.run) for _ in range(THREADS)]
+
+    def begin(writer: WireClient) -> tuple[int, int]:
+        registered = writer.register()
+        writer.catalogue(names[::-1] if writers.index(writer) % 2 else names)
+        return registered.status, writer.catalogue(names[:5], offset=50).status
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        answers = list(pool.map(begin, writers))
+    assert Counter(status for status, _ in answers) == {201: 1, 200: THREADS - 1}
+    # Five names that the catalogue has already are not five new ones.
+    assert {status for _, status in answers} == {422}
+    run = Run.objects.get()
+    assert sorted(run.tensors.values_list("name", flat=True)) == sorted(names)
+    assert sorted(run.tensors.values_list("index", flat=True)) == list(range(50))
+
+
+def test_what_was_refused_can_be_sent_right(client: WireClient) -> None:
+    wrong = client.batch(0, [2, 1], scalars={"loss": [1.0, 2.0]})
+    assert client.send(wrong).code == "invalid"
+    assert client.send(client.batch(0, [1, 2], scalars={"loss": [1.0, 2.0]})).status == 201

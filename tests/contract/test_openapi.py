@@ -1,0 +1,69 @@
+"""The OpenAPI document says what the server does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+from live_servers import Server
+
+ROOT = Path(__file__).parents[2]
+METHODS = {"get", "put", "post", "delete", "patch"}
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+@pytest.fixture
+def document(server: Server) -> Any:
+    response = urllib3.request("GET", f"{server.url}/api/v1/openapi.json")
+    assert response.status == 200
+    return response.json()
+
+
+def operations(document: Any) -> dict[str, Any]:
+    return {
+        f"{method.upper()} {path}": operation
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        if method in METHODS
+    }
+
+
+def test_it_works(document: Any) -> None:
+    assert document["openapi"].startswith("3.")
+    assert document["info"]["title"] == "fp8scope"
+
+
+def test_every_endpoint_is_listed(document: Any) -> None:
+    """Those that Django routes to, and those that docs/wire.md describes."""
+    from fp8scope_dashboard.api import api
+
+    routes = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(route.pattern)) for route in api.urls[0]}
+    served = {route for route in routes if route.startswith("runs")}
+    assert routes - served == {"", "docs", "openapi.json"}
+    listed = {name.replace("/api/v1/", "") for name in operations(document)}
+    written = set(
+        re.findall(r"^## ((?:GET|PUT|POST) /\S+)$", (ROOT / "docs/wire.md").read_text(), re.MULTILINE)
+    )
+    assert {name.replace(" /", " ") for name in written} == listed
+    assert served == {name.partition(" ")[2] for name in listed}
+
+
+def test_every_endpoint_describes_its_errors_and_needs_a_token(document: Any) -> None:
+    found = operations(document)
+    assert len(found) == 7
+    for operation in found.values():
+        assert operation["security"]
+        assert operation.get("description")
+        for status in ("400", "401", "404", "409", "413", "422", "429", "503"):
+            schema = operation["responses"][status]["content"]["application/json"]["schema"]
+            assert schema["$ref"].endswith("/ErrorOut")
+        assert {"200", "201"} & operation["responses"].keys()
+
+
+def test_the_body_of_a_batch_is_described(document: Any) -> None:
+    content = operations(document)["POST /api/v1/runs/{run}/batches"]["requestBody"]["content"]
+    assert content[ARROW]["schema"] == {"type": "string", "format": "binary"}
+    assert content["application/json"]["schema"]["required"] == ["protocol", "writer", "seq", "rows"]

@@ -1,0 +1,119 @@
+"""PostgreSQL or Redis go and come back: what is acknowledged is stored, and nobody sees a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from contract.wire_client import Answer, WireClient
+from live_servers import process_environment, web_server
+
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+
+MAKE_TOKEN = """
+import django; django.setup()
+from fp8scope_dashboard.accounts.services import create_project, create_token
+print(create_token(create_project("default", "Default"), "t")[1])
+"""
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL of this test's own, to be stopped and started."""
+    server = EmbeddedPostgres(tmp_path / "postgres", durable=False)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(tmp_path / "redis", durable=False)
+    server.start()
+    yield server
+    server.stop()
+
+
+def environment(postgres: EmbeddedPostgres, redis_url: str) -> dict[str, str]:
+    """As in production, with the pool of connections."""
+    return {
+        "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.base",
+        "DATABASE_URL": postgres.url,
+        "REDIS_URL": redis_url,
+    }
+
+
+@pytest.fixture
+def token(db: None, postgres: EmbeddedPostgres) -> str:
+    surroundings = {**process_environment(), **environment(postgres, "redis://localhost:1/0")}
+    surroundings["FP8SCOPE_BASE_URL"] = "http://localhost"
+    migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
+    subprocess.run(migrate, env=surroundings, check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", MAKE_TOKEN], env=surroundings, check=True, capture_output=True, text=True
+    )
+    return made.stdout.strip()
+
+
+def rows_stored(postgres: EmbeddedPostgres) -> object:
+    with psycopg.connect(postgres.url) as connection:
+        row = connection.execute(
+            "SELECT rows_stored, (SELECT count(*) FROM telemetry_chunk) FROM runs_run"
+        ).fetchone()
+    return row
+
+
+def until_available(client: WireClient, body: bytes) -> Answer:
+    """Send as an agent does: again after Retry-After, as long as that is the answer."""
+    for _ in range(20):
+        answer = client.send(body)
+        if answer.status != 503:
+            return answer
+        time.sleep(int(answer.headers["Retry-After"]))
+    pytest.fail("PostgreSQL is back, but the server did not notice.")
+
+
+def test_it_works(tmp_path: Path, postgres: EmbeddedPostgres, token: str) -> None:
+    """PostgreSQL stops and comes back."""
+    log = tmp_path / "web.log"
+    with web_server(log, **environment(postgres, "redis://localhost:1/0")) as (url, _):
+        client = WireClient(url, token)
+        assert client.register().status == 201
+        first, second = (client.batch(seq, [seq], scalars={"loss": [1.0]}) for seq in range(2))
+        assert client.send(first).status == 201
+        postgres.stop()
+        for answer in (client.send(second), client.register(), client.request("GET")):
+            assert (answer.status, answer.code) == (503, "unavailable")
+            assert int(answer.headers["Retry-After"]) > 0
+        postgres.start()
+        assert until_available(client, first).json["status"] == "duplicate"
+        assert client.send(second).json["status"] == "stored"
+    assert rows_stored(postgres) == (2, 2)
+    assert "Traceback" not in log.read_text()
+
+
+def test_redis_stops_answers_and_goes(
+    tmp_path: Path, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis, token: str
+) -> None:
+    log = tmp_path / "web.log"
+    with web_server(log, **environment(postgres, redis_server.url)) as (url, _):
+        client = WireClient(url, token)
+        client.register()
+        assert redis_server.child is not None
+        os.kill(redis_server.child.pid, signal.SIGSTOP)
+        for seq in range(20):
+            assert client.send(client.batch(seq, [seq], scalars={"loss": [1.0]})).status == 201
+        os.kill(redis_server.child.pid, signal.SIGCONT)
+        redis_server.stop()
+        for seq in range(20, 40):
+            assert client.send(client.batch(seq, [seq], scalars={"loss": [1.0]})).status == 201
+    assert rows_stored(postgres) == (40, 40)
+    assert log.read_text().count("Redis is away") <= 1
+    assert "Traceback" not in log.read_text()

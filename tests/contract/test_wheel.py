@@ -1,0 +1,109 @@
+"""The wheel, built and installed into a clean environment, can be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("fp8scope", "fp8scope_kernels", "fp8scope_dashboard")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tracked files, so that no old build folder of the checkout gets into the wheel."""
+    source = tmp_path_factory.mktemp("source")
+    for name in run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines():
+        if name.startswith(("agent/", "kernels/", "dashboard/")) or "/" not in name:
+            target = source / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / name).read_bytes())
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheel; what it needs comes from that of the tests."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    interpreter = folder / "venv" / "bin" / "python"
+    site = Path(
+        run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    )
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        site,
+        wheel,
+        cwd=folder,
+    )
+    # Python does not read the .pth files of a folder that is named in one: the checkout is not found by them.
+    (site / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return interpreter
+
+
+def test_it_works(python: Path, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        place = Path(run(python, "-c", f"import {package}; print({package}.__file__)", cwd=tmp_path).strip())
+        assert place.is_relative_to(python.parents[1]), place
+
+
+def test_every_module_is_in_the_wheel(source: Path, wheel: Path) -> None:
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("agent/fp8scope", "kernels/fp8scope_kernels", "dashboard/fp8scope_dashboard"):
+        root = source / folder
+        for file in root.rglob("*"):
+            wanted = file.suffix == ".py" or "templates" in file.parts or "static" in file.parts
+            if file.is_file() and wanted and "__pycache__" not in file.parts:
+                assert str(file.relative_to(root.parent)) in packed
+
+
+def test_nothing_generic_lands_in_site_packages(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_a_training_machine_needs_no_django(python: Path, tmp_path: Path) -> None:
+    check = "import sys, fp8scope, fp8scope_kernels; sys.exit('django' in sys.modules)"
+    run(python, "-c", check, cwd=tmp_path)
+
+
+def test_the_command_is_there(python: Path, tmp_path: Path) -> None:
+    code = "import sys; from fp8scope.cli import main; sys.argv = ['fp8scope', '--help']; main()"
+    assert "fp8scope" in run(python, "-c", code, cwd=tmp_path)
+
+
+def test_django_finds_nothing_wrong(python: Path, tmp_path: Path) -> None:
+    code = (
+        "import os; os.environ['DJANGO_SETTINGS_MODULE'] = 'fp8scope_dashboard.settings.base'; "
+        "import django; django.setup(); "
+        "from django.core.management import call_command; call_command('check')"
+    )
+    assert "no issues" in run(python, "-c", code, cwd=tmp_path)

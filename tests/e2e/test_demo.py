@@ -1,0 +1,137 @@
+"""`fp8scope demo` as a person runs it: real servers, real training processes, a small number of steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import urllib3
+
+STEPS = 120
+FAULT_AT = 48
+COMMAND = [sys.executable, "-m", "fp8scope_dashboard.commands", "demo", "--port", "0", "--data-dir"]
+# The demo's own servers, whatever those of this test session are.
+ENVIRONMENT = {
+    key: value
+    for key, value in os.environ.items()
+    if key not in ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE", "FP8SCOPE_BASE_URL")
+}
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> dict[str, Any]:
+    """What a whole demo found."""
+    file = tmp_path / "found.json"
+    arguments = [str(tmp_path / "data"), "--exit", "--steps", str(STEPS), "--json", str(file)]
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert file.exists(), done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found | {"status": done.returncode, "output": done.stdout, "left": left_running(tmp_path)}
+
+
+def test_it_works(finished: dict[str, Any]) -> None:
+    runs = {run["name"]: run for run in finished["runs"]}
+    assert len(runs) == 5
+    for run in runs.values():
+        assert run["points_stored"] == run["points_sent"] > 0
+        assert run["final_loss"] < 3.5
+    healthy, faulty = runs["fp8 delayed scaling"], runs["fp8 stale scales"]
+    # Every step: six scalars, and seven statistics of three tensors of twelve layers.
+    assert healthy["points_stored"] == STEPS * (6 + 7 * 3 * 12)
+    assert healthy["verdict"] in ("within", "over")
+    assert {score["metric"] for score in healthy["scores"]} == {"next-byte accuracy", "nll"}
+    assert all(run["alerts"] == [] for run in runs.values() if run["fault_at"] is None)
+    saturation = next(alert for alert in faulty["alerts"] if alert["kind"] == "saturation_rate")
+    assert faulty["fault_at"] == saturation["onset_step"] == FAULT_AT
+    assert 0 < saturation["steps"] < 20
+    assert 0 < saturation["seconds"] < finished["seconds"]
+    assert 0 < finished["ready_seconds"] < finished["first_rows_seconds"] < finished["seconds"]
+    # So few steps may be too few for the loss to leave its baseline; the status says what was found.
+    assert finished["status"] == (1 if finished["problems"] else 0)
+    for name in runs:
+        assert name in finished["output"]
+    assert finished["left"] == []
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A demo that has begun, and the address that it has printed."""
+    process = subprocess.Popen(
+        [*COMMAND, str(tmp_path / "data"), "--steps", str(STEPS)],
+        env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    link = ""
+    while not link:
+        line = process.stdout.readline()
+        assert line, "the demo ended before it printed its address"
+        link = next(iter(re.findall(r"http://\S+/signin/\S+", line)), "")
+    yield process, link
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_ctrl_c_stops_everything(running: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
+    process, link = running
+    # The address is printed once it answers.
+    assert urllib3.request("GET", link, timeout=60, retries=False).status == 200
+    trainers = wait_for_trainers(tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert not any(psutil.pid_exists(pid) for pid in trainers)
+    assert left_running(tmp_path) == []
+
+
+def test_a_trainer_that_is_killed_ends_the_demo(
+    running: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, _ = running
+    os.kill(wait_for_trainers(tmp_path)[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the training process of 'bf16 seed 1' was killed by signal 9" in output
+    assert left_running(tmp_path) == []
+
+
+def wait_for_trainers(folder: Path) -> list[int]:
+    """The pids of the training processes of the demo in `folder`, oldest first, once there are some."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [p for p in of_this_demo(folder) if "fp8scope.demo.train" in p.cmdline()]
+        if found:
+            return [process.pid for process in sorted(found, key=lambda p: p.create_time())]
+        time.sleep(0.1)
+    raise AssertionError("no training process has started")
+
+
+def left_running(folder: Path) -> list[str]:
+    return [" ".join(process.cmdline()) for process in of_this_demo(folder)]
+
+
+def of_this_demo(folder: Path) -> list[psutil.Process]:
+    """Every process that works below `folder`, or was told of it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [process.cwd(), *process.cmdline(), process.environ().get("FP8SCOPE_DIR", "")]
+        except (psutil.Error, OSError):
+            continue
+        if process.pid != os.getpid() and any(str(folder) in text for text in told):
+            found.append(process)
+    return found

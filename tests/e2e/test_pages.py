@@ -1,0 +1,194 @@
+"""Every page in a real browser: light and dark, desk and phone, with a mouse and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dashboard.pages.seeding import Seeded, seed_project
+from e2e.conftest import OpenTab, Tab
+from live_servers import Server
+from playwright.sync_api import Locator
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def seeded(server: Server) -> Seeded:
+    return seed_project(server.project, 150)
+
+
+def addresses(server: Server, seeded: Seeded) -> dict[str, str]:
+    own = f"/p/{server.project.slug}/"
+    found = {
+        "runs": own,
+        "healthy": f"{own}runs/{seeded.healthy.id}/",
+        "faulty": f"{own}runs/{seeded.faulty.id}/",
+    }
+    return found | {name: f"{own}{name}/" for name in ("compare", "evaluations", "alerts", "settings")}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_it_works(
+    open_tab: OpenTab, server: Server, seeded: Seeded, width: int, theme: str, tmp_path: Path
+) -> None:
+    tab = open_tab(width, theme)
+    for name, path in addresses(server, seeded).items():
+        tab.open(path)
+        tab.draw_everything()
+        assert not tab.is_too_wide(), f"{name} scrolls sideways at {width}"
+        tab.screenshot(f"{name}-{theme}-{width}", tmp_path)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_empty_pages(open_tab: OpenTab, server: Server, width: int) -> None:
+    tab = open_tab(width)
+    for rest in ("", "compare/", "evaluations/", "alerts/", "settings/"):
+        tab.open(f"/p/{server.project.slug}/{rest}")
+        assert not tab.is_too_wide(), rest
+
+
+def test_a_click_into_the_map_shows_the_tensor(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    tab.open(addresses(server, seeded)["faulty"])
+    tab.draw_everything()
+    names = tab.page.evaluate("document.querySelector('#heatmap .figure__plot').layout.meta.names")
+    field = tab.page.locator("#tensor-field")
+    before = field.input_value()
+    area = tab.page.locator("#heatmap .nsewdrag").first
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    assert box is not None
+    area.click(position={"x": box["width"] / 2, "y": box["height"] * 20.5 / len(names)})
+    tab.wait(lambda: field.input_value() != before, "Choosing the tensor")
+    assert field.input_value() == names[20]
+    label = tab.page.locator("#tensor .figure__plot")
+    tab.wait(lambda: names[20] in (label.get_attribute("aria-label") or ""), "Drawing the tensor")
+
+
+def test_the_worst_tensor_is_one_click_away(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    tab.open(addresses(server, seeded)["faulty"])
+    button = tab.page.locator("button[data-tensor]").nth(1)
+    name = button.get_attribute("data-tensor") or "?"
+    button.click()
+    label = tab.page.locator("#tensor .figure__plot")
+    tab.wait(lambda: name in (label.get_attribute("aria-label") or ""), "Drawing the tensor")
+
+
+def test_a_choice_of_runs_is_in_the_address(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    tab.open(addresses(server, seeded)["compare"])
+    assert str(seeded.faulty.id) in tab.page.url, "the link is worth sharing at once"
+    tab.page.get_by_role("checkbox", name="gpt fp8 frozen scale").uncheck()
+    tab.wait(lambda: str(seeded.faulty.id) not in tab.page.url, "The new address")
+    tab.draw_everything()
+    assert tab.page.locator("#verdicts .badge--danger").count() == 0
+    again = open_tab()
+    again.open(tab.page.url.removeprefix(server.url))
+    assert not again.page.get_by_role("checkbox", name="gpt fp8 frozen scale").is_checked()
+
+
+def test_the_theme_is_remembered(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab(theme="light")
+    tab.open(addresses(server, seeded)["healthy"])
+    tab.draw_everything()
+
+    def background() -> str:
+        return str(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    def colour() -> str:
+        return str(tab.page.evaluate("document.querySelector('#loss .figure__plot').layout.font.color"))
+
+    light = background()
+    button = tab.page.locator("[data-theme-toggle]")
+    button.click()
+    button.click()
+    assert background() != light
+    tab.wait(lambda: colour() == "#e6eaf1", "Drawing the chart in dark")
+    tab.open(addresses(server, seeded)["alerts"])
+    assert background() != light
+    tab.page.locator("[data-theme-toggle]").click()
+    assert background() == light
+
+
+def test_a_chart_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    tab.page.route("**/figures/loss.json*", lambda route: route.fulfill(status=500, body="oh"))
+    tab.open(addresses(server, seeded)["healthy"])
+    again = tab.page.locator("#loss").get_by_role("button", name="Try again")
+    again.wait_for()
+    assert "500" in tab.page.locator("#loss .figure__state").inner_text()
+    tab.page.unroute("**/figures/loss.json*")
+    again.click()
+    tab.wait(lambda: tab.page.locator("#loss").get_attribute("data-state") == "ready", "Drawing after all")
+    assert all("500" in complaint for complaint in tab.complaints)
+    tab.complaints.clear()
+
+
+def test_a_closer_look_is_fetched_and_kept(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    tab.open(addresses(server, seeded)["healthy"])
+    tab.draw_everything()
+    with tab.page.expect_request("**/figures/loss.json*first=40*") as asked:
+        tab.page.evaluate(
+            "Plotly.relayout(document.querySelector('#loss .figure__plot'),"
+            " {'xaxis.range[0]': 40, 'xaxis.range[1]': 60})"
+        )
+    assert "last=60" in asked.value.url
+    shown = "document.querySelector('#loss .figure__plot').layout.xaxis.range.map(Math.round)"
+    tab.wait(lambda: tab.points("loss") == 21, "The closer look's points")
+    assert tab.page.evaluate(shown) == [40, 60]
+
+
+def test_without_a_mouse(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    tab.open(addresses(server, seeded)["healthy"])
+    page = tab.page
+    page.keyboard.press("Tab")
+    assert page.locator(":focus").inner_text() == "Skip to the content"
+    assert page.evaluate("document.querySelector('.skip').getBoundingClientRect().left") >= 0
+    helped = page.locator("details.help").first
+    helped.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert helped.locator(".help__text").is_visible()
+    page.keyboard.press("Escape")
+    assert not helped.locator(".help__text").is_visible()
+
+
+def test_help_stays_on_the_screen_of_a_phone(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab(390)
+    tab.open(addresses(server, seeded)["healthy"])
+    for helped in tab.page.locator("details.help").all():
+        helped.locator("summary").click()
+        text = helped.locator(".help__text")
+
+        def fits(text: Locator = text) -> bool:
+            box = text.bounding_box()
+            return box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390
+
+        # The browser tells the page of an opened text in a task of its own, after the click has returned.
+        tab.wait(fits, "A help text within the screen")
+        tab.page.keyboard.press("Escape")
+
+
+def test_everything_that_can_be_used_has_a_name(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    script = """() => [...document.querySelectorAll("a, button, input:not([type=hidden]), select, summary")]
+        .filter((one) => !(one.textContent.trim() || one.getAttribute("aria-label") || one.labels?.length))
+        .map((one) => one.outerHTML.slice(0, 120))"""
+    for path in addresses(server, seeded).values():
+        tab.open(path)
+        tab.draw_everything()
+        found = [one for one in tab.page.evaluate(script) if "modebar" not in one]
+        assert found == [], path
+
+
+def test_signing_out_and_in(open_tab: OpenTab, server: Server) -> None:
+    tab: Tab = open_tab()
+    tab.page.locator("summary[aria-label^='Account']").click()
+    tab.page.get_by_role("button", name="Sign out").click()
+    tab.page.get_by_role("heading", name="Sign in").wait_for()
+    tab.open(f"/p/{server.project.slug}/settings/")
+    assert "next=" in tab.page.url
