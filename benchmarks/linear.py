@@ -1,0 +1,135 @@
+"""How fast is an FP8 linear layer whose statistics are counted, where FP8 has no hardware?
+
+    python benchmarks/linear.py [--threads N] [--repeats N] [--sizes 256 512 1024 2048]
+
+Forward and backward of `size` tokens through a layer of `size` x `size`, all in BF16 on the CPU: `Fp8Linear`
+with every statistic written, torchao's Float8Linear (which emulates FP8 there), as it is and compiled, and
+`nn.Linear`. Prints one JSON line per case. Layers take turns; a speed is the median of the rounds' ratios,
+above 1 where `Fp8Linear` is faster:
+
+    speed_over_torchao, speed_over_torchao_compiled, speed_over_bf16     null without torchao
+    fp8_ms, torchao_ms, torchao_compiled_ms, bf16_ms                     medians of forward plus backward
+
+torchao has no delayed scaling; beside it stands its dynamic recipe for whole tensors. With one thread its CPU
+time is taken, so that other processes matter less, else wall-clock time.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+from torch import nn
+
+from fp8scope_kernels import (
+    CurrentScaling,
+    DelayedScaling,
+    Fp8Linear,
+    Recipe,
+    RowwiseScaling,
+    StatisticsBuffer,
+    observe,
+    set_backend,
+)
+
+Run = Callable[[], object]
+RECIPES: tuple[tuple[Recipe, str], ...] = (
+    (DelayedScaling(), "tensorwise"),
+    (CurrentScaling(), "tensorwise"),
+    (RowwiseScaling(), "rowwise"),
+)
+
+
+def step(layer: nn.Module, size: int) -> Run:
+    """A call of forward and backward, gradients thrown away afterwards."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(size, size, generator=generator).bfloat16().requires_grad_()
+    grad = torch.randn(size, size, generator=generator).bfloat16()
+
+    def run() -> None:
+        layer(x).backward(grad)
+        x.grad = None
+        layer.zero_grad()
+
+    return run
+
+
+def make_linear(size: int) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(size, size, bias=False, dtype=torch.bfloat16)
+
+
+def fp8_layer(size: int, recipe: Recipe) -> nn.Module:
+    model = nn.Sequential(Fp8Linear.from_linear(make_linear(size), recipe))
+    observe(model, StatisticsBuffer())
+    return model
+
+
+def torchao_layer(size: int, recipe_name: str) -> nn.Module | None:
+    try:
+        # By name, because type checkers need not have it.
+        config = import_module("torchao.float8.config").Float8LinearConfig.from_recipe_name(recipe_name)
+        linear = import_module("torchao.float8.float8_linear").Float8Linear
+    except ImportError:
+        return None
+    layer: nn.Module = linear.from_float(make_linear(size), config=dataclasses.replace(config, emulate=True))
+    return layer
+
+
+def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each, one call of each after another."""
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    order = list(runs)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    for _ in range(repeats):
+        # Whoever comes next finds the caches as the one before left them: take turns.
+        order.append(order.pop(0))
+        for name in order:
+            start = clock()
+            runs[name]()
+            times[name].append(1e3 * (clock() - start))
+    return times
+
+
+def measure_case(size: int, recipe: Recipe, peer_recipe: str, repeats: int) -> dict[str, object]:
+    runs = {"fp8": step(fp8_layer(size, recipe), size), "bf16": step(make_linear(size), size)}
+    peer, compiled_peer = torchao_layer(size, peer_recipe), torchao_layer(size, peer_recipe)
+    if peer is not None and compiled_peer is not None:
+        runs["torchao"] = step(peer, size)
+        torch.compiler.reset()
+        runs["torchao_compiled"] = step(torch.compile(compiled_peer), size)  # type: ignore[arg-type]
+    times = time_in_turn(runs, repeats)
+    case: dict[str, object] = {"size": size, "recipe": recipe.kind}
+    for name in ("torchao", "torchao_compiled", "bf16"):
+        ratios = [other / own for other, own in zip(times.get(name, []), times["fp8"], strict=False)]
+        case[f"speed_over_{name}"] = round(statistics.median(ratios), 3) if ratios else None
+    for name in ("fp8", "torchao", "torchao_compiled", "bf16"):
+        case[f"{name}_ms"] = round(statistics.median(times[name]), 3) if name in times else None
+    return case
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[256, 512, 1024, 2048])
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    set_backend("compiled")
+    for size in arguments.sizes:
+        for recipe, peer_recipe in RECIPES:
+            case = measure_case(size, recipe, peer_recipe, arguments.repeats)
+            print(json.dumps({**case, "threads": arguments.threads}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Does training in FP8 reach BF16's loss, with each recipe?
+
+    python benchmarks/recipes.py [--steps 300] [--seeds 3] [--margin 0.01]
+
+Trains the demo's byte-level GPT on the CPU: `--seeds` runs in BF16, then as many with each recipe, from the
+same initial weights and on the same batches. Prints one JSON line per recipe:
+
+    delta        mean over the seeds of the relative difference to the BF16 run of the same seed, of the mean
+                 loss of the last tenth of the steps
+    delta_range  the smallest and the largest of them
+    tolerance    max(margin, 3 s sqrt(1 + 1/K)), s the relative spread of the K BF16 runs
+    within       how many of the runs are within it, against the mean of the BF16 runs, as a run's page judges
+"""
+
+import argparse
+import json
+import statistics
+
+import numpy as np
+import torch
+
+from fp8scope.demo.train import Plan, Trainer
+from fp8scope_dashboard.analysis.equivalence import judge_single
+from fp8scope_kernels import (
+    MXFP8,
+    BlockScaling,
+    CurrentScaling,
+    DelayedScaling,
+    Recipe,
+    RowwiseScaling,
+    convert,
+)
+
+RECIPES: tuple[Recipe, ...] = (
+    DelayedScaling(),
+    CurrentScaling(),
+    RowwiseScaling(),
+    BlockScaling(),
+    MXFP8(),
+)
+
+
+def final_loss(recipe: Recipe | None, seed: int, steps: int) -> float:
+    """Train once; the mean loss of the last tenth of the steps. `recipe` None is BF16."""
+    trainer = Trainer(Plan(name="recipes", seed=seed, steps=steps))
+    if recipe is not None:
+        convert(trainer.model, recipe)
+    losses = [float(trainer.train(step)["loss"]) for step in range(1, steps + 1)]
+    return statistics.fmean(losses[-max(1, steps // 10) :])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--margin", type=float, default=0.01)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = range(1, arguments.seeds + 1)
+    baseline = np.array([final_loss(None, seed, arguments.steps) for seed in seeds])
+    for recipe in RECIPES:
+        losses = np.array([final_loss(recipe, seed, arguments.steps) for seed in seeds])
+        verdicts = [judge_single(float(loss), baseline, arguments.margin) for loss in losses]
+        deltas = losses / baseline - 1
+        line = {
+            "benchmark": "recipes",
+            "recipe": type(recipe).__name__,
+            "steps": arguments.steps,
+            "runs": len(losses),
+            "loss": round(float(losses.mean()), 4),
+            "bf16_loss": round(float(baseline.mean()), 4),
+            "delta": round(float(deltas.mean()), 5),
+            "delta_range": [round(float(deltas.min()), 5), round(float(deltas.max()), 5)],
+            "tolerance": round(verdicts[0][2], 5),
+            "within": sum(verdict == "within" for verdict, _, _ in verdicts),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
