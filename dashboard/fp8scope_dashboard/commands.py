@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -19,15 +20,20 @@ from fp8scope_dashboard.servers.process import ServerError
 from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, Stopped, Supervisor
 
 LONGEST_NAME = len("postgres")
+# What a person at the terminal should see of the servers' logs; the files have everything.
+ALARMING = re.compile(r"\b(ERROR|CRITICAL|FATAL|PANIC)\b")
 
 
 def up(argv: list[str]) -> int:
     """Run the dashboard on this machine: database, queue, web server and workers, until Ctrl-C."""
     options = _up_parser().parse_args(argv)
-    supervisor = Supervisor(options.data_dir, options.host, options.port, echo=echo)
+    supervisor = Supervisor(
+        options.data_dir, options.host, options.port, echo=echo if options.verbose else echo_alarms
+    )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_on_signal(supervisor))
     try:
+        print("fp8scope is starting: PostgreSQL, Redis, migrations, web server, workers", flush=True)
         supervisor.start()
         supervisor.wait_ready()
         _say_ready(supervisor)
@@ -59,6 +65,12 @@ def echo(name: str, line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def echo_alarms(name: str, line: str) -> None:
+    """`echo` what the supervisor itself says, and of its servers' lines those that tell of an error."""
+    if name == "up" or ALARMING.search(line):
+        echo(name, line)
+
+
 def _up_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fp8scope up",
@@ -75,6 +87,7 @@ def _up_parser() -> argparse.ArgumentParser:
         default=Path(os.environ.get("FP8SCOPE_DATA_DIR") or "~/.fp8scope"),
         help="where everything is kept (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
     )
+    parser.add_argument("--verbose", action="store_true", help="print every line of the servers' logs")
     return parser
 
 
@@ -92,7 +105,10 @@ def _stop_on_signal(supervisor: Supervisor) -> Callable[[int, FrameType | None],
 
 
 def _say_ready(supervisor: Supervisor) -> None:
-    lines = [f"fp8scope is ready: {supervisor.url}", f"data and logs: {supervisor.data.root}"]
+    lines = [
+        f"fp8scope is ready: {supervisor.url}",
+        f"data: {supervisor.data.root}, logs: {supervisor.data.logs}",
+    ]
     if supervisor.sign_in_link:
         lines += ["sign in as administrator, once, with:", f"    {supervisor.sign_in_link}"]
     print("\n".join(["", *lines, "Ctrl-C stops it.", ""]), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import pwd
 import signal
 import socket
@@ -31,10 +32,16 @@ def test_it_works(tmp_path: Path) -> None:
     assert up.process.returncode == 0
     assert names_below(tmp_path) == []
     assert status_of(up.url + "/") == 0
+    # A person sees the address, not the servers' chatter: that is in the files.
+    assert not re.search(r"^(postgres|redis|prepare|worker) +\|(?!.*(ERROR|FATAL))", up.output, re.M), (
+        up.output
+    )
+    assert "database system is ready" in (tmp_path / "data" / "logs" / "postgres.log").read_text()
 
 
 def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
-    up = Up(tmp_path).wait_ready()
+    up = Up(tmp_path, "--port", "0", "--verbose").wait_ready()
+    assert "database system is ready" in up.output
     assert up.finish(signal.SIGINT) == 0
     assert names_below(tmp_path) == []
     assert "Traceback" not in up.output.split("Ctrl-C stops it")[1]
