@@ -112,6 +112,7 @@ def finish_run(
     found = run_of(request, run)
     ending = services.Ending(
         failed=body.state == "failed",
+        ends_run=body.ends_run,
         error=body.error,
         rows_sent=body.rows_sent,
         points_sent=body.points_sent,

@@ -63,6 +63,7 @@ class TensorIn(Schema):
 class CatalogueIn(Schema):
     rank: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     hostname: Annotated[Text, Field(max_length=255)] = ""
+    attempt: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     offset: Natural = 0
     tensors: Annotated[list[TensorIn], Field(max_length=limits.TENSORS_PER_REQUEST)]
 
@@ -107,6 +108,7 @@ class FinishIn(Schema):
     writer: UUID
     seq: Natural
     state: Literal["finished", "failed"] = "finished"
+    ends_run: bool = True
     error: Annotated[Text, Field(max_length=100_000)] = ""
     rows_sent: Natural = 0
     points_sent: Natural = 0
@@ -150,6 +152,7 @@ class RunOut(Schema):
     group: str
     baseline: str
     last_step: int | None
+    last_attempt: int | None
     rows_stored: int
     points_stored: int
     rows_sent: int | None

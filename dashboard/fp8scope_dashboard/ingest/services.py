@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Case, F, Func, JSONField, Value, When
-from django.db.models.functions import Greatest
+from django.db.models.functions import Greatest, Least
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis.models import Evaluation
@@ -47,6 +47,7 @@ class Ending:
     points_sent: int
     dropped: int
     errors: int
+    ends_run: bool = True
 
 
 # In every transaction below the locks are taken in the same order: receipt, writer, run.
@@ -75,7 +76,7 @@ def store_batch(run: Run, message: Message, batch: Batch) -> bool:
         points=batch.points,
     )
     runs.count_losses(run, writer, dropped=batch.dropped)
-    _touch(writer)
+    _touch(writer, batch)
     Run.objects.filter(pk=run.pk).update(**_changes(run, batch))
     run_changed(run.id, run.project_id, "rows", batch.last_step)
     return True
@@ -127,6 +128,7 @@ def store_finish(run: Run, message: Message, ending: Ending) -> bool:
         error=ending.error,
         rows_sent=ending.rows_sent,
         points_sent=ending.points_sent,
+        ends_run=ending.ends_run,
     )
     return True
 
@@ -166,8 +168,13 @@ def _check_count(what: str, known: Iterable[str], new: Iterable[str], most: int)
         )
 
 
-def _touch(writer: Writer) -> None:
-    Writer.objects.filter(pk=writer.pk).update(seen_at=timezone.now())
+def _touch(writer: Writer, batch: Batch) -> None:
+    # LEAST and GREATEST pass over NULL.
+    Writer.objects.filter(pk=writer.pk).update(
+        seen_at=timezone.now(),
+        first_step=Least(F("first_step"), Value(batch.first_step)),
+        last_step=Greatest(F("last_step"), Value(batch.last_step)),
+    )
 
 
 def _changes(run: Run, batch: Batch) -> dict[str, Any]:

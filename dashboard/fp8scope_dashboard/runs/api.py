@@ -74,7 +74,8 @@ def extend_catalogue(
         for t in body.tensors
     ]
     try:
-        count = catalogue.extend(found, writer, body.offset, entries, rank=body.rank, hostname=body.hostname)
+        place = {"rank": body.rank, "hostname": body.hostname, "attempt": body.attempt}
+        count = catalogue.extend(found, writer, body.offset, entries, **place)
     except catalogue.CatalogueGapError as error:
         raise CatalogueGapRefusalError(
             f"The catalogue has {error.length} entries; these begin at {body.offset}.",
@@ -102,6 +103,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
     found = run_of(request, run)
     return {
         **{name: getattr(found, name) for name in (*IDENTITY, *COUNTERS)},
+        "last_attempt": services.last_attempt(found),
         "project": found.project.slug,
         "comparison": _comparison(found),
         "evaluations": _evaluations(found),

@@ -11,7 +11,7 @@ from django.db import transaction
 from fp8scope_dashboard.events import run_changed
 from fp8scope_dashboard.ingest import limits
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
-from fp8scope_dashboard.runs.services import writer_of
+from fp8scope_dashboard.runs.services import reopen, writer_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,14 @@ class TooManyTensorsError(Exception):
 
 @transaction.atomic
 def extend(
-    run: Run, writer_uuid: UUID, offset: int, entries: Sequence[TensorEntry], *, rank: int, hostname: str
+    run: Run,
+    writer_uuid: UUID,
+    offset: int,
+    entries: Sequence[TensorEntry],
+    *,
+    rank: int,
+    hostname: str,
+    attempt: int = 0,
 ) -> int:
     """Append entries to the writer's catalogue; those that it has must be the same. Returns its length.
 
@@ -85,8 +92,11 @@ def extend(
             raise RepeatedTensorError(entry.name)
         places.add(known[entry.name])
     writer.catalogue = [*writer.catalogue, *(known[entry.name] for entry in fresh)]
-    writer.rank, writer.hostname = rank, hostname
-    writer.save(update_fields=["catalogue", "rank", "hostname"])
+    is_new_attempt = attempt > writer.attempt
+    writer.rank, writer.hostname, writer.attempt = rank, hostname, attempt
+    writer.save(update_fields=["catalogue", "rank", "hostname", "attempt"])
+    if is_new_attempt:
+        reopen(run, writer)
     if fresh:
         run_changed(run.id, run.project_id, "tensors")
     return len(writer.catalogue)

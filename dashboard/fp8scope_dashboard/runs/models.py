@@ -92,6 +92,10 @@ class Tensor(models.Model):
 class Writer(models.Model):
     """One process (rank) writing to a run.
 
+    `attempt` counts the times that the run was begun: a run that is resumed, or goes back to an earlier step,
+    has new writers with the next number. All ranks of one attempt share it. `first_step` and `last_step` are
+    those stored; `failed` and `error` say how the process ended.
+
     `catalogue[j]` is the Tensor.index of column j of the writer's tensor lists: each writer numbers the
     tensors it sees in its own order, because it must be able to write before it can ask.
     """
@@ -100,10 +104,15 @@ class Writer(models.Model):
     uuid = models.UUIDField()
     rank = models.IntegerField(default=0)
     hostname = models.CharField(max_length=255, blank=True, default="")
+    attempt = models.IntegerField(default=0)
+    first_step = models.BigIntegerField(null=True, blank=True)
+    last_step = models.BigIntegerField(null=True, blank=True)
     catalogue = ArrayField(models.IntegerField(), default=list, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
     seen_at = models.DateTimeField(default=timezone.now)
     finished_at = models.DateTimeField(null=True, blank=True)
+    failed = models.BooleanField(default=False)
+    error = models.TextField(blank=True, default="")
     # Latest counts of the agent in that process; the run's are their sums.
     rows_dropped = models.BigIntegerField(default=0)
     errors = models.BigIntegerField(default=0)

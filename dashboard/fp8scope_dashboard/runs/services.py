@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, F, Max, Q, TextField, Value, When
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
@@ -102,6 +102,22 @@ def heartbeat(run: Run, writer_uuid: UUID, *, dropped: int, errors: int) -> RunS
     return RunState(state)
 
 
+def last_attempt(run: Run) -> int | None:
+    """The number of the run's latest attempt; None before the first writer."""
+    latest: int | None = Writer.objects.filter(run=run).aggregate(latest=Max("attempt"))["latest"]
+    return latest
+
+
+def reopen(run: Run, writer: Writer) -> None:
+    """A writer of a later attempt has come: a run that was over runs again. Within a transaction."""
+    others = Writer.objects.filter(run=run, attempt__gte=writer.attempt).exclude(pk=writer.pk)
+    over = Run.objects.filter(pk=run.pk, state__in=(RunState.FINISHED, RunState.FAILED))
+    if others.exists() or writer.finished_at is not None:
+        return
+    if over.update(state=RunState.RUNNING, finished_at=None, error="", heartbeat_at=timezone.now()):
+        run_changed(run.id, run.project_id, "state")
+
+
 def finish(
     run: Run,
     writer: Writer,
@@ -110,23 +126,30 @@ def finish(
     error: str,
     rows_sent: int,
     points_sent: int,
+    ends_run: bool = True,
 ) -> None:
     """One writer is done: within the transaction that stores its receipt.
 
-    The run is over when no other writer is still at it, and at once when one failed.
+    The run is over when no other writer of the latest attempt is still at it, and at once when one of these
+    failed; then the first one's error stays, because it is what made the others fail. Without `ends_run`, and
+    for a writer of an earlier attempt, only the writer is done.
     """
     now = timezone.now()
-    Writer.objects.filter(pk=writer.pk).update(finished_at=now, seen_at=now)
-    at_it = Writer.objects.filter(run=run, finished_at=None, seen_at__gt=now - SILENT_AFTER).exclude(
-        pk=writer.pk
-    )
+    Writer.objects.filter(pk=writer.pk).update(finished_at=now, seen_at=now, failed=failed, error=error)
     changes: dict[str, Any] = {
         "heartbeat_at": now,
         "rows_sent": Coalesce(F("rows_sent"), 0) + rows_sent,
         "points_sent": Coalesce(F("points_sent"), 0) + points_sent,
     }
-    if failed:
-        changes |= {"state": RunState.FAILED, "error": error, "finished_at": now}
+    later = Writer.objects.filter(run=run, attempt__gt=writer.attempt)
+    at_it = Writer.objects.filter(
+        run=run, attempt=writer.attempt, finished_at=None, seen_at__gt=now - SILENT_AFTER
+    ).exclude(pk=writer.pk)
+    if not ends_run or later.exists():
+        pass
+    elif failed:
+        first = Case(When(state=RunState.FAILED, then=F("error")), default=Value(error, TextField()))
+        changes |= {"state": RunState.FAILED, "error": first, "finished_at": now}
     elif not at_it.exists():
         changes |= {
             "state": Case(
