@@ -6,6 +6,7 @@ from fp8scope_kernels.blocks import BlockTensor, amax_to_block_scale, amax_to_mx
 from fp8scope_kernels.convert import (
     Conversion,
     ConversionReport,
+    candidate_layers,
     convert,
     fp8_layers,
 )
@@ -14,8 +15,15 @@ from fp8scope_kernels.formats import DATA_FORMATS, E2M1, E2M3, E3M2, E4M3, E5M2,
 from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
 from fp8scope_kernels.gradients import Fp8GradientReducer
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.observation import observable_layers, observe, unobserve
+from fp8scope_kernels.observation import (
+    HighPrecisionObserver,
+    observable_layers,
+    observe,
+    observe_layer,
+    unobserve,
+)
 from fp8scope_kernels.optimizer import Fp8AdamW
+from fp8scope_kernels.products import PRODUCTS, Product
 from fp8scope_kernels.quantization import (
     Extent,
     Fp8Tensor,
@@ -62,6 +70,7 @@ __all__ = [
     "FORMATS",
     "MAX_EXPONENT",
     "MIN_EXPONENT",
+    "PRODUCTS",
     "MXFP8",
     "SAMPLE_SIZE",
     "STATISTICS",
@@ -79,6 +88,8 @@ __all__ = [
     "Fp8GradientReducer",
     "Fp8Linear",
     "Fp8Tensor",
+    "HighPrecisionObserver",
+    "Product",
     "Recipe",
     "RowwiseScaling",
     "ScalingState",
@@ -90,6 +101,7 @@ __all__ = [
     "amax_to_block_scale",
     "amax_to_mx_scale",
     "amax_to_scale",
+    "candidate_layers",
     "convert",
     "exponent_bin",
     "exponent_histogram",
@@ -99,6 +111,7 @@ __all__ = [
     "measure",
     "observable_layers",
     "observe",
+    "observe_layer",
     "quantize",
     "quantize_blocks",
     "quantize_fp6",

@@ -4,6 +4,7 @@ A layer that stays in high precision is observed by hooks: how large its three t
 are finite, under the names that they have in the FP8 run, so that the two can be laid side by side.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.quantization import measure
+from fp8scope_kernels.quantization import Extent, measure
 from fp8scope_kernels.recipes import ROLES, Role
-from fp8scope_kernels.statistics import Slot, StatisticsBuffer
+from fp8scope_kernels.statistics import STATISTICS, Slot, StatisticsBuffer
+
+SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
 
 
 def observe(model: nn.Module, buffer: StatisticsBuffer) -> int:
@@ -34,11 +37,16 @@ def observe(model: nn.Module, buffer: StatisticsBuffer) -> int:
                 f"{buffer.device}; make one buffer per device."
             )
     for path, layer in layers:
-        if isinstance(layer, Fp8Linear):
-            layer.slots.update(_register(path, layer, buffer))
-        else:
-            _observer_of(layer).slots.update(_register(path, layer, buffer))
+        observe_layer(path, layer, buffer)
     return len(ROLES) * len(layers)
+
+
+def observe_layer(path: str, layer: nn.Linear, buffer: StatisticsBuffer) -> None:
+    """Bind the three tensors of one of `observable_layers` to rows of `buffer`, which is on its device."""
+    if isinstance(layer, Fp8Linear):
+        layer.slots.update(_register(path, layer, buffer))
+    else:
+        _observer_of(layer).slots.update(_register(path, layer, buffer))
 
 
 def observable_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
@@ -58,23 +66,29 @@ def unobserve(model: nn.Module) -> None:
 
 
 class HighPrecisionObserver:
-    """A forward hook that writes a high-precision layer's tensors to the statistics buffer."""
+    """A forward hook that writes a high-precision layer's tensors to the statistics buffer.
+
+    `on_error` is told what goes wrong in it; without one, exceptions pass through to the forward call.
+    Subclasses write other statistics: see `write`.
+    """
+
+    on_error: Callable[[Exception], None] | None = None
 
     def __init__(self) -> None:
         self.slots: dict[Role, Slot] = {}
 
     # Counting is a side effect on a buffer that moves when it grows: compiled graphs break here.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not self.slots or not layer.training:
             return
         # A forward call inside a backward pass recomputes what activation checkpointing dropped.
         recomputing = torch._C._current_graph_task_id() != -1
         if not recomputing:
-            self._count("input", inputs[0])
-            self._count("weight", layer.weight)
+            self._count("input", inputs[0] if inputs else None)
+            self._count("weight", getattr(layer, "weight", None))
         # Whichever of the two calls the gradient flows through, it flows through one of them only.
-        if output.requires_grad:
+        if isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]
 
     def _count_gradient(self, gradient: Tensor) -> None:
@@ -82,19 +96,32 @@ class HighPrecisionObserver:
 
     def _count(self, role: Role, x: Any) -> None:
         slot = self.slots.get(role)
-        if slot is None:
+        if slot is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return
-        x = x.detach()
-        extent = measure(x)
-        numel, amax, scale, _, nonfinite = slot.row.tensor_split((1, 2, 3, 6))
-        numel += x.numel()
-        torch.maximum(amax, extent.amax, out=amax)
-        scale.fill_(1.0)
-        nonfinite += extent.nonfinite
+        try:
+            with torch.no_grad():
+                self.write(role, slot, x.detach())
+        except Exception as error:
+            if self.on_error is None:
+                raise
+            self.on_error(error)
+
+    def write(self, role: Role, slot: Slot, x: Tensor) -> None:
+        """Add the statistics of one call's tensor to its row."""
+        add_extent(slot.row, x.numel(), measure(x))
+        slot.row[SCALE].fill_(1.0)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model is another model: its tensors must not be counted in this one's rows.
         return {"slots": {}}
+
+
+def add_extent(row: Tensor, elements: int, extent: Extent) -> None:
+    """Add what is known of a tensor that is not quantised: `numel`, `amax` and `nonfinite`."""
+    numel, amax, _, nonfinite = row.tensor_split((1, 2, NONFINITE))
+    numel += elements
+    torch.maximum(amax, extent.amax, out=amax)
+    nonfinite += extent.nonfinite
 
 
 def _observer_of(layer: nn.Linear) -> HighPrecisionObserver:

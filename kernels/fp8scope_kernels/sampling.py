@@ -18,6 +18,9 @@ MAX_EXPONENT = 127
 EXPONENT_BINS = MAX_EXPONENT - MIN_EXPONENT + 3
 SAMPLE_SIZE = 2 + EXPONENT_BINS
 
+PART_ELEMENTS = 2**20
+"""Elements of which a sample is taken at a time."""
+
 
 def exponent_bin(exponent: int) -> int:
     """The index in `exponents` of values in [2^exponent, 2^(exponent+1)).
@@ -43,10 +46,21 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
     """Add one call to a sample, float64 [SAMPLE_SIZE].
 
     `values` are the quantised numbers q, `inverse_scale` is 1/s and broadcasts over them; what they stand for
-    is compared with x in float64.
+    is compared with x in float64, a part at a time, so that a large tensor needs no large copies.
     """
-    x, q = x.detach().double(), values.detach().double() * inverse_scale.double()
-    finite = torch.isfinite(x) & torch.isfinite(q)
-    sample[0] += torch.where(finite, x - q, 0.0).square().sum()
-    sample[1] += torch.where(finite, x, 0.0).square().sum()
+    x, values = x.detach(), values.detach()
+    if x.dim() == 0:
+        x, values = x.reshape(1), values.reshape(1)
+    inverse_scale = inverse_scale.broadcast_to(x.shape)
+    rows = max(1, PART_ELEMENTS * x.shape[0] // max(x.numel(), 1))
+    for start in range(0, x.shape[0], rows):
+        part = slice(start, start + rows)
+        _accumulate(sample, x[part], values[part], inverse_scale[part])
+
+
+def _accumulate(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
+    wide, q = x.double(), values.double() * inverse_scale.double()
+    finite = torch.isfinite(wide) & torch.isfinite(q)
+    sample[0] += torch.where(finite, wide - q, 0.0).square().sum()
+    sample[1] += torch.where(finite, wide, 0.0).square().sum()
     sample[2:] += exponent_histogram(x)

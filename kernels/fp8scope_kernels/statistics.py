@@ -93,6 +93,7 @@ class StatisticsBuffer:
         self.block_storage = self.storage.new_zeros(capacity, len(BLOCK_STATISTICS))
         self.sample_storage: Tensor | None = None
         self._sampling = False
+        self._sampled = False
         self._catalogue: list[TensorInfo] = []
         self._names: dict[str, int] = {}
 
@@ -129,6 +130,7 @@ class StatisticsBuffer:
         if value and self.sample_storage is None:
             self.sample_storage = self.storage.new_zeros(self.capacity, SAMPLE_SIZE)
         self._sampling = value
+        self._sampled |= value
 
     @property
     def capacity(self) -> int:
@@ -171,8 +173,10 @@ class StatisticsBuffer:
         """Start the next step."""
         self.storage.zero_()
         self.block_storage.zero_()
-        if self.sample_storage is not None:
+        # Forty times as large as the rest: cleared only where something may have been written to it.
+        if self.sample_storage is not None and self._sampled:
             self.sample_storage.zero_()
+            self._sampled = self._sampling
 
     def _grow(self) -> None:
         if self.capacity >= MAX_TENSORS:
