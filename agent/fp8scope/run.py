@@ -17,7 +17,8 @@ from fp8scope.environment import clean, redact
 from fp8scope.evaluation import evaluation_document
 from fp8scope.guard import Guard
 from fp8scope.hooks import live_runs
-from fp8scope.pipeline import Catalogue, Entry, FinishReport, Pipeline
+from fp8scope.measures import Measures
+from fp8scope.pipeline import Catalogue, Entry, FinishReport, Pipeline, Place
 from fp8scope.records import Kind, Row, dump_json
 from fp8scope.registration import blank_registration
 from fp8scope.step import Step
@@ -43,7 +44,9 @@ class Run(Forkable):
         self._settings = settings
         self._registration = dict(registration)
         self._rank = rank
+        self._attempt = 0
         self._collector = Collector()
+        self._measures = Measures(self.guard)
         self._step = 0
         self._tokens = 0
         self._failure = ""
@@ -72,8 +75,11 @@ class Run(Forkable):
     def finished(self) -> bool:
         return self._report is not None
 
-    def watch(self, model: "torch.nn.Module") -> int:
+    def watch(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> int:
         """Observe `model` from the next step on; returns the number of tensors observed.
+
+        Each step's time, memory and FLOP/s are measured as well; with its `optimizer` also the learning rate
+        and the gradients' norm. `fp8scope.measures` has the list.
 
         Observed are the FP8 layers, and the linear layers that `convert` would make FP8: of these, which are
         not quantised, amax and non-finite elements, so that a BF16 run can be laid beside an FP8 one.
@@ -83,6 +89,7 @@ class Run(Forkable):
         count = 0
         with self.guard.shield("watching the model"):
             if self._active():
+                self._measures.watch(model, optimizer)
                 count = self._collector.watch(model)
                 if count == 0:
                     self.guard.tell_once(
@@ -166,6 +173,8 @@ class Run(Forkable):
         """
         if self._report is None:
             self._report = FinishReport(complete=False)
+            with self.guard.shield("ending the measures"):
+                self._measures.close()
             with self.guard.shield("finishing the run"):
                 self._report = self._finish(timeout)
             if self in live_runs:
@@ -201,14 +210,19 @@ class Run(Forkable):
             self._settings,
             self.id,
             self.guard,
-            rank=self._rank,
-            hostname=str(self._registration["environment"].get("hostname", ""))[:255],
+            place=Place(self._rank, self._hostname(), self._attempt),
             on_alerts=self._take_alerts,
         )
+
+    def _hostname(self) -> str:
+        return str(self._registration["environment"].get("hostname", ""))[:255]
 
     def _register(self) -> None:
         document = dict(self._registration)
         self._pipeline.put(Entry(Kind.REGISTRATION, lambda: dump_json(document)))
+
+    def _begin_step(self) -> None:
+        self._measures.begin()
 
     def _end_step(self, step: Step, seconds: float, error: BaseException | None) -> None:
         with self.guard.shield("collecting a step"):
@@ -235,8 +249,10 @@ class Run(Forkable):
             self._collector.discard()
             self.guard.drop(1, "the disk is slower than the training, and the queue is full")
             return
+        reading = self._measures.end({**scalars, **step._device_scalars})
+        on_device = step._device_scalars if reading is None else {**reading.device, **step._device_scalars}
         try:
-            snapshot = self._collector.snapshot(step._device_scalars)
+            snapshot = self._collector.snapshot(on_device)
         except BusyError as busy:
             self.guard.drop(1, str(busy))
             return
@@ -244,9 +260,12 @@ class Run(Forkable):
 
         def payload() -> bytes:
             statistics, from_device = snapshot.read() if snapshot is not None else (EMPTY, {})
-            return Row(number, now, guard.dropped, {**scalars, **from_device}, statistics).encode()
+            measured = reading.read() if reading is not None else {}
+            return Row(number, now, guard.dropped, {**measured, **scalars, **from_device}, statistics).encode()
 
-        self._pipeline.put(Entry(Kind.ROW, payload, snapshot))
+        # A copy from a device ends after the events by which the step was timed.
+        source = snapshot if snapshot is not None and snapshot.event is not None else reading
+        self._pipeline.put(Entry(Kind.ROW, payload, source))
 
     def _note_failure(self, error: BaseException) -> None:
         with self.guard.shield("noting a failure"):
@@ -307,6 +326,7 @@ class Run(Forkable):
         self.guard = Guard()
         self._pipeline.abandon()
         self._collector.after_fork()
+        self._measures.after_fork(self.guard)
         self._forked = True
         self._pipeline = self._new_pipeline()
         # The first entry must be the registration; queued without starting a thread.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fp8scope.run import Run
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
-MAX_SCALARS = 1990
+MAX_SCALARS = 1900
 """The server takes 2000 a step; the agent adds a few of its own."""
 
 
@@ -65,6 +65,7 @@ class Step:
                 self._device_scalars.pop(name, None)
 
     def __enter__(self) -> Self:
+        self._run._begin_step()
         self._began = time.perf_counter()
         return self
 

@@ -1,0 +1,86 @@
+"""The optimizer's view of a step: its gradients' norm and its learning rates. Nothing waits for a device."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+MAX_GROUPS = 32
+"""Parameter groups whose learning rate is recorded."""
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside of a trainer's wrapper (Accelerate's, Lightning's: `.optimizer`)."""
+    for _ in range(8):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None or inner is optimizer:
+            break
+        optimizer = inner
+    return optimizer
+
+
+@torch.no_grad()
+def gradient_norm(optimizer: "Optimizer") -> tuple[Tensor, bool] | None:
+    """The global L2 norm of the gradients that `optimizer` is about to use, a tensor on their device.
+
+    The square root of the sum of all elements' squares, in float32 or wider. Gradients that a GradScaler
+    left scaled (fused optimizers unscale as they go) are told unscaled. The second value says whether
+    gradients are sharded, and the norm then that of this rank's shards only. None without gradients, or with
+    sparse ones, whose norm would need a wait.
+    """
+    gradients: list[Tensor] = []
+    sharded = False
+    for gradient in _gradients(optimizer):
+        if gradient.layout != torch.strided:
+            return None
+        if hasattr(gradient, "to_local"):
+            gradient, sharded = gradient.to_local(), True
+        gradients.append(gradient)
+    if not gradients:
+        return None
+    device = gradients[0].device
+    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in _norms(gradients)]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    scale = getattr(optimizer, "grad_scale", None)
+    if isinstance(scale, Tensor):
+        total = total / scale.to(device, non_blocking=True)
+    return total, sharded
+
+
+def _gradients(optimizer: "Optimizer") -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter.grad
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    """Each tensor's norm; in few launches where they share a device and a dtype."""
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    norms: list[Tensor] = []
+    for (_, dtype), alike in by_kind.items():
+        # Summed in float32: the square of what float16 holds is beyond float16.
+        wide = torch.float32 if dtype.itemsize < 4 else dtype
+        norms += torch._foreach_norm(alike, 2, dtype=wide)
+    return norms
+
+
+def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:
+    """`learning_rate` of the first group and `learning_rate/groupN` of those after it; numbers or tensors.
+
+    `offset` is the number of groups of the optimizers before this one.
+    """
+    rates: dict[str, Any] = {}
+    for index, group in enumerate(optimizer.param_groups, offset):
+        if index >= MAX_GROUPS:
+            break
+        rate = group.get("lr")
+        if rate is not None:
+            rates["learning_rate" if index == 0 else f"learning_rate/group{index}"] = rate
+    return rates
