@@ -1,7 +1,12 @@
-"""The store's tables. Only telemetry/ reads or writes them; everybody else asks telemetry.queries."""
+"""The store's tables. Only telemetry/ reads or writes them; everybody else asks telemetry.queries.
+
+Every primary key begins with the run: the large tables are partitioned by its hash (migration 0002). A row of
+telemetry is in exactly one place, a chunk or a block. Roll-ups are computed from the blocks.
+"""
 
 from typing import ClassVar
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.utils import timezone
 
@@ -9,16 +14,13 @@ from fp8scope_dashboard.runs.models import Run
 
 
 class Chunk(models.Model):
-    """Rows of one writer: an ingested batch as it came (step-major, cheap to write), or several merged.
-
-    The primary key begins with the run, so that the table can be partitioned by it.
-    """
+    """Rows of one writer as they came: step-major, cheap to write. Compaction turns chunks into blocks."""
 
     pk = models.CompositePrimaryKey("run_id", "writer", "seq")
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="chunks")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="chunks", db_index=False)
     writer = models.UUIDField()
     seq = models.BigIntegerField(help_text="The first message that it holds.")
-    last_seq = models.BigIntegerField(help_text="The last; equal to seq until chunks are merged.")
+    last_seq = models.BigIntegerField(help_text="The last; equal to seq but for chunks merged by version 0.1.")
     first_step = models.BigIntegerField()
     last_step = models.BigIntegerField()
     rows = models.IntegerField()
@@ -26,11 +28,78 @@ class Chunk(models.Model):
     body = models.BinaryField(help_text="Arrow IPC stream; see telemetry.codec")
     received_at = models.DateTimeField(default=timezone.now)
 
+
+class Block(models.Model):
+    """What is known of one block: the rows of several chunks of one writer, series-major in its tiles.
+
+    The spans of seqs of two blocks overlap where a batch came late: each row knows its seq (see Tile).
+    """
+
+    pk = models.CompositePrimaryKey("run_id", "writer", "seq")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="blocks", db_index=False)
+    writer = models.UUIDField()
+    seq = models.BigIntegerField(help_text="The first message that it holds.")
+    last_seq = models.BigIntegerField(help_text="The last.")
+    first_step = models.BigIntegerField()
+    last_step = models.BigIntegerField()
+    rows = models.IntegerField()
+    points = models.BigIntegerField()
+    received_at = models.DateTimeField(help_text="When the last of its chunks was.")
+
+
+class Tile(models.Model):
+    """One statistic of up to 128 neighbouring tensors, or one scalar, in one block: a body of several series.
+
+    `name` is the wire's column name (`tensor:amax`, `scalar:loss`), or `axis`, whose series are the rows' step,
+    time and seq. Tile k holds the tensors of Tensor.index 128 k to 128 k + 127.
+    """
+
+    pk = models.CompositePrimaryKey("run_id", "name", "tile", "writer", "seq")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="tiles", db_index=False)
+    name = models.TextField()
+    tile = models.IntegerField()
+    writer = models.UUIDField()
+    seq = models.BigIntegerField(help_text="The block's.")
+    offsets = ArrayField(models.IntegerField(), help_text="Where each series begins; see telemetry.tiles")
+    body = models.BinaryField()
+
+
+class RollUp(models.Model):
+    """One aggregate of up to 128 series over up to 1,024 neighbouring buckets of `stride` steps.
+
+    Of what a query would answer: ranks and attempts are merged. `part` is one of telemetry.aggregates.PARTS.
+    Span j holds the buckets 1024 j to 1024 j + 1023, of which the first `buckets` are there.
+    """
+
+    pk = models.CompositePrimaryKey("run_id", "name", "stride", "part", "tile", "span")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="rollups", db_index=False)
+    name = models.TextField()
+    stride = models.IntegerField()
+    part = models.TextField()
+    tile = models.IntegerField()
+    span = models.BigIntegerField()
+    buckets = models.IntegerField()
+    offsets = ArrayField(models.IntegerField())
+    body = models.BinaryField()
+
+
+class Rolling(models.Model):
+    """How far a run's roll-ups go: all steps below `until`, but for what came late.
+
+    Raw values below `raw_from` have been deleted by retention; their roll-ups are kept.
+    """
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="rolling")
+    until = models.BigIntegerField(default=0, help_text="A multiple of the smallest stride.")
+    stale_first = models.BigIntegerField(null=True)
+    stale_last = models.BigIntegerField(null=True, help_text="Inclusive.")
+    raw_from = models.BigIntegerField(default=0)
+
     class Meta:
-        indexes: ClassVar = [
-            models.Index(fields=["run", "first_step"]),
-            # What is not merged yet: small, and empty for a run that is over.
-            models.Index(
-                name="chunk_unmerged", fields=["run", "writer"], condition=models.Q(seq=models.F("last_seq"))
-            ),
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="rolling_stale_both",
+                condition=models.Q(stale_first__isnull=True, stale_last__isnull=True)
+                | models.Q(stale_first__lte=models.F("stale_last")),
+            )
         ]
