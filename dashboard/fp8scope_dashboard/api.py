@@ -19,6 +19,7 @@ from fp8scope_dashboard.ingest.errors import (
     UnavailableError,
     error_body,
 )
+from fp8scope_dashboard.loop.api import router as loop
 from fp8scope_dashboard.runs.api import router as runs
 from fp8scope_dashboard.runs.services import TooManyWritersError
 
@@ -33,6 +34,7 @@ api = NinjaAPI(
 )
 api.add_router("", runs)
 api.add_router("", ingest)
+api.add_router("", loop)
 
 
 @api.exception_handler(RefusalError)

@@ -11,8 +11,9 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts import deliveries, evidence, rules
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Rule, RuleAction
 from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.loop.commands import fall_back
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
@@ -36,6 +37,8 @@ def apply(run: Run, found: Sequence[tuple[Rule, Finding]], states: Sequence[Dete
             _resolve(run, rule.kind)
     for event in opened:
         deliveries.enqueue(event)
+        if event.rule is not None and event.rule.action == RuleAction.FALLBACK:
+            fall_back(event)
     if found:
         transaction.on_commit(lambda: run_changed(run.id, run.project_id, "alert", found[-1][1].step))
     return opened

@@ -23,6 +23,11 @@ class Severity(models.TextChoices):
     CRITICAL = "critical"
 
 
+class RuleAction(models.TextChoices):
+    NOTHING = "", "Only tell"
+    FALLBACK = "fallback", "Fall back to BF16"
+
+
 class Rule(models.Model):
     """A detector with its parameters. Every project begins with one rule of each kind."""
 
@@ -31,6 +36,8 @@ class Rule(models.Model):
     severity = models.CharField(max_length=16, choices=Severity.choices, default=Severity.CRITICAL)
     parameters = models.JSONField(default=dict, blank=True)
     enabled = models.BooleanField(default=True)
+    # What else happens when it opens an event: the layers that its evidence names are computed in BF16.
+    action = models.CharField(max_length=16, choices=RuleAction, default=RuleAction.NOTHING, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
 
 

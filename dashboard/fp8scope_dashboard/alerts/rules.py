@@ -35,6 +35,8 @@ class Kind:
     description: str
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     outranks: tuple[str, ...] = ()
+    # Whether its evidence names tensors, so that their layers can be fallen back.
+    names_tensors: bool = False
 
 
 def _points(default: int, help: str) -> Parameter:
@@ -93,6 +95,7 @@ SATURATION_RATE = Kind(
         ),
         "recover": _points(20, "Rows without any such tensor after which it is over."),
     },
+    names_tensors=True,
 )
 # In the order in which findings of the same step are told: what outranks comes first.
 KINDS: Mapping[str, Kind] = {

@@ -14,7 +14,7 @@ from fp8scope_dashboard.ingest.batch import Batch, read_envelope
 from fp8scope_dashboard.ingest.envelope import open_envelope
 from fp8scope_dashboard.ingest.errors import InvalidError, MalformedError, NotArrowError
 from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
-from fp8scope_dashboard.ingest.ledger import MessageKind, identify
+from fp8scope_dashboard.ingest.ledger import Message, MessageKind, identify
 from fp8scope_dashboard.ingest.pressure import gate
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
@@ -25,6 +25,14 @@ ERRORS = frozenset({400, 401, 404, 409, 413, 422, 429, 500, 503})
 
 router = Router(tags=["ingest"])
 AlertsAfter = Annotated[int, Query(ge=0, le=2**63 - 1, description="Greatest alert id that was handled.")]
+CommandsAfter = Annotated[
+    int | None,
+    Query(
+        ge=0,
+        le=2**63 - 1,
+        description="Greatest command id that was taken. Without it no commands come.",
+    ),
+]
 ANSWERS: dict[Any, Any] = {201: schemas.Receipt, 200: schemas.Receipt, ERRORS: schemas.ErrorOut}
 
 BATCH_BODY = {
@@ -62,7 +70,9 @@ BATCH_BODY = {
 
 
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
-def send_batch(request: HttpRequest, run: UUID, alerts_after: AlertsAfter = 0) -> Status[Any]:
+def send_batch(
+    request: HttpRequest, run: UUID, alerts_after: AlertsAfter = 0, commands_after: CommandsAfter = None
+) -> Status[Any]:
     """Store rows, once however often they are sent."""
     found = run_of(request, run)
     body = request.body
@@ -72,13 +82,15 @@ def send_batch(request: HttpRequest, run: UUID, alerts_after: AlertsAfter = 0) -
     if kind == ARROW:
         envelope = open_envelope(body)
         with gate.admit(envelope.decompressed_bytes + len(body)):
-            return _store_batch(found, read_envelope(envelope, body), body, alerts_after)
+            batch = read_envelope(envelope, body)
+            return _store_batch(found, batch, body, alerts_after, commands_after)
     if kind == JSON:
         # Parsed JSON takes several times its bytes.
         with gate.admit(8 * len(body)):
             document = parse_json(body)
             positions = services.tensor_positions(found, writer_in(document))
-            return _store_batch(found, read_json(document, run, positions), body, alerts_after)
+            batch = read_json(document, run, positions)
+            return _store_batch(found, batch, body, alerts_after, commands_after)
     raise NotArrowError(
         f"A batch cannot be of type {kind[:100]!r}.", f"Set Content-Type to {ARROW} or {JSON}."
     )
@@ -86,7 +98,11 @@ def send_batch(request: HttpRequest, run: UUID, alerts_after: AlertsAfter = 0) -
 
 @router.post("/runs/{run}/evaluations", response=ANSWERS)
 def send_evaluation(
-    request: HttpRequest, run: UUID, body: schemas.EvaluationIn, alerts_after: AlertsAfter = 0
+    request: HttpRequest,
+    run: UUID,
+    body: schemas.EvaluationIn,
+    alerts_after: AlertsAfter = 0,
+    commands_after: CommandsAfter = None,
 ) -> Status[Any]:
     """Store the scores of one evaluation, item by item."""
     found = run_of(request, run)
@@ -101,12 +117,17 @@ def send_evaluation(
         clusters=body.clusters,
     )
     message = _identify(request, found, body.writer, body.seq, "evaluation")
-    return _answer(found, message.seq, services.store_evaluation(found, message, scores), alerts_after)
+    stored = services.store_evaluation(found, message, scores)
+    return answer(found, message, stored, alerts_after, commands_after)
 
 
 @router.post("/runs/{run}/finish", response=ANSWERS)
 def finish_run(
-    request: HttpRequest, run: UUID, body: schemas.FinishIn, alerts_after: AlertsAfter = 0
+    request: HttpRequest,
+    run: UUID,
+    body: schemas.FinishIn,
+    alerts_after: AlertsAfter = 0,
+    commands_after: CommandsAfter = None,
 ) -> Status[Any]:
     """One writer is done; the run is over when all are."""
     found = run_of(request, run)
@@ -120,48 +141,65 @@ def finish_run(
         errors=body.errors,
     )
     message = _identify(request, found, body.writer, body.seq, "finish")
-    return _answer(found, message.seq, services.store_finish(found, message, ending), alerts_after)
+    stored = services.store_finish(found, message, ending)
+    return answer(found, message, stored, alerts_after, commands_after)
 
 
 @router.post("/runs/{run}/heartbeat", response={200: schemas.Pulse, ERRORS: schemas.ErrorOut})
 def beat(
-    request: HttpRequest, run: UUID, body: schemas.HeartbeatIn, alerts_after: AlertsAfter = 0
+    request: HttpRequest,
+    run: UUID,
+    body: schemas.HeartbeatIn,
+    alerts_after: AlertsAfter = 0,
+    commands_after: CommandsAfter = None,
 ) -> dict[str, Any]:
     """A writer lives, though it has nothing to send."""
     found = run_of(request, run)
     state = runs.heartbeat(found, body.writer, dropped=body.dropped, errors=body.errors)
-    return {"state": state.value, "alerts": _alerts(found, alerts_after), "commands": []}
+    tidings = _tidings(found, body.writer, alerts_after, commands_after)
+    return {"state": state.value, **tidings}
 
 
-def _identify(request: HttpRequest, run: Run, writer: UUID, seq: int, kind: MessageKind) -> Any:
+def _identify(request: HttpRequest, run: Run, writer: UUID, seq: int, kind: MessageKind) -> Message:
     return identify(run.id, writer, seq, kind, request.body)
 
 
-def _store_batch(run: Run, batch: Batch, body: bytes, alerts_after: int) -> Status[Any]:
+def _store_batch(
+    run: Run, batch: Batch, body: bytes, alerts_after: int, commands_after: int | None
+) -> Status[Any]:
     if batch.run != run.id:
         raise InvalidError(
             f"The batch belongs to run {batch.run}.", "fp8scope.run must be the run in the address."
         )
-    stored = services.store_batch(run, identify(run.id, batch.writer, batch.seq, "batch", body), batch)
-    return _answer(run, batch.seq, stored, alerts_after, rows=batch.rows, points=batch.points)
+    message = identify(run.id, batch.writer, batch.seq, "batch", body)
+    stored = services.store_batch(run, message, batch)
+    return answer(run, message, stored, alerts_after, commands_after, rows=batch.rows, points=batch.points)
 
 
-def _answer(
-    run: Run, seq: int, stored: bool, alerts_after: int, *, rows: int = 0, points: int = 0
+def answer(
+    run: Run,
+    message: Message,
+    stored: bool,
+    alerts_after: int,
+    commands_after: int | None,
+    *,
+    rows: int = 0,
+    points: int = 0,
 ) -> Status[Any]:
-    answer = {
+    """The answer to a message: what became of it, and the alerts and commands that its writer has to know."""
+    body = {
         "status": "stored" if stored else "duplicate",
-        "seq": seq,
+        "seq": message.seq,
         "rows": rows,
         "points": points,
-        "alerts": _alerts(run, alerts_after),
-        "commands": [],
+        **_tidings(run, message.writer, alerts_after, commands_after),
     }
-    return Status(201 if stored else 200, answer)
+    return Status(201 if stored else 200, body)
 
 
-def _alerts(run: Run, after: int) -> list[dict[str, Any]]:
-    from fp8scope_dashboard.alerts.services import alerts_after
+def _tidings(run: Run, writer: UUID, alerts_after: int, commands_after: int | None) -> dict[str, Any]:
+    from fp8scope_dashboard.alerts.services import alerts_after as alerts
+    from fp8scope_dashboard.loop.commands import commands_for
 
-    found: list[dict[str, Any]] = alerts_after(run.id, after)
-    return found
+    commands = [] if commands_after is None else commands_for(run, writer, commands_after)
+    return {"alerts": alerts(run.id, alerts_after), "commands": commands}

@@ -49,6 +49,7 @@ class RunRegistered(Schema):
     project: str
     url: str
     state: str
+    margin: float
 
 
 class TensorIn(Schema):
@@ -128,19 +129,28 @@ class Alert(Schema):
     opened_at: datetime
 
 
+class Command(Schema):
+    id: int
+    kind: str
+    arguments: dict[str, Any]
+    reason: str
+    given_by: str
+    expires_in: float
+
+
 class Receipt(Schema):
     status: Literal["stored", "duplicate"]
     seq: int
     rows: int = 0
     points: int = 0
     alerts: list[Alert] = []
-    commands: list[dict[str, Any]] = []
+    commands: list[Command] = []
 
 
 class Pulse(Schema):
     state: str
     alerts: list[Alert] = []
-    commands: list[dict[str, Any]] = []
+    commands: list[Command] = []
 
 
 class RunOut(Schema):

@@ -56,6 +56,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
         "project": found.project.slug,
         "url": services.page_url(found),
         "state": found.state,
+        "margin": found.project.margin,
     }
     return Status(201 if created else 200, answer)
 

@@ -50,6 +50,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.telemetry",
     "fp8scope_dashboard.analysis",
     "fp8scope_dashboard.alerts",
+    "fp8scope_dashboard.loop",
     "fp8scope_dashboard.pages",
 ]
 
