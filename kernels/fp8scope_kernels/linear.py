@@ -1,12 +1,13 @@
 """`Fp8Linear`: a linear layer whose three matrix products take FP8 operands."""
 
+from collections.abc import Collection
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fp8scope_kernels import triton_support
+from fp8scope_kernels import backends, triton_support
 from fp8scope_kernels.matmul import (
     Operand,
     can_multiply,
@@ -16,6 +17,7 @@ from fp8scope_kernels.matmul import (
     to_operand,
     to_operands_in_one_pass,
 )
+from fp8scope_kernels.products import MixedProduct, Product, check_products
 from fp8scope_kernels.quantization import measure
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.sampling import accumulate_sample
@@ -37,8 +39,11 @@ class Fp8Linear(nn.Linear):
     scaling, checkpointing assumes that a layer's backward follows its own forward: of several forward calls
     before one backward, all are recomputed with the scale of the last.
 
-    `precision` switches the layer between `fp8` and `bf16` at run time.
+    `precision` switches the layer between `fp8` and `bf16` at run time, `products` its three products one by
+    one.
     """
+
+    _products: frozenset[Product] | None = None
 
     def __init__(
         self,
@@ -89,6 +94,18 @@ class Fp8Linear(nn.Linear):
                 self.state_of(role).reset()
         self._precision = value
 
+    @property
+    def products(self) -> frozenset[Product] | None:
+        """Which of `fprop`, `dgrad` and `wgrad` take FP8 operands while `precision` is `fp8`; None is all.
+
+        The others multiply BF16 operands. Set it to any collection of these names.
+        """
+        return self._products
+
+    @products.setter
+    def products(self, value: Collection[Product] | None) -> None:
+        self._products = check_products(value)
+
     def state_of(self, role: Role) -> ScalingState:
         """The scaling state of `input`, `weight` or `grad_output`."""
         return cast(ScalingState, self.scaling[role])
@@ -137,10 +154,10 @@ class Fp8Linear(nn.Linear):
     def _quantize_whole(
         self, role: Role, x: Tensor, row: Tensor | None, *, update: bool, transpose: bool
     ) -> tuple[Operand, Operand]:
-        """`quantize` with one scale: where Triton is and the scale is known beforehand, in one pass."""
+        """`quantize` with one scale: in one pass (not in eager torch) where that is known beforehand."""
         state, saturate, fp8 = self.state_of(role), self.recipe.saturate, self._has_units(x.device)
         stochastic = self.recipe.stochastic_gradients and role == "grad_output"
-        fused = triton_support.wants(x) and not stochastic
+        fused = not stochastic and (triton_support.wants(x) or (saturate and backends.use_compiled(x)))
         extent, scale = None, state.past_scale(update=update) if fused else None
         measuring = scale is not None and update
         if scale is None:
@@ -187,7 +204,8 @@ def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
 def _apply(
     x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
 ) -> Tensor:
-    output: Tensor = _Fp8Product.apply(x, weight, bias, layer, out_dtype)  # type: ignore[no-untyped-call]
+    product = _Fp8Product if layer.products is None else MixedProduct
+    output: Tensor = product.apply(x, weight, bias, layer, out_dtype)  # type: ignore[no-untyped-call]
     return output
 
 

@@ -4,16 +4,24 @@ An operand's values q are multiplied as they are, and the inverse scales are app
 operands are exact in BF16 (which holds every FP8 value) whatever the scale is, power of two or not.
 """
 
+import platform
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8scope_kernels import triton_backend, triton_support
+from fp8scope_kernels import backends, native, triton_backend, triton_support
 from fp8scope_kernels.blocks import quantize_blocks
 from fp8scope_kernels.formats import E4M3, Format
-from fp8scope_kernels.quantization import Extent, quantize, quantize_values
+from fp8scope_kernels.quantization import (
+    Extent,
+    quantize,
+    quantize_and_measure,
+    quantize_now,
+    quantize_values,
+)
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
 
 ALIGNMENT = 16
@@ -82,12 +90,20 @@ def to_operands_in_one_pass(
     measure: bool,
     transpose: bool,
 ) -> tuple[Operand, Operand, Extent | None] | None:
-    """`to_operand`, its transpose, and x's extent, from one pass of Triton's over x; None if it failed.
+    """`to_operand`, its transpose, and x's extent, from one pass over x; None if it failed.
 
-    The transpose is written out if `transpose` says so and FP8 units, which want it contiguous, are to read
-    it; else it is a view. The extent is the one given, or taken if `measure` says so.
+    Triton's pass, or that of the compiled backend, which only reads a tensor whose extent is not known. The
+    transpose is written out if `transpose` says so and FP8 units, which want it contiguous, are to read it;
+    else it is a view. The extent is the one given, or taken if `measure` says so.
     """
     dtype = format.dtype if fp8 and format.dtype is not None else torch.bfloat16
+    if not triton_support.wants(x):
+        if measure:
+            data, extent = quantize_and_measure(dtype, x, scale, format, row)
+        else:
+            data = quantize_now(dtype, x, scale, format, row, saturate, extent)
+        operand = Operand(data, scale.reciprocal())
+        return operand, operand.t(), extent
     passed = triton_support.attempt(
         lambda: triton_backend.quantize(
             dtype, x, scale, format, row,
@@ -128,10 +144,22 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
     if a.is_fp8 and b.is_fp8:
         return _scaled_mm(a, b).to(out_dtype)
     # Scaled in float32: before that the product may be beyond float16, and BF16 would round the scale too.
-    product = _mm(a.values, b.values).float()
+    product = _mm(a.values, b.values)
     if a.inverse_scale.dim() or b.inverse_scale.dim():
-        return product.mul_(a.inverse_scale).mul_(b.inverse_scale).to(out_dtype)
-    return product.mul_(a.inverse_scale * b.inverse_scale).to(out_dtype)
+        if _is_scaled_natively(product, a, b, out_dtype):
+            return native.scale_product(product, a.inverse_scale, b.inverse_scale, out_dtype)
+        return product.float().mul_(a.inverse_scale).mul_(b.inverse_scale).to(out_dtype)
+    inverse = a.inverse_scale * b.inverse_scale
+    if product.is_cpu and product.dtype == out_dtype:
+        # By a number torch multiplies in float32 and rounds once: the same bits, in one pass, not three.
+        return product.mul_(inverse.item())
+    return product.float().mul_(inverse).to(out_dtype)
+
+
+def _is_scaled_natively(product: Tensor, a: Operand, b: Operand, out_dtype: torch.dtype) -> bool:
+    by_rows = a.inverse_scale.dim() == b.inverse_scale.dim() == 2
+    dtypes = product.dtype == torch.bfloat16 and out_dtype in (torch.bfloat16, torch.float32)
+    return by_rows and dtypes and backends.use_compiled(product)
 
 
 def can_multiply(a: Format, b: Format) -> bool:
@@ -139,11 +167,30 @@ def can_multiply(a: Format, b: Format) -> bool:
     return E4M3 in (a, b) and a.dtype is not None and b.dtype is not None
 
 
+@cache
+def has_bf16_units() -> bool:
+    """Whether this CPU multiplies BF16 by itself: AVX512-BF16 or AMX; not x86: what oneDNN says of it.
+
+    Where it does not, a BF16 product takes torch 1.4 (AVX-512) to 40 times (AVX2) as long as a float32 one.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    # Not public: a torch without them multiplies in float32, which is always right.
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names)
+
+
 def _mm(a: Tensor, b: Tensor) -> Tensor:
     # Autocast would cast to its own dtype, and float16 cannot hold what E5M2 and its products reach.
     if torch.is_autocast_enabled(a.device.type):
         with torch.autocast(a.device.type, enabled=False):
-            return torch.mm(a, b)
+            return _mm(a, b)
+    if a.is_cpu and a.dtype == b.dtype == torch.bfloat16 and not has_bf16_units():
+        # Products of BF16 are exact in float32: the same sum, up to its order, and the same rounding of it.
+        return torch.mm(a.float(), b.float()).bfloat16()
     return torch.mm(a, b)
 
 

@@ -15,6 +15,8 @@ constexpr int COUNTS = 1, AMAX = 2;
 constexpr uint32_t ABS = 0x7fffffff;
 constexpr uint32_t INF = 0x7f800000;
 
+constexpr float TINY = 0x1p-126f;  // float32's smallest normal
+
 uint32_t bits(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
 float real(uint32_t b) { float x; std::memcpy(&x, &b, 4); return x; }
 
@@ -166,16 +168,18 @@ uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, i
   return top;
 }
 
+// quantization.py's multiplier: `top` / amax within float32's normal range, perhaps as a power of two.
+float choose_scale(float amax, float top, bool power_of_two, float otherwise) {
+  if (!(amax > 0 && amax < real(INF))) return otherwise;
+  const float scale = std::min(std::max(top / amax, TINY), real(0x7f7fffff));
+  return power_of_two ? real(bits(scale) & INF) : scale;
+}
+
 // blocks.py's multipliers. `rule`: 0 M / amax, 1 that as a power of two, 2 the rule of OCP MX 1.0.
 float block_scale(uint32_t amax, const Format& f, int rule) {
-  if (amax == 0) return 1.0f;
-  const float largest = real(0x7f7fffff), tiny = real(0x00800000), e8m0 = real(0x7f000000);
-  if (rule == 2) {
-    const float power = real(bits(std::max(real(amax), tiny)) & INF);
-    return std::min(real(uint32_t(f.max_exponent + 127) << 23) / power, e8m0);
-  }
-  const float scale = std::min(std::max(f.max / real(amax), tiny), largest);
-  return rule == 1 ? real(bits(scale) & INF) : scale;
+  if (rule != 2 || amax == 0) return choose_scale(real(amax), f.max, rule == 1, 1.0f);
+  const float power = real(bits(std::max(real(amax), TINY)) & INF), e8m0 = real(0x7f000000);
+  return std::min(real(uint32_t(f.max_exponent + 127) << 23) / power, e8m0);
 }
 
 // Smallest, median (the lower of the middle two) and largest of n scales, which are positive.
@@ -190,11 +194,16 @@ void summarize(const float* scales, int64_t n, int rule, Counts& c) {
     c.median = real(all[middle]);
     return;
   }
-  // Powers of two: their exponents say everything.
-  int64_t seen[256] = {}, before = 0;
-  for (int64_t i = 0; i < n; i++) seen[bits(scales[i]) >> 23]++;
-  for (uint32_t e = 0; e < 256; before += seen[e++]) {
-    if (!seen[e]) continue;
+  // Powers of two: their exponents say everything. Neighbours are alike and counted apart, because one count
+  // would have to wait for the other.
+  constexpr int64_t APART = 8;
+  uint32_t seen[APART][256] = {};
+  int64_t before = 0, count = 0;
+  for (int64_t i = 0; i < n; i++) seen[i % APART][bits(scales[i]) >> 23]++;
+  for (uint32_t e = 0; e < 256; e++, before += count) {
+    count = 0;
+    for (const auto& part : seen) count += part[e];
+    if (!count) continue;
     const float scale = real(e << 23);
     if (before == 0) c.smallest = scale;
     if (before <= middle) c.median = scale;
@@ -260,6 +269,61 @@ uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_
   return top;
 }
 
+// The float32 pattern of a number (uint32_t), or its bfloat16, rounded to nearest even (uint16_t).
+template <typename Out> Out narrow(float x) {
+  const uint32_t b = bits(x);
+  if constexpr (sizeof(Out) == 4) return b;
+  else return Out((b & ABS) > INF ? 0x7fc0 : (b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+// q / s of each element's block, rounded to nearest even. Scales are [block rows, block columns].
+template <typename Out>
+void dequantize_blocks(const uint16_t* q, const float* scales, Out* out, int64_t rows, int64_t columns,
+                       int64_t height, int64_t width, [[maybe_unused]] int threads) {
+  const int64_t across = (columns + width - 1) / width;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t block = 0; block < across; block++) {
+      const float scale = scales[row / height * across + block];
+      const int64_t first = row * columns + block * width, n = std::min(width, columns - block * width);
+      const uint16_t* __restrict from = q + first;
+      Out* __restrict to = out + first;
+      for (int64_t i = 0; i < n; i++) to[i] = narrow<Out>(real(widen(from[i])) / scale);
+    }
+  }
+}
+
+// The product of two operands with a scale per row: bfloat16 times both inverse scales, rounded.
+template <typename Out>
+void scale_product(const uint16_t* product, const float* left, const float* right, Out* out, int64_t rows,
+                   int64_t columns, [[maybe_unused]] int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < rows; row++) {
+    const uint16_t* __restrict from = product + row * columns;
+    Out* __restrict to = out + row * columns;
+    const float scale = left[row];
+    for (int64_t i = 0; i < columns; i++) to[i] = narrow<Out>(real(widen(from[i])) * scale * right[i]);
+  }
+}
+
+// Adds one call to a row of statistics.py.
+void accumulate(double* row, int64_t n, float amax, float scale, const Counts& c) {
+  row[0] += n;
+  row[1] = std::max(row[1], double(amax));
+  row[2] = scale;
+  row[3] += c.saturated;
+  row[4] += c.flushed - c.zeros;
+  row[5] += c.below - c.flushed;
+  row[6] += c.nonfinite;
+}
+
+// The same for a row of block statistics, of n blocks.
+void accumulate_blocks(double* row, int64_t n, const Counts& c) {
+  row[0] += n;
+  row[1] += c.blocks;
+  row[2] = c.smallest, row[3] = c.median, row[4] = c.largest;
+}
+
 template <typename T> uint32_t measure(const T* x, int64_t n, [[maybe_unused]] int threads) {
   uint32_t top = 0;
 #pragma omp parallel for num_threads(threads) if (threads > 1) reduction(max : top)
@@ -270,8 +334,32 @@ template <typename T> uint32_t measure(const T* x, int64_t n, [[maybe_unused]] i
 
 }  // namespace
 
-// `wide`: x is float32, else bfloat16. `bytes`: q is FP8, else bfloat16. Each returns a largest abs(x).
+// `wide`: x is float32, else bfloat16. `bytes`: q is FP8, else bfloat16. A row may be null.
 extern "C" {
+
+float fp8scope_scale(float amax, float top, int power_of_two, float otherwise) {
+  return choose_scale(amax, top, power_of_two, otherwise);
+}
+
+// state.py's scale from the past, which replaces the one there is when its time has come.
+float fp8scope_past_scale(const float* history, int64_t n, float* scale, const int64_t* calls, int64_t interval,
+                          float top) {
+  if (*calls % interval) return *scale;
+  float amax = 0;
+  bool nan = false;
+  for (int64_t i = 0; i < n; i++) {
+    amax = std::max(amax, history[i]);
+    nan |= history[i] != history[i];
+  }
+  return *scale = choose_scale(nan ? real(INF) : amax, top, false, *scale);
+}
+
+// One more call in a history, which has its newest entry first.
+void fp8scope_remember(float* history, int64_t n, int64_t* calls, float amax) {
+  std::memmove(history + 1, history, (n - 1) * sizeof(float));
+  history[0] = amax;
+  ++*calls;
+}
 
 float fp8scope_measure(const void* x, int64_t n, int wide, int threads) {
   return real(wide ? measure((const uint32_t*)x, n, threads) : measure((const uint16_t*)x, n, threads));
@@ -281,35 +369,52 @@ float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float ma
   return real(wide ? inspect((const uint32_t*)x, n, scale, max, *c) : inspect((const uint16_t*)x, n, scale, max, *c));
 }
 
+// `wanted` has AMAX where `amax` (of the finite elements) and c->nonfinite are not known; returns the former.
 float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, float scale, const Format* f,
-                        int wanted, int threads, Counts* c) {
+                        int wanted, int threads, float amax, double* row, Counts* c) {
   const auto go = [&](auto* in, auto* out) { return real(quantize(in, out, n, scale, *f, wanted, threads, *c)); };
-  if (wide) return bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
-  return bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  float top;
+  if (wide) top = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
+  else top = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  if (wanted & AMAX) amax = top;
+  // Rare: something saturates, or is not finite. A second look says how much.
+  if (wanted && !(amax * scale <= f->max)) {
+    c->nonfinite = 0;
+    amax = fp8scope_inspect(x, n, wide, scale, f->max, c);
+  }
+  if (row) accumulate(row, n, amax, scale, *c);
+  return amax;
 }
 
-float fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t rows, int64_t columns, int64_t height,
-                               int64_t width, int wide, int bytes, int rule, const Format* f, int counting,
-                               int threads, Counts* c) {
+void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t rows, int64_t columns, int64_t height,
+                              int64_t width, int wide, int bytes, int rule, const Format* f, int threads,
+                              double* row, double* block_row) {
+  Counts c;
   const auto go = [&](auto* in, auto* out) {
-    return real(quantize_blocks(in, out, scales, rows, columns, height, width, rule, *f, counting, threads, *c));
+    return real(quantize_blocks(in, out, scales, rows, columns, height, width, rule, *f, row || block_row, threads, c));
   };
-  if (wide) return bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
-  return bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  float amax;
+  if (wide) amax = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
+  else amax = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  if (row) accumulate(row, rows * columns, amax, c.median, c);
+  const int64_t blocks = ((rows + height - 1) / height) * ((columns + width - 1) / width);
+  if (block_row) accumulate_blocks(block_row, blocks, c);
 }
 
-// Adds one call to a row of statistics.py; `counts` are saturated, underflow, subnormal, nonfinite.
-void fp8scope_accumulate(double* row, int64_t n, float amax, float scale, const int64_t* counts) {
-  row[0] += n;
-  row[1] = std::max(row[1], double(amax));
-  row[2] = scale;
-  for (int i = 0; i < 4; i++) row[3 + i] += counts[i];
+// q is bfloat16; the result is float32 (`wide`) or bfloat16.
+void fp8scope_dequantize_blocks(const void* q, const float* scales, void* out, int64_t rows, int64_t columns,
+                                int64_t height, int64_t width, int wide, int threads) {
+  const auto go = [&](auto* to) {
+    dequantize_blocks((const uint16_t*)q, scales, to, rows, columns, height, width, threads);
+  };
+  wide ? go((uint32_t*)out) : go((uint16_t*)out);
 }
 
-// The same for a row of block statistics, of n blocks.
-void fp8scope_accumulate_blocks(double* row, int64_t n, const Counts* c) {
-  row[0] += n;
-  row[1] += c->blocks;
-  row[2] = c->smallest, row[3] = c->median, row[4] = c->largest;
+void fp8scope_scale_product(const void* product, const float* left, const float* right, void* out, int64_t rows,
+                            int64_t columns, int wide, int threads) {
+  const auto go = [&](auto* to) {
+    scale_product((const uint16_t*)product, left, right, to, rows, columns, threads);
+  };
+  wide ? go((uint32_t*)out) : go((uint16_t*)out);
 }
 }

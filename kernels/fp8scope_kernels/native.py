@@ -12,8 +12,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -58,8 +56,7 @@ class _Counts(ctypes.Structure):
 class Quantized(NamedTuple):
     """What one pass found: `data` is q; the numbers are 0 where they were not asked for.
 
-    `amax` is Inf or NaN if an element is, except from `quantize_blocks`, which leaves those out. `underflow`,
-    `subnormal`, `saturated` and `nonfinite` are elements; `quantize` leaves the latter two to `inspect`.
+    `amax` is of the finite elements; `underflow`, `subnormal`, `saturated` and `nonfinite` are elements.
     """
 
     data: Tensor
@@ -117,24 +114,49 @@ def _build() -> ctypes.CDLL:
 def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     pointer, size, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     signatures = {
+        "scale": (real, real, number, real),
+        "past_scale": (pointer, size, pointer, pointer, size, real),
+        "remember": (pointer, size, pointer, real),
         "measure": (pointer, size, number, number),
         "inspect": (pointer, size, number, real, real, pointer),
-        "quantize": (pointer, pointer, size, number, number, real, pointer, number, number, pointer),
+        "quantize": (
+            *(pointer, pointer, size, number, number, real, pointer, number, number),
+            *(real, pointer, pointer),
+        ),
         "quantize_blocks": (
             *(pointer, pointer, pointer, size, size, size, size),
-            *(number, number, number, pointer, number, number, pointer),
+            *(number, number, number, pointer, number, pointer, pointer),
         ),
+        "dequantize_blocks": (pointer, pointer, pointer, size, size, size, size, number, number),
+        "scale_product": (pointer, pointer, pointer, pointer, size, size, number, number),
     }
     for name, arguments in signatures.items():
         function = getattr(lib, f"fp8scope_{name}")
-        function.argtypes, function.restype = arguments, real
-    lib.fp8scope_accumulate_blocks.argtypes = (pointer, size, pointer)
-    lib.fp8scope_accumulate_blocks.restype = None
-    lib.fp8scope_accumulate.argtypes, lib.fp8scope_accumulate.restype = (
-        (pointer, size, real, real, pointer),
-        None,
-    )
+        returns = name in ("scale", "past_scale", "measure", "inspect", "quantize")
+        function.argtypes, function.restype = arguments, real if returns else None
     return lib
+
+
+def choose_scale(amax: float, top: float, power_of_two: bool, otherwise: float) -> float:
+    """`amax_to_scale` of one number: `top` / amax in float32, `otherwise` where amax is 0 or not finite."""
+    result: float = library().fp8scope_scale(amax, top, power_of_two, otherwise)
+    return result
+
+
+def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top: float) -> float:
+    """The delayed scale, `top` / max of the history, written to `scale` at every `interval`-th call.
+
+    Here and in `remember` buffers are float32, and int64 for `calls`, contiguous and on the CPU.
+    """
+    result: float = library().fp8scope_past_scale(
+        history.data_ptr(), history.numel(), scale.data_ptr(), calls.data_ptr(), interval, top
+    )
+    return result
+
+
+def remember(history: Tensor, calls: Tensor, amax: float) -> None:
+    """Put `amax` first in the history, whose last entry falls out, and count the call."""
+    library().fp8scope_remember(history.data_ptr(), history.numel(), calls.data_ptr(), amax)
 
 
 def measure(x: Tensor) -> float:
@@ -153,18 +175,36 @@ def inspect(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:
     return amax, counts.saturated, counts.nonfinite
 
 
-def quantize(x: Tensor, scale: float, format: Format, dtype: torch.dtype, wanted: int = COUNTS) -> Quantized:
+def quantize(
+    x: Tensor,
+    scale: float,
+    format: Format,
+    dtype: torch.dtype,
+    row: Tensor | None = None,
+    extent: tuple[float, int] | None = None,
+    *,
+    measure: bool = False,
+) -> Quantized:
     """x [any shape] times `scale`, clamped and rounded, in the format's dtype or in bfloat16.
 
-    `wanted`: COUNTS (underflow and subnormal; saturation is left to `inspect`), AMAX, both or neither.
+    Statistics are added to `row`. `extent`: amax and the number of non-finite elements where they are known;
+    else the same pass takes them if the row needs them, or `measure` says so.
     """
-    x, counts = _readable(x), _Counts()
+    x, target = _readable(x), _writable(row)
+    amax, nonfinite = extent or (0.0, 0)
+    counts = _Counts(nonfinite=nonfinite)
     data = torch.empty(x.shape, dtype=dtype)
+    measuring = measure or (row is not None and extent is None)
+    wanted = (AMAX if measuring else 0) | (COUNTS if row is not None else 0)
     amax = library().fp8scope_quantize(
-        *(x.data_ptr(), data.data_ptr(), x.numel(), _is_wide(x), dtype.itemsize == 1),
-        *(scale, ctypes.byref(_parameters(format)), wanted, _threads(x), ctypes.byref(counts)),
+        *(x.data_ptr(), data.data_ptr(), x.numel(), _is_wide(x), dtype.itemsize == 1, scale),
+        *(ctypes.byref(_parameters(format)), wanted, _threads(x), amax, _address(target)),
+        ctypes.byref(counts),
     )
-    return _result(data, amax, counts)
+    _write_back(row, target)
+    flushed = counts.flushed
+    small = (flushed - counts.zeros, counts.below - flushed)
+    return Quantized(data, amax, *small, counts.saturated, counts.nonfinite)
 
 
 def quantize_blocks(
@@ -180,7 +220,7 @@ def quantize_blocks(
 
     Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows.
     """
-    x, counts = _readable(x), _Counts()
+    x, target, block_target = _readable(x), _writable(row), _writable(block_row)
     (rows, columns), (height, width) = x.shape, grid
     data = torch.empty(x.shape, dtype=dtype)
     scales = torch.empty(-(-rows // height), 1, -(-columns // width), 1)
@@ -188,44 +228,56 @@ def quantize_blocks(
         rule = 2 if recipe.rounding == "floor" else 1
     else:
         rule = int(getattr(recipe, "power_of_two", False))
-    counting = row is not None or block_row is not None
-    amax = library().fp8scope_quantize_blocks(
+    library().fp8scope_quantize_blocks(
         *(x.data_ptr(), data.data_ptr(), scales.data_ptr(), rows, columns, height, width, _is_wide(x)),
-        *(dtype.itemsize == 1, rule, ctypes.byref(_parameters(format)), counting, _threads(x)),
-        ctypes.byref(counts),
+        *(dtype.itemsize == 1, rule, ctypes.byref(_parameters(format)), _threads(x)),
+        *(_address(target), _address(block_target)),
     )
-    if row is not None:
-        found = _result(data, amax, counts)
-        numbers = (found.saturated, found.underflow, found.subnormal, found.nonfinite)
-        accumulate(row, x.numel(), amax, counts.median, numbers)
-    if block_row is not None:
-        with _writable(block_row) as target:
-            library().fp8scope_accumulate_blocks(target.data_ptr(), scales.numel(), ctypes.byref(counts))
+    _write_back(row, target)
+    _write_back(block_row, block_target)
     return data, scales
 
 
-def accumulate(
-    row: Tensor, elements: int, amax: float, scale: float, counts: tuple[int, int, int, int]
-) -> None:
-    """Add one call to a row of statistics; `counts` are saturated, underflow, subnormal, nonfinite."""
-    # Here, because seven operations on tensors would take as long as counting in a million elements.
-    numbers = (ctypes.c_int64 * len(counts))(*counts)
-    with _writable(row) as target:
-        library().fp8scope_accumulate(target.data_ptr(), elements, amax, scale, numbers)
+def dequantize_blocks(values: Tensor, scales: Tensor, grid: Block, dtype: torch.dtype) -> Tensor:
+    """values / scale of each element's block, in `dtype` (bfloat16 or float32), rounded once.
+
+    `values`: bfloat16 [rows, columns]; `scales`: float32, as from `quantize_blocks`.
+    """
+    values, scales = values.contiguous(), scales.contiguous()
+    out = torch.empty(values.shape, dtype=dtype)
+    library().fp8scope_dequantize_blocks(
+        *(values.data_ptr(), scales.data_ptr(), out.data_ptr(), *values.shape, *grid),
+        *(_is_wide(out), _threads(values)),
+    )
+    return out
 
 
-@contextmanager
-def _writable(row: Tensor) -> Iterator[Tensor]:
-    """The row, or a copy that is written back, as contiguous float64."""
-    target = row.double().contiguous()
-    yield target
-    if target is not row:
+def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """product * left * right in float32, rounded once to `dtype` (bfloat16 or float32).
+
+    `product`: bfloat16 [rows, columns]; `left`: float32 [rows, 1]; `right`: float32 [1, columns].
+    """
+    product, left, right = product.contiguous(), left.contiguous(), right.contiguous()
+    out = torch.empty(product.shape, dtype=dtype)
+    library().fp8scope_scale_product(
+        *(product.data_ptr(), left.data_ptr(), right.data_ptr(), out.data_ptr(), *product.shape),
+        *(_is_wide(out), _threads(product)),
+    )
+    return out
+
+
+def _writable(row: Tensor | None) -> Tensor | None:
+    """The row, or a copy that is to be written back, as contiguous float64."""
+    return None if row is None else row.double().contiguous()
+
+
+def _address(row: Tensor | None) -> int | None:
+    return None if row is None else row.data_ptr()
+
+
+def _write_back(row: Tensor | None, target: Tensor | None) -> None:
+    if row is not None and target is not None and target is not row:
         row.copy_(target)
-
-
-def _result(data: Tensor, amax: float, counts: _Counts) -> Quantized:
-    zeros, flushed, below = counts.zeros, counts.flushed, counts.below
-    return Quantized(data, amax, flushed - zeros, below - flushed, counts.saturated, counts.nonfinite)
 
 
 def _readable(x: Tensor) -> Tensor:

@@ -111,9 +111,11 @@ def amax_to_scale(
     A scale beyond float32 becomes the largest (or the smallest normal) float32. With `power_of_two`, s is
     rounded down to a power of two, so that multiplying by it is exact.
     """
-    amax = amax.float()
+    amax, top = amax.float(), format.max * 2.0**-margin
+    if not amax.dim() and not torch.compiler.is_compiling() and backends.use_compiled(amax):
+        return torch.tensor(native.choose_scale(amax.item(), top, power_of_two, float(otherwise)))
     # Not `number / tensor`, which torch computes as a reciprocal and a product: two roundings.
-    scale = torch.full_like(amax, format.max * 2.0**-margin).div_(amax)
+    scale = torch.full_like(amax, top).div_(amax)
     if power_of_two:
         # A float32 without its mantissa bits is the power of two at or below it.
         scale = (scale.clamp(MIN_SCALE, MAX_SCALE).view(torch.int32) & EXPONENT_BITS).view(torch.float32)
@@ -246,18 +248,19 @@ def _quantize_compiled(
     dtype: torch.dtype, x: Tensor, scale: Tensor, format: Format, row: Tensor | None, extent: Extent | None
 ) -> Tensor:
     """q; what is not known of x yet is measured in the same pass, if the row needs it."""
-    s = scale.item()
-    if row is None:
-        return native.quantize(x, s, format, dtype, 0).data
-    result = native.quantize(x, s, format, dtype, native.COUNTS | (0 if extent else native.AMAX))
-    amax = extent.amax.item() if extent else result.amax
-    saturated, nonfinite = 0, int(extent.nonfinite) if extent else 0
-    # In float32, as the product itself: s is rounded, and may put amax a hair beyond M in float64.
-    if not (extent.amax if extent else torch.tensor(amax)) * scale <= format.max:
-        # Rare: something saturates, or is not finite. A second look says how much.
-        amax, saturated, nonfinite = native.inspect(x, s, format.max)
-    native.accumulate(row, x.numel(), amax, s, (saturated, result.underflow, result.subnormal, nonfinite))
-    return result.data
+    if row is None or extent is None:
+        return native.quantize(x, scale.item(), format, dtype, row).data
+    known = extent.amax.item(), int(extent.nonfinite)
+    return native.quantize(x, scale.item(), format, dtype, row, known).data
+
+
+def quantize_and_measure(
+    dtype: torch.dtype, x: Tensor, scale: Tensor, format: Format, row: Tensor | None
+) -> tuple[Tensor, Extent]:
+    """q in `dtype` and x's extent from one pass of the compiled backend over x; see `quantize`."""
+    found = native.quantize(_floating(x), scale.item(), format, dtype, row, measure=True)
+    nonfinite = torch.tensor(float(found.nonfinite), dtype=torch.float64)
+    return found.data, Extent(torch.tensor(found.amax), nonfinite)
 
 
 def _quantize_eagerly(

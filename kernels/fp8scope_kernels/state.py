@@ -1,11 +1,13 @@
 """The scaling state of one tensor: what a recipe remembers between calls."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fp8scope_kernels import backends, native
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.quantization import amax_to_scale
 from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
@@ -26,7 +28,8 @@ class ScalingState(nn.Module):
 
     Buffers, all in the state_dict and all readable as telemetry: `scale`, float32 without dimensions, the
     multiplier of the last call (0 before the first); under `DelayedScaling` also `amax_history`, float32
-    [history_length], newest first. The number of calls travels as the module's extra state.
+    [history_length], newest first, and `calls`, int64 without dimensions, the calls that updated it. They
+    stay on the device and in these dtypes, so that a captured CUDA graph goes on counting when replayed.
 
     An amax of 0 (an empty or all-zero tensor, or one without a finite element) never sets a delayed scale:
     the old one is kept. Inf elements do not reach amax, so that one of them cannot freeze the scale; an Inf
@@ -34,23 +37,28 @@ class ScalingState(nn.Module):
 
     Loading a checkpoint into a delayed state sets `status`. A state that is missing or stale warns and starts
     afresh; the scale is held against its tensor at the first call after loading, which on a GPU waits once.
+    Checkpoints that have the number of calls as extra state, as it once was, are read all the same.
     """
 
     scale: Tensor
     amax_history: Tensor
+    calls: Tensor
     status: Status
 
     def __init__(self, recipe: Recipe, format: Format, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.recipe = recipe
         self.format = format
-        self.calls = 0
         self.status = "fresh"
         self.reduced = False
         """Whether `sync_amaxes` has ever been here."""
         self._unchecked = False
+        # What the host knows of `calls` without asking the device.
+        self._started = False
+        self._until_unreduced = UNREDUCED_CALLS
         self.register_buffer("scale", torch.zeros((), device=device))
         if isinstance(recipe, DelayedScaling):
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=device))
             self.register_buffer("amax_history", torch.zeros(recipe.history_length, device=device))
 
     def next_scale(self, amax: Tensor, *, update: bool = True) -> Tensor:
@@ -68,7 +76,6 @@ class ScalingState(nn.Module):
         )
         if update:
             self.scale.copy_(scale)
-            self.calls += 1
         return scale
 
     def past_scale(self, *, update: bool = True) -> Tensor | None:
@@ -76,26 +83,36 @@ class ScalingState(nn.Module):
 
         Lets one pass over the tensor both cast and measure it. With `update`, `remember` has to follow.
         """
-        if not isinstance(self.recipe, DelayedScaling) or self.calls == 0 or self._unchecked:
+        if not isinstance(self.recipe, DelayedScaling) or not self._started or self._unchecked:
             return None
         return self._past_scale(self.recipe, update)
 
     def remember(self, amax: Tensor) -> None:
         """Add the amax of the tensor just scaled to a delayed state's history, and count the call."""
         assert isinstance(self.recipe, DelayedScaling)
-        self.amax_history.copy_(self.amax_history.roll(1))
-        self.amax_history[0] = amax
-        self.calls += 1
-        if self.recipe.reduce_amax and self.calls == UNREDUCED_CALLS:
-            self._check_reduced()
+        history = self.amax_history
+        if self._is_native():
+            native.remember(history, self.calls, float(amax))
+        else:
+            history.copy_(history.roll(1))
+            history[0] = amax
+            self.calls.add_(1)
+        if not self._started:
+            # A first call that is only being captured has not happened yet.
+            self._started = not _is_capturing(history)
+        if self.recipe.reduce_amax:
+            self._until_unreduced -= 1
+            if self._until_unreduced == 0:
+                self._check_reduced()
 
     def _delayed_scale(self, recipe: DelayedScaling, amax: Tensor, update: bool) -> Tensor:
         if self._unchecked:
             self._check(recipe, amax)
-        if self.calls:
-            scale = self._past_scale(recipe, update)
-        else:
-            scale = amax_to_scale(amax, self.format, margin=recipe.margin)
+        scale = self._past_scale(recipe, update)
+        if not self._started:
+            # Decided on the device: a graph captured from the first call on is replayed for the later ones.
+            own = amax_to_scale(amax, self.format, margin=recipe.margin)
+            scale = torch.where(self.calls == 0, own, scale)
             if update:
                 self.scale.copy_(scale)
         if update:
@@ -103,16 +120,30 @@ class ScalingState(nn.Module):
         return scale
 
     def _past_scale(self, recipe: DelayedScaling, update: bool) -> Tensor:
-        scale = self.scale.clone()
-        if update and self.calls % recipe.interval == 0:
-            past = self.amax_history.amax() if recipe.amax_compute == "max" else self.amax_history[0]
-            scale = amax_to_scale(past, self.format, margin=recipe.margin, otherwise=scale)
-            self.scale.copy_(scale)
+        old = self.scale.clone()
+        if not update:
+            return old
+        if self._is_native():
+            past = self.amax_history if recipe.amax_compute == "max" else self.amax_history[:1]
+            top = self.format.max * 2.0**-recipe.margin
+            return old.fill_(native.past_scale(past, self.scale, self.calls, recipe.interval, top))
+        past = self.amax_history.amax() if recipe.amax_compute == "max" else self.amax_history[0]
+        scale = amax_to_scale(past, self.format, margin=recipe.margin, otherwise=old)
+        if recipe.interval > 1:
+            scale = torch.where(self.calls % recipe.interval == 0, scale, old)
+        self.scale.copy_(scale)
         return scale
+
+    def _is_native(self) -> bool:
+        """Whether the CPU's kernels can keep this state: it is as it was made, and not a checkpoint's own."""
+        made = (
+            self.amax_history.dtype == self.scale.dtype == torch.float32 and self.calls.dtype == torch.int64
+        )
+        return made and self.amax_history.is_contiguous() and backends.use_compiled(self.scale)
 
     def _check(self, recipe: DelayedScaling, amax: Tensor) -> None:
         """Hold the scale that a checkpoint brought against the first tensor that it is for."""
-        if amax.is_cuda and torch.cuda.is_current_stream_capturing():
+        if _is_capturing(amax):
             return
         self._unchecked = False
         place = float(amax * self.scale) / (self.format.max * 2.0**-recipe.margin)
@@ -137,12 +168,23 @@ class ScalingState(nn.Module):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        old_calls = state_dict.pop(f"{prefix}_extra_state", None)
         if not isinstance(self.recipe, DelayedScaling):
+            super()._load_from_state_dict(state_dict, prefix, *args)
             return
-        if all(prefix + name in state_dict for name in ("scale", "amax_history", "_extra_state")):
-            self.status = "restored" if self.calls else "fresh"
-            self._unchecked = self.calls > 0
+        if old_calls is not None and f"{prefix}calls" not in state_dict:
+            state_dict[f"{prefix}calls"] = torch.as_tensor(old_calls, dtype=torch.int64)
+            warnings.warn(
+                "A checkpoint was loaded that has the scaling state in an older form; nothing of it is lost. "
+                "What is saved from now on has the present one.",
+                UserWarning,
+                stacklevel=2,
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if all(prefix + name in state_dict for name in ("scale", "amax_history", "calls")):
+            # From the checkpoint, because the buffer itself may be on a device or nowhere yet.
+            self._started = self._unchecked = bool(state_dict[f"{prefix}calls"] > 0)
+            self.status = "restored" if self._started else "fresh"
             return
         self.reset()
         self.status = "missing"
@@ -153,23 +195,29 @@ class ScalingState(nn.Module):
             stacklevel=2,
         )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScalingState":
+        """Moves with the model, but does not change its dtypes: in BF16 a scale would be another."""
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self.get_buffer(name)
+            if moved.dtype != buffer.dtype:
+                setattr(self, name, buffer.to(moved.device))
+        return self
+
     def reset(self) -> None:
         """Forget the past; the next call starts afresh from its own tensor."""
-        self.calls = 0
         self.status = "fresh"
-        self._unchecked = False
-        self.scale.zero_()
-        if isinstance(self.recipe, DelayedScaling):
-            self.amax_history.zero_()
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.calls)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.calls = int(state)
+        self._unchecked = self._started = False
+        for buffer in self.buffers():
+            buffer.zero_()
 
     def extra_repr(self) -> str:
         return f"{self.recipe.kind}, {self.format.name}"
+
+
+def _is_capturing(like: Tensor) -> bool:
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def scaling_status(model: nn.Module) -> dict[str, Status]:

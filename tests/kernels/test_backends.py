@@ -75,9 +75,9 @@ def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     original = native.quantize
 
-    def noting(x: Tensor, *rest: Any) -> native.Quantized:
+    def noting(x: Tensor, *rest: Any, **options: Any) -> native.Quantized:
         sizes.append(x.numel())
-        return original(x, *rest)
+        return original(x, *rest, **options)
 
     monkeypatch.setattr(native, "quantize", noting)
     assert_same(quantize_values, torch.linspace(-3, 3, 8192).view(64, 128), 100.0, E4M3)
@@ -156,12 +156,19 @@ def test_measure(dtype: torch.dtype, spoilt: bool) -> None:
 @needs_compiler
 def test_one_pass_can_measure_too() -> None:
     x = spread(10_000).bfloat16()
-    result = native.quantize(x, 1.0, E4M3, torch.bfloat16, native.COUNTS | native.AMAX)
-    counted = native.quantize(x, 1.0, E4M3, torch.bfloat16)
-    assert result.amax == x.abs().max().item()
-    assert (result.underflow, result.subnormal) == (counted.underflow, counted.subnormal) != (0, 0)
-    x[5_000] = torch.nan
-    assert not native.quantize(x, 1.0, E4M3, torch.bfloat16, native.AMAX).amax < torch.inf
+    row = torch.zeros(len(STATISTICS), dtype=torch.float64)
+    amax = x.abs().max().item()
+    result = native.quantize(x, 1.0, E4M3, torch.bfloat16, row)
+    counted = native.quantize(x, 1.0, E4M3, torch.bfloat16, row, (amax, 0))
+    assert result.amax == counted.amax == amax
+    assert result[2:] == counted[2:]
+    assert 0 not in (result.underflow, result.subnormal, result.saturated)
+    x[5_000], x[9_999] = torch.nan, -torch.inf
+    measured = native.quantize(x, 1.0, E4M3, torch.bfloat16, measure=True)
+    assert (measured.amax, measured.nonfinite) == (amax, 2)
+    plain = native.quantize(x, 1.0, E4M3, torch.bfloat16)
+    assert plain[1:] == (0,) * 5
+    assert torch.equal(plain.data.view(torch.int16), measured.data.view(torch.int16))
 
 
 @needs_compiler
@@ -182,23 +189,39 @@ def test_measured_beforehand_or_in_the_same_pass(spoilt: bool, scale: float) -> 
 
 
 @needs_compiler
-def test_only_what_saturates_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """amax * s exceeds M more often in float64 than in float32, in which it is computed."""
-    set_backend("compiled")
-    original, looks = native.inspect, []
+@pytest.mark.parametrize("backend", ["compiled", "reference"])
+@pytest.mark.parametrize("rounded", [E4M3, E5M2], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("measured", [False, True])
+def test_the_largest_element_at_the_boundary(backend: Backend, rounded: Format, measured: bool) -> None:
+    """s is rounded, so that amax * s may be one unit of float32 above M: counted exactly where it is.
 
-    def noting(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:
-        looks.append(original(x, scale, limit))
-        return looks[-1]
-
-    monkeypatch.setattr(native, "inspect", noting)
-    row, exceeding = torch.zeros(len(STATISTICS), dtype=torch.float64), 0
+    In float64 it is above M more often; the product that counts is the float32 one, which is what is clamped.
+    """
+    set_backend(backend)
+    row, expected, exceeding = torch.zeros(len(STATISTICS), dtype=torch.float64), 0, 0
     for amax in torch.rand(500, generator=torch.Generator().manual_seed(1)):
-        scale = amax_to_scale(amax, E4M3)
-        exceeding += amax.item() * scale.item() > E4M3.max
-        quantize(amax.reshape(1), scale, E4M3, row)
-    assert row[STATISTICS.index("saturated")] == len(looks) < exceeding
-    assert all(saturated == 1 for _, saturated, _ in looks)
+        scale = amax_to_scale(amax, rounded)
+        product = amax * scale
+        assert rounded.max * (1 - 2**-23) <= product <= rounded.max * (1 + 2**-23)
+        expected += int(product > rounded.max)
+        exceeding += amax.item() * scale.item() > rounded.max
+        x = amax.reshape(1)
+        q = quantize(x, scale, rounded, row, extent=measure(x) if measured else None)
+        assert q.data.float().item() == rounded.max
+    assert 0 < expected < exceeding
+    assert row[STATISTICS.index("saturated")] == expected
+
+
+@needs_compiler
+@pytest.mark.parametrize("backend", ["compiled", "reference"])
+def test_powers_of_two_never_saturate_the_largest(backend: Backend) -> None:
+    set_backend(backend)
+    row = torch.zeros(len(STATISTICS), dtype=torch.float64)
+    points = torch.rand(200, generator=torch.Generator().manual_seed(2))
+    edges = torch.tensor([448.0, 1.75, 1.75 - 2**-23, 1.75 + 2**-22])
+    for amax in torch.cat((points, edges)):
+        quantize(amax.reshape(1), amax_to_scale(amax, E4M3, power_of_two=True), E4M3, row)
+    assert row[STATISTICS.index("saturated")] == 0
 
 
 @needs_compiler

@@ -275,7 +275,7 @@ def test_counters_are_those_of_the_ranks_own_data(recipe: Recipe, wrap: str) -> 
 def job_ddp_buffers(rank: int, size: int, keep: bool) -> float:
     model = make_model(DelayedScaling())
     if keep:
-        assert keep_scaling_out_of_ddp(model) == 12
+        assert keep_scaling_out_of_ddp(model) == 6 * 3
     wrapped = DistributedDataParallel(model)
     for step in range(2):
         wrapped(batch(step, rank)).sum().backward()

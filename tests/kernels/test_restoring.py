@@ -72,7 +72,7 @@ def test_a_checkpoint_of_other_precision_has_none() -> None:
     assert layer.state_of("input").status == "missing"
 
 
-@pytest.mark.parametrize("lost", ["scale", "amax_history", "_extra_state"])
+@pytest.mark.parametrize("lost", ["scale", "amax_history", "calls"])
 def test_each_part_of_the_state_is_missed(lost: str) -> None:
     model = trained(DelayedScaling())
     checkpoint = copy.deepcopy(model.state_dict())
