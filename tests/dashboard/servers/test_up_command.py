@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import pwd
+import re
 import signal
 import socket
 from collections.abc import Iterator
