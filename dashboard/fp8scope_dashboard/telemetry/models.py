@@ -94,8 +94,15 @@ class Rolling(models.Model):
     stale_first = models.BigIntegerField(null=True)
     stale_last = models.BigIntegerField(null=True, help_text="Inclusive.")
     raw_from = models.BigIntegerField(default=0)
+    cutoffs = models.JSONField(
+        default=dict, help_text="By attempt, the first step of a later one, as the roll-ups know it."
+    )
+    pending = models.BooleanField(default=True, help_text="Whether compaction has to look at the run again.")
 
     class Meta:
+        indexes: ClassVar = [
+            models.Index(name="rolling_pending", fields=["run"], condition=models.Q(pending=True))
+        ]
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="rolling_stale_both",

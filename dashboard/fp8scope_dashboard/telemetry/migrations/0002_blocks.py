@@ -197,8 +197,26 @@ class Migration(migrations.Migration):
                 ("stale_first", models.BigIntegerField(null=True)),
                 ("stale_last", models.BigIntegerField(help_text="Inclusive.", null=True)),
                 ("raw_from", models.BigIntegerField(default=0)),
+                (
+                    "cutoffs",
+                    models.JSONField(
+                        default=dict,
+                        help_text="By attempt, the first step of a later one, as the roll-ups know it.",
+                    ),
+                ),
+                (
+                    "pending",
+                    models.BooleanField(
+                        default=True, help_text="Whether compaction has to look at the run again."
+                    ),
+                ),
             ],
             options={
+                "indexes": [
+                    models.Index(
+                        name="rolling_pending", fields=["run"], condition=models.Q(pending=True)
+                    )
+                ],
                 "constraints": [
                     models.CheckConstraint(
                         condition=models.Q(stale_first__isnull=True, stale_last__isnull=True)
