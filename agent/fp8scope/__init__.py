@@ -45,6 +45,7 @@ __all__ = [
     "FinishReport",
     "Run",
     "Step",
+    "attach",
     "convert",
     "init",
     "watch",
@@ -110,6 +111,36 @@ def init(
         settings = replace(settings, mode="offline")
     install_hooks()
     return Run(settings, registration, rank=_rank())
+
+
+def attach(
+    model: "torch.nn.Module | Mapping[str, torch.nn.Module]",
+    optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, Any]",
+    *,
+    tokens_per_step: int = 0,
+    reduction: str = "mean",
+    **arguments: Any,
+) -> Run:
+    """Begin a run and record every step of the training that follows, without another line.
+
+    A step is one `optimizer.step()`; its `loss` is what `backward` was called on, before GradScaler's
+    scaling. Of several backward passes in one step the mean is taken, or with `reduction="sum"` the sum;
+    losses that the script divided by their number are added up. Tokens are counted from `input_ids`, or other
+    integer inputs of two or more dimensions where these are of one shape; else say `tokens_per_step`, or log
+    `tokens`. `run.log` adds values to the step that is open, which it is until the next forward pass begins.
+
+    `model` may be compiled or wrapped by DistributedDataParallel; an FP8 model is converted before. Several
+    models that are trained together are given by name, with their optimizers under the same names: a step is
+    complete when every optimizer has stepped. `arguments` are those of `init`. `run.detach()` undoes it.
+
+    Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
+    """
+    from fp8scope.attachment import attach_run, check
+
+    check(model, optimizer, reduction, tokens_per_step)
+    run = init(**arguments)
+    attach_run(run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step)
+    return run
 
 
 def watch(model: "torch.nn.Module") -> int:

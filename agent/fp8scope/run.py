@@ -1,7 +1,6 @@
 """A training run, as the training script sees it."""
 
 import logging
-import time
 import traceback
 import uuid
 from collections import deque
@@ -11,21 +10,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from fp8scope.alert import Alert
-from fp8scope.collector import EMPTY, BusyError, Collector, is_tensor
+from fp8scope.collector import NOTHING, BusyError, Collector, is_tensor
 from fp8scope.config import Settings
-from fp8scope.environment import clean, redact
+from fp8scope.environment import clean, plain, redact
 from fp8scope.evaluation import evaluation_document
 from fp8scope.guard import Guard
 from fp8scope.hooks import live_runs
 from fp8scope.measures import Measures
 from fp8scope.pipeline import Catalogue, Entry, FinishReport, Pipeline, Place
-from fp8scope.records import Kind, Row, dump_json
+from fp8scope.records import Histograms, Kind, Row, dump_json
 from fp8scope.registration import blank_registration
-from fp8scope.step import Step
+from fp8scope.step import MAX_SCALARS, Step
 from fp8scope.worker import Forkable
 
 if TYPE_CHECKING:
     import torch
+
+    from fp8scope.attachment.following import Attachment
+    from fp8scope.measures import Reading
 
 logger = logging.getLogger("fp8scope")
 
@@ -45,7 +47,7 @@ class Run(Forkable):
         self._registration = dict(registration)
         self._rank = rank
         self._attempt = 0
-        self._collector = Collector()
+        self._collector = Collector(self._source_failed)
         self._measures = Measures(self.guard)
         self._step = 0
         self._tokens = 0
@@ -55,6 +57,9 @@ class Run(Forkable):
         self._report: FinishReport | None = None
         self._alerts: deque[Alert] = deque(maxlen=1000)
         self._callbacks: list[Callable[[Alert], object]] = []
+        self._open: Step | None = None
+        self._early: dict[str, Any] = {}
+        self._attachment: Attachment | None = None
         self._pipeline = self._new_pipeline()
         if settings.mode != "disabled":
             self._register()
@@ -121,6 +126,42 @@ class Run(Forkable):
         self._step = following
         return Step(self, self._step, tokens)
 
+    def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Add values to the step that is open, as `Step.log` does; before the first one, to that.
+
+        After `fp8scope.attach` a step is open until the next one's forward pass begins, so that what is
+        logged right after `optimizer.step()` belongs to it. `tokens=` is how many tokens this step trains on.
+        """
+        values = {**scalars, **named} if scalars else named
+        if self.finished:
+            self.guard.tell_once("log", "run.log: the run is finished; what is logged now is not recorded.")
+            return
+        if self._open is None:
+            if len(self._early) < MAX_SCALARS:
+                self._early |= values
+            return
+        if "tokens" in values:
+            with self.guard.shield("logging 'tokens'"):
+                tokens = values["tokens"]
+                if is_tensor(tokens) and tokens.device.type != "cpu":
+                    raise TypeError("tokens must be a plain number: reading one would wait for the device")
+                self._open.count_tokens(int(tokens) - self._open.tokens)
+            values = {name: value for name, value in values.items() if name != "tokens"}
+        self._open.log(values)
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Add to the run's configuration, as given to `init`; a key that is there already is replaced."""
+        with self.guard.shield("recording the configuration"):
+            if self._active():
+                self._registration["config"] = {**self._registration["config"], **plain(dict(config))}
+                self._register()
+
+    def detach(self) -> None:
+        """Undo `fp8scope.attach`: steps are no longer found by themselves. The run goes on."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.end()
+
     def log_eval(
         self,
         name: str,
@@ -172,6 +213,7 @@ class Run(Forkable):
         What is left then stays on disk for `fp8scope sync`. Calling it again returns the first report.
         """
         if self._report is None:
+            self._end_attachment()
             self._report = FinishReport(complete=False)
             with self.guard.shield("ending the measures"):
                 self._measures.close()
@@ -221,10 +263,42 @@ class Run(Forkable):
         document = dict(self._registration)
         self._pipeline.put(Entry(Kind.REGISTRATION, lambda: dump_json(document)))
 
+    def _end_attachment(self) -> None:
+        # Alerts are delivered once the run is finished: what a callback raises must not keep it from that.
+        callbacks, self._callbacks = self._callbacks, []
+        with self.guard.shield("ending the attachment"):
+            self.detach()
+        self._callbacks = callbacks
+
     def _begin_step(self) -> None:
         self._measures.begin()
 
+    def _step_opened(self, step: Step) -> None:
+        self._open = step
+        if self._early:
+            early, self._early = self._early, {}
+            step.log(early)
+
+    def _measure_step(self, step: Step) -> "Reading | None":
+        with self.guard.shield("measuring a step"):
+            if self._active():
+                return self._measures.end({**step._scalars, **step._device_scalars})
+        return None
+
+    def _abandon_step(self) -> None:
+        """Forget the step that is open: it will not be completed."""
+        if self._open is not None:
+            self._step = self._open.number - 1
+            self._open = None
+            self._collector.discard()
+
+    def _settle(self) -> None:
+        """Have the steps that were ended before in the spool, as far as a budget allows."""
+        self._pipeline.settle()
+
     def _end_step(self, step: Step, seconds: float, error: BaseException | None) -> None:
+        if self._open is step:
+            self._open = None
         with self.guard.shield("collecting a step"):
             if self._active():
                 self._collect(step, seconds)
@@ -249,19 +323,20 @@ class Run(Forkable):
             self._collector.discard()
             self.guard.drop(1, "the disk is slower than the training, and the queue is full")
             return
-        reading = self._measures.end({**scalars, **step._device_scalars})
+        reading = step._reading
         on_device = step._device_scalars if reading is None else {**reading.device, **step._device_scalars}
         try:
             snapshot = self._collector.snapshot(on_device)
         except BusyError as busy:
             self.guard.drop(1, str(busy))
             return
-        number, now, guard = step.number, time.time_ns() // 1000, self.guard
+        number, now, guard = step.number, step._ended_at, self.guard
 
         def payload() -> bytes:
-            statistics, from_device = snapshot.read() if snapshot is not None else (EMPTY, {})
+            seen = snapshot.read() if snapshot is not None else NOTHING
             measured = reading.read() if reading is not None else {}
-            return Row(number, now, guard.dropped, {**measured, **scalars, **from_device}, statistics).encode()
+            values = {**measured, **scalars, **seen.scalars}
+            return Row(number, now, guard.dropped, values, seen.statistics, seen.extras).encode()
 
         # A copy from a device ends after the events by which the step was timed.
         source = snapshot if snapshot is not None and snapshot.event is not None else reading

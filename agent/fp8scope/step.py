@@ -11,6 +11,7 @@ from fp8scope.collector import host_number, is_tensor
 if TYPE_CHECKING:
     import torch
 
+    from fp8scope.measures import Reading
     from fp8scope.run import Run
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
@@ -28,6 +29,29 @@ class Step:
         self._scalars: dict[str, float] = {}
         self._device_scalars: dict[str, torch.Tensor] = {}
         self._began = 0.0
+        self._ended = 0.0
+        self._ended_at = 0
+        self._reading: Reading | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that this step trains on, as far as they were told."""
+        return self._tokens
+
+    def count_tokens(self, tokens: int) -> None:
+        """This step trains on so many tokens more."""
+        self._tokens += tokens
+
+    def stop_clock(self) -> None:
+        """The step's work is done: its times end here. Values can be logged until the block is left."""
+        if not self._ended:
+            self._ended, self._ended_at = time.perf_counter(), time.time_ns() // 1000
+            self._reading = self._run._measure_step(self)
+
+    def log_default(self, name: str, value: Any) -> None:
+        """Log a value unless the script has logged one of this name."""
+        if name not in self._scalars and name not in self._device_scalars:
+            self.log({name: value})
 
     def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Add values to this step: numbers, NumPy scalars, or tensors of one element on any device.
@@ -66,10 +90,12 @@ class Step:
 
     def __enter__(self) -> Self:
         self._run._begin_step()
+        self._run._step_opened(self)
         self._began = time.perf_counter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._run._end_step(self, time.perf_counter() - self._began, error)
+        self.stop_clock()
+        self._run._end_step(self, self._ended - self._began, error)
