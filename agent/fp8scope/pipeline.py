@@ -3,89 +3,32 @@
     training thread --put--> queue --recorder--> spool --sender--> server
                                                    ^-- flusher: fsync now and then
 
-`put` waits for nothing and nobody. The recorder does nothing but write, so that a finished step is in the
-spool within moments whatever the network does.
+`put` waits for neither device nor network, and for the disk only within the bounds of `fp8scope.recorder`.
+The recorder does nothing but write, so that a finished step is in the spool whatever the network does.
 """
 
 import contextlib
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fp8scope.config import Settings
 from fp8scope.cursor import Cursor, Progress
+from fp8scope.entries import Catalogue, Entry, FinishReport, Place
 from fp8scope.guard import Guard
+from fp8scope.recorder import Recorder
 from fp8scope.records import Kind, dump_json
 from fp8scope.sender import AlertSink, Sender
-from fp8scope.spool import Spool, SpoolFullError
+from fp8scope.spool import Spool
 from fp8scope.worker import Worker
 
+__all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]
+
 IDLE_SECONDS = 5.0
-HELP_SECONDS = 0.02
-HELP_SHARE = 0.01
-"""The training thread spends at most this share of the run, and HELP_SECONDS, on waiting for the recorder."""
 CLOSING_PAUSE = 1.0
-
-
-class Pending(Protocol):
-    """Values that are on their way from a device."""
-
-    def is_ready(self) -> bool:
-        """Whether they have arrived."""
-
-    def wait(self) -> None:
-        """Wait until they have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Something for the spool; `payload` makes its bytes once `wait` has returned."""
-
-    kind: Kind
-    payload: Callable[[], bytes]
-    source: Pending | None = None
-    """What `payload` reads from a device."""
-
-    def is_ready(self) -> bool:
-        return self.source is None or self.source.is_ready()
-
-    def wait(self) -> None:
-        if self.source is not None:
-            self.source.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """The tensors from `offset` on, and the names of their statistics."""
-
-    offset: int
-    tensors: Sequence[Mapping[str, Any]]
-    statistics: Sequence[str]
-
-    def is_ready(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class FinishReport:
-    """How a run ended. `complete`: the server has acknowledged everything that was recorded."""
-
-    complete: bool
-    rows_sent: int = 0
-    points_sent: int = 0
-    rows_dropped: int = 0
-    messages_refused: int = 0
-    errors: int = 0
-    directory: Path | None = None
-    """Where what is left lies, for `fp8scope sync`; None when nothing is left."""
 
 
 class Pipeline:
@@ -97,8 +40,7 @@ class Pipeline:
         run: str,
         guard: Guard,
         *,
-        rank: int = 0,
-        hostname: str = "",
+        place: Place | None = None,
         writer: str | None = None,
         on_alerts: AlertSink = lambda alerts: None,
     ) -> None:
@@ -109,18 +51,9 @@ class Pipeline:
         self._settings = settings
         self._run = run
         self._guard = guard
-        self._place = {"rank": rank, "hostname": hostname}
         self._on_alerts = on_alerts
-        self._queue: deque[Entry | Catalogue] = deque()
-        self._recording = threading.Lock()
-        """Held by whoever takes from the queue and appends to the spool."""
+        self._queue = Recorder(settings, guard, place or Place())
         self._closing = False
-        self._began = time.monotonic()
-        self._helped = 0.0
-        self._registration = b""
-        self._tensors: list[Mapping[str, Any]] = []
-        self._statistics: Sequence[str] = ()
-        self._tensors_recorded = 0
         self._spool: Spool | None = None
         self._cursor: Cursor | None = None
         self._complete = False
@@ -129,107 +62,44 @@ class Pipeline:
         self._flusher = Worker("flusher", self._flush, guard)
 
     def put(self, entry: Entry | Catalogue) -> None:
-        """Hand something over. Waits for neither device nor network, nor for a disk that is slow."""
-        self._queue.append(entry)
+        """Hand something over. What was handed over before it has then been written, unless the disk is slow
+        beyond the bounds of `fp8scope.recorder`.
+        """
+        self._queue.add(entry)
         if not self.started:
             self.started = True
             self._open()
             self._recorder.start()
-        elif len(self._queue) > 1:
-            self._help()
+        else:
+            self._queue.catch_up()
         self._recorder.wake()
+
+    def settle(self) -> None:
+        """Have everything that was handed over written, within the same bounds."""
+        if self.started:
+            self._queue.catch_up(but=0)
 
     def prepare(self, entry: Entry) -> None:
         """Queue something that is worth recording only if something else follows."""
-        self._queue.append(entry)
+        self._queue.add(entry)
 
     def is_full(self, row_bytes: int) -> bool:
         """Whether the queue has reached its bound, were its entries rows of this size."""
-        waiting = len(self._queue)
-        return waiting >= self._settings.queue_rows or waiting * row_bytes > self._settings.memory_bytes
+        return self._queue.is_full(row_bytes)
 
-    def _help(self) -> None:
-        """Record on the training thread what the recorder did not get to since the last step.
-
-        Steps that are shorter than a switch of threads would pile up in the queue and die with the process.
-        When the recorder is at it already, wait for it within a budget: a slow disk must not slow training.
-        """
-        began = time.monotonic()
-        budget = HELP_SECONDS + HELP_SHARE * (began - self._began) - self._helped
-        if self._recording.acquire(timeout=min(max(budget, 0.0), HELP_SECONDS)):
-            try:
-                with self._guard.shield("recording"):
-                    self._drain()
-            finally:
-                self._recording.release()
-        self._helped += time.monotonic() - began
+    @property
+    def recording(self) -> threading.Lock:
+        """Held while something is being recorded."""
+        return self._queue.lock
 
     # The recorder's thread
 
     def _record(self) -> float:
         closing = self._closing
-        while (first := self._first()) is not None:
-            # Not under the lock: the training thread may ask for it, and must not wait for its own device.
-            first.wait()
-            with self._recording:
-                self._drain()
+        self._queue.drain()
         if closing:
             self._recorder.stop()
         return IDLE_SECONDS
-
-    def _first(self) -> Entry | Catalogue | None:
-        try:
-            return self._queue[0]
-        except IndexError:
-            return None
-
-    def _drain(self) -> None:
-        """Record what is in the queue up to the first entry that a device still works on."""
-        while self._queue and self._queue[0].is_ready():
-            entry = self._queue.popleft()
-            if isinstance(entry, Catalogue):
-                self._tensors[entry.offset :] = entry.tensors
-                self._statistics = entry.statistics
-            else:
-                with self._guard.shield(f"recording ({entry.kind.name.lower()})"):
-                    self._record_entry(entry)
-
-    def _record_entry(self, entry: Entry) -> None:
-        assert self._spool is not None
-        try:
-            payload = entry.payload()
-            if entry.kind is Kind.REGISTRATION:
-                self._registration = payload
-            if entry.kind is Kind.ROW and self._tensors_recorded < len(self._tensors):
-                self._spool.append(Kind.TENSORS, self._catalogue_payload(self._tensors_recorded))
-                self._tensors_recorded = len(self._tensors)
-            self._spool.append(entry.kind, payload)
-        except Exception as error:
-            if entry.kind is Kind.ROW:
-                self._guard.drop(1, str(error))
-            if entry.kind is not Kind.ROW or not isinstance(error, SpoolFullError):
-                raise
-
-    def _catalogue_payload(self, offset: int) -> bytes:
-        tensors = self._tensors[offset:]
-        return dump_json(
-            {**self._place, "offset": offset, "tensors": tensors, "statistics": list(self._statistics)}
-        )
-
-    def _preamble(self) -> list[tuple[Kind, bytes]]:
-        """What each segment of the spool begins with, so that it can be read without those before it."""
-        head = [(Kind.REGISTRATION, self._registration)] if self._registration else []
-        if self._tensors_recorded:
-            recorded = dump_json(
-                {
-                    **self._place,
-                    "offset": 0,
-                    "tensors": self._tensors[: self._tensors_recorded],
-                    "statistics": list(self._statistics),
-                }
-            )
-            head.append((Kind.TENSORS, recorded))
-        return head
 
     def _open(self) -> None:
         """Open the spool and start the threads behind it. An unusable directory means: in memory only."""
@@ -241,6 +111,7 @@ class Pipeline:
         except Exception as error:
             self._guard.error("opening the spool", f"{error}; what is seen is kept in memory only", error)
             self._spool, self._cursor = self._new_spool(None), Cursor(None, Progress(self.writer))
+        self._queue.spool = self._spool
         if self._settings.mode == "online":
             self.sender = Sender(
                 self._run, self._spool, self._cursor, self._settings, self._guard, on_alerts=self._on_alerts
@@ -253,7 +124,7 @@ class Pipeline:
             directory,
             max_bytes=self._settings.spool_bytes,
             memory_bytes=self._settings.memory_bytes,
-            preamble=self._preamble,
+            preamble=self._queue.preamble,
         )
 
     def _recorder_ended(self) -> None:
@@ -298,7 +169,7 @@ class Pipeline:
     # The end
 
     def finish(self, document: Callable[[], Mapping[str, Any]] | None, timeout: float) -> FinishReport:
-        """Record the end of the run (None: only this writer ends), and wait until everything was answered.
+        """Record the end of this writer (None: say nothing), and wait until everything was answered.
 
         Returns after `timeout` seconds at the latest; what is left then stays in the spool.
         """

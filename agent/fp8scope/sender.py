@@ -13,14 +13,13 @@ from typing import Any
 from fp8scope.config import Settings
 from fp8scope.cursor import Cursor
 from fp8scope.guard import Guard
+from fp8scope.introduction import Introduction
 from fp8scope.messages import Message, Reader, write_refused
 from fp8scope.records import Kind, Record, dump_json
 from fp8scope.spool import Spool
 from fp8scope.transport import Action, Backoff, Outcome, Transport
 
 logger = logging.getLogger("fp8scope")
-
-CATALOGUE_CHUNK = 2000
 
 AlertSink = Callable[[Sequence[Mapping[str, Any]]], None]
 
@@ -42,8 +41,6 @@ class Sender:
         self.run = run
         self.spool = spool
         self.cursor = cursor
-        self.page = ""
-        """The address of the run's page, once registered."""
         self.trouble = ""
         """Why nothing gets through at the moment; empty when it does."""
         self.held = False
@@ -56,9 +53,8 @@ class Sender:
         self._live = live
         self._transport = Transport(settings)
         self._reader = Reader(run, spool, settings)
+        self._introduction = Introduction(run, self._transport, self._reader)
         self._backoff = Backoff(settings.backoff_base, settings.backoff_cap)
-        self._registered = b""
-        self._catalogue_sent = 0
         self._heartbeat_at = time.monotonic() + settings.heartbeat_seconds
         self._batch_at = 0.0
         self._introduce_at = time.monotonic() + settings.introduce_seconds
@@ -82,9 +78,14 @@ class Sender:
         self._batch_at = time.monotonic() + self._settings.interval
         return self._deliver(self._reader.build(record, self.cursor.progress))
 
+    @property
+    def page(self) -> str:
+        """The address of the run's page, once registered."""
+        return self._introduction.page
+
     def is_done(self) -> bool:
         """Whether everything in the spool has been answered and the run is known to the server."""
-        return self._next_record() is None and self._registered == self._reader.registration
+        return self._next_record() is None and self._introduction.run_is_known
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -105,29 +106,12 @@ class Sender:
     # Sending it
 
     def _introduce(self) -> float | None:
-        """Register the run and the catalogue where the server does not know them yet; None when it does."""
-        if self._reader.registration and self._registered != self._reader.registration:
-            outcome = self._transport.send("PUT", f"/runs/{self.run}", self._reader.registration)
-            if outcome.action is not Action.DONE:
-                return self._put_off(outcome)
-            self._registered = self._reader.registration
-            self.page = str(outcome.answer.get("url", ""))[:1000]
-            self._through()
-            return 0.0
-        if self._catalogue_sent < len(self._reader.catalogue):
-            return self._send_catalogue()
-        return None
-
-    def _send_catalogue(self) -> float:
-        offset = self._catalogue_sent
-        chunk = self._reader.catalogue[offset : offset + CATALOGUE_CHUNK]
-        path = f"/runs/{self.run}/writers/{self.cursor.progress.writer}/tensors"
-        outcome = self._transport.send(
-            "POST", path, dump_json({**self._reader.place, "offset": offset, "tensors": chunk})
-        )
+        """Say who is writing where the server does not know it yet; None when it does."""
+        if self._introduction.is_complete:
+            return None
+        outcome = self._introduction.tell(self.cursor.progress)
         if outcome.action is not Action.DONE:
             return self._put_off(outcome)
-        self._catalogue_sent += len(chunk)
         self._through()
         return 0.0
 
@@ -219,11 +203,9 @@ class Sender:
 
     def _put_off(self, outcome: Outcome) -> float:
         """Seconds until the next attempt, after doing what the answer asks for."""
-        if outcome.action is Action.REGISTER and self._registered:
-            self._registered, self._catalogue_sent = b"", 0
+        if outcome.action is Action.REGISTER and self._introduction.forget_run():
             return self._backoff.next()
-        if outcome.action is Action.SEND_CATALOGUE and self._catalogue_sent:
-            self._catalogue_sent = 0
+        if outcome.action is Action.SEND_CATALOGUE and self._introduction.forget_writer():
             return self._backoff.next()
         if outcome.action is Action.NEW_WRITER:
             return self._become_new_writer()
@@ -240,7 +222,7 @@ class Sender:
         progress = self.cursor.progress
         progress.writer, progress.seq = str(uuid.uuid4()), 0
         self._unseal()
-        self._catalogue_sent = 0
+        self._introduction.forget_writer()
         self.cursor.save(durable=True)
         self._guard.tell_once("writer", "another process used this writer's id; going on under a new one.")
         return self._backoff.next()
@@ -276,7 +258,7 @@ class Sender:
         if not self._live:
             return self._settings.interval
         due = time.monotonic() >= self._heartbeat_at or self._guard.errors != self._errors_told
-        if self._registered and due and not self.cursor.progress.finished:
+        if self._introduction.run_is_known and due and not self.cursor.progress.finished:
             return self._heartbeat()
         return self._settings.interval
 

@@ -97,7 +97,7 @@ def test_init_returns_while_the_server_hangs(server: WireServer, tmp_path: Any) 
 def test_a_full_queue_drops_and_goes_on(server: WireServer, settings: Settings) -> None:
     run = Run(replace(settings, queue_rows=10), blank_registration("full queue"))
     # The recorder is kept from recording, as by a disk that does not answer.
-    with run._pipeline._recording:
+    with run._pipeline.recording:
         for _ in range(30):
             with run.step() as step:
                 step.log(loss=1.0)

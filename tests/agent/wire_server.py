@@ -50,6 +50,7 @@ class StoredRun:
 
     registration: dict[str, Any] = field(default_factory=dict)
     catalogues: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)
     receipts: dict[tuple[str, int], tuple[bytes, dict[str, Any]]] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     points: int = 0
@@ -221,7 +222,8 @@ class WireServer:
 
 
 def _extend_catalogue(stored: StoredRun, writer: str, document: dict[str, Any]) -> dict[str, Any]:
-    assert set(document) == {"rank", "hostname", "offset", "tensors"}, document
+    assert set(document) == {"rank", "hostname", "attempt", "offset", "tensors"}, document
+    stored.places[str(uuid.UUID(writer))] = {name: document[name] for name in ("rank", "hostname", "attempt")}
     catalogue = stored.catalogues.setdefault(str(uuid.UUID(writer)), [])
     offset, tensors = document["offset"], document["tensors"]
     if offset > len(catalogue):

@@ -1,0 +1,141 @@
+"""From the queue to the spool: by a thread of its own, and by the training thread when that lags behind.
+
+The promise: when a step ends, the row of the step before it has been written (`write(2)`), so that `kill -9`
+loses at most the last completed step. Steps that are longer than a switch of threads get it from the
+recorder's thread; for shorter ones the training thread writes what is left itself, or waits for the write
+that is under way. That waiting is bounded: see WAIT_AT_MOST and the two after it. A disk that is slower than
+these bounds puts at risk what is in the queue, and nothing else can: not a network, nor a server.
+
+A step whose values are still being computed by a device is not completed in this sense.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fp8scope.config import Settings
+from fp8scope.entries import Catalogue, Entry, Place
+from fp8scope.guard import Guard
+from fp8scope.records import Kind, dump_json
+from fp8scope.spool import Spool, SpoolFullError
+
+WAIT_AT_MOST = 0.25
+"""Seconds that the end of one step may wait for the disk."""
+WAIT_ALLOWANCE = 1.0
+WAIT_SHARE = 0.01
+"""All steps together may wait WAIT_ALLOWANCE seconds and this share of the run's time."""
+UNNOTICED = 0.005
+"""A wait that is shorter, the interpreter's switch between threads, is not counted."""
+
+
+class Recorder:
+    """The queue of one writer. `spool` is set before the first `drain`."""
+
+    def __init__(self, settings: Settings, guard: Guard, place: Place) -> None:
+        self.spool: Spool | None = None
+        self.lock = threading.Lock()
+        """Held by whoever takes from the queue and appends to the spool."""
+        self._settings = settings
+        self._guard = guard
+        self._place = place
+        self._queue: deque[Entry | Catalogue] = deque()
+        self._handed = 0
+        self._recorded = 0
+        self._began = time.monotonic()
+        self._waited = 0.0
+        self._registration = b""
+        self._tensors: list[Mapping[str, Any]] = []
+        self._statistics: Sequence[str] = ()
+        self._tensors_recorded = -1
+
+    def add(self, entry: Entry | Catalogue) -> None:
+        """Queue something; waits for nothing."""
+        self._queue.append(entry)
+        self._handed += 1
+
+    def is_full(self, row_bytes: int) -> bool:
+        """Whether the queue has reached its bound, were its entries rows of this size."""
+        waiting = len(self._queue)
+        return waiting >= self._settings.queue_rows or waiting * row_bytes > self._settings.memory_bytes
+
+    def catch_up(self, but: int = 1) -> None:
+        """On the training thread: see to it that all entries `but` so many of the newest are recorded."""
+        # Counted when written, not when taken from the queue: a write that is under way is not done.
+        if self._handed - self._recorded <= but:
+            return
+        began = time.monotonic()
+        allowance = WAIT_ALLOWANCE + WAIT_SHARE * (began - self._began) - self._waited
+        if allowance > 0 and self.lock.acquire(timeout=min(allowance, WAIT_AT_MOST)):
+            try:
+                with self._guard.shield("recording"):
+                    self._drain()
+            finally:
+                self.lock.release()
+        self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
+
+    def drain(self) -> None:
+        """On the recorder's thread: record everything, waiting for the device where that is needed."""
+        while (first := self._first()) is not None:
+            # Not under the lock: the training thread may ask for it, and must not wait for its own device.
+            first.wait()
+            with self.lock:
+                self._drain()
+
+    def _first(self) -> Entry | Catalogue | None:
+        try:
+            return self._queue[0]
+        except IndexError:
+            return None
+
+    def _drain(self) -> None:
+        """Record what is in the queue up to the first entry that a device still works on."""
+        while self._queue and self._queue[0].is_ready():
+            entry = self._queue.popleft()
+            try:
+                if isinstance(entry, Catalogue):
+                    self._tensors[entry.offset :] = entry.tensors
+                    self._statistics = entry.statistics
+                else:
+                    with self._guard.shield(f"recording ({entry.kind.name.lower()})"):
+                        self._record(entry)
+            finally:
+                self._recorded += 1
+
+    def _record(self, entry: Entry) -> None:
+        assert self.spool is not None
+        try:
+            payload = entry.payload()
+            if not payload:
+                return
+            if entry.kind is Kind.REGISTRATION:
+                self._registration = payload
+                self.spool.append(entry.kind, payload)
+            if self._tensors_recorded < len(self._tensors):
+                self._record_catalogue()
+            if entry.kind is not Kind.REGISTRATION:
+                self.spool.append(entry.kind, payload)
+        except Exception as error:
+            if entry.kind is Kind.ROW:
+                self._guard.drop(1, str(error))
+            if entry.kind is not Kind.ROW or not isinstance(error, SpoolFullError):
+                raise
+
+    def _record_catalogue(self) -> None:
+        """The tensors that the spool does not have yet; without any, only who this writer is."""
+        assert self.spool is not None
+        self.spool.append(Kind.TENSORS, self._catalogue(max(0, self._tensors_recorded), len(self._tensors)))
+        self._tensors_recorded = len(self._tensors)
+
+    def _catalogue(self, begin: int, end: int) -> bytes:
+        tensors, statistics = self._tensors[begin:end], list(self._statistics)
+        document = {"offset": begin, "tensors": tensors, "statistics": statistics}
+        return dump_json({**self._place.to_dict(), **document})
+
+    def preamble(self) -> list[tuple[Kind, bytes]]:
+        """What each segment of the spool begins with, so that it can be read without those before it."""
+        head = [(Kind.REGISTRATION, self._registration)] if self._registration else []
+        if self._tensors_recorded >= 0:
+            head.append((Kind.TENSORS, self._catalogue(0, self._tensors_recorded)))
+        return head
