@@ -40,6 +40,8 @@ JOB_DELAY_SECONDS = 1.0
 JOB_MARK_MILLISECONDS = 900
 # After a failure Redis is left alone for this long.
 PAUSE_SECONDS = 5.0
+# The least time between two trips to Redis: notes of many batches in between are carried as one.
+GAP_SECONDS = 0.05
 # Notes kept while Redis is away; beyond it they are dropped, as the sweepers do not need them.
 NOTES_KEPT = 10_000
 
@@ -107,6 +109,7 @@ class Courier:
                 with self._changed:
                     self._carrying = False
                     self._changed.notify_all()
+            time.sleep(GAP_SECONDS)
 
     def _carry(self, notes: dict[tuple[UUID, int, Kind], int | None]) -> None:
         try:

@@ -46,10 +46,11 @@ def enter(message: Message) -> bool:
             """
             INSERT INTO ingest_receipt (run_id, writer, seq, kind, digest, received_at)
             VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+            RETURNING 1
             """,
             [message.run, message.writer, message.seq, message.kind, message.digest, timezone.now()],
         )
-        if cursor.rowcount:
+        if cursor.fetchone():
             return True
     stored = Receipt.objects.values_list("digest", flat=True).get(
         run_id=message.run, writer=message.writer, seq=message.seq

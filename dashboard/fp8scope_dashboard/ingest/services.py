@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Case, F, Func, JSONField, Value, When
-from django.db.models.functions import Greatest, Least
-from django.utils import timezone
 
 from fp8scope_dashboard.analysis.models import Evaluation
 from fp8scope_dashboard.events import run_changed
 from fp8scope_dashboard.ingest import limits
-from fp8scope_dashboard.ingest.batch import Batch, to_json_number
+from fp8scope_dashboard.ingest.batch import Batch
+from fp8scope_dashboard.ingest.counting import KnownWriter, ask_for_writer, count_rows, together
 from fp8scope_dashboard.ingest.errors import CatalogueGapRefusalError, InvalidError
 from fp8scope_dashboard.ingest.ledger import Message, enter
 from fp8scope_dashboard.runs import services as runs
@@ -57,27 +54,35 @@ class Ending:
 def store_batch(run: Run, message: Message, batch: Batch) -> bool:
     """Store a batch. False: it was stored before.
 
+    Three trips to PostgreSQL, whatever is in it: who writes and the receipt, everything else, the commit. The
+    run's row, for which all of its ranks wait, is locked only by the last statement and the commit.
+
     Raises:
         WriterConflictError, CatalogueGapRefusalError, InvalidError: see docs/wire.md.
     """
-    writer = runs.writer_of(run, batch.writer)
-    _check_catalogue(writer, batch)
     _check_names(run, batch)
-    if not enter(message):
-        return False
-    store.append(
-        run.id,
-        batch.writer,
-        batch.seq,
-        batch.body,
-        first_step=batch.first_step,
-        last_step=batch.last_step,
-        rows=batch.rows,
-        points=batch.points,
-    )
-    runs.count_losses(run, writer, dropped=batch.dropped)
-    _touch(writer, batch)
-    Run.objects.filter(pk=run.pk).update(**_changes(run, batch))
+    with together():
+        asked = ask_for_writer(run, batch.writer)
+        if not enter(message):
+            return False
+        known = asked.fetchone()
+    if known is None:
+        known = KnownWriter(runs.writer_of(run, batch.writer).pk, rows_dropped=0, catalogued=0)
+    _check_catalogue(known.catalogued, batch)
+    if batch.dropped > known.rows_dropped:
+        runs.count_losses(run, Writer.objects.get(pk=known.id), dropped=batch.dropped)
+    with together():
+        store.append(
+            run.id,
+            batch.writer,
+            batch.seq,
+            batch.body,
+            first_step=batch.first_step,
+            last_step=batch.last_step,
+            rows=batch.rows,
+            points=batch.points,
+        )
+        count_rows(run, known.id, batch)
     run_changed(run.id, run.project_id, "rows", batch.last_step)
     return True
 
@@ -142,10 +147,7 @@ def tensor_positions(run: Run, writer: UUID) -> dict[str, int]:
     return {names[index]: position for position, index in enumerate(catalogue)}
 
 
-def _check_catalogue(writer: Writer, batch: Batch) -> None:
-    if not batch.width:
-        return
-    length = Writer.objects.filter(pk=writer.pk).values_list("catalogue__len", flat=True).get() or 0
+def _check_catalogue(length: int, batch: Batch) -> None:
     if batch.width > length:
         raise CatalogueGapRefusalError(
             f"The tensor lists have {batch.width} entries, this writer's catalogue {length}.",
@@ -166,43 +168,3 @@ def _check_count(what: str, known: Iterable[str], new: Iterable[str], most: int)
             f"The run would have {count} different {what}; at most {most} are allowed.",
             "Keep what varies, such as a step number, out of the names.",
         )
-
-
-def _touch(writer: Writer, batch: Batch) -> None:
-    # LEAST and GREATEST pass over NULL.
-    Writer.objects.filter(pk=writer.pk).update(
-        seen_at=timezone.now(),
-        first_step=Least(F("first_step"), Value(batch.first_step)),
-        last_step=Greatest(F("last_step"), Value(batch.last_step)),
-    )
-
-
-def _changes(run: Run, batch: Batch) -> dict[str, Any]:
-    """The run's counters as expressions of the stored ones, so that concurrent batches all count."""
-    changes: dict[str, Any] = {
-        "heartbeat_at": timezone.now(),
-        "state": runs.alive_state(),
-        "rows_stored": F("rows_stored") + batch.rows,
-        "points_stored": F("points_stored") + batch.points,
-        # GREATEST passes over NULL.
-        "last_step": Greatest(F("last_step"), Value(batch.last_step)),
-    }
-    if batch.last_scalars:
-        scalars = {name: to_json_number(value) for name, value in batch.last_scalars.items()}
-        new = Value(scalars, JSONField())
-        # A batch that comes late adds names that are missing, but no older value for those that are there.
-        changes["last_scalars"] = Case(
-            When(last_step__gt=batch.last_step, then=_merged(new, F("last_scalars"))),
-            default=_merged(F("last_scalars"), new),
-        )
-    missing = [name for name in batch.statistics if name not in run.statistics]
-    if missing:
-        locked = (
-            Run.objects.select_for_update(no_key=True).values_list("statistics", flat=True).get(pk=run.pk)
-        )
-        changes["statistics"] = [*locked, *(name for name in missing if name not in locked)]
-    return changes
-
-
-def _merged(under: Value | F, over: Value | F) -> Func:
-    return Func(under, over, template="(%(expressions)s)", arg_joiner=" || ", output_field=JSONField())
