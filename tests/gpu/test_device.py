@@ -18,6 +18,7 @@ from fp8scope_kernels import (
     Fp8Linear,
     Recipe,
     RowwiseScaling,
+    ScalingState,
     StatisticsBuffer,
     amax_to_scale,
     convert,
@@ -168,6 +169,34 @@ def test_a_graph_of_a_layer_replays(device: torch.device) -> None:
     result, _ = replayed(capture, x, empty_row(device), fresh)
     with torch.no_grad():
         assert torch.equal(result, layer(fresh))
+
+
+@pytest.mark.parametrize("warm_up", [0, 1, 2])
+@pytest.mark.parametrize("interval", [1, 3])
+@backends
+def test_a_graph_of_delayed_scaling_goes_on_counting(
+    device: torch.device, backend: str, interval: int, warm_up: int
+) -> None:
+    """Each replay is a call: it uses the past, moves the history, and updates the scale when it is time."""
+    set_backend(backend)  # type: ignore[arg-type]
+    recipe = DelayedScaling(history_length=2, interval=interval)
+    captured, eager = ScalingState(recipe, E4M3, device), ScalingState(recipe, E4M3, device)
+    amax, used = torch.ones((), device=device), torch.zeros((), device=device)
+    for _ in range(warm_up):
+        captured.next_scale(amax)
+        eager.next_scale(amax)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        used.copy_(captured.next_scale(amax))
+    for value in (1.0, 4.0, 2.0, 0.5, 64.0, 0.5, 8.0):
+        amax.fill_(value)
+        graph.replay()
+        assert used.item() == eager.next_scale(amax).item()
+    # And eager calls go on from where the replays have come.
+    assert captured.next_scale(amax).item() == eager.next_scale(amax).item()
+    for name, buffer in eager.named_buffers():
+        assert torch.equal(captured.get_buffer(name), buffer), name
 
 
 def test_more_than_2_31_elements(device: torch.device) -> None:

@@ -224,3 +224,29 @@ def test_the_compiled_kernel_has_the_same_bits_and_counts(
 def test_a_dtype_that_is_not_the_format_s_is_refused() -> None:
     with pytest.raises(ValueError, match=r"E4M3 is stored as bfloat16 or in its own dtype, not as .*e5m2"):
         quantize_blocks(torch.ones(2, 2), E4M3, (1, 0), RowwiseScaling(), dtype=torch.float8_e5m2)
+
+
+@pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
+@cases
+@pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("shape", [(130, 300), (3, 5), (1, 1), (0, 7)])
+def test_both_backends_dequantise_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int],
+    fmt: Format,
+    recipe: Recipe,
+    grid: tuple[int, int],
+) -> None:
+    monkeypatch.setattr(backends, "_failure", None)
+    x = spread(*shape)
+    if x.numel() > 100:
+        x[0, 3], x[1, 150], x[2, 7] = torch.nan, torch.inf, -torch.inf
+        x[3], x[4], x[5], x[6] = 0, 1e-45, 3e38, torch.nan
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        results = []
+        for backend in ("compiled", "reference"):
+            monkeypatch.setattr(backends, "_chosen", backend)
+            results.append(quantize_blocks(x, fmt, grid, recipe).dequantize(dtype))
+        assert results[0].dtype == dtype
+        assert torch.equal(results[0].isnan(), results[1].isnan())
+        assert torch.equal(results[0].nan_to_num(7.0), results[1].nan_to_num(7.0))

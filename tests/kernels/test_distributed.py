@@ -272,7 +272,11 @@ def test_counters_are_those_of_the_ranks_own_data(recipe: Recipe, wrap: str) -> 
         assert rows["0.input"][STATISTICS.index("nonfinite")] == 0
 
 
-def job_ddp_buffers(rank: int, size: int, keep: bool) -> float:
+def job_ddp_buffers(rank: int, size: int) -> dict[bool, float]:
+    return {keep: scale_under_ddp(rank, keep) for keep in (True, False)}
+
+
+def scale_under_ddp(rank: int, keep: bool) -> float:
     model = make_model(DelayedScaling())
     if keep:
         assert keep_scaling_out_of_ddp(model) == 6 * 3
@@ -284,9 +288,10 @@ def job_ddp_buffers(rank: int, size: int, keep: bool) -> float:
 
 def test_ddp_leaves_scaling_state_alone_when_told() -> None:
     own = [448.0 / batch(0, rank).abs().max().item() for rank in (0, 1)]
-    assert run_ranks(job_ddp_buffers, 2, True) == pytest.approx(own, rel=1e-6)
+    results = run_ranks(job_ddp_buffers, 2)
+    assert [result[True] for result in results] == pytest.approx(own, rel=1e-6)
     # What it would do: rank 1 is given rank 0's scale.
-    assert run_ranks(job_ddp_buffers, 2, False) == pytest.approx([own[0], own[0]], rel=1e-6)
+    assert [result[False] for result in results] == pytest.approx([own[0], own[0]], rel=1e-6)
 
 
 # --- FSDP2's checkpoints --------------------------------------------------------------------------------

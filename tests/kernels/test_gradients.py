@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def job_reduce(rank: int, size: int, bucket: int, e5m2: bool) -> dict[str, Any]:
     }
 
 
+@cache
+def reduced(size: int, bucket: int = 2**26, e5m2: bool = False) -> list[dict[str, Any]]:
+    """What each rank has; one start of processes for all tests that look at it."""
+    return run_ranks(job_reduce, size, bucket, e5m2)
+
+
 def bits(x: Tensor) -> list[int]:
     flat: list[int] = x.contiguous().view(-1).view(torch.int32).tolist()
     return flat
@@ -76,7 +83,7 @@ def bits(x: Tensor) -> list[int]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_it_works(size: int) -> None:
     """Bit for bit the definition, on every rank, and no more than one byte an element on the wire."""
-    results = run_ranks(job_reduce, size, 2**26, False)
+    results = reduced(size)
     for index, shape in enumerate(SHAPES):
         mean, q = expected([gradient(rank, index, shape) for rank in range(size)], E4M3, 1 / size)
         for rank, result in enumerate(results):
@@ -90,7 +97,7 @@ def test_it_works(size: int) -> None:
 
 @pytest.mark.parametrize("bucket", [1, 50])
 def test_buckets_change_nothing(bucket: int) -> None:
-    whole, parts = run_ranks(job_reduce, 2, 2**26, True)[0], run_ranks(job_reduce, 2, bucket, True)[0]
+    whole, parts = reduced(2, e5m2=True)[0], reduced(2, bucket, e5m2=True)[0]
     assert len(parts["sent"]) > len(whole["sent"])
     assert [bits(g) for g in parts["grads"]] == [bits(g) for g in whole["grads"]]
     mean, _ = expected([gradient(rank, 1, SHAPES[1]) for rank in range(2)], E5M2, 0.5)
@@ -98,14 +105,14 @@ def test_buckets_change_nothing(bucket: int) -> None:
 
 
 def test_the_mean_is_close_to_the_exact_one() -> None:
-    result = run_ranks(job_reduce, 4, 2**26, False)[0]["grads"][1]
+    result = reduced(4)[0]["grads"][1]
     exact = torch.stack([gradient(rank, 1, SHAPES[1]) for rank in range(4)]).double().mean(0)
     assert torch.linalg.vector_norm(result.double() - exact) < 2**-4 * torch.linalg.vector_norm(exact)
 
 
 def test_every_tensor_is_observable() -> None:
     """Rows equal what a float64 count finds, both for a rank's own gradient and for the sum."""
-    for rank, result in enumerate(run_ranks(job_reduce, 2, 2**26, False)):
+    for rank, result in enumerate(reduced(2)):
         assert len(result["rows"]) == 2 * len(SHAPES)
         grads = [gradient(r, 1, SHAPES[1]) for r in range(2)]
         mean, q = expected(grads, E4M3, 0.5)
@@ -288,7 +295,11 @@ def test_state_comes_back() -> None:
         Fp8GradientReducer(parameters()).load_state_dict(state)
 
 
-def job_train(rank: int, size: int, fp8: bool) -> list[float]:
+def job_train(rank: int, size: int) -> dict[str, list[float]]:
+    return {way: train(rank, size, fp8=way == "fp8") for way in ("fp8", "exact")}
+
+
+def train(rank: int, size: int, *, fp8: bool) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -315,8 +326,7 @@ def job_train(rank: int, size: int, fp8: bool) -> list[float]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_with_it_reaches_the_same_loss(size: int) -> None:
     """The loss falls by more than half, and FP8 ends within 2 % of float32 on the same data."""
-    fp8, exact = (
-        torch.tensor(run_ranks(job_train, size, choice)).mean(0)[-10:].mean() for choice in (True, False)
-    )
+    results = run_ranks(job_train, size)
+    fp8, exact = (torch.tensor([r[way] for r in results]).mean(0)[-10:].mean() for way in ("fp8", "exact"))
     assert exact < 0.5
     assert fp8.item() == pytest.approx(exact.item(), rel=0.02)

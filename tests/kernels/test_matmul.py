@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import E4M3, E5M2, Format, measure
-from fp8scope_kernels.matmul import Operand, can_multiply, has_fp8_units, multiply, to_operand
+from fp8scope_kernels import E4M3, E5M2, Format, backends, matmul, measure, native, set_backend
+from fp8scope_kernels.matmul import (
+    Operand,
+    can_multiply,
+    has_bf16_units,
+    has_fp8_units,
+    multiply,
+    to_operand,
+)
 
 FP8 = pytest.mark.parametrize("fp8", [False, True], ids=["values", "bytes"])
 
@@ -72,3 +79,150 @@ def test_which_formats_the_units_multiply() -> None:
 
 def test_a_cpu_has_no_fp8_units() -> None:
     assert not has_fp8_units(torch.device("cpu"))
+
+
+# --- CPUs with and without BF16 units -------------------------------------------------------------------
+
+UNITS = pytest.mark.parametrize("units", [False, True], ids=["float32", "bf16"])
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """The dtypes of the operands that torch multiplies, as it does."""
+    seen: list[torch.dtype] = []
+    mm = torch.mm
+
+    def noting(a: Tensor, b: Tensor) -> Tensor:
+        seen.append(a.dtype)
+        assert not torch.is_autocast_enabled("cpu")
+        return mm(a, b)
+
+    monkeypatch.setattr(torch, "mm", noting)
+    return seen
+
+
+@UNITS
+@pytest.mark.parametrize("autocast", [False, True])
+def test_operands_of_the_dtype_that_the_cpu_multiplies(
+    units: bool, autocast: bool, monkeypatch: pytest.MonkeyPatch, products: list[torch.dtype]
+) -> None:
+    monkeypatch.setattr(matmul, "has_bf16_units", lambda: units)
+    a, b = operand(matrix(8, 48, seed=1), 9.0, E4M3, False), operand(matrix(16, 48, seed=2), 7.0, E5M2, False)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        result = multiply(a, b.t(), torch.bfloat16)
+    assert products == [torch.bfloat16 if units else torch.float32]
+    assert result.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize(("left", "right"), [(E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (40, 64, 24), (33, 200, 65)])
+def test_both_ways_give_the_same_bits(
+    shape: tuple[int, int, int],
+    left: Format,
+    right: Format,
+    out_dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums that float32 holds whatever their order, among them many that BF16 has to round."""
+    rows, inner, columns = shape
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randint(-7, 8, (rows, inner), generator=generator).float()
+    b = torch.randint(-7, 8, (inner, columns), generator=generator).float() * 16
+    exact_sum = a.double() @ b.double()
+    operands = operand(a, 1.0, left, False), operand(b, 1.0, right, False)
+    inverse = torch.tensor(1 / 3)
+    results = []
+    for units in (False, True):
+        monkeypatch.setattr(matmul, "has_bf16_units", lambda units=units: units)
+        results.append(multiply(operands[0], Operand(operands[1].values, inverse), out_dtype))
+    assert torch.equal(*results)
+    if E5M2 not in (left, right):  # which holds no 7
+        assert torch.equal(results[0], (exact_sum.bfloat16().float() * inverse).to(out_dtype))
+
+
+def test_large_sums_differ_by_their_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (
+        operand(matrix(64, 512, seed=1), 90.0, E4M3, False),
+        operand(matrix(64, 512, seed=2), 9.0, E5M2, False),
+    )
+    expected = exact(a, b.t())
+    for units in (False, True):
+        monkeypatch.setattr(matmul, "has_bf16_units", lambda units=units: units)
+        error = (multiply(a, b.t(), torch.float32) - expected).abs()
+        assert (error <= expected.abs() * 2**-8 + expected.abs().max() * 2**-20).all()
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "onednn", "expected"),
+    [
+        ("x86_64", {"_is_avx512_bf16_supported"}, True, True),
+        ("AMD64", {"_is_amx_tile_supported"}, True, True),
+        ("x86_64", set(), True, False),
+        ("x86_64", None, True, False),
+        ("x86_64", {"_is_avx512_bf16_supported"}, False, False),
+    ],
+)
+def test_which_cpus_have_units(
+    machine: str, flags: set[str] | None, onednn: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what torch says of the CPU; where it says nothing, float32 is right."""
+    monkeypatch.setattr(matmul.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        if flags is None:
+            monkeypatch.delattr(torch.cpu, name, raising=False)
+        else:
+            monkeypatch.setattr(torch.cpu, name, lambda name=name: name in flags, raising=False)
+    assert has_bf16_units.__wrapped__() is expected
+
+
+# --- scaling the product --------------------------------------------------------------------------------
+
+
+def awkward(*shape: int) -> Tensor:
+    """Products of every size, as BF16, with what has no size among them."""
+    x = matrix(*shape, seed=3) * torch.exp2(torch.randint(-60, 60, shape).float())
+    x.view(-1)[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
+    return x.bfloat16()
+
+
+@pytest.mark.parametrize("inverse", [1 / 3, 2.0**-100, 1.1754944e-38, 3e38, 1.0])
+def test_a_scaled_product_is_rounded_once(inverse: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BF16 times a float32 scale: in float32, whatever shortcut is taken."""
+    product = awkward(33, 65)
+    monkeypatch.setattr(torch, "mm", lambda a, b: product.clone())
+    scale = torch.tensor(inverse)
+    a, b = Operand(product, scale), Operand(product.t(), torch.tensor(1.5))
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        expected = (product.float() * (scale * 1.5)).to(dtype)
+        assert torch.equal(multiply(a, b, dtype).nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+@pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(33, 65), (1, 4), (4, 1), (300, 500)])
+def test_scales_by_rows_are_applied_natively(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, left, right = (
+        awkward(*shape),
+        matrix(shape[0], 1, seed=5).abs(),
+        matrix(1, shape[1], seed=6).abs(),
+    )
+    expected = product.float().mul(left).mul(right).to(dtype)
+    actual = native.scale_product(product, left, right, dtype)
+    assert actual.dtype == dtype
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0))
+    # A transposed product, as torch may return one, and a view of the scales.
+    turned = native.scale_product(product.t(), right.t(), left.t(), dtype)
+    assert torch.equal(
+        turned.nan_to_num(7.0), product.t().float().mul(right.t()).mul(left.t()).to(dtype).nan_to_num(7.0)
+    )
+    monkeypatch.setattr(backends, "_chosen", "auto")
+    monkeypatch.setattr(torch, "mm", lambda a, b: product.clone())
+    for backend in ("compiled", "reference"):
+        set_backend(backend)  # type: ignore[arg-type]
+        result = multiply(Operand(product, left), Operand(product.t(), right), dtype)
+        assert torch.equal(result.nan_to_num(7.0), expected.nan_to_num(7.0))

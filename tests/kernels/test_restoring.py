@@ -136,6 +136,44 @@ def test_recipes_without_a_past_miss_nothing() -> None:
     assert set(scaling_status(model).values()) == {"fresh"}
 
 
+def in_the_older_form(model: nn.Module) -> dict[str, Tensor]:
+    """A checkpoint from when the number of calls was extra state."""
+    state = {}
+    for key, value in model.state_dict().items():
+        state[key.replace(".calls", "._extra_state")] = value.clone()
+    return state
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_older_checkpoints_are_read_and_told(interval: int) -> None:
+    recipe = DelayedScaling(history_length=4, interval=interval)
+    model, twin = trained(recipe), make_model(recipe)
+    with pytest.warns(UserWarning, match="older form; nothing of it is lost") as warned:
+        twin.load_state_dict(in_the_older_form(model))
+    assert not [w for w in warned if issubclass(w.category, RuntimeWarning)]
+    assert scaling_status(twin) == dict.fromkeys(NAMES, "restored")
+    with silent():
+        for seed in range(1, 5):
+            assert torch.equal(twin(batch(seed)), model(batch(seed)))
+    assert twin.state_dict().keys() == model.state_dict().keys()
+
+
+def test_older_checkpoints_of_recipes_without_a_past() -> None:
+    """Their extra state meant nothing: no error, no warning."""
+    model, twin = trained(CurrentScaling()), make_model(CurrentScaling())
+    older = model.state_dict() | {"0.scaling.input._extra_state": torch.tensor(3)}
+    with silent():
+        twin.load_state_dict(older)
+    assert torch.equal(twin(batch()), model(batch()))
+
+
+def test_the_newer_count_goes_first() -> None:
+    model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
+    with silent():
+        twin.load_state_dict(model.state_dict() | {"0.scaling.input._extra_state": torch.tensor(99)})
+    assert twin.get_submodule("0.scaling.input").get_buffer("calls") == 3
+
+
 def test_coming_back_from_bf16_is_fresh() -> None:
     model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
     twin.load_state_dict(model.state_dict())

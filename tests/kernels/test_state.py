@@ -3,7 +3,27 @@
 import pytest
 import torch
 
-from fp8scope_kernels import E4M3, E5M2, CurrentScaling, DelayedScaling, ScalingState
+from fp8scope_kernels import (
+    E4M3,
+    E5M2,
+    CurrentScaling,
+    DelayedScaling,
+    ScalingState,
+    backends,
+    set_backend,
+)
+from fp8scope_kernels import state as state_module
+
+
+@pytest.fixture(autouse=True, params=["reference", "compiled"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of keeping a state."""
+    if request.param == "compiled" and not backends.has_compiler():
+        pytest.skip("needs a C++ compiler on the PATH")
+    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_chosen", "auto")
+    set_backend(request.param)
+    return str(request.param)
 
 
 def amaxes(state: ScalingState, values: list[float]) -> list[float]:
@@ -108,3 +128,107 @@ def test_reset_forgets() -> None:
     state.reset()
     assert amaxes(state, [1.0]) == [1.0]
     assert state.amax_history.tolist() == [1.0] + [0.0] * 15
+
+
+def test_a_nan_in_the_history_keeps_the_scale_until_it_has_passed() -> None:
+    state = ScalingState(DelayedScaling(history_length=3), E4M3)
+    amaxes(state, [2.0, 2.0])
+    state.amax_history[1] = torch.nan
+    assert amaxes(state, [3.0, 5.0, 7.0]) == [2.0, 2.0, 5.0]
+
+
+@pytest.mark.parametrize("amax", [1e-45, 1e-38, 3e38])
+@pytest.mark.parametrize("margin", [-64, 0, 64])
+def test_scales_stay_normal(amax: float, margin: int) -> None:
+    state = ScalingState(DelayedScaling(margin=margin), E4M3)
+    scales = [state.next_scale(torch.tensor(amax)).item() for _ in range(2)]
+    expected = min(max(448.0 * 2.0**-margin / torch.tensor(amax).item(), 2.0**-126), torch.finfo().max)
+    assert scales == [pytest.approx(expected, rel=1e-7)] * 2
+    assert scales[0] == scales[1]
+
+
+# --- the count, on the device ---------------------------------------------------------------------------
+
+
+def test_the_count_is_a_buffer() -> None:
+    """So that it moves with the model, is saved with it, and is counted by a replayed graph."""
+    state = ScalingState(DelayedScaling(), E4M3)
+    assert state.calls.dtype == torch.int64 and state.calls.shape == ()
+    count = state.calls
+    amaxes(state, [1.0, 2.0, 3.0])
+    state.next_scale(torch.tensor(9.0), update=False)
+    assert state.calls is count
+    assert state.state_dict()["calls"].item() == 3
+    assert "calls" not in ScalingState(CurrentScaling(), E4M3).state_dict()
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_a_count_that_the_host_did_not_see(interval: int) -> None:
+    """As after the replay of a graph: what comes next goes by the count on the device."""
+    recipe = DelayedScaling(history_length=4, interval=interval)
+    state, twin = ScalingState(recipe, E4M3), ScalingState(recipe, E4M3)
+    values = [1.0, 8.0, 2.0, 32.0, 4.0]
+    amaxes(state, values)
+    amaxes(twin, values[:1])
+    for name, buffer in state.named_buffers():
+        twin.get_buffer(name).copy_(buffer)
+    later = [3.0, 64.0, 1.0, 1.0]
+    assert amaxes(twin, later) == amaxes(state, later)
+
+
+def test_captured_from_the_first_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host does not take a call for done that is only captured; what it launches decides by the count."""
+    recipe = DelayedScaling(history_length=2, interval=2)
+    values = [1.0, 4.0, 2.0, 0.5, 0.5, 8.0, 8.0]
+    state, twin = ScalingState(recipe, E4M3), ScalingState(recipe, E4M3)
+    expected = amaxes(state, values)
+    with monkeypatch.context() as capturing:
+        capturing.setattr(state_module, "_is_capturing", lambda like: True)
+        assert amaxes(twin, values[:5]) == expected[:5]
+        assert twin.past_scale() is None
+    assert amaxes(twin, values[5:]) == expected[5:]
+    assert twin.past_scale() is not None
+
+
+def test_the_scale_is_chosen_without_looking_at_the_tensor() -> None:
+    """`past_scale` and `remember` are `next_scale` in two parts."""
+    recipe = DelayedScaling(history_length=3, interval=2)
+    state, twin = ScalingState(recipe, E4M3), ScalingState(recipe, E4M3)
+    amaxes(state, [1.0])
+    amaxes(twin, [1.0])
+    for value in (4.0, 2.0, 0.5, 16.0, 1.0):
+        scale = twin.past_scale()
+        assert scale is not None
+        assert scale.item() == state.next_scale(torch.tensor(value)).item()
+        twin.remember(torch.tensor(value))
+    assert torch.equal(state.amax_history, twin.amax_history)
+    assert torch.equal(state.calls, twin.calls)
+
+
+# --- dtypes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_model_of_another_dtype_keeps_its_scales(dtype: torch.dtype) -> None:
+    state, twin = (ScalingState(DelayedScaling(history_length=2), E4M3) for _ in range(2))
+    amaxes(state, [1.2345678, 3.0])
+    amaxes(twin, [1.2345678, 3.0])
+    state.to(dtype)
+    assert {name: b.dtype for name, b in state.named_buffers()} == {
+        "scale": torch.float32, "amax_history": torch.float32, "calls": torch.int64
+    }  # fmt: skip
+    assert amaxes(state, [2.0, 5.0]) == amaxes(twin, [2.0, 5.0])
+
+
+def test_it_moves_to_another_device_all_the_same() -> None:
+    state = ScalingState(DelayedScaling(), E4M3).to("meta", torch.bfloat16)
+    assert {b.device.type for b in state.buffers()} == {"meta"}
+    assert state.to_empty(device="cpu").amax_history.dtype == torch.float32
+
+
+def test_buffers_that_a_checkpoint_put_in_another_dtype() -> None:
+    """`assign=True` takes the checkpoint's own tensors, which the compiled kernels must not misread."""
+    state, twin = (ScalingState(DelayedScaling(history_length=2), E4M3) for _ in range(2))
+    amaxes(state, [4.0, 2.0])
+    twin.load_state_dict({k: v.double() for k, v in state.state_dict().items()}, assign=True)
+    assert amaxes(twin, [1.0, 8.0, 1.0]) == amaxes(state, [1.0, 8.0, 1.0])

@@ -1,0 +1,69 @@
+"""The stored tensors of AdamW in 8 and 16 bits as telemetry."""
+
+import pytest
+import torch
+from optimizer_training import make_model, train
+from torch import nn
+
+from fp8scope_kernels import E4M3, STATISTICS, StatisticsBuffer
+from fp8scope_kernels.optimizer import FP16, Fp8AdamW
+
+
+def test_it_works() -> None:
+    model, buffer = make_model(), StatisticsBuffer()
+    optimizer = Fp8AdamW(model.parameters())
+    assert optimizer.observe(buffer, model.named_parameters()) == 12
+    train(model, optimizer, 3)
+    buffer.zero_()
+    train(model, optimizer, 1, first=3)
+    rows = {
+        i.name: dict(zip(STATISTICS, row.tolist(), strict=True))
+        for i, row in zip(buffer.catalogue, buffer.data, strict=True)
+    }
+    assert [info.format for info in buffer.catalogue[:3]] == ["E4M3", "FP16", "FP16"]
+    assert (buffer.catalogue[0].module, buffer.catalogue[0].role) == ("0.weight", "exp_avg")
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        for key, format in (("exp_avg", E4M3), ("exp_avg_sq", FP16), ("master", FP16)):
+            row = rows[f"{name}.{key}"]
+            assert row["numel"] == parameter.numel()
+            assert row["scale"] == state[f"{key}_scale"].item()
+            assert row["amax"] * row["scale"] == pytest.approx(format.max, rel=1e-6)
+            # The scale is rounded to float32: amax times scale may be a last place above the maximum.
+            assert row["saturated"] <= 1
+            assert row["nonfinite"] == 0
+    # Small first moments are flushed, as the counter says.
+    moment = optimizer.state[model.get_parameter("0.weight")]["exp_avg"].float()
+    assert rows["0.weight.exp_avg"]["underflow"] == (moment == 0).sum().item()
+
+
+def test_fp16_is_counted_by_the_definitions() -> None:
+    """A second moment with zeros, values that vanish and values that FP16 holds as subnormals."""
+    exponents = [0, -20, -37, -38, -39, -40, -41, -60]
+    parameter = nn.Parameter(torch.zeros(9))
+    # Squared and taken times 2^-10: 2^(e-10), in a tensor whose largest is scaled to just below 2^16.
+    parameter.grad = torch.tensor([2.0 ** (e / 2) for e in exponents] + [0.0])
+    buffer = StatisticsBuffer()
+    optimizer = Fp8AdamW([parameter], betas=(0.0, 1 - 2.0**-10))
+    optimizer.observe(buffer, [("p", parameter)])
+    optimizer.step()
+    row = dict(zip(STATISTICS, buffer.data[1].tolist(), strict=True))
+    scaled = [2.0 ** (e - 10) * row["scale"] for e in exponents]
+    assert row["underflow"] == sum(x <= 2.0**-25 for x in scaled) == 2
+    assert row["subnormal"] == sum(2.0**-25 < x < 2.0**-14 - 2.0**-25 for x in scaled) == 4
+    assert (row["numel"], row["nonfinite"]) == (9, 0)
+    # What was flushed is kept as the smallest number; zero stays zero.
+    stored = optimizer.state[parameter]["exp_avg_sq"].tolist()
+    assert stored[-2:] == [2.0**-24, 0.0]
+
+
+def test_observing_changes_no_number() -> None:
+    plain, watched = make_model(), make_model()
+    optimizer = Fp8AdamW(watched.parameters())
+    optimizer.observe(StatisticsBuffer(), watched.named_parameters())
+    assert train(plain, Fp8AdamW(plain.parameters()), 5) == train(watched, optimizer, 5)
+
+
+def test_o1_has_nothing_to_observe() -> None:
+    model = make_model()
+    assert Fp8AdamW(model.parameters(), level="O1").observe(StatisticsBuffer(), model.named_parameters()) == 0
