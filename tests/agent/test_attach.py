@@ -237,7 +237,7 @@ def test_copies_and_pickles_are_other_models(server: WireServer) -> None:
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         train(other, torch.optim.SGD(other.parameters(), lr=0.1), 3)
         assert isinstance(other(batch(0)), torch.Tensor)
-    copy.deepcopy(optimizer).step()
+    copy.deepcopy(optimizer).step(None)
     train(model, optimizer, 1)
     assert run.finish().errors == 0
     assert server.run.steps == [1, 2]

@@ -8,6 +8,7 @@ from fp8scope.attachment.following import Attachment
 from fp8scope.attachment.inputs import models_and_optimizers, unwrap_model
 from fp8scope.config import ConfigurationError
 from fp8scope.hooks import live_runs
+from fp8scope.registration import whole
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -19,8 +20,8 @@ def check(model: Any, optimizer: Any, reduction: str, tokens_per_step: int) -> N
     """Raise ConfigurationError when `attach_run` could not follow these."""
     if reduction not in REDUCTIONS:
         raise ConfigurationError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
-    if isinstance(tokens_per_step, bool) or not isinstance(tokens_per_step, int) or tokens_per_step < 0:
-        raise ConfigurationError(f"tokens_per_step must be a whole number, got {tokens_per_step!r}.")
+    if (whole("tokens_per_step", tokens_per_step) or 0) < 0:
+        raise ConfigurationError(f"tokens_per_step must not be negative, got {tokens_per_step}.")
     for given, _ in models_and_optimizers(model, optimizer).values():
         for run in live_runs:
             if run._attachment is not None and run._attachment.follows(given):

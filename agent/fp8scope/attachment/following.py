@@ -85,6 +85,8 @@ class Attachment:
         self._models: list[weakref.ref[nn.Module]] = []
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
         """Every optimizer, and the name of the model that it trains."""
+        self._awaited: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those without whose step no step is complete."""
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those that have stepped since the step began."""
         self._optimizer_steps = 0
@@ -102,6 +104,7 @@ class Attachment:
         self.follow_calls(model)
         for optimizer in optimizers:
             self._optimizers[optimizer] = name
+            self._awaited.add(optimizer)
             before, after = self._hooks()
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
@@ -137,7 +140,8 @@ class Attachment:
     def before_backward(self) -> Any:
         with self._run.guard.shield("looking at gradients"):
             before = {followed.name: followed.gradients() for followed in self._followed}
-            self._forget_discarded(before)
+            if not self._inside_losses:
+                self._forget_discarded(before)
             return before
         return {}
 
@@ -198,8 +202,9 @@ class Attachment:
                 if followed.name == self._optimizers.get(optimizer):
                     followed.steps += 1
                     self._use_losses(followed)
-            most = max(followed.steps for followed in self._followed)
-            self._due = len(self._stepped) >= len(self._optimizers) or most > PATIENCE
+            if max(followed.steps for followed in self._followed) > PATIENCE:
+                self._wait_no_longer()
+            self._due = self._awaited <= self._stepped
             if self._due and self._step is not None:
                 self._step.stop_clock()
             # The step before this one is to be on disk by now, whatever else the machine is doing.
@@ -207,6 +212,16 @@ class Attachment:
         if self._due and not self._forward_seen:
             # Nothing will tell when the next one begins: the model is called from inside a compiled graph.
             self._close_if_due()
+
+    def _wait_no_longer(self) -> None:
+        for idle in self._awaited - self._stepped:
+            self._awaited.discard(idle)
+            self._run.guard.tell_once(
+                "idle",
+                "%s has made no step in %d of another optimizer: steps no longer wait for it.",
+                type(idle).__name__,
+                PATIENCE,
+            )
 
     # The step
 
