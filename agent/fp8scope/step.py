@@ -22,6 +22,10 @@ MAX_SCALARS = 1900
 class Step:
     """One optimizer step; made by `Run.step`."""
 
+    __slots__ = (
+        "_began", "_device_scalars", "_ended", "_ended_at", "_reading", "_run", "_scalars", "_tokens", "number",
+    )  # fmt: skip
+
     def __init__(self, run: "Run", number: int, tokens: int) -> None:
         self.number = number
         self._run = run
@@ -61,7 +65,12 @@ class Step:
         """
         if not self._run._active():
             return
+        known, held = self._run._known_names, self._scalars
         for name, value in ({**scalars, **named} if scalars else named).items():
+            # The common case, short: this is the training's time.
+            if type(value) is float and name in known and not self._device_scalars:
+                held[name] = value
+                continue
             try:
                 self._add(name, value)
             except Exception as error:
@@ -76,7 +85,7 @@ class Step:
                 known.add(name)
         if len(self._scalars) + len(self._device_scalars) >= MAX_SCALARS:
             raise ValueError(f"a step holds at most {MAX_SCALARS} values")
-        if is_tensor(value) and value.device.type != "cpu":
+        if is_tensor(value) and not value.is_cpu:
             if value.numel() != 1:
                 raise ValueError(
                     f"a scalar has one element, this tensor has {value.numel()}: reduce it (.mean())"
