@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
+from fp8scope.commands import Command, check_allowed
 from fp8scope.config import ConfigurationError, settings_from
 from fp8scope.environment import describe_environment, plain
 from fp8scope.guard import configure_logging
 from fp8scope.hooks import current_run, install_hooks
 from fp8scope.pipeline import FinishReport
+from fp8scope.ranks import rank_of
 from fp8scope.registration import blank_registration, check_registration, whole
+from fp8scope.resume import identify
 from fp8scope.run import Run
 from fp8scope.step import Step
 
@@ -39,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alert",
+    "Command",
     "ConfigurationError",
     "CurrentScaling",
     "DelayedScaling",
@@ -75,6 +79,8 @@ def init(
     token: str | None = None,
     directory: str | os.PathLike[str] | None = None,
     mode: str | None = None,
+    resume: str | Mapping[str, Any] | None = None,
+    commands: Sequence[str] | None = None,
 ) -> Run:
     """Begin a run. Returns at once, whether the server answers or not.
 
@@ -84,9 +90,18 @@ def init(
     acknowledged is kept. `mode`: `online`, `offline` (only kept, for `fp8scope sync`) or `disabled`; without
     a server to send to, `offline`.
 
+    `resume` continues a run, here or on another machine: its id, what `run.state_dict()` had put into a
+    checkpoint, or "auto", which is the run that was begun last with this directory unless it ended well, else
+    a new one. Only then is the server asked, for a few seconds at most, which attempt was the last. The ranks
+    of one job write to one run by themselves; FP8SCOPE_RUN_ID sets its id.
+
+    `commands`: what people and rules may ask of this process, among `fallback` (the default), `pause` and
+    `resume`; see `fp8scope.commands`.
+
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
     configure_logging()
+    check_allowed(commands)
     settings = settings_from(project=project, url=url, token=token, directory=directory, mode=mode)
     registration = blank_registration(name if name is not None else _default_name()) | {
         "precision": precision or "unknown",
@@ -100,6 +115,7 @@ def init(
     check_registration(registration)
     if settings.mode == "disabled":
         return Run(settings, registration)
+    identity = identify(resume, settings)
     registration["environment"] = describe_environment()
     if settings.mode == "online" and not (settings.url and settings.token):
         missing = "a server's address" if not settings.url else "a token"
@@ -110,7 +126,7 @@ def init(
         )
         settings = replace(settings, mode="offline")
     install_hooks()
-    return Run(settings, registration, rank=_rank())
+    return Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
 
 
 def attach(
@@ -155,9 +171,3 @@ def watch(model: "torch.nn.Module") -> int:
 def _default_name() -> str:
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
     return f"{script or 'run'} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"[:200]
-
-
-def _rank() -> int:
-    """This process's rank as torchrun and its like put it into the environment."""
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdecimal() and len(text) < 7 else 0

@@ -1,7 +1,7 @@
 """What is handed from the training thread to the recorder, and what a run's end reports."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,3 +74,14 @@ class FinishReport:
     errors: int = 0
     directory: Path | None = None
     """Where what is left lies, for `fp8scope sync`; None when nothing is left."""
+
+    def joined(self, earlier: "FinishReport") -> "FinishReport":
+        """The report of both: this process's last writer, and an earlier one of it."""
+        return replace(
+            self,
+            complete=self.complete and earlier.complete,
+            rows_sent=self.rows_sent + earlier.rows_sent,
+            points_sent=self.points_sent + earlier.points_sent,
+            messages_refused=self.messages_refused + earlier.messages_refused,
+            directory=self.directory or earlier.directory,
+        )

@@ -38,7 +38,9 @@ class Guard:
         self.dropped = 0
         self.refused = 0
         self._told: set[str] = set()
-        self._lock = threading.Lock()
+        # Reentrant: a signal's handler may count something while the interrupted code holds it.
+        self._lock = threading.RLock()
+        self._dropped_before = self._errors_before = 0
 
     @contextmanager
     def shield(self, kind: str) -> Iterator[None]:
@@ -63,6 +65,15 @@ class Guard:
         with self._lock:
             self.dropped += rows
         self.tell_once(f"drop {why}", "steps are being dropped: %s. They are counted on the run's page.", why)
+
+    def counts(self) -> tuple[int, int]:
+        """Rows dropped and errors since `start_anew`."""
+        return self.dropped - self._dropped_before, self.errors - self._errors_before
+
+    def start_anew(self) -> None:
+        """Another writer begins, whose counts the server adds to those of the one before."""
+        with self._lock:
+            self._dropped_before, self._errors_before = self.dropped, self.errors
 
     def refuse(self) -> None:
         """Count a message that was set aside."""

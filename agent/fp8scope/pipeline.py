@@ -21,7 +21,7 @@ from fp8scope.entries import Catalogue, Entry, FinishReport, Place
 from fp8scope.guard import Guard
 from fp8scope.recorder import Recorder
 from fp8scope.records import Kind, dump_json
-from fp8scope.sender import AlertSink, Sender
+from fp8scope.sender import AlertSink, CommandSink, Sender
 from fp8scope.spool import Spool
 from fp8scope.worker import Worker
 
@@ -43,6 +43,7 @@ class Pipeline:
         place: Place | None = None,
         writer: str | None = None,
         on_alerts: AlertSink = lambda alerts: None,
+        on_commands: CommandSink | None = None,
     ) -> None:
         self.writer = writer or str(uuid.uuid4())
         self.directory = settings.directory / run / self.writer
@@ -52,6 +53,7 @@ class Pipeline:
         self._run = run
         self._guard = guard
         self._on_alerts = on_alerts
+        self._on_commands = on_commands
         self._queue = Recorder(settings, guard, place or Place())
         self._closing = False
         self._spool: Spool | None = None
@@ -114,7 +116,13 @@ class Pipeline:
         self._queue.spool = self._spool
         if self._settings.mode == "online":
             self.sender = Sender(
-                self._run, self._spool, self._cursor, self._settings, self._guard, on_alerts=self._on_alerts
+                self._run,
+                self._spool,
+                self._cursor,
+                self._settings,
+                self._guard,
+                on_alerts=self._on_alerts,
+                on_commands=self._on_commands,
             )
             self._sending.start()
         self._flusher.start()
@@ -173,13 +181,22 @@ class Pipeline:
 
         Returns after `timeout` seconds at the latest; what is left then stays in the spool.
         """
+        self.close(document)
+        return self.wait(timeout)
+
+    def close(self, document: Callable[[], Mapping[str, Any]] | None) -> None:
+        """As `finish`, without waiting: the threads end when everything was answered."""
+        if self.started and not self._closing:
+            if document is not None:
+                self.put(Entry(Kind.FINISH, lambda: dump_json(document())))
+            self._closing = True
+            self._recorder.wake()
+
+    def wait(self, timeout: float) -> FinishReport:
+        """After `close`: wait `timeout` seconds at most, then let go."""
         deadline = time.monotonic() + timeout
         if not self.started:
             return FinishReport(complete=True)
-        if document is not None:
-            self.put(Entry(Kind.FINISH, lambda: dump_json(document())))
-        self._closing = True
-        self._recorder.wake()
         if self._recorder.join(deadline) and self.sender is not None:
             self.sender.hurry, self.sender.held = True, False
             self._sending.wake()
@@ -202,6 +219,18 @@ class Pipeline:
             errors=self._guard.errors,
             directory=self.directory if left and self.directory.exists() else None,
         )
+
+    def discard(self) -> bool:
+        """End without a trace, what was handed over as well; False when the server knows the run already."""
+        if self.sender is not None and self.sender.page:
+            return False
+        self._recorder.stop()
+        self._recorder.join(time.monotonic() + CLOSING_PAUSE)
+        self._complete = True
+        self._sending.stop()
+        if self.sender is None and self._spool is not None:
+            self._spool.remove()
+        return True
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's files without touching what is in them."""

@@ -1,93 +1,85 @@
 """A training run, as the training script sees it."""
 
-import logging
-import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
-from fp8scope.collector import NOTHING, BusyError, Collector, is_tensor
+from fp8scope.collector import NOTHING, BusyError, Collector, Snapshot, is_tensor, whole_steps
 from fp8scope.config import Settings
-from fp8scope.environment import clean, plain, redact
+from fp8scope.controls import Controls
+from fp8scope.environment import plain
 from fp8scope.evaluation import evaluation_document
-from fp8scope.guard import Guard
 from fp8scope.hooks import live_runs
+from fp8scope.lifecycle import Lifecycle
 from fp8scope.measures import Measures
-from fp8scope.pipeline import Catalogue, Entry, FinishReport, Pipeline, Place
+from fp8scope.pipeline import Catalogue, Entry
 from fp8scope.records import Histograms, Kind, Row, dump_json
 from fp8scope.registration import blank_registration
+from fp8scope.resume import Identity
 from fp8scope.step import MAX_SCALARS, Step
-from fp8scope.worker import Forkable
 
 if TYPE_CHECKING:
     import torch
 
     from fp8scope.attachment.following import Attachment
     from fp8scope.measures import Reading
-
-logger = logging.getLogger("fp8scope")
-
-MAX_ERROR_TEXT = 20_000
-FINISH_SECONDS = 30.0
+    from fp8scope_kernels import Recipe
+    from fp8scope_kernels.convert import Selection
 
 
-class Run(Forkable):
+class Run(Controls, Lifecycle):
     """A run that is being recorded; made by `fp8scope.init`. One thread at a time may use it."""
 
-    def __init__(self, settings: Settings, registration: Mapping[str, Any], *, rank: int = 0) -> None:
-        super().__init__()
-        self.id = str(uuid.uuid4())
-        self.name = str(registration["name"])
-        self.guard = Guard()
-        self._settings = settings
-        self._registration = dict(registration)
-        self._rank = rank
-        self._attempt = 0
+    def __init__(
+        self,
+        settings: Settings,
+        registration: Mapping[str, Any],
+        *,
+        rank: int = 0,
+        identity: Identity | None = None,
+        commands: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(settings, registration, identity or Identity(str(uuid.uuid4())), rank=rank)
+        self._init_controls(commands)
         self._collector = Collector(self._source_failed)
         self._measures = Measures(self.guard)
-        self._step = 0
-        self._tokens = 0
-        self._failure = ""
         self._known_names: set[str] = set()
-        self._forked = False
-        self._report: FinishReport | None = None
         self._alerts: deque[Alert] = deque(maxlen=1000)
         self._callbacks: list[Callable[[Alert], object]] = []
         self._open: Step | None = None
         self._early: dict[str, Any] = {}
         self._attachment: Attachment | None = None
-        self._pipeline = self._new_pipeline()
-        if settings.mode != "disabled":
-            self._register()
+        self.shadow: Recipe | None = None
+        """The recipe of `watch` where it is given none."""
+        self._start()
         live_runs.append(self)
 
-    @property
-    def url(self) -> str:
-        """The run's page, once the server has answered; empty before."""
-        sender = self._pipeline.sender
-        return sender.page if sender is not None else ""
-
-    @property
-    def directory(self) -> Path:
-        """The folder of this run's spool."""
-        return self._pipeline.directory
-
-    @property
-    def finished(self) -> bool:
-        return self._report is not None
-
-    def watch(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> int:
+    def watch(
+        self,
+        model: "torch.nn.Module",
+        optimizer: "torch.optim.Optimizer | None" = None,
+        *,
+        every: int | None = None,
+        shadow: "Recipe | None" = None,
+        include: "Selection | None" = None,
+        scaler: "torch.amp.GradScaler | None" = None,
+    ) -> int:
         """Observe `model` from the next step on; returns the number of tensors observed.
 
         Each step's time, memory and FLOP/s are measured as well; with its `optimizer` also the learning rate
         and the gradients' norm. `fp8scope.measures` has the list.
 
-        Observed are the FP8 layers, and the linear layers that `convert` would make FP8: of these, which are
-        not quantised, amax and non-finite elements, so that a BF16 run can be laid beside an FP8 one.
+        Observed are FP8 layers (ours, torchao's, Transformer Engine's), and the linear layers that `convert`
+        would make FP8: of these, which are not quantised, amax and non-finite elements, so that a BF16 run
+        can be laid beside an FP8 one. `shadow`: a recipe under which these are quantised beside the training,
+        which stays as it is; `include` names other modules than the linear layers for it, `scaler` the
+        GradScaler whose factor is to be divided out of their gradients.
+
+        What is dear is taken only in step 1 and every `every`-th step after it (100; 0: never): the shadow's
+        casts, exponents and quantisation error, and with `optimizer` also gradients of the weights, moments
+        and updates. docs/watching.md has the list.
 
         The model keeps no reference to the run: it can be copied and pickled as before.
         """
@@ -95,15 +87,21 @@ class Run(Forkable):
         with self.guard.shield("watching the model"):
             if self._active():
                 self._measures.watch(model, optimizer)
-                count = self._collector.watch(model)
+                self._watch_layers(model)
+                from fp8scope.sources import Watching
+
+                if every is not None:
+                    self._collector.every = whole_steps(every)
+                how = Watching(shadow=shadow or self.shadow, include=include, scaler=scaler)
+                count = self._collector.watch(model, optimizer, how)
                 if count == 0:
                     self.guard.tell_once(
                         "watch",
                         "no FP8 layer found in the model, and none that could be one.",
                     )
-                elif self._collector.recipe and not self._registration["recipe"]:
-                    self._registration["recipe"] = dict(self._collector.recipe)
-                    if self._registration["precision"] == "unknown":
+                elif (recipe := self._collector.recipe) and not self._registration["recipe"]:
+                    self._registration["recipe"] = dict(recipe)
+                    if self._registration["precision"] == "unknown" and "shadow" not in recipe:
                         self._registration["precision"] = "fp8"
                     self._register()
         return count
@@ -123,6 +121,7 @@ class Run(Forkable):
                 tokens = 0
                 raise TypeError("tokens must be a plain number: reading a tensor would wait for the device")
             tokens = int(tokens)
+            self._collector.begin(following)
         self._step = following
         return Step(self, self._step, tokens)
 
@@ -207,37 +206,6 @@ class Run(Forkable):
             raise TypeError(f"on_alert needs something to call, got {callback!r}.")
         self._callbacks.append(callback)
 
-    def finish(self, timeout: float = FINISH_SECONDS) -> FinishReport:
-        """End the run and wait, `timeout` seconds at most, until the server has everything.
-
-        What is left then stays on disk for `fp8scope sync`. Calling it again returns the first report.
-        """
-        if self._report is None:
-            self._end_attachment()
-            self._report = FinishReport(complete=False)
-            with self.guard.shield("ending the measures"):
-                self._measures.close()
-            with self.guard.shield("finishing the run"):
-                self._report = self._finish(timeout)
-            if self in live_runs:
-                live_runs.remove(self)
-            self._deliver_alerts()
-        return self._report
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._note_failure(error)
-        self.finish()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # A model that carries its run is copied with a reference to it.
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets a run that records nothing: this one goes on recording.
         return disabled_run, (self.name,)
@@ -245,23 +213,25 @@ class Run(Forkable):
     # Behind the scenes
 
     def _active(self) -> bool:
-        return self._settings.mode != "disabled" and self._report is None
+        return super()._active() and not self._quiet
 
-    def _new_pipeline(self) -> Pipeline:
-        return Pipeline(
-            self._settings,
-            self.id,
-            self.guard,
-            place=Place(self._rank, self._hostname(), self._attempt),
-            on_alerts=self._take_alerts,
-        )
+    def _before_finish(self) -> None:
+        self._end_attachment()
+        self._end_controls()
+        with self.guard.shield("ending the measures"):
+            self._measures.close()
 
-    def _hostname(self) -> str:
-        return str(self._registration["environment"].get("hostname", ""))[:255]
+    def _after_finish(self) -> None:
+        self._deliver_alerts()
 
-    def _register(self) -> None:
-        document = dict(self._registration)
-        self._pipeline.put(Entry(Kind.REGISTRATION, lambda: dump_json(document)))
+    def _announce_again(self) -> None:
+        self._collector.after_fork()
+        self._announce_controls()
+
+    def after_fork_in_child(self) -> None:
+        """Become another writer of the same run; it starts when the child records something."""
+        super().after_fork_in_child()
+        self._measures.after_fork(self.guard)
 
     def _end_attachment(self) -> None:
         # Alerts are delivered once the run is finished: what a callback raises must not keep it from that.
@@ -308,8 +278,10 @@ class Run(Forkable):
             # The training went on: what an earlier step raised was dealt with.
             self._failure = ""
             self._deliver_alerts()
+            self._boundary()
 
     def _collect(self, step: Step, seconds: float) -> None:
+        self._mind(step.number)
         scalars = step._scalars
         scalars.setdefault("step_seconds", seconds)
         if step._tokens > 0:
@@ -336,18 +308,25 @@ class Run(Forkable):
             seen = snapshot.read() if snapshot is not None else NOTHING
             measured = reading.read() if reading is not None else {}
             values = {**measured, **scalars, **seen.scalars}
-            return Row(number, now, guard.dropped, values, seen.statistics, seen.extras).encode()
+            return Row(number, now, guard.counts()[0], values, seen.statistics, seen.extras).encode()
 
         # A copy from a device ends after the events by which the step was timed.
         source = snapshot if snapshot is not None and snapshot.event is not None else reading
         self._pipeline.put(Entry(Kind.ROW, payload, source))
+        if snapshot is not None and snapshot.sampled:
+            self._put_histograms(snapshot, number, now)
 
-    def _note_failure(self, error: BaseException) -> None:
-        with self.guard.shield("noting a failure"):
-            if isinstance(error, SystemExit) and error.code in (None, 0):
-                return
-            text = "".join(traceback.format_exception(error))
-            self._failure = redact(clean(text[-MAX_ERROR_TEXT:]))
+    def _put_histograms(self, snapshot: Snapshot, number: int, now: int) -> None:
+        def payload() -> bytes:
+            seen = snapshot.read()
+            if not len(seen.histogram_tensors):
+                return b""
+            return Histograms(number, now, seen.histogram_tensors, seen.histogram_counts).encode()
+
+        self._pipeline.put(Entry(Kind.HISTOGRAM, payload, snapshot))
+
+    def _source_failed(self, kind: str, error: Exception) -> None:
+        self.guard.error(kind, f"{type(error).__name__}: {error}", error)
 
     def _take_alerts(self, found: Sequence[Mapping[str, Any]]) -> None:
         for one in found:
@@ -358,56 +337,6 @@ class Run(Forkable):
             alert = self._alerts.popleft()
             for callback in self._callbacks:
                 callback(alert)
-
-    def _finish(self, timeout: float) -> FinishReport:
-        if self._settings.mode == "disabled":
-            return FinishReport(complete=True)
-        # A forked child is one writer less, not the end of the run.
-        document = None if self._forked else self._finish_document
-        report = self._pipeline.finish(document, timeout)
-        if not report.complete and self._pipeline.started:
-            self._tell_what_is_left(report)
-        return report
-
-    def _finish_document(self) -> dict[str, Any]:
-        return {
-            "state": "failed" if self._failure else "finished",
-            "error": self._failure,
-            "dropped": self.guard.dropped,
-            "errors": self.guard.errors,
-        }
-
-    def _tell_what_is_left(self, report: FinishReport) -> None:
-        sender = self._pipeline.sender
-        why = f" ({sender.trouble})" if sender is not None and sender.trouble else ""
-        if report.directory is None:
-            logger.warning(
-                "run %s: not everything was sent%s, and there was no disk to keep it on.", self.name, why
-            )
-        elif self._settings.mode == "offline":
-            logger.info(
-                "run %s is kept in %s: upload it with: fp8scope sync %s", self.name, *[report.directory] * 2
-            )
-        else:
-            logger.warning(
-                "run %s: not everything was sent yet%s. Nothing is lost; send it with: fp8scope sync %s",
-                self.name,
-                why,
-                report.directory,
-            )
-
-    def after_fork_in_child(self) -> None:
-        """Become another writer of the same run; it starts when the child records something."""
-        self.guard = Guard()
-        self._pipeline.abandon()
-        self._collector.after_fork()
-        self._measures.after_fork(self.guard)
-        self._forked = True
-        self._pipeline = self._new_pipeline()
-        # The first entry must be the registration; queued without starting a thread.
-        document = dict(self._registration)
-        self._pipeline.prepare(Entry(Kind.REGISTRATION, lambda: dump_json(document)))
-
 
 def _describe(tensor: Any) -> dict[str, Any]:
     return {

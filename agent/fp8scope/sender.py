@@ -22,6 +22,7 @@ from fp8scope.transport import Action, Backoff, Outcome, Transport
 logger = logging.getLogger("fp8scope")
 
 AlertSink = Callable[[Sequence[Mapping[str, Any]]], None]
+CommandSink = AlertSink
 
 
 class Sender:
@@ -36,6 +37,7 @@ class Sender:
         guard: Guard,
         *,
         on_alerts: AlertSink = lambda alerts: None,
+        on_commands: CommandSink | None = None,
         live: bool = True,
     ) -> None:
         self.run = run
@@ -50,6 +52,9 @@ class Sender:
         self.hurry = not live
         """Send what there is at once instead of waiting for more to go along."""
         self._on_alerts = on_alerts
+        self._on_commands = on_commands
+        self.listening = False
+        """Ask for commands often: somebody waits for one."""
         self._live = live
         self._transport = Transport(settings)
         self._reader = Reader(run, spool, settings)
@@ -82,6 +87,11 @@ class Sender:
     def page(self) -> str:
         """The address of the run's page, once registered."""
         return self._introduction.page
+
+    @property
+    def margin(self) -> float | None:
+        """The project's margin, once registered."""
+        return self._introduction.margin
 
     def is_done(self) -> bool:
         """Whether everything in the spool has been answered and the run is known to the server."""
@@ -121,7 +131,7 @@ class Sender:
         if progress.sealed_end == 0:
             progress.sealed_end, progress.sealed_digest = message.end, message.digest
             self.cursor.save(durable=True)
-        path = f"/runs/{self.run}/{message.path}?alerts_after={progress.alerts_after}"
+        path = f"/runs/{self.run}/{message.path}{self._query()}"
         outcome = self._transport.send("POST", path, message.body, message.content_type)
         if outcome.action is Action.DONE and self._is_for(outcome.answer, progress.seq):
             return self._acknowledge(message, outcome.answer)
@@ -154,7 +164,7 @@ class Sender:
             progress.finished = True
         # Grow again after a 413: the next rows may be smaller, and the server's bound another.
         self._reader.row_limit = min(self._reader.row_limit * 2, self._settings.batch_rows)
-        self._take_alerts(answer)
+        self._take_tidings(answer)
         self.cursor.save()
         self.spool.forget(progress.position)
         self._through()
@@ -257,37 +267,54 @@ class Sender:
             return pause
         if not self._live:
             return self._settings.interval
-        due = time.monotonic() >= self._heartbeat_at or self._guard.errors != self._errors_told
+        overdue = time.monotonic() >= self._heartbeat_at
+        due = overdue or self.listening or self._guard.counts()[1] != self._errors_told
         if self._introduction.run_is_known and due and not self.cursor.progress.finished:
             return self._heartbeat()
         return self._settings.interval
 
     def _heartbeat(self) -> float:
-        progress, errors = self.cursor.progress, self._guard.errors
+        progress, (dropped, errors) = self.cursor.progress, self._guard.counts()
         document = {
             "writer": progress.writer,
-            "dropped": self._guard.dropped,
+            "dropped": dropped,
             "errors": errors,
             "pending": int(self.spool.read(progress.position) is not None),
         }
-        path = f"/runs/{self.run}/heartbeat?alerts_after={progress.alerts_after}"
+        path = f"/runs/{self.run}/heartbeat{self._query()}"
         outcome = self._transport.send("POST", path, dump_json(document))
         self._heartbeat_at = time.monotonic() + self._settings.heartbeat_seconds
         # A heartbeat that does not arrive is not repeated: the next one says the same, later.
         self._errors_told = errors
         if outcome.action is not Action.DONE:
             return min(self._put_off(outcome), self._settings.heartbeat_seconds)
-        self._take_alerts(outcome.answer)
+        self._take_tidings(outcome.answer)
         self._through()
         return self._settings.interval
 
-    def _take_alerts(self, answer: Mapping[str, Any]) -> None:
-        alerts = answer.get("alerts")
-        fresh = [a for a in alerts if isinstance(a, dict)] if isinstance(alerts, list) else []
-        fresh = [
-            a for a in fresh if isinstance(a.get("id"), int) and a["id"] > self.cursor.progress.alerts_after
-        ]
-        if fresh:
-            self.cursor.progress.alerts_after = max(a["id"] for a in fresh)
+    def _query(self) -> str:
+        """What of the run's alerts and commands is known here; without commands_after none are sent."""
+        progress = self.cursor.progress
+        query = f"?alerts_after={progress.alerts_after}"
+        takes_commands = self._live and self._on_commands is not None
+        return f"{query}&commands_after={progress.commands_after}" if takes_commands else query
+
+    def _take_tidings(self, answer: Mapping[str, Any]) -> None:
+        """Hand over the alerts and commands that an answer brings, each once."""
+        progress = self.cursor.progress
+        if alerts := _fresh(answer.get("alerts"), progress.alerts_after):
+            progress.alerts_after = max(alert["id"] for alert in alerts)
             with self._guard.shield("reading alerts"):
-                self._on_alerts(fresh)
+                self._on_alerts(alerts)
+        if self._on_commands is None:
+            return
+        if commands := _fresh(answer.get("commands"), progress.commands_after):
+            progress.commands_after = max(command["id"] for command in commands)
+            with self._guard.shield("reading commands"):
+                self._on_commands(commands)
+
+
+def _fresh(found: Any, after: int) -> list[Mapping[str, Any]]:
+    """Those with an id greater than `after`; what is none of ours is passed over."""
+    items = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [one for one in items if isinstance(one.get("id"), int) and one["id"] > after]

@@ -1,6 +1,7 @@
 """A real HTTP server that speaks docs/wire.md, and settings that try again quickly."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,7 +43,7 @@ def settings(server: WireServer, tmp_path: Path) -> Settings:
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test sees this user's configuration, nor leaves a run, a logger or a hook behind."""
-    for name in ("FP8SCOPE_URL", "FP8SCOPE_TOKEN", "FP8SCOPE_MODE", "FP8SCOPE_DIR", "RANK"):
+    for name in [one for one in os.environ if one.startswith("FP8SCOPE_")] + ["RANK", "WORLD_SIZE"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,8 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert sorted(server.run.steps) == [*range(1, 21), *range(101, 111)]
     # Two writers of one run; the child's end is not the run's.
     assert len({row["writer"] for row in server.run.rows}) == 2
-    assert len(server.run.finishes) == 1 and report.rows_sent == 20
+    assert [end["ends_run"] for end in server.run.finishes] == [False, True] and report.rows_sent == 20
+    assert server.run.finish["rows_sent"] == 20
     assert list(find_spools(settings.directory)) == []
 
 

@@ -19,6 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 
 STATISTICS = {"numel", "amax", "scale", "saturated", "underflow", "subnormal", "nonfinite"}
+SAMPLED = {"blocks", "saturated_blocks", "scale_min", "scale_median", "scale_max", "sq_error", "sq_signal"}
+SAMPLED |= {"scale_frozen", "scale_stale", "history_amax", "update_ratio"}
+EXPONENT_BINS = 279
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class StoredRun:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     finishes: list[dict[str, Any]] = field(default_factory=list)
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
+    histograms: list[dict[str, Any]] = field(default_factory=list)
+    """One entry a tensor: step, time, name and counts."""
 
     @property
     def steps(self) -> list[int]:
@@ -65,8 +70,9 @@ class StoredRun:
 
     @property
     def finish(self) -> dict[str, Any]:
-        assert len(self.finishes) == 1, self.finishes
-        return self.finishes[0]
+        """How the run ended; not how a child or an earlier attempt did."""
+        (found,) = [one for one in self.finishes if one["ends_run"]]
+        return found
 
     def scalars(self, name: str) -> list[float | None]:
         return [row["scalars"].get(name) for row in self.rows]
@@ -159,6 +165,9 @@ class WireServer:
         stored = self.runs.get(run)
         if stored is None:
             raise Refusal(404, "unknown_run")
+        if method == "GET" and not rest:
+            attempts = [place["attempt"] for place in stored.places.values()]
+            return 200, {"id": run, "last_attempt": max(attempts, default=None)}
         if len(body) > self.max_body:
             raise Refusal(413, "too_large")
         if rest[:1] == ["writers"]:
@@ -187,7 +196,9 @@ class WireServer:
     def _message(
         self, run: str, stored: StoredRun, kind: str, content_type: str, body: bytes
     ) -> tuple[int, dict[str, Any]]:
-        if kind == "batches":
+        if kind == "histograms":
+            batch = read_histograms(body, content_type, stored)
+        elif kind == "batches":
             batch = read_batch(body, content_type, stored)
             if batch["run"] != run:
                 raise Refusal(400, "malformed", "another run's batch")
@@ -211,6 +222,8 @@ class WireServer:
             stored.points += batch["points"]
             stored.dropped = max(stored.dropped, batch["dropped"])
             answer |= {"rows": len(batch["rows"]), "points": batch["points"]}
+        elif kind == "histograms":
+            stored.histograms += batch["rows"]
         elif kind == "evaluations":
             stored.evaluations.append(batch)
         elif kind == "finish":
@@ -234,6 +247,29 @@ def _extend_catalogue(stored: StoredRun, writer: str, document: dict[str, Any]) 
             raise Refusal(409, "writer_conflict")
     catalogue[offset : offset + len(tensors)] = tensors
     return {"count": len(catalogue)}
+
+
+def read_histograms(body: bytes, content_type: str, stored: StoredRun) -> dict[str, Any]:
+    """Check histograms against docs/wire.md and return them as plain objects."""
+    assert content_type == "application/vnd.apache.arrow.stream"
+    with pa.ipc.open_stream(body) as stream:
+        table = stream.read_all()
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    types = {column.name: column.type for column in table.schema}
+    assert types == {
+        "step": pa.int64(),
+        "time": pa.timestamp("us", tz="UTC"),
+        "tensor": pa.int32(),
+        "counts": pa.list_(pa.float64(), EXPONENT_BINS),
+    }, types
+    assert metadata["fp8scope.protocol"] == "1" and "fp8scope.dropped" not in metadata
+    writer = metadata["fp8scope.writer"]
+    names = [tensor["name"] for tensor in stored.catalogues.get(writer, [])]
+    rows = cast(list[dict[str, Any]], table.to_pylist())
+    for row in rows:
+        assert all(value is not None for value in row.values()) and min(row["counts"]) >= 0
+        row["name"] = names[row.pop("tensor")]
+    return {"rows": rows, "writer": writer, "seq": int(metadata["fp8scope.seq"])}
 
 
 def read_batch(body: bytes, content_type: str, stored: StoredRun | None = None) -> dict[str, Any]:
@@ -266,7 +302,7 @@ def read_batch(body: bytes, content_type: str, stored: StoredRun | None = None) 
         if kind == "scalar":
             assert column.type == pa.float64()
         else:
-            assert kind == "tensor" and label in STATISTICS, name
+            assert kind == "tensor" and label in STATISTICS | SAMPLED, name
             assert pa.types.is_fixed_size_list(column.type)
             if stored is not None and column.type.list_size > len(stored.catalogues.get(writer, [])):
                 raise Refusal(422, "invalid", "more values than the catalogue has tensors")

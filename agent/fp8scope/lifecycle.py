@@ -1,0 +1,275 @@
+"""A run's life in this process: its writers, how it is continued, and how it ends."""
+
+import logging
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fp8scope.config import Settings
+from fp8scope.entries import Entry, FinishReport, Place
+from fp8scope.environment import clean, redact
+from fp8scope.guard import Guard
+from fp8scope.hooks import live_runs
+from fp8scope.pipeline import Pipeline
+from fp8scope.records import Kind, dump_json
+from fp8scope.resume import Identity, identity_from_state, send_leftovers, write_ledger
+from fp8scope.worker import Forkable
+
+logger = logging.getLogger("fp8scope")
+
+MAX_ERROR_TEXT = 20_000
+FINISH_SECONDS = 30.0
+MAX_REWINDS = 100
+"""Attempts that one process may begin by going back to earlier steps."""
+
+
+class Lifecycle(Forkable):
+    """What `Run` is made of beside steps and what is logged in them."""
+
+    def __init__(
+        self, settings: Settings, registration: Mapping[str, Any], identity: Identity, *, rank: int
+    ) -> None:
+        super().__init__()
+        self.id = identity.run
+        self.name = str(registration["name"])
+        self.guard = Guard()
+        self._settings = settings
+        self._registration = dict(registration)
+        self._rank = rank
+        self._attempt = identity.attempt
+        self._resumed = identity.resumed
+        self._step = identity.step
+        self._tokens = identity.tokens
+        self._recorded_step: int | None = None
+        self._rewinds = 0
+        self._failure = ""
+        self._forked = False
+        self._report: FinishReport | None = None
+        self._earlier: list[Pipeline] = []
+        """Writers of this process whose attempt is over; some may still be sending."""
+        self._pipeline = self._new_pipeline()
+
+    @property
+    def url(self) -> str:
+        """The run's page, once the server has answered; empty before."""
+        sender = self._pipeline.sender
+        return sender.page if sender is not None else ""
+
+    @property
+    def directory(self) -> Path:
+        """The folder of this run's spool."""
+        return self._pipeline.directory
+
+    @property
+    def finished(self) -> bool:
+        return self._report is not None
+
+    @property
+    def attempt(self) -> int:
+        """How many times this run was begun before, here or elsewhere."""
+        return self._attempt
+
+    def state_dict(self) -> dict[str, Any]:
+        """What belongs into a checkpoint, so that the run can be continued from it: plain numbers and texts.
+
+        Give it to `init(resume=...)`, or to `load_state_dict` right after `init`.
+        """
+        return Identity(self.id, self._attempt, self._step, self._tokens).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was taken: in its run, with the step after its last one.
+
+        What this process has recorded of another run by then is ended; without any step it leaves no trace
+        unless the server was told of it already, which is two seconds after `init`.
+        """
+        with self.guard.shield("loading the run's state"):
+            found = identity_from_state(state)
+            if self._active():
+                self._continue(found)
+
+    def finish(self, timeout: float = FINISH_SECONDS) -> FinishReport:
+        """End the run and wait, `timeout` seconds at most, until the server has everything.
+
+        What is left then stays on disk for `fp8scope sync`. Calling it again returns the first report.
+        """
+        if self._report is None:
+            self._before_finish()
+            self._report = FinishReport(complete=False)
+            with self.guard.shield("finishing the run"):
+                self._report = self._finish(timeout)
+            if self in live_runs:
+                live_runs.remove(self)
+            self._after_finish()
+        return self._report
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._note_failure(error)
+        self.finish()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A model that carries its run is copied with a reference to it.
+        return self
+
+    # What a run adds
+
+    def _before_finish(self) -> None:
+        raise NotImplementedError
+
+    def _after_finish(self) -> None:
+        raise NotImplementedError
+
+    def _announce_again(self) -> None:
+        """Another writer begins: have everything described to it."""
+        raise NotImplementedError
+
+    def _take_alerts(self, found: Sequence[Mapping[str, Any]]) -> None:
+        raise NotImplementedError
+
+    def _take_commands(self, found: Sequence[Mapping[str, Any]]) -> None:
+        raise NotImplementedError
+
+    # Writers
+
+    def _active(self) -> bool:
+        return self._settings.mode != "disabled" and self._report is None
+
+    def _new_pipeline(self) -> Pipeline:
+        hostname = str(self._registration["environment"].get("hostname", ""))[:255]
+        return Pipeline(
+            self._settings,
+            self.id,
+            self.guard,
+            place=Place(self._rank, hostname, self._attempt),
+            on_alerts=self._take_alerts,
+            # A forked child that logs is a writer, not the training.
+            on_commands=None if self._forked else self._take_commands,
+        )
+
+    def _start(self) -> None:
+        """The run begins, or goes on."""
+        if self._settings.mode != "disabled":
+            self._register()
+            write_ledger(self._settings.directory, self._identity(), over=False)
+            if self._resumed:
+                send_leftovers(self.id, self._settings, self.directory)
+
+    def _identity(self) -> Identity:
+        return Identity(self.id, self._attempt, self._step, self._tokens)
+
+    def _register(self) -> None:
+        self._pipeline.put(self._registration_entry())
+
+    def _registration_entry(self) -> Entry:
+        document = dict(self._registration)
+        return Entry(Kind.REGISTRATION, lambda: dump_json(document))
+
+    def _mind(self, number: int) -> None:
+        """A step of this number is about to be recorded: going back is a new attempt."""
+        before, self._recorded_step = self._recorded_step, number
+        if before is None or number >= before or self._forked:
+            return
+        self._rewinds += 1
+        if self._rewinds > MAX_REWINDS:
+            self.guard.tell_once("rewinds", "steps go back again and again; no more attempts are told apart.")
+            return
+        self._begin_writer(replace(self._identity(), attempt=self._attempt + 1))
+
+    def _continue(self, found: Identity) -> None:
+        self._step, self._tokens = found.step, found.tokens
+        fresh = self._recorded_step is None
+        if found.run == self.id and (self._attempt >= found.attempt or not fresh):
+            # Resumed by its id already; or going back, which is noticed with the next step.
+            return
+        self._recorded_step = None
+        attempt = max(found.attempt, self._attempt)
+        self._begin_writer(replace(found, attempt=attempt), trace=not fresh)
+        write_ledger(self._settings.directory, self._identity(), over=False)
+        send_leftovers(self.id, self._settings, self.directory)
+
+    def _begin_writer(self, identity: Identity, *, trace: bool = True) -> None:
+        """End this process's writer and begin another one. Without `trace` the old one had nothing to say."""
+        old, document = self._pipeline, {**self._finish_document(), "ends_run": identity.run != self.id}
+        if trace or not old.discard():
+            old.close(lambda: document)
+            self._earlier.append(old)
+        self.guard.start_anew()
+        self.id, self._attempt = identity.run, identity.attempt
+        self._announce_again()
+        self._pipeline = self._new_pipeline()
+        self._register()
+
+    def after_fork_in_child(self) -> None:
+        """Become another writer of the same run; it starts when the child records something."""
+        self.guard = Guard()
+        for pipeline in (*self._earlier, self._pipeline):
+            pipeline.abandon()
+        self._earlier = []
+        self._announce_again()
+        self._forked = True
+        self._pipeline = self._new_pipeline()
+        # The first entry must be the registration; queued without starting a thread.
+        self._pipeline.prepare(self._registration_entry())
+
+    # The end
+
+    def _note_failure(self, error: BaseException) -> None:
+        with self.guard.shield("noting a failure"):
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                return
+            self._fail("".join(traceback.format_exception(error)))
+
+    def _fail(self, text: str) -> None:
+        self._failure = redact(clean(text[-MAX_ERROR_TEXT:]))
+
+    def _finish(self, timeout: float) -> FinishReport:
+        if self._settings.mode == "disabled":
+            return FinishReport(complete=True)
+        deadline = time.monotonic() + timeout
+        report = self._pipeline.finish(self._finish_document, timeout)
+        for pipeline in self._earlier:
+            report = report.joined(pipeline.wait(max(0.0, deadline - time.monotonic())))
+        if not self._forked:
+            write_ledger(self._settings.directory, self._identity(), over=not self._failure)
+        if not report.complete and self._pipeline.started:
+            self._tell_what_is_left(report)
+        return report
+
+    def _finish_document(self) -> dict[str, Any]:
+        dropped, errors = self.guard.counts()
+        return {
+            "state": "failed" if self._failure else "finished",
+            "error": self._failure,
+            # A forked child is one writer less, not the end of the run.
+            "ends_run": not self._forked,
+            "dropped": dropped,
+            "errors": errors,
+        }
+
+    def _tell_what_is_left(self, report: FinishReport) -> None:
+        sender = self._pipeline.sender
+        why = f" ({sender.trouble})" if sender is not None and sender.trouble else ""
+        if report.directory is None:
+            logger.warning(
+                "run %s: not everything was sent%s, and there was no disk to keep it on.", self.name, why
+            )
+        elif self._settings.mode == "offline":
+            logger.info(
+                "run %s is kept in %s: upload it with: fp8scope sync %s", self.name, *[report.directory] * 2
+            )
+        else:
+            logger.warning(
+                "run %s: not everything was sent yet%s. Nothing is lost; send it with: fp8scope sync %s",
+                self.name,
+                why,
+                report.directory,
+            )
