@@ -1,6 +1,6 @@
 """How fast is an FP8 linear layer whose statistics are counted, where FP8 has no hardware?
 
-    python benchmarks/linear.py [--threads N] [--repeats N] [--sizes 256 512 1024 2048]
+    python benchmarks/linear.py [--threads N] [--repeats N] [--sizes 256 512 1024 2048] [--without-bf16-units]
 
 Forward and backward of `size` tokens through a layer of `size` x `size`, all in BF16 on the CPU: `Fp8Linear`
 with every statistic written, torchao's Float8Linear (which emulates FP8 there), as it is and compiled, and
@@ -9,6 +9,9 @@ above 1 where `Fp8Linear` is faster:
 
     speed_over_torchao, speed_over_torchao_compiled, speed_over_bf16     null without torchao
     fp8_ms, torchao_ms, torchao_compiled_ms, bf16_ms                     medians of forward plus backward
+
+With --without-bf16-units operands are multiplied in float32, as on a CPU that has no such units; to see how
+torch's own BF16 products fare there, also set ONEDNN_MAX_CPU_ISA=AVX2 or AVX512_CORE in the environment.
 
 torchao has no delayed scaling; beside it stands its dynamic recipe for whole tensors. With one thread its CPU
 time is taken, so that other processes matter less, else wall-clock time.
@@ -32,6 +35,7 @@ from fp8scope_kernels import (
     Recipe,
     RowwiseScaling,
     StatisticsBuffer,
+    matmul,
     observe,
     set_backend,
 )
@@ -122,13 +126,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--sizes", nargs="+", type=int, default=[256, 512, 1024, 2048])
+    parser.add_argument("--without-bf16-units", action="store_true")
     arguments = parser.parse_args()
+    if arguments.without_bf16_units:
+        matmul.has_bf16_units = lambda: False  # type: ignore[assignment]
     torch.set_num_threads(arguments.threads)
     set_backend("compiled")
     for size in arguments.sizes:
         for recipe, peer_recipe in RECIPES:
             case = measure_case(size, recipe, peer_recipe, arguments.repeats)
-            print(json.dumps({**case, "threads": arguments.threads}), flush=True)
+            case |= {"threads": arguments.threads, "bf16_units": matmul.has_bf16_units()}
+            print(json.dumps(case), flush=True)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def test_which_cpus_have_units(
     machine: str, flags: set[str] | None, onednn: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what torch says of the CPU; where it says nothing, float32 is right."""
-    monkeypatch.setattr(matmul.platform, "machine", lambda: machine)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         if flags is None:
@@ -223,6 +223,6 @@ def test_scales_by_rows_are_applied_natively(
     monkeypatch.setattr(backends, "_chosen", "auto")
     monkeypatch.setattr(torch, "mm", lambda a, b: product.clone())
     for backend in ("compiled", "reference"):
-        set_backend(backend)  # type: ignore[arg-type]
+        set_backend(backend)
         result = multiply(Operand(product, left), Operand(product.t(), right), dtype)
         assert torch.equal(result.nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -87,7 +87,7 @@ def train(backend: Backend, recipe: Recipe, dtype: torch.dtype, spoilt: bool) ->
 @pytest.mark.parametrize("spoilt", [False, True], ids=["finite", "spoilt"])
 def test_it_works(recipe: Recipe, dtype: torch.dtype, spoilt: bool) -> None:
     """Every output, gradient, statistic and scaling state is the same."""
-    actual, expected = (train(b, recipe, dtype, spoilt) for b in ("compiled", "reference"))  # type: ignore[arg-type]
+    actual, expected = (train(b, recipe, dtype, spoilt) for b in ("compiled", "reference"))
     assert len(actual) == len(expected) > 20
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -152,7 +152,7 @@ def test_what_saturates_beyond_an_old_scale_is_counted() -> None:
     """The scale is known before the tensor is: what is beyond it shows up in the same pass."""
     rows = []
     for backend in ("compiled", "reference"):
-        set_backend(backend)  # type: ignore[arg-type]
+        set_backend(backend)
         torch.manual_seed(0)
         layer, buffer = Fp8Linear(32, 16, recipe=DelayedScaling()), StatisticsBuffer()
         observe(torch.nn.Sequential(layer), buffer)

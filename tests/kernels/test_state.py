@@ -78,7 +78,7 @@ def test_an_inf_in_the_history_keeps_the_scale_until_it_has_passed() -> None:
 def test_without_update_nothing_changes() -> None:
     state = ScalingState(DelayedScaling(history_length=2), E4M3)
     assert state.next_scale(torch.tensor(2.0), update=False).item() == E4M3.max / 2
-    assert (state.scale.item(), state.calls) == (0.0, 0)
+    assert (state.scale.item(), state.calls.item()) == (0.0, 0)
     amaxes(state, [2.0, 4.0])
     before = {key: value.clone() for key, value in state.state_dict().items()}
     assert state.next_scale(torch.tensor(100.0), update=False).item() == E4M3.max / 2
