@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fp8scope.records import Row
+from fp8scope.records import Histograms, Row
 
 PROTOCOL = 1
 AnyArray: TypeAlias = "pa.Array[Any]"
@@ -51,23 +51,26 @@ def encode_batch(rows: Sequence[Row], statistics: Sequence[str], *, run: str, wr
     if tensors:
         cube = _stack(rows, tensors, len(statistics))
         unobserved = cube[:, :, 0] == 0
-        points += int(np.count_nonzero(~unobserved)) * len(statistics)
-        for index, name in enumerate(statistics):
-            values = np.where(unobserved, 0.0, cube[:, :, index])
-            column = _fixed_size_list(values, unobserved)
+        matrices = {name: np.where(unobserved, np.nan, cube[:, :, i]) for i, name in enumerate(statistics)}
+        for name in dict.fromkeys(name for row in rows for name in row.extras):
+            matrices[name] = _stack_extras(rows, name, tensors)
+        for name, values in matrices.items():
+            missing = np.isnan(values)
+            points += values.size - int(np.count_nonzero(missing))
+            column = _fixed_size_list(np.where(missing, 0.0, values), missing)
             fields.append(pa.field(f"tensor:{name}", column.type))
             columns.append(column)
-    schema = pa.schema(fields, metadata=_metadata(run, writer, seq, rows[-1].dropped))
+    metadata = {**_metadata(run, writer, seq), "fp8scope.dropped": str(rows[-1].dropped)}
+    schema = pa.schema(fields, metadata=metadata)
     return Batch(_serialise(schema, columns), len(rows), points)
 
 
-def _metadata(run: str, writer: str, seq: int, dropped: int) -> dict[bytes | str, bytes | str]:
+def _metadata(run: str, writer: str, seq: int) -> dict[bytes | str, bytes | str]:
     return {
         "fp8scope.protocol": str(PROTOCOL),
         "fp8scope.run": run,
         "fp8scope.writer": writer,
         "fp8scope.seq": str(seq),
-        "fp8scope.dropped": str(dropped),
     }
 
 
@@ -78,6 +81,37 @@ def _stack(rows: Sequence[Row], tensors: int, width: int) -> NDArray[np.float64]
         if len(row.statistics):
             cube[index, : len(row.statistics)] = row.statistics
     return cube
+
+
+def _stack_extras(rows: Sequence[Row], name: str, tensors: int) -> NDArray[np.float64]:
+    """Float64 [rows, tensors]; NaN in rows that lack this statistic."""
+    values = np.full((len(rows), tensors), np.nan)
+    for index, row in enumerate(rows):
+        if name in row.extras:
+            values[index, : len(row.statistics)] = row.extras[name]
+    return values
+
+
+def encode_histograms(histograms: Histograms, *, run: str, writer: str, seq: int) -> bytes:
+    """The body of POST /runs/{run}/histograms: one row a tensor."""
+    number, bins = histograms.counts.shape
+    schema = pa.schema(
+        [
+            pa.field("step", pa.int64(), nullable=False),
+            pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("tensor", pa.int32(), nullable=False),
+            pa.field("counts", pa.list_(pa.float64(), bins), nullable=False),
+        ],
+        metadata=_metadata(run, writer, seq),
+    )
+    counts = histograms.counts
+    columns = [
+        _array(np.full(number, histograms.step, np.int64), None, schema.field("step").type),
+        _array(np.full(number, histograms.time_us, np.int64), None, schema.field("time").type),
+        _array(histograms.tensors, None, pa.int32()),
+        _fixed_size_list(counts, np.zeros(counts.shape, bool)),
+    ]
+    return _serialise(schema, columns)
 
 
 def _array(values: NDArray[Any], missing: NDArray[np.bool_] | None, type: pa.DataType) -> AnyArray:

@@ -1,13 +1,14 @@
-"""From the device to the host without waiting: one asynchronous copy at the end of a step.
+"""From the device to the host without waiting: one asynchronous copy per device at the end of a step.
 
-Only this module and `fp8scope.watch` need torch; a program without it never imports it here.
+Torch is imported only once there is something to observe; a program without it never imports it here.
 """
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope_kernels import StatisticsBuffer, TensorInfo
+    from fp8scope.sources import Board, Boards, Source, Watching
+    from fp8scope_kernels import TensorInfo
 
 MAX_IN_FLIGHT = 64
-FIRST_CAPACITY = 256
+
+DEFAULT_EVERY = 100
 
 EMPTY: NDArray[np.float64] = np.zeros((0, 0))
 
@@ -36,9 +39,10 @@ def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
 def host_number(value: object) -> float:
     """A number that lives on the host, as a float. Raises TypeError or ValueError when it is none."""
     if is_tensor(value):
-        detached = value.detach()
-        # NumPy has no bfloat16. No `.item()`: that is the call which, on a device, waits.
-        value = (detached.double() if detached.dtype.itemsize < 4 else detached).numpy()
+        if value.numel() != 1:
+            raise ValueError(f"a scalar has one element, this has {value.numel()}: reduce it first (.mean())")
+        # Not `.item()`, the call which on a device waits: this one reads the host's memory as it is.
+        value = value.tolist() if value.dim() == 0 else value.reshape(()).tolist()
     if isinstance(value, np.ndarray):
         if value.size != 1:
             raise ValueError(f"a scalar has one element, this has {value.size}: reduce it first (.mean())")
@@ -46,6 +50,13 @@ def host_number(value: object) -> float:
     if isinstance(value, str | bytes):
         raise TypeError(f"a scalar must be a number, got {value!r}")
     return float(value)  # type: ignore[arg-type]
+
+
+def whole_steps(every: object) -> int:
+    """`every` as given to `watch`. Raises ValueError when it is not a whole number from 0 on."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+        raise ValueError(f"every must be a whole number of steps, or 0 for never, got {every!r}")
+    return every
 
 
 class HostBuffers:
@@ -76,81 +87,156 @@ class HostBuffers:
             self._free.append(buffer)
 
 
-@dataclass(slots=True)
-class Snapshot:
-    """A step's values on their way to the host: the statistics, then the scalars that were on a device."""
+class Observed(NamedTuple):
+    """A step's values on the host, as `records.Row` and `records.Histograms` take them."""
 
-    statistics_shape: tuple[int, int]
+    statistics: NDArray[np.float64]
+    extras: Mapping[str, NDArray[np.float64]]
+    scalars: Mapping[str, float]
+    histogram_tensors: NDArray[np.int32]
+    histogram_counts: NDArray[np.float64]
+
+
+NOTHING = Observed(EMPTY, {}, {}, np.zeros(0, np.int32), EMPTY)
+
+
+@dataclass(slots=True)
+class Copied:
+    """What one device sent: its boards' values one after the other, then the scalars that were on it."""
+
+    boards: "Sequence[tuple[Board, int]]"
     names: Sequence[str]
     host: "torch.Tensor | NDArray[np.float64]"
+    size: int
     event: "torch.cuda.Event | None" = None
     pool: HostBuffers | None = None
 
+    def read(self) -> NDArray[np.float64]:
+        """After the event: float64 [size]."""
+        if isinstance(self.host, np.ndarray):
+            return self.host
+        values: NDArray[np.float64] = self.host[: self.size].numpy().copy()
+        if self.pool is not None:
+            self.pool.give_back(self.host)
+        return values
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A step's values on their way to the host."""
+
+    copies: Sequence[Copied]
+    sampled: bool = False
+    _observed: Observed | None = field(default=None, init=False)
+
+    @property
+    def event(self) -> "torch.cuda.Event | None":
+        """What tells that the values have arrived; None where they have from the beginning."""
+        return next((copied.event for copied in self.copies if copied.event is not None), None)
+
     def is_ready(self) -> bool:
         """Whether `read` would not wait."""
-        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+        events = [copied.event for copied in self.copies if copied.event is not None]
+        return all(bool(event.query()) for event in events)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait for the copy: not on the training thread."""
-        if self.event is not None:
-            self.event.synchronize()
+        """Wait for the copies: not on the training thread."""
+        for copied in self.copies:
+            if copied.event is not None:
+                copied.event.synchronize()
 
-    def read(self) -> tuple[NDArray[np.float64], dict[str, float]]:
-        """After `wait`: statistics [tensors, statistics] and scalars."""
-        if isinstance(self.host, np.ndarray):
-            values = self.host
-        else:
-            count = self.statistics_shape[0] * self.statistics_shape[1] + len(self.names)
-            values = self.host[:count].numpy().copy()
-            if self.pool is not None:
-                self.pool.give_back(self.host)
-        split = len(values) - len(self.names)
-        scalars = dict(zip(self.names, values[split:].tolist(), strict=True))
-        return values[:split].reshape(self.statistics_shape), scalars
+    def read(self) -> Observed:
+        """After `wait`; the same each time."""
+        if self._observed is None:
+            self._observed = self._read()
+            self.copies = ()
+        return self._observed
+
+    def _read(self) -> Observed:
+        from fp8scope.assembly import Assembly
+
+        scalars: dict[str, float] = {}
+        assembly = Assembly(self.sampled)
+        for copied in self.copies:
+            values, at = copied.read(), 0
+            for board, rows in copied.boards:
+                at += assembly.add(board, rows, values[at:])
+            scalars |= zip(copied.names, values[at:].tolist(), strict=True)
+        return assembly.finish(scalars)
+
+
+def _ignore(kind: str, error: Exception) -> None:
+    """For a collector that nobody listens to."""
 
 
 class Collector:
-    """Owns the statistics buffer that watched models write to."""
+    """Owns the boards that watched models write to. `every`: a step in so many is a sampled one; 0: none.
 
-    def __init__(self) -> None:
-        self.buffer: StatisticsBuffer | None = None
+    `on_error` is told what fails in a source; the training never is.
+    """
+
+    def __init__(self, on_error: Callable[[str, Exception], None] = _ignore) -> None:
         self.recipe: Mapping[str, Any] = {}
+        self.every = DEFAULT_EVERY
+        self.on_error = on_error
+        self.sampled = False
+        """Whether the step that is under way is a sampled one."""
+        self._boards: Boards | None = None
+        self._sources: dict[tuple[int, str], Source] = {}
         self._announced = 0
         self._pool = HostBuffers()
 
-    def watch(self, model: "torch.nn.Module") -> int:
-        """Bind the model's linear layers to the buffer; returns how many tensors are observed now."""
-        from fp8scope_kernels import Fp8Linear, StatisticsBuffer, observable_layers, observe
+    def watch(self, model: "torch.nn.Module", optimizer: Any = None, how: "Watching | None" = None) -> int:
+        """Let all sources look at the model; returns how many tensors are observed of it."""
+        from fp8scope.sources import Boards, Watching, sources_of
 
-        layers = [layer for _, layer in observable_layers(model)]
-        if not layers:
-            return 0
-        if self.buffer is None:
-            self.buffer = StatisticsBuffer(max(FIRST_CAPACITY, 3 * len(layers)), layers[0].weight.device)
-        if not self.recipe and isinstance(layers[0], Fp8Linear):
-            self.recipe = layers[0].recipe.to_dict()
-        return observe(model, self.buffer)
+        if self._boards is None:
+            self._boards = Boards()
+        tensors = 0
+        for make in sources_of(model, optimizer, self._boards, how or Watching(), self._reporter()):
+            try:
+                source = make()
+            except Exception as error:
+                self.on_error("watching the model", error)
+                continue
+            if source.tensors:
+                self._sources[id(model), type(source).__name__] = source
+                self.recipe = self.recipe or source.recipe
+                tensors += source.tensors
+        self._boards.place()
+        self._boards.sample(self.sampled)
+        return tensors
+
+    def begin(self, number: int) -> None:
+        """Step `number` begins: is it a sampled one? Step 1 is, and every `every`-th after it."""
+        sampled = self.every > 0 and (number - 1) % self.every == 0
+        if sampled != self.sampled:
+            self.sampled = sampled
+            if self._boards is not None:
+                self._boards.sample(sampled)
 
     def new_tensors(self) -> "tuple[int, Sequence[TensorInfo], Sequence[str]] | None":
         """The catalogue's growth since the last call: offset, entries, and the names of the statistics."""
-        if self.buffer is None or len(self.buffer) == self._announced:
+        boards = self._boards
+        if boards is None or (boards.is_placed() and len(boards.catalogue) == self._announced):
             return None
         from fp8scope_kernels import STATISTICS
 
+        boards.place()
         offset = self._announced
-        entries = self.buffer.catalogue[offset:]
+        entries = boards.catalogue[offset:]
         self._announced = offset + len(entries)
-        return offset, entries, STATISTICS
+        return (offset, entries, STATISTICS) if entries else None
 
     @property
     def row_bytes(self) -> int:
         """About what one step takes in memory."""
-        return 1024 if self.buffer is None else 1024 + self.buffer.data.nbytes
+        return 1024 + sum(board.buffer.data.nbytes for board in self._active())
 
     def discard(self) -> None:
         """Forget what was counted since the last snapshot."""
-        if self.buffer is not None:
-            self.buffer.zero_()
+        for board in self._active():
+            board.clear()
 
     def after_fork(self) -> None:
         """In a forked child: announce the tensors anew, and use no memory that a copy may still write to."""
@@ -162,39 +248,70 @@ class Collector:
 
         None when there is nothing to copy. Nothing here waits for the device.
         """
-        buffer = self.buffer
-        if buffer is None and not scalars:
-            return None
-        if not scalars and buffer is not None and buffer.device.type == "cpu":
-            host = buffer.data.numpy().ravel().copy()
-            buffer.zero_()
-            return Snapshot((len(buffer), buffer.data.shape[1]), (), host)
         try:
-            return self._copy_from_device(scalars)
+            for source in self._sources.values():
+                self._finish(source)
+            copies = [
+                self._copy(device, boards, {n: x for n, x in scalars.items() if x.device == device})
+                for device, boards in self._by_device(scalars).items()
+            ]
+            return Snapshot(copies, self.sampled) if copies else None
         finally:
-            if buffer is not None:
-                buffer.zero_()
+            self.discard()
 
-    def _copy_from_device(self, scalars: "Mapping[str, torch.Tensor]") -> Snapshot:
+    def _active(self) -> "Iterator[Board]":
+        """The boards that this step writes to."""
+        for board in self._boards.all if self._boards is not None else ():
+            if board.every_step or self.sampled:
+                yield board
+
+    def _by_device(self, scalars: "Mapping[str, torch.Tensor]") -> "dict[torch.device, list[Board]]":
+        found: dict[torch.device, list[Board]] = {}
+        for board in self._active():
+            if len(board.positions):
+                found.setdefault(board.buffer.device, []).append(board)
+        for value in scalars.values():
+            found.setdefault(value.device, [])
+        return found
+
+    def _copy(
+        self, device: "torch.device", boards: "Sequence[Board]", scalars: "Mapping[str, torch.Tensor]"
+    ) -> Copied:
+        rows = [(board, len(board.positions)) for board in boards]
+        if device.type == "cpu":
+            parts = [part.numpy().ravel() for board in boards for part in board.parts()]
+            parts += [np.array([host_number(value)]) for value in scalars.values()]
+            host = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+            return Copied(rows, tuple(scalars), host, len(host))
         import torch
 
-        buffer = self.buffer
-        device = (
-            next(iter(scalars.values())).device
-            if buffer is None or buffer.device.type == "cpu"
-            else buffer.device
-        )
-        parts = [value.reshape(1).to(device, torch.float64, non_blocking=True) for value in scalars.values()]
-        shape = (0, 0)
-        if buffer is not None:
-            shape = (len(buffer), buffer.data.shape[1])
-            parts.insert(0, buffer.data.reshape(-1).to(device, non_blocking=True))
-        together = torch.cat(parts)
+        tensors = [part.reshape(-1) for board in boards for part in board.parts()]
+        # On the device to float64 first: it holds every number that was logged.
+        tensors += [value.reshape(1).double() for value in scalars.values()]
+        together = torch.cat(tensors)
+        names, size = tuple(scalars), together.numel()
         if device.type != "cuda":
-            return Snapshot(shape, tuple(scalars), together.to("cpu"))
-        host = self._pool.take(together.numel())
-        host[: together.numel()].copy_(together, non_blocking=True)
+            return Copied(rows, names, together.to("cpu"), size)
+        pinned = self._pool.take(size)
+        pinned[:size].copy_(together, non_blocking=True)
         # The recorder sleeps on the event instead of spinning.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
-        return Snapshot(shape, tuple(scalars), host, event, self._pool)
+        return Copied(rows, names, pinned, size, event, self._pool)
+
+    def _finish(self, source: "Source") -> None:
+        try:
+            source.finish(self.sampled)
+        except Exception as error:
+            self.on_error("watching a step", error)
+
+    def _reporter(self) -> Callable[[Exception], None]:
+        """What hooks in a model call. They must not keep the run alive."""
+        me = weakref.ref(self)
+
+        def report(error: Exception) -> None:
+            collector = me()
+            if collector is not None:
+                collector.on_error("watching a tensor", error)
+
+        return report

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8scope.batcher import CONTENT_TYPE, encode_batch
+from fp8scope.batcher import CONTENT_TYPE, encode_batch, encode_histograms
 from fp8scope.config import Settings
 from fp8scope.cursor import Progress
-from fp8scope.records import Kind, Record, Row, dump_json, load_json
+from fp8scope.records import Histograms, Kind, Record, Row, dump_json, load_json
 from fp8scope.spool import Spool
 from fp8scope.transport import Outcome
 
 JSON_TYPE = "application/json"
+JSON_PATHS = {Kind.EVALUATION: "evaluations", Kind.REPORT: "reports", Kind.FINISH: "finish"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Reader:
         self.registration = b""
         self.catalogue: list[dict[str, Any]] = []
         self.place: dict[str, Any] = {}
-        """The writer's rank and host."""
+        """The writer's rank, host and attempt; see `Place`."""
         self.row_limit = settings.batch_rows
         self._run = run
         self._spool = spool
@@ -58,7 +59,7 @@ class Reader:
         if offset <= known:
             self.catalogue += document["tensors"][known - offset :]
         self._statistics = list(document["statistics"])
-        self.place = {"rank": document["rank"], "hostname": document["hostname"]}
+        self.place = {name: document[name] for name in ("rank", "hostname", "attempt")}
 
     def build(self, first: Record, progress: Progress) -> Message:
         """The message that begins with the record `first`."""
@@ -71,10 +72,14 @@ class Reader:
             return Message(
                 first.kind, path, batch.body, CONTENT_TYPE, end, len(rows), batch.rows, batch.points
             )
+        if first.kind is Kind.HISTOGRAM:
+            histograms = Histograms.decode(first.payload)
+            body = encode_histograms(histograms, run=self._run, writer=progress.writer, seq=progress.seq)
+            return Message(first.kind, "histograms", body, CONTENT_TYPE, first.end, 1, 0, 0)
         document = {**load_json(first.payload), "writer": progress.writer, "seq": progress.seq}
         if first.kind is Kind.FINISH:
             document |= {"rows_sent": progress.rows_sent, "points_sent": progress.points_sent}
-        path = "finish" if first.kind is Kind.FINISH else "evaluations"
+        path = JSON_PATHS[first.kind]
         return Message(first.kind, path, dump_json(document), JSON_TYPE, first.end, 1, 0, 0)
 
     def _gather(self, first: Record, sealed_end: int) -> tuple[list[Row], int]:

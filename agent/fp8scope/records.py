@@ -8,7 +8,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,20 @@ from numpy.typing import NDArray
 
 FRAME = struct.Struct("<IIB")
 MAX_PAYLOAD = 256 << 20
-_ROW = struct.Struct("<qqqIIH")
+_ROW = struct.Struct("<qqqIIHI")
+_HISTOGRAM = struct.Struct("<qqII")
 
 
 class Kind(enum.IntEnum):
-    """REGISTRATION, TENSORS, EVALUATION and FINISH are JSON; ROW is `Row.encode`."""
+    """ROW is `Row.encode`, HISTOGRAM is `Histograms.encode`; the others are JSON."""
 
     REGISTRATION = 1
     TENSORS = 2
     ROW = 3
     EVALUATION = 4
     FINISH = 5
+    HISTOGRAM = 6
+    REPORT = 7
 
 
 class TornRecordError(ValueError):
@@ -81,8 +84,9 @@ class Row:
     """One training step.
 
     `statistics` is float64 [tensors, statistics] in the order of the catalogue; a tensor whose first
-    statistic (`numel`) is 0 was not observed. `time_us` is microseconds since 1970, UTC. `dropped` is the
-    number of rows that this writer had had to drop by then.
+    statistic (`numel`) is 0 was not observed. `extras` are further statistics, float64 [tensors] each, of the
+    steps in which they were taken. In both NaN stands for what is not known. `time_us` is microseconds since
+    1970, UTC. `dropped` is the number of rows that this writer had had to drop by then.
     """
 
     step: int
@@ -90,26 +94,81 @@ class Row:
     dropped: int
     scalars: Mapping[str, float]
     statistics: NDArray[np.float64]
+    extras: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The payload of a ROW record."""
-        names = "\n".join(self.scalars).encode()
+        names, extra_names = "\n".join(self.scalars).encode(), "\n".join(self.extras).encode()
         tensors, width = self.statistics.shape
-        head = _ROW.pack(self.step, self.time_us, self.dropped, len(names), tensors, width)
+        head = _ROW.pack(self.step, self.time_us, self.dropped, len(names), tensors, width, len(extra_names))
         values = np.fromiter(self.scalars.values(), "<f8", len(self.scalars))
-        return b"".join((head, names, values.tobytes(), self.statistics.astype("<f8", copy=False).tobytes()))
+        matrices = [self.statistics, *self.extras.values()]
+        return b"".join(
+            (head, names, extra_names, values.tobytes(), *(_bytes_of(matrix) for matrix in matrices))
+        )
 
     @classmethod
     def decode(cls, payload: bytes) -> "Row":
         """Undo `encode`. Raises TornRecordError when the sizes do not fit."""
         try:
-            step, time_us, dropped, length, tensors, width = _ROW.unpack_from(payload)
+            step, time_us, dropped, length, tensors, width, extra_length = _ROW.unpack_from(payload)
             at = _ROW.size + length
-            text = payload[_ROW.size : at].decode()
-            names = text.split("\n") if text else []
+            names = _names(payload[_ROW.size : at])
+            extra_names = _names(payload[at : at + extra_length])
+            at += extra_length
             values = np.frombuffer(payload, "<f8", len(names), at)
-            statistics = np.frombuffer(payload, "<f8", tensors * width, at + 8 * len(names))
+            at += values.nbytes
+            statistics = np.frombuffer(payload, "<f8", tensors * width, at)
+            at += statistics.nbytes
+            extras = np.frombuffer(payload, "<f8", tensors * len(extra_names), at)
         except (struct.error, ValueError) as error:
             raise TornRecordError(f"the row cannot be read: {error}") from None
-        scalars = dict(zip(names, values.tolist(), strict=True))
-        return cls(step, time_us, dropped, scalars, statistics.reshape(tensors, width))
+        return cls(
+            step,
+            time_us,
+            dropped,
+            dict(zip(names, values.tolist(), strict=True)),
+            statistics.reshape(tensors, width),
+            dict(zip(extra_names, extras.reshape(len(extra_names), tensors), strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histograms:
+    """How some tensors' exponents were distributed in one step.
+
+    `tensors` int32 [n]: their places in the writer's catalogue. `counts` float64 [n, bins]: zeros, then one
+    bin for each exponent, then NaN and Inf; see docs/watching.md.
+    """
+
+    step: int
+    time_us: int
+    tensors: NDArray[np.int32]
+    counts: NDArray[np.float64]
+
+    def encode(self) -> bytes:
+        """The payload of a HISTOGRAM record. Most bins are empty: packed, it is a twentieth."""
+        number, bins = self.counts.shape
+        head = _HISTOGRAM.pack(self.step, self.time_us, number, bins)
+        packed = zlib.compress(_bytes_of(self.counts), 1)
+        return b"".join((head, self.tensors.astype("<i4", copy=False).tobytes(), packed))
+
+    @classmethod
+    def decode(cls, payload: bytes) -> "Histograms":
+        """Undo `encode`. Raises TornRecordError when the sizes do not fit."""
+        try:
+            step, time_us, number, bins = _HISTOGRAM.unpack_from(payload)
+            tensors = np.frombuffer(payload, "<i4", number, _HISTOGRAM.size)
+            unpacked = zlib.decompress(payload[_HISTOGRAM.size + tensors.nbytes :])
+            counts = np.frombuffer(unpacked, "<f8").reshape(number, bins)
+        except (struct.error, ValueError, zlib.error) as error:
+            raise TornRecordError(f"the histograms cannot be read: {error}") from None
+        return cls(step, time_us, tensors, counts)
+
+
+def _names(text: bytes) -> list[str]:
+    return text.decode().split("\n") if text else []
+
+
+def _bytes_of(values: NDArray[np.float64]) -> bytes:
+    return values.astype("<f8", copy=False).tobytes()

@@ -294,7 +294,8 @@ def _quantize_eagerly(
 def _count_saturated(x: Tensor, scaled: Tensor, room: Tensor, format: Format) -> Tensor:
     """Finite elements with abs(x*s) > M. NaN compares false; Inf is above M and is taken out again."""
     above = torch.abs(scaled, out=room).gt_(format.max).sum()
-    return above - room.copy_(x).abs_().eq_(torch.inf).sum()
+    # With a scale of 0 or NaN (torchao's, for a tensor with an Inf) no product is above anything.
+    return (above - room.copy_(x).abs_().eq_(torch.inf).sum()).clamp_(min=0)
 
 
 def _count_small(x: Tensor, q: Tensor, room: Tensor, format: Format) -> Tensor:

@@ -23,6 +23,9 @@ IDS = {
 }
 
 numbers = st.floats(width=64)
+# Of a tensor, NaN is what is not known.
+statistics = st.floats(width=64, allow_nan=False) | st.just(math.nan)
+extra_names = st.sampled_from(["sq_error", "blocks", "update_ratio"])
 names = st.text("abcXYZ019_./-", min_size=1, max_size=12)
 scalars = st.dictionaries(names, numbers, max_size=5)
 
@@ -31,12 +34,14 @@ scalars = st.dictionaries(names, numbers, max_size=5)
 def rows(draw: st.DrawFn) -> Row:
     tensors = draw(st.integers(0, 4))
     matrix = np.array(
-        draw(st.lists(st.lists(numbers, min_size=7, max_size=7), min_size=tensors, max_size=tensors))
+        draw(st.lists(st.lists(statistics, min_size=7, max_size=7), min_size=tensors, max_size=tensors))
     ).reshape(tensors, 7)
+    lists = st.lists(statistics, min_size=tensors, max_size=tensors)
+    extras = {name: np.array(values) for name, values in draw(st.dictionaries(extra_names, lists)).items()}
     # The number of elements is a count.
     matrix[:, 0] = draw(st.lists(st.integers(0, 9), min_size=tensors, max_size=tensors))
     moment = draw(st.integers(0, 2**52))
-    return Row(draw(st.integers(0, 2**62)), moment, draw(st.integers(0, 9)), draw(scalars), matrix)
+    return Row(draw(st.integers(0, 2**62)), moment, draw(st.integers(0, 9)), draw(scalars), matrix, extras)
 
 
 def encode(batch: list[Row]) -> Batch:
@@ -45,6 +50,16 @@ def encode(batch: list[Row]) -> Batch:
 
 def same(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def known_values(row: Row) -> int:
+    """How many statistics a row has something to say of."""
+    observed = row.statistics[row.statistics[:, 0] != 0]
+    if not len(row.statistics):
+        return 0
+    return int(np.isfinite(observed).sum() + np.isinf(observed).sum()) + sum(
+        int((~np.isnan(values)).sum()) for values in row.extras.values()
+    )
 
 
 def test_it_works() -> None:
@@ -67,8 +82,7 @@ def test_what_goes_in_comes_out(batch: list[Row]) -> None:
     batch.sort(key=lambda row: row.step)
     encoded = encode(batch)
     found = read_batch(encoded.body, CONTENT_TYPE)
-    observed = sum(int(np.count_nonzero(row.statistics[:, 0])) for row in batch)
-    assert encoded.points == found["points"] == sum(len(row.scalars) for row in batch) + 7 * observed
+    assert encoded.points == found["points"] == sum(len(row.scalars) + known_values(row) for row in batch)
     for row, got in zip(batch, found["rows"], strict=True):
         assert got["step"] == row.step
         kept = {name: value for name, value in got["scalars"].items() if value is not None}
@@ -78,8 +92,11 @@ def test_what_goes_in_comes_out(batch: list[Row]) -> None:
             values = got["tensors"].get(name, [])
             for tensor, value in enumerate(values):
                 known = tensor < len(row.statistics) and row.statistics[tensor, 0] != 0
-                assert (value is not None) == known
-                assert value is None or same(value, row.statistics[tensor, index])
+                expected = row.statistics[tensor, index] if known else math.nan
+                assert same(math.nan if value is None else value, expected)
+        for name, values in row.extras.items():
+            extra = got["tensors"].get(name, [])[: len(values)]
+            assert all(same(math.nan if v is None else v, w) for v, w in zip(extra, values, strict=False))
 
 
 @given(rows())
@@ -90,6 +107,9 @@ def test_a_row_survives_the_spool(row: Row) -> None:
     assert np.array_equal(list(read.scalars.values()), list(row.scalars.values()), equal_nan=True)
     assert np.array_equal(read.statistics, row.statistics, equal_nan=True)
     assert read.statistics.shape == row.statistics.shape
+    assert list(read.extras) == list(row.extras)
+    for name, values in row.extras.items():
+        assert np.array_equal(read.extras[name], values, equal_nan=True)
 
 
 @given(rows(), st.data())

@@ -64,6 +64,16 @@ class StoredRun:
     histograms: list[dict[str, Any]] = field(default_factory=list)
     """One entry a tensor: step, time, name and counts."""
 
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+    def reports_of(self, kind: str) -> list[dict[str, Any]]:
+        return [report for report in self.reports if report["kind"] == kind]
+
+    @property
+    def answered(self) -> set[int]:
+        """The commands that somebody has answered."""
+        return {report["command"] for report in self.reports_of("command")}
+
     @property
     def steps(self) -> list[int]:
         return [row["step"] for row in self.rows]
@@ -97,6 +107,8 @@ class WireServer:
         self.plan: Plan = lambda method, path: None
         self.requests: list[tuple[str, str]] = []
         self.alerts: list[dict[str, Any]] = []
+        self.commands: list[dict[str, Any]] = []
+        self.asked_for_commands = 0
         self.problems: list[str] = []
         self.released = threading.Event()
         self.lock = threading.Lock()
@@ -173,7 +185,7 @@ class WireServer:
         if rest[:1] == ["writers"]:
             return 200, _extend_catalogue(stored, rest[1], json.loads(body))
         after = int(parse_qs(query).get("alerts_after", ["0"])[0])
-        tail = {"alerts": [a for a in self.alerts if a["id"] > after], "commands": []}
+        tail = {"alerts": [a for a in self.alerts if a["id"] > after], "commands": self._commands(query)}
         if rest == ["heartbeat"]:
             document = json.loads(body)
             assert set(document) == {"writer", "dropped", "errors", "pending"}, document
@@ -181,6 +193,17 @@ class WireServer:
             return 200, {"state": "running", **tail}
         status, answer = self._message(run, stored, rest[0], content_type, body)
         return status, {**answer, **tail}
+
+    def _commands(self, query: str) -> list[dict[str, Any]]:
+        """To those who ask: what they do not know yet and nobody has answered."""
+        known = parse_qs(query).get("commands_after")
+        if known is None:
+            return []
+        self.asked_for_commands += 1
+        return [c for c in self.commands if c["id"] > int(known[0]) and c["id"] not in self._answered()]
+
+    def _answered(self) -> set[int]:
+        return {number for stored in self.runs.values() for number in stored.answered}
 
     def _register(self, run: str, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         known = {"name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed"}
@@ -226,6 +249,9 @@ class WireServer:
             stored.histograms += batch["rows"]
         elif kind == "evaluations":
             stored.evaluations.append(batch)
+        elif kind == "reports":
+            assert batch["kind"] in ("accepts", "annotation", "bisect", "command", "reference"), batch
+            stored.reports.append(batch)
         elif kind == "finish":
             stored.finishes.append(batch)
         else:
