@@ -17,6 +17,11 @@ MAX_COUNTED = 8
 """Input shapes that are counted; of others the operations are scaled by the number of elements."""
 MAX_KNOWN = 1024
 
+ATTENTION_WITHOUT_FORMULA = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
+)
+
 Signature = tuple[torch.Size, ...]
 
 
@@ -28,12 +33,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch.utils.flop_counter import flop_registry
+        from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
         out = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops += int(formula(*args, **(kwargs or {}), out_val=out))
+        elif func._overloadpacket in ATTENTION_WITHOUT_FORMULA:
+            query, key, value = args[:3]
+            count = sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
+            self.flops += int(count)
         return out
 
 

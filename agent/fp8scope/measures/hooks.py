@@ -149,6 +149,8 @@ class OptimizerHooks:
         self._offset = offset
         self.rates: dict[str, Any] = {}
         self.norm: tuple[Tensor, bool] | None = None
+        # An optimizer whose `step` calls the one it inherits has its hooks called by both.
+        self._depth = 0
         self._handles = [
             optimizer.register_step_pre_hook(self.before_step),
             optimizer.register_step_post_hook(self.after_step),
@@ -161,6 +163,9 @@ class OptimizerHooks:
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        self._depth += 1
+        if self._depth > 1:
+            return
         with self._watch.guard.shield("measuring an optimizer step"):
             self._watch.clock.mark(OTHER)
             self.rates = learning_rates(optimizer, self._offset)
@@ -171,9 +176,17 @@ class OptimizerHooks:
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
         with self._watch.guard.shield("measuring an optimizer step"):
             self._watch.clock.mark(OPTIMIZER)
             self._watch.idle = DATA
+
+    def end_of_step(self) -> None:
+        """Forget what belongs to the step that ended, also an optimizer's step that raised."""
+        self.norm = None
+        self._depth = 0
 
 
 def _at_the_end_of_backward(call: Callable[[], None]) -> None:

@@ -122,7 +122,7 @@ class Measures:
         """The norm of all gradients that optimizers used in the step, and what it is called."""
         norms = [hooks.norm for hooks in self._optimizers.values() if hooks.norm is not None]
         for hooks in self._optimizers.values():
-            hooks.norm = None
+            hooks.end_of_step()
         if not norms:
             return None
         import torch
