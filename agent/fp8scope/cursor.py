@@ -34,6 +34,7 @@ class Progress:
     points_sent: int = 0
     messages_refused: int = 0
     alerts_after: int = 0
+    commands_after: int = 0
     finished: bool = False
 
 

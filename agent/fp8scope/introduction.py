@@ -14,6 +14,8 @@ class Introduction:
     def __init__(self, run: str, transport: Transport, reader: Reader) -> None:
         self.page = ""
         """The address of the run's page, once registered."""
+        self.margin: float | None = None
+        """The project's margin, as the server said."""
         self._run = run
         self._transport = transport
         self._reader = reader
@@ -59,6 +61,8 @@ class Introduction:
         if outcome.action is Action.DONE:
             self._registered = registration
             self.page = str(outcome.answer.get("url", ""))[:1000]
+            margin = outcome.answer.get("margin")
+            self.margin = float(margin) if isinstance(margin, int | float) and 0 < margin <= 1 else None
         return outcome
 
     def _tell_writer(self, progress: Progress) -> Outcome:
