@@ -25,7 +25,7 @@ from fp8scope.commands import Command, check_allowed
 from fp8scope.config import ConfigurationError, settings_from
 from fp8scope.environment import describe_environment, plain
 from fp8scope.guard import configure_logging
-from fp8scope.hooks import current_run, install_hooks
+from fp8scope.hooks import current_run, finish_previous, install_hooks
 from fp8scope.pipeline import FinishReport
 from fp8scope.ranks import rank_of
 from fp8scope.registration import blank_registration, check_registration, whole
@@ -126,6 +126,7 @@ def init(
         )
         settings = replace(settings, mode="offline")
     install_hooks()
+    finish_previous()
     return Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
 
 

@@ -1,26 +1,61 @@
 """The runs that are open in this process, and what becomes of them when it ends."""
 
 import atexit
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from fp8scope import signals
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
 
 EXIT_SECONDS = 10.0
 """How long the interpreter's exit may be held up by runs that nobody finished."""
+NEXT_SECONDS = 5.0
+"""How long a notebook's next run may be held up by the one before."""
+TERMINATED = (
+    "The process was told to end by SIGTERM: preempted, at its time limit, or by torchrun because another"
+    " rank had failed."
+)
 
-live_runs: "list[Run]" = []
+# A module that is reloaded, as notebooks do, keeps what it knows of this process.
+live_runs: "list[Run]" = globals().get("live_runs", [])
 """The runs that were not finished, oldest first."""
+_hooks_lock = threading.Lock()
+_hooks_installed: bool = globals().get("_hooks_installed", False)
 
 
 def current_run() -> "Run | None":
     """The run that was begun last and is not finished."""
     return live_runs[-1] if live_runs else None
+
+
+def install_hooks() -> None:
+    """Finish open runs when the program ends, as failed when an exception or SIGTERM ended it."""
+    global _hooks_installed
+    with _hooks_lock:
+        if not _hooks_installed:
+            _hooks_installed = True
+            atexit.register(_at_exit)
+            sys.excepthook = _note_uncaught(sys.excepthook)
+            threading.excepthook = _note_thread(threading.excepthook)
+            signals.install(_terminate, _write_out, _note)
+            _watch_notebook()
+
+
+def finish_previous() -> None:
+    """In an interactive session, where the cell that begins a run is called again, end the one before."""
+    if not hasattr(sys, "ps1"):
+        return
+    for run in list(live_runs):
+        logging.getLogger("fp8scope").info("finishing run %s: a new one begins.", run.name)
+        run._callbacks.clear()
+        run.finish(NEXT_SECONDS)
 
 
 def _at_exit() -> None:
@@ -30,24 +65,50 @@ def _at_exit() -> None:
         run.finish(max(0.5, deadline - time.monotonic()))
 
 
+def _note(error: BaseException) -> None:
+    for run in list(live_runs):
+        run._note_failure(error)
+
+
 def _note_uncaught(previous: Callable[..., object]) -> Callable[..., None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for run in list(live_runs):
-            run._note_failure(error)
+        _note(error)
         previous(kind, error, trace)
 
     return hook
 
 
-_hooks_lock = threading.Lock()
-_hooks_installed = False
+def _note_thread(previous: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A thread that dies ends the runs that it trains, and no others."""
+
+    def hook(arguments: Any) -> None:
+        for run in list(live_runs):
+            if run._thread == threading.get_ident() and arguments.exc_value is not None:
+                run._note_failure(arguments.exc_value)
+        previous(arguments)
+
+    return hook
 
 
-def install_hooks() -> None:
-    """Finish open runs at the interpreter's exit, as failed when an exception ended the program."""
-    global _hooks_installed
-    with _hooks_lock:
-        if not _hooks_installed:
-            _hooks_installed = True
-            atexit.register(_at_exit)
-            sys.excepthook = _note_uncaught(sys.excepthook)
+def _watch_notebook() -> None:
+    """IPython shows a cell's exception itself, and goes on."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        shell.events.register("post_run_cell", _note_cell)
+
+
+def _note_cell(result: Any) -> None:
+    error = getattr(result, "error_in_exec", None)
+    if isinstance(error, BaseException):
+        _note(error)
+
+
+def _terminate(patience: float) -> None:
+    deadline = time.monotonic() + patience
+    for run in list(live_runs):
+        run._terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
+
+
+def _write_out() -> None:
+    for run in list(live_runs):
+        run._write_out()

@@ -1,9 +1,11 @@
 """A run's life in this process: its writers, how it is continued, and how it ends."""
 
 import logging
+import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +48,8 @@ class Lifecycle(Forkable):
         self._tokens = identity.tokens
         self._recorded_step: int | None = None
         self._rewinds = 0
+        self._thread = threading.get_ident()
+        """The thread that trains."""
         self._failure = ""
         self._forked = False
         self._report: FinishReport | None = None
@@ -176,6 +180,7 @@ class Lifecycle(Forkable):
     def _mind(self, number: int) -> None:
         """A step of this number is about to be recorded: going back is a new attempt."""
         before, self._recorded_step = self._recorded_step, number
+        self._thread = threading.get_ident()
         if before is None or number >= before or self._forked:
             return
         self._rewinds += 1
@@ -231,11 +236,31 @@ class Lifecycle(Forkable):
     def _fail(self, text: str) -> None:
         self._failure = redact(clean(text[-MAX_ERROR_TEXT:]))
 
-    def _finish(self, timeout: float) -> FinishReport:
+    def _terminate(self, why: str, timeout: float) -> None:
+        """End as failed, on another thread than the training's, which may go on meanwhile: its hooks are left
+        alone, and its callbacks are not called.
+        """
+        if self._report is None:
+            self._report = FinishReport(complete=False)
+            with self.guard.shield("writing the run out"):
+                training = sys._current_frames().get(self._thread)
+                where = "".join(traceback.format_stack(training)) if training is not None else ""
+                self._fail(f"{why}\n\nThe training was here:\n{where}" if where else why)
+                document = self._finish_document()
+                self._report = self._finish(timeout, lambda: document)
+
+    def _write_out(self) -> None:
+        """Have everything on the disk, fsynced."""
+        with self.guard.shield("writing the run out"):
+            self._pipeline.write_out()
+
+    def _finish(
+        self, timeout: float, document: Callable[[], Mapping[str, Any]] | None = None
+    ) -> FinishReport:
         if self._settings.mode == "disabled":
             return FinishReport(complete=True)
         deadline = time.monotonic() + timeout
-        report = self._pipeline.finish(self._finish_document, timeout)
+        report = self._pipeline.finish(document or self._finish_document, timeout)
         for pipeline in self._earlier:
             report = report.joined(pipeline.wait(max(0.0, deadline - time.monotonic())))
         if not self._forked:

@@ -94,6 +94,12 @@ class Pipeline:
         """Held while something is being recorded."""
         return self._queue.lock
 
+    def write_out(self) -> None:
+        """Have everything that was handed over on the disk; waits for both. Not for the training thread."""
+        if self.started:
+            self._queue.drain()
+            self._flush()
+
     # The recorder's thread
 
     def _record(self) -> float:

@@ -66,7 +66,9 @@ class Worker:
             self._at_end()
 
 
-_forkable: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
+# A module that is reloaded, as notebooks do, keeps what it knows of the objects that are there.
+_reloaded = "_forkable" in globals()
+_forkable: "weakref.WeakSet[Forkable]" = _forkable if _reloaded else weakref.WeakSet()  # noqa: F821
 
 
 class Forkable:
@@ -86,5 +88,5 @@ def _after_fork_in_child() -> None:
         one.after_fork_in_child()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork") and not _reloaded:
     os.register_at_fork(after_in_child=_after_fork_in_child)
