@@ -38,6 +38,8 @@ RECIPES: dict[str, Recipe] = {
     "blocks, float32 scales": BlockScaling(power_of_two=False),
     "MX": MXFP8(),
 }
+SIZES = (1.0, 3.0, 9.0, 0.3)
+"""Of the inputs, step by step: beyond the scale of the past, and within it."""
 recipes = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
@@ -55,7 +57,7 @@ def spoil(x: Tensor) -> Tensor:
 
 
 def train(backend: Backend, recipe: Recipe, dtype: torch.dtype, spoilt: bool) -> list[Tensor]:
-    """Steps with one or two calls, with inputs that grow: all that is computed, scaled and counted."""
+    """Steps with one or two calls, with inputs of other sizes: all that is computed, scaled and counted."""
     set_backend(backend)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(48, 80)).to(dtype)
@@ -65,7 +67,7 @@ def train(backend: Backend, recipe: Recipe, dtype: torch.dtype, spoilt: bool) ->
     seen: list[Tensor] = []
     for step in range(4):
         for micro in range(1 + step % 2):
-            x = torch.randn(24, 48, generator=torch.Generator().manual_seed(10 * step + micro)) * 3.0**step
+            x = torch.randn(24, 48, generator=torch.Generator().manual_seed(10 * step + micro)) * SIZES[step]
             x = (spoil(x) if spoilt and step == 2 else x).to(dtype).requires_grad_()
             output = model(x)
             torch.autograd.backward(output.square().mean())
@@ -141,11 +143,13 @@ def test_an_unobserved_layer_goes_on_measuring(passes: list[Pass]) -> None:
     set_backend("compiled")
     layer = Fp8Linear(32, 32, recipe=DelayedScaling(history_length=2))
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
-    for factor in (1, 2, 4):
-        passes.clear()
-        layer(factor * x)
-    assert passes == [("cast", True, False)] * 2
-    assert layer.state_of("input").amax_history.tolist() == [(f * x).abs().max().item() for f in (4, 2)]
+    for factors in ((1, 2, 4), (3, 2, 1)):
+        for factor in factors:
+            passes.clear()
+            layer(factor * x)
+        assert passes == [("cast", True, False)] * 2
+        expected = [(f * x).abs().max().item() for f in (factors[2], factors[1])]
+        assert layer.state_of("input").amax_history.tolist() == expected
 
 
 def test_what_saturates_beyond_an_old_scale_is_counted() -> None:
