@@ -127,7 +127,9 @@ def init(
         settings = replace(settings, mode="offline")
     install_hooks()
     finish_previous()
-    return Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
+    run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
+    run.look_up_repository()
+    return run
 
 
 def attach(

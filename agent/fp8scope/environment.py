@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,11 @@ _SECRET_VALUE = re.compile(
     r"\b(?:fp8s_|hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{8,}|eyJ[\w\-]{8,}\.[\w\-]+\.[\w\-]+"
 )
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
-_ASSIGNMENT = re.compile(r"([\w.\-]+)(\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)")
+# Possessive, and only from the beginning of a word: a file of one long word must not take for ever.
+_ASSIGNMENT = re.compile(r"(?<![\w.\-])([\w.\-]++)(\s*+[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)")
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -38,6 +41,7 @@ def is_secret_name(name: str) -> bool:
 
 def redact(text: str) -> str:
     """The text without known kinds of tokens, passwords in addresses, and values assigned to secret names."""
+    text = _PRIVATE_KEY.sub(rf"\1 {REDACTED} \2", text)
     text = _URL_PASSWORD.sub(f"{REDACTED}@", _SECRET_VALUE.sub(REDACTED, text))
     return _ASSIGNMENT.sub(
         lambda found: found[1] + found[2] + REDACTED if is_secret_name(found[1]) else found[0], text
@@ -82,20 +86,62 @@ def _hides(name: str, value: Any) -> bool:
     return is_secret_name(name) and isinstance(value, str | bytes)
 
 
+PACKAGES = (
+    "fp8scope", "torch", "triton", "torchao", "transformers", "accelerate", "lightning", "transformer_engine",
+    "numpy", "pyarrow",
+)  # fmt: skip
+ALWAYS = ("fp8scope", "torch")
+"""Told even where they are not installed, as the empty string."""
+MAX_GPUS = 64
+
+JOB_VARIABLES = {
+    "rank": ("RANK", "SLURM_PROCID"),
+    "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
+    "world_size": ("WORLD_SIZE", "SLURM_NTASKS"),
+    "slurm_job_id": ("SLURM_JOB_ID",),
+    "slurm_array_job_id": ("SLURM_ARRAY_JOB_ID",),
+    "slurm_array_task_id": ("SLURM_ARRAY_TASK_ID",),
+    "slurm_step_id": ("SLURM_STEP_ID",),
+    "slurm_job_name": ("SLURM_JOB_NAME",),
+    "slurm_cluster": ("SLURM_CLUSTER_NAME",),
+    "slurm_nodes": ("SLURM_JOB_NODELIST",),
+    "slurm_restarts": ("SLURM_RESTART_COUNT",),
+    "pbs_job_id": ("PBS_JOBID",),
+    "lsf_job_id": ("LSB_JOBID",),
+}
+"""What it is called here, and the environment variables that tell it, the first that is set counts."""
+MAX_JOB_TEXT = 500
+
+
 def describe_environment() -> dict[str, Any]:
-    """Versions, host, GPU, commit and command line. Starts no GPU context: a later fork could not use it."""
+    """Versions, host, GPUs, command line, ranks and job. Starts no GPU context: a later fork could not use
+    it. What git knows is not in it: see `fp8scope.repository`.
+    """
+    gpus = gpu_names()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
-        "fp8scope": version_of("fp8scope"),
-        "torch": version_of("torch"),
-        "gpu": gpu_name(),
-        "git_commit": git_commit(),
+        **{name: version for name in PACKAGES if (version := version_of(name)) or name in ALWAYS},
+        **torch_versions(),
+        "gpu": gpus[0] if gpus else "",
+        "gpus": gpus[:MAX_GPUS],
+        "gpu_count": len(gpus),
+        "driver": driver_version(),
+        **job(os.environ),
         "command": " ".join(redact_arguments(sys.argv))[:MAX_TEXT],
         "working_directory": Path.cwd().name,
     }
+
+
+def job(environment: Mapping[str, str]) -> dict[str, str]:
+    """This process's place among the ranks and the scheduler's ids of the job; only what is known."""
+    found = {
+        name: next((environment[v] for v in variables if environment.get(v)), "")
+        for name, variables in JOB_VARIABLES.items()
+    }
+    return {name: redact(clean(value))[:MAX_JOB_TEXT] for name, value in found.items() if value}
 
 
 def version_of(distribution: str) -> str:
@@ -109,26 +155,35 @@ def version_of(distribution: str) -> str:
         return ""
 
 
-def gpu_name() -> str:
-    """The first NVIDIA GPU's name as its driver tells, empty without one."""
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", path.read_text(errors="replace")[:MAX_TEXT], re.MULTILINE)
+def torch_versions() -> dict[str, str]:
+    """CUDA's (or ROCm's) and cuDNN's versions that torch was built for; nothing unless it is imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    found = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
+    if torch.version.cuda is not None:
+        found["cudnn"] = torch.backends.cudnn.version()
+    return {name: str(version) for name, version in found.items() if version}
+
+
+def gpu_names(root: Path = Path("/proc/driver/nvidia")) -> list[str]:
+    """The machine's NVIDIA GPUs as their driver tells, in its order."""
+    names = []
+    for path in sorted(root.glob("gpus/*/information")):
+        found = re.search(r"^Model:\s*(.+)$", _text_of(path), re.MULTILINE)
         if found:
-            return found[1].strip()
-    return ""
+            names.append(found[1].strip())
+    return names
 
 
-def git_commit() -> str:
-    """The commit of the working directory's repository, empty when there is none."""
+def driver_version(root: Path = Path("/proc/driver/nvidia")) -> str:
+    """The NVIDIA driver's version, empty without one."""
+    found = re.search(r"Kernel Module\D*([\d.]+)", _text_of(root / "version"))
+    return found[1] if found else ""
+
+
+def _text_of(path: Path) -> str:
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=2,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
+        return path.read_text(errors="replace")[:MAX_TEXT]
+    except OSError:
         return ""
-    return found.stdout.strip()[:64] if found.returncode == 0 else ""

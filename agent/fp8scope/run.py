@@ -17,6 +17,7 @@ from fp8scope.measures import Measures
 from fp8scope.pipeline import Catalogue, Entry
 from fp8scope.records import Histograms, Kind, Row, dump_json
 from fp8scope.registration import blank_registration
+from fp8scope.repository import RepositoryLookup
 from fp8scope.resume import Identity
 from fp8scope.step import MAX_SCALARS, Step
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from fp8scope.measures import Reading
     from fp8scope_kernels import Recipe
     from fp8scope_kernels.convert import Selection
+
+LOOKUP_AT_END = 0.5
+"""Seconds that the end of a run waits for git, if no step was recorded since it answered."""
 
 
 class Run(Controls, Lifecycle):
@@ -53,6 +57,7 @@ class Run(Controls, Lifecycle):
         self._attachment: Attachment | None = None
         self.shadow: Recipe | None = None
         """The recipe of `watch` where it is given none."""
+        self._repository: RepositoryLookup | None = None
         self._start()
         live_runs.append(self)
 
@@ -215,7 +220,23 @@ class Run(Controls, Lifecycle):
     def _active(self) -> bool:
         return super()._active() and not self._quiet
 
+    def look_up_repository(self) -> None:
+        """Have git asked for the commit and the changes since, and told once that is known."""
+        if self._active():
+            self._repository = RepositoryLookup()
+
+    def _complete_environment(self, seconds: float = 0.0) -> None:
+        """Add what git has answered to the registration; wait for it `seconds` at most."""
+        found = self._repository.take(seconds) if self._repository is not None else None
+        if found is not None:
+            self._repository = None
+            if found:
+                self._registration["environment"] = {**self._registration["environment"], **found}
+                self._register()
+
     def _before_finish(self) -> None:
+        with self.guard.shield("looking at the repository"):
+            self._complete_environment(LOOKUP_AT_END)
         self._end_attachment()
         self._end_controls()
         with self.guard.shield("ending the measures"):
@@ -284,6 +305,8 @@ class Run(Controls, Lifecycle):
         self._mind(step.number)
         scalars = step._scalars
         scalars.setdefault("step_seconds", seconds)
+        if self._repository is not None:
+            self._complete_environment()
         if step._tokens > 0:
             self._tokens += step._tokens
             scalars.setdefault("tokens", float(self._tokens))

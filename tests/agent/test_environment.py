@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,10 @@ from hypothesis import strategies as st
 from fp8scope.environment import (
     REDACTED,
     describe_environment,
+    driver_version,
+    gpu_names,
     is_secret_name,
+    job,
     plain,
     redact,
     redact_arguments,
@@ -30,19 +32,33 @@ def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_the_commit_is_the_working_directorys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert describe_environment()["git_commit"] == ""
-    import subprocess
+def test_ranks_and_the_schedulers_job() -> None:
+    torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "HOME": "/root"}
+    assert job(torchrun) == {"rank": "3", "local_rank": "1", "world_size": "8"}
+    slurm = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]"}
+    assert job(slurm) == {"rank": "2", "world_size": "4", "slurm_job_id": "77", "slurm_nodes": "n[1-2]"}
+    # Started by srun, then by torchrun: the inner one counts.
+    assert job({**slurm, **torchrun})["rank"] == "3"
+    assert job({"SLURM_JOB_NAME": "train hf_SECRETSECRET"}) == {"slurm_job_name": f"train {REDACTED}"}
+    assert len(job({"SLURM_JOB_NODELIST": "n" * 9999})["slurm_nodes"]) == 500 and job({}) == {}
 
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-        done = subprocess.run(["git", *identity, *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
 
-    git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "x")
-    commit = describe_environment()["git_commit"]
-    assert commit == git("rev-parse", "HEAD") and re.fullmatch("[0-9a-f]{40}", commit)
+def test_the_machines_gpus_and_their_driver(tmp_path: Path) -> None:
+    assert gpu_names(tmp_path) == [] and driver_version(tmp_path) == ""
+    for index in range(2):
+        folder = tmp_path / "gpus" / f"0000:0{index}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t NVIDIA H200\nIRQ:   \t\t {index}\n")
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Wed Jan 22 2025\nGCC version: 12\n"
+    )
+    assert gpu_names(tmp_path) == ["NVIDIA H200", "NVIDIA H200"] and driver_version(tmp_path) == "570.86.15"
+
+
+def test_what_is_not_installed_is_not_told() -> None:
+    found = describe_environment()
+    assert found["torchao"] and "transformer_engine" not in found
+    assert found["gpu_count"] == len(found["gpus"])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +72,8 @@ def test_the_commit_is_the_working_directorys(monkeypatch: pytest.MonkeyPatch, t
         "fp8s_SECRETSECRET",
         "hf_SECRETSECRET",
         "ghp_SECRETSECRET",
+        "-----BEGIN RSA PRIVATE KEY-----\n+SECRET\n+SECRET\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nSECRET, cut off",
     ],
 )
 def test_secrets_are_redacted(text: str) -> None:
@@ -79,6 +97,12 @@ def test_secrets_are_redacted(text: str) -> None:
 def test_what_models_are_made_of_is_no_secret(name: str) -> None:
     assert not is_secret_name(name)
     assert plain({name: "value"}) == {name: "value"}
+
+
+@pytest.mark.parametrize("word", ["a", "ab-.", "a=", "token", "eyJ-"])
+def test_one_endless_word_is_redacted_too(word: str) -> None:
+    # A pattern that tried every beginning with every end would not come back from this.
+    assert redact(word * (300_000 // len(word)))
 
 
 def test_a_value_after_an_option_is_not_an_option() -> None:

@@ -31,7 +31,7 @@ class TooManyWritersError(Exception):
 
 
 def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple[Run, bool]:
-    """Create the run unless it is there. What was registered first stays.
+    """Create the run unless it is there. What was registered first stays; what it left open is filled in.
 
     Returns the run and whether it is new.
 
@@ -41,7 +41,7 @@ def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple
     run, created = Run.objects.get_or_create(id=run_id, defaults={"project": project, **fields})
     if run.project_id != project.pk:
         raise RunConflictError
-    if created:
+    if created or _complete(run, fields):
         run_changed(run.id, project.pk, "state")
     return run, created
 
@@ -53,6 +53,26 @@ def writer_of(run: Run, uuid: UUID) -> Writer:
         TooManyWritersError: it would be one too many.
     """
     found = Writer.objects.filter(run=run, uuid=uuid).first()
+def _complete(run: Run, fields: Mapping[str, Any]) -> bool:
+    """Take over what is learnt only after a run began: its recipe and precision from a model that is watched,
+    and what looking at the environment took a while to find. Whether there was anything.
+    """
+    environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
+    late: dict[str, Any] = {}
+    if environment.keys() - run.environment.keys():
+        late["environment"] = {**environment, **run.environment}
+    if recipe and not run.recipe:
+        late["recipe"] = recipe
+        if run.precision == "unknown":
+            late["precision"] = fields.get("precision", "unknown")
+    if not late:
+        return False
+    Run.objects.filter(pk=run.pk).update(**late)
+    for name, value in late.items():
+        setattr(run, name, value)
+    return True
+
+
     if found is not None:
         return found
     if Writer.objects.filter(run=run).count() >= MOST_WRITERS:

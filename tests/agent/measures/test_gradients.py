@@ -155,7 +155,7 @@ def test_two_optimizers_make_one_norm_and_number_their_groups_on() -> None:
     first, second = small_model(), small_model()
     optimizers = [
         torch.optim.SGD(
-            [{"params": first[0].parameters()}, {"params": first[2].parameters(), "lr": 2.0}], lr=1.0
+            [{"params": [*first[0].parameters()]}, {"params": [*first[2].parameters()], "lr": 2.0}], lr=1.0
         ),
         torch.optim.SGD(second.parameters(), lr=3.0),
     ]
@@ -224,9 +224,10 @@ def test_a_broken_optimizer_is_counted_and_trains_on() -> None:
     measures.watch(model, optimizer)
     measures.begin()
     loss_of(model).backward()  # type: ignore[no-untyped-call]
-    before = model[0].weight.detach().clone()
+    (weight, *_) = model.parameters()
+    before = weight.detach().clone()
     # What a strange subclass might do.
-    model[0].weight.grad.to_local = lambda: 1 / 0  # type: ignore[union-attr]
+    weight.grad.to_local = lambda: 1 / 0  # type: ignore[union-attr]
     optimizer.step()
-    assert guard.errors == 1 and not torch.equal(before, model[0].weight)
+    assert guard.errors == 1 and not torch.equal(before, weight)
     measures.close()

@@ -36,6 +36,34 @@ def test_it_works(project: Project) -> None:
     assert (created, created_again, run, again.name) == (True, False, again, "one")
 
 
+def test_what_is_learnt_later_fills_in_what_was_left_open(project: Project) -> None:
+    run_id = uuid.uuid4()
+    first = {"name": "a", "environment": {"hostname": "one"}, "precision": "unknown"}
+    services.register(run_id, project, first)
+    later = {
+        "name": "b",
+        "environment": {"hostname": "two", "git_commit": "abc"},
+        "recipe": {"recipe": "DelayedScaling"},
+        "precision": "fp8",
+    }
+    run, created = services.register(run_id, project, later)
+    run.refresh_from_db()
+    assert not created and run.name == "a" and run.precision == "fp8"
+    assert run.environment == {"hostname": "one", "git_commit": "abc"}
+    assert run.recipe == {"recipe": "DelayedScaling"}
+    # What is known then stays.
+    services.register(run_id, project, {**later, "recipe": {"recipe": "MXFP8"}, "precision": "bf16"})
+    run.refresh_from_db()
+    assert run.recipe == {"recipe": "DelayedScaling"} and run.precision == "fp8"
+
+
+def test_a_precision_that_was_given_is_not_found_out(project: Project) -> None:
+    run_id = uuid.uuid4()
+    services.register(run_id, project, {"name": "a", "precision": "bf16"})
+    services.register(run_id, project, {"name": "a", "precision": "fp8", "recipe": {"recipe": "MXFP8"}})
+    assert Run.objects.get().precision == "bf16"
+
+
 def test_a_run_of_another_project(run: Run) -> None:
     other = Project.objects.create(slug="other", name="Other")
     with pytest.raises(services.RunConflictError):
