@@ -78,7 +78,9 @@ class Fp8GradientReducer:
         grouped = dist.is_available() and dist.is_initialized()
         self.world_size = dist.get_world_size(group) if grouped else 1
         device = self.parameters[0].device
-        self._pre_scale = torch.full((len(self.names),), 1 / self.world_size, device=device)
+        self._pre_scale = torch.full(
+            (len(self.names),), 1 / self.world_size, dtype=torch.float32, device=device
+        )
         self._calm_steps = torch.zeros(len(self.names), dtype=torch.int32, device=device)
         self._sizes = torch.tensor([max(p.numel(), 1) for p in self.parameters], device=device)
         self._buckets = tuple(_buckets(self.parameters, bucket_elements))
@@ -116,7 +118,7 @@ class Fp8GradientReducer:
         that waits on a GPU, and only happens if one is None.) Raises ValueError for a sparse gradient.
         """
         grads = [_dense(name, p.grad) for name, p in zip(self.names, self.parameters, strict=True)]
-        nothing = Extent(*torch.tensor([-1.0, 0.0], device=self._pre_scale.device))
+        nothing = Extent(*torch.tensor([-1.0, 0.0], dtype=torch.float32, device=self._pre_scale.device))
         extents = [nothing if grad is None else measure(grad) for grad in grads]
         amax = self._maximum(torch.stack([extent.amax for extent in extents]))
         self._add_missing(grads, amax)

@@ -131,7 +131,7 @@ def to_block_operand(
     quantized = quantize_blocks(x, format, grid, recipe, row, block_row)
     if isinstance(recipe, RowwiseScaling):
         return Operand(quantized.values, quantized.scale.reciprocal().reshape(-1, 1))
-    one = torch.ones((), device=x.device)
+    one = torch.ones((), dtype=torch.float32, device=x.device)
     exact = isinstance(recipe, MXFP8) or (isinstance(recipe, BlockScaling) and recipe.power_of_two)
     return Operand(quantized.dequantize(torch.bfloat16 if exact else torch.float32), one)
 

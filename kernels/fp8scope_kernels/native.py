@@ -193,7 +193,7 @@ def quantize(
     x, target = _readable(x), _writable(row)
     amax, nonfinite = extent or (0.0, 0)
     counts = _Counts(nonfinite=nonfinite)
-    data = torch.empty(x.shape, dtype=dtype)
+    data = x.new_empty(x.shape, dtype=dtype)
     measuring = measure or (row is not None and extent is None)
     wanted = (AMAX if measuring else 0) | (COUNTS if row is not None else 0)
     amax = library().fp8scope_quantize(
@@ -222,8 +222,8 @@ def quantize_blocks(
     """
     x, target, block_target = _readable(x), _writable(row), _writable(block_row)
     (rows, columns), (height, width) = x.shape, grid
-    data = torch.empty(x.shape, dtype=dtype)
-    scales = torch.empty(-(-rows // height), 1, -(-columns // width), 1)
+    data = x.new_empty(x.shape, dtype=dtype)
+    scales = x.new_empty((-(-rows // height), 1, -(-columns // width), 1), dtype=torch.float32)
     if isinstance(recipe, MXFP8):
         rule = 2 if recipe.rounding == "floor" else 1
     else:
@@ -244,7 +244,7 @@ def dequantize_blocks(values: Tensor, scales: Tensor, grid: Block, dtype: torch.
     `values`: bfloat16 [rows, columns]; `scales`: float32, as from `quantize_blocks`.
     """
     values, scales = values.contiguous(), scales.contiguous()
-    out = torch.empty(values.shape, dtype=dtype)
+    out = values.new_empty(values.shape, dtype=dtype)
     library().fp8scope_dequantize_blocks(
         *(values.data_ptr(), scales.data_ptr(), out.data_ptr(), *values.shape, *grid),
         *(_is_wide(out), _threads(values)),
@@ -258,7 +258,7 @@ def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dty
     `product`: bfloat16 [rows, columns]; `left`: float32 [rows, 1]; `right`: float32 [1, columns].
     """
     product, left, right = product.contiguous(), left.contiguous(), right.contiguous()
-    out = torch.empty(product.shape, dtype=dtype)
+    out = product.new_empty(product.shape, dtype=dtype)
     library().fp8scope_scale_product(
         *(product.data_ptr(), left.data_ptr(), right.data_ptr(), out.data_ptr(), *product.shape),
         *(_is_wide(out), _threads(product)),

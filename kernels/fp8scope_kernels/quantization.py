@@ -70,7 +70,7 @@ def measure_now(x: Tensor) -> Extent:
     """`measure` in eager torch; compiled code gets here through its operator."""
     x = _floating(x)
     if x.numel() == 0:
-        return Extent(*torch.zeros(2, device=x.device))
+        return Extent(*torch.zeros(2, dtype=torch.float32, device=x.device))
     if triton_support.wants(x):
         measured = triton_support.attempt(lambda: triton_backend.measure(x))
         if measured is not None:
@@ -81,7 +81,7 @@ def measure_now(x: Tensor) -> Extent:
         low, high = torch.aminmax(x)
         amax = torch.maximum(-low, high).float()
         if amax < torch.inf:
-            return Extent(amax, torch.zeros(()))
+            return Extent(amax, torch.zeros_like(amax))
     low, high = torch.aminmax(x.nan_to_num(0.0, 0.0, 0.0))
     return Extent(torch.maximum(-low, high).float(), (~torch.isfinite(x)).sum().double())
 
@@ -90,7 +90,7 @@ def _measure_compiled(x: Tensor) -> Extent:
     amax, nonfinite = native.measure(x), 0
     if not amax < torch.inf:
         amax, _, nonfinite = native.inspect(x, 1.0, torch.inf)
-    return Extent(torch.tensor(amax), torch.tensor(float(nonfinite), dtype=torch.float64))
+    return _extent(amax, nonfinite)
 
 
 def tensor_to_amax(x: Tensor) -> Tensor:
@@ -112,8 +112,9 @@ def amax_to_scale(
     rounded down to a power of two, so that multiplying by it is exact.
     """
     amax, top = amax.float(), format.max * 2.0**-margin
-    if not amax.dim() and not torch.compiler.is_compiling() and backends.use_compiled(amax):
-        return torch.tensor(native.choose_scale(amax.item(), top, power_of_two, float(otherwise)))
+    single = not amax.dim() and not (isinstance(otherwise, Tensor) and otherwise.dim())
+    if single and not torch.compiler.is_compiling() and backends.use_compiled(amax):
+        return amax.new_full((), native.choose_scale(amax.item(), top, power_of_two, float(otherwise)))
     # Not `number / tensor`, which torch computes as a reciprocal and a product: two roundings.
     scale = torch.full_like(amax, top).div_(amax)
     if power_of_two:
@@ -259,8 +260,15 @@ def quantize_and_measure(
 ) -> tuple[Tensor, Extent]:
     """q in `dtype` and x's extent from one pass of the compiled backend over x; see `quantize`."""
     found = native.quantize(_floating(x), scale.item(), format, dtype, row, measure=True)
-    nonfinite = torch.tensor(float(found.nonfinite), dtype=torch.float64)
-    return found.data, Extent(torch.tensor(found.amax), nonfinite)
+    return found.data, _extent(found.amax, found.nonfinite)
+
+
+def _extent(amax: float, nonfinite: int) -> Extent:
+    # Neither may follow torch's default dtype, or device.
+    return Extent(
+        torch.tensor(amax, dtype=torch.float32, device="cpu"),
+        torch.tensor(nonfinite, dtype=torch.float64, device="cpu"),
+    )
 
 
 def _quantize_eagerly(
@@ -343,11 +351,11 @@ def _workspace(like: Tensor) -> tuple[Tensor, Tensor]:
     """
     size = like.numel()
     if not like.is_cpu:
-        first, second = torch.empty(2, size, device=like.device)
+        first, second = torch.empty(2, size, dtype=torch.float32, device=like.device)
         return first, second
     room: Tensor | None = getattr(_local, "room", None)
     if room is None or room.shape[1] < size:
-        room = _local.room = torch.empty(2, size)
+        room = _local.room = torch.empty(2, size, dtype=torch.float32, device="cpu")
     return room[0, :size], room[1, :size]
 
 

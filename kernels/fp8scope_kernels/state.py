@@ -56,10 +56,12 @@ class ScalingState(nn.Module):
         # What the host knows of `calls` without asking the device.
         self._started = False
         self._until_unreduced = UNREDUCED_CALLS
-        self.register_buffer("scale", torch.zeros((), device=device))
+        self.register_buffer("scale", torch.zeros((), dtype=torch.float32, device=device))
         if isinstance(recipe, DelayedScaling):
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=device))
-            self.register_buffer("amax_history", torch.zeros(recipe.history_length, device=device))
+            self.register_buffer(
+                "amax_history", torch.zeros(recipe.history_length, dtype=torch.float32, device=device)
+            )
 
     def next_scale(self, amax: Tensor, *, update: bool = True) -> Tensor:
         """The scale, float32 without dimensions, for a tensor with this amax.

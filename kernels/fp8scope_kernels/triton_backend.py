@@ -117,7 +117,7 @@ def quantize_blocks(
     across = _ceil(columns, block_width)
     tiles = _ceil(rows, tile_height) * across
     data = torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
-    scales = torch.empty(_ceil(rows, block_height), 1, across, 1, device=x.device)
+    scales = torch.empty(_ceil(rows, block_height), 1, across, 1, dtype=torch.float32, device=x.device)
     partials, programs = _partials(x, tiles)
     bits = {name: value for name, value in _format_bits(format).items() if name != "MAX_CODE"}
     counting = row is not None or block_row is not None

@@ -169,3 +169,46 @@ def test_what_saturates_beyond_an_old_scale_is_counted() -> None:
     assert rows[0]["nonfinite"] == 3
     limit = x.abs().max()
     assert rows[0]["saturated"] == (spoil(5 * x).nan_to_num(0, 0, 0).abs() > limit).sum().item() > 10
+
+
+@pytest.fixture
+def defaults(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What model code sets while it builds a model, and sometimes leaves."""
+    dtype, device = request.param
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(device)
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "reference"])
+@pytest.mark.parametrize(
+    "defaults",
+    [(torch.bfloat16, None), (torch.float64, None), (torch.float32, "meta")],
+    ids=["bfloat16", "float64", "meta"],
+    indirect=True,
+)
+@recipes
+def test_defaults_of_torch_change_nothing(backend: Backend, recipe: Recipe, defaults: None) -> None:
+    """What kernels write has the dtype and the device that they think it has."""
+    set_backend(backend)
+    weight = torch.linspace(-1, 1, 40 * 48, dtype=torch.float32, device="cpu").view(40, 48)
+    x = torch.linspace(-3, 5, 24 * 48, dtype=torch.float32, device="cpu").view(24, 48)
+    results = []
+    for standard in (False, True):
+        if standard:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+        layer = Fp8Linear(48, 40, bias=False, device="cpu", dtype=torch.float32, recipe=recipe)
+        buffer = StatisticsBuffer(device="cpu")
+        observe(torch.nn.Sequential(layer), buffer)
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+        for factor in (1, 2):
+            # The gradient by hand, because loss functions follow the defaults too.
+            layer(factor * x).backward(torch.ones(24, 40, dtype=torch.float32, device="cpu"))
+        assert layer.weight.grad is not None
+        results.append((layer.weight.grad, buffer.data, buffer.block_data, *layer.buffers()))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
