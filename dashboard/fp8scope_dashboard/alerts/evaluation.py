@@ -135,13 +135,13 @@ def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
         writer,
         state.next_seq,
         CHUNKS_AT_ONCE,
+        until=until,
         scalars=("loss",),
         statistics=SATURATION_STATISTICS,
     )
-    readable = [(last, data) for last, data in chunks if last < until]
-    yield from (data for _, data in readable)
-    if len(readable) == CHUNKS_AT_ONCE:
-        state.next_seq = readable[-1][0] + 1
+    yield from (data for _, data in chunks)
+    if len(chunks) == CHUNKS_AT_ONCE:
+        state.next_seq = chunks[-1][0] + 1
         work.more = True
     else:
         state.next_seq = until

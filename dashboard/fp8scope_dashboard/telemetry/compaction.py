@@ -1,160 +1,168 @@
-"""Many small chunks into few large ones.
+"""Chunks into blocks, small blocks into larger ones, blocks into roll-ups.
 
-A long run sends a chunk every few seconds; a query opens each. Adjacent chunks of one writer are merged once
-they fill a large one, and the rest when the run is over: a row is rewritten once or twice. A merge is one
-transaction: killed anywhere, it has happened or it has not. Whether a message was stored is the business of
-ingest.Receipt, which merging does not touch.
+A chunk comes every few seconds and holds all series of a few steps; a block holds each series' values of thousands
+of steps together. Every change is one transaction under the run's lock: killed anywhere, it has happened or it
+has not, and several workers never do the same. Whether a message was stored is the business of ingest.Receipt,
+which compaction does not touch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from uuid import UUID
 
 import numpy as np
 from django.db import transaction
-from django.db.models import Count, F, Q
-from numpy.typing import NDArray
+from django.db.models import Count, Min, Q, Sum
+from django.utils import timezone
 
-from fp8scope_dashboard.runs.models import RunState, Writer
-from fp8scope_dashboard.telemetry.codec import ChunkData, Float64s, decode, encode
-from fp8scope_dashboard.telemetry.models import Chunk
-from fp8scope_dashboard.telemetry.queries import contiguous_until
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
+from fp8scope_dashboard.telemetry import blocks, rolling
+from fp8scope_dashboard.telemetry.locks import lock_run
+from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling
+from fp8scope_dashboard.telemetry.streams import contiguous_until
 
-# A merged chunk is full at any of these; the last bounds its memory: 32 MB of float64.
-FULL_CHUNKS = 256
+# A block is made once a writer has any of these in chunks. Until then queries open the chunks one by one.
+ENOUGH_CHUNKS = 256
+ENOUGH_ROWS = 1_024
+ENOUGH_POINTS = 8_000_000
+ENOUGH_AGE = timedelta(minutes=10)
+# A block is full at any of these; the last two bound memory: 64 MB a statistic, and the bodies as they came.
 FULL_ROWS = 8_192
-FULL_CELLS = 4_000_000
-# Merges of one run before the others have their turn.
-MERGES_AT_ONCE = 64
+FULL_POINTS = 64_000_000
+FULL_CHUNKS = 4_096
+# So many blocks that are not full are merged although together they are not full either.
+MOST_SMALL_BLOCKS = 16
+# A message that is missing is waited for this long before later ones are put into a block without it. When it
+# comes after all, it makes a block of its own.
+GRACE = timedelta(minutes=2)
+# Nothing more is expected of a run that has been silent so long.
+ABANDONED = timedelta(hours=1)
 OVER = (RunState.FINISHED, RunState.FAILED)
+# Transactions for one run before the others have their turn.
+CHANGES_AT_ONCE = 16
 
 
 def runs_to_compact() -> list[UUID]:
-    """Runs with a writer that has enough small chunks; of runs that are over, any two."""
-    small = Chunk.objects.filter(seq=F("last_seq")).values("run_id", "writer").annotate(count=Count("seq"))
-    enough = Q(count__gte=FULL_CHUNKS) | Q(count__gte=2, run__state__in=OVER)
-    return list(small.filter(enough).order_by("run_id").values_list("run_id", flat=True).distinct())
+    """Runs with a writer that has enough in chunks, or any when the run is over; and those left unfinished."""
+    now = timezone.now()
+    ended = Q(run__state__in=OVER) | Q(run__heartbeat_at__lt=now - ABANDONED)
+    chunks = Chunk.objects.order_by("run_id").values("run_id", "writer")
+    found = chunks.annotate(
+        count=Count("seq"), row_count=Sum("rows"), point_count=Sum("points"), oldest=Min("received_at")
+    ).filter(
+        ended
+        | Q(count__gte=ENOUGH_CHUNKS)
+        | Q(row_count__gte=ENOUGH_ROWS)
+        | Q(point_count__gte=ENOUGH_POINTS)
+        | Q(oldest__lt=now - ENOUGH_AGE)
+    )
+    pending = Rolling.objects.filter(pending=True).values_list("run_id", flat=True)
+    return sorted({*found.values_list("run_id", flat=True), *pending})
 
 
-def compact_run(run_id: UUID) -> int:
-    """Merge what fills large chunks, and all of what is left when the run is over.
+def compact_run(run_id: UUID, most: int = CHANGES_AT_ONCE) -> int:
+    """Make up to `most` changes, each a transaction. Returns how many: fewer than `most` means that all is done.
 
-    Safe to run at any time, twice, and by several workers at once. Returns the number of merges.
+    Safe to run at any time, twice, and by several workers at once.
     """
-    writers = Writer.objects.filter(run_id=run_id).order_by("uuid")
-    merges = 0
-    for uuid, state in writers.values_list("uuid", "run__state"):
-        for seqs in _stretches(run_id, uuid, everything=state in OVER):
-            if merges == MERGES_AT_ONCE:
-                return merges
-            merges += _merge(run_id, uuid, seqs)
-    return merges
-
-
-def _stretches(run_id: UUID, writer: UUID, *, everything: bool) -> list[list[int]]:
-    """Seqs of adjacent chunks to merge, each stretch for one large chunk.
-
-    Only below the first gap: a batch that is still on its way must find its place between two chunks.
-    """
-    rows = Chunk.objects.filter(run_id=run_id, writer=writer).order_by("seq")
-    arrived = rows.filter(last_seq__lt=contiguous_until(run_id, writer))
-    found: list[list[int]] = []
-    stretch: list[int] = []
-    row_count = point_count = 0
-    for seq, last_seq, chunk_rows, chunk_points in arrived.values_list("seq", "last_seq", "rows", "points"):
-        full = len(stretch) == FULL_CHUNKS
-        full |= row_count + chunk_rows > FULL_ROWS or point_count + chunk_points > FULL_CELLS
-        # While the run goes on, what is merged stays: else it would be rewritten with every few small ones.
-        merged = not everything and seq != last_seq
-        if full or merged:
-            found.append(stretch)
-            stretch, row_count, point_count = [], 0, 0
-        if not merged:
-            stretch.append(seq)
-            row_count, point_count = row_count + chunk_rows, point_count + chunk_points
-    if everything or len(stretch) == FULL_CHUNKS:
-        found.append(stretch)
-    return [seqs for seqs in found if len(seqs) > 1]
+    changes = 0
+    for step in (_chunks_to_block, _merge_blocks, rolling.roll):
+        while changes < most and _locked(run_id, step):
+            changes += 1
+    if changes < most:
+        _locked(run_id, _settle)
+    return changes
 
 
 @transaction.atomic
-def _merge(run_id: UUID, writer: UUID, seqs: Sequence[int]) -> int:
-    """Replace chunks by one. Returns 0 where there is nothing (any more) to merge."""
-    rows = Chunk.objects.filter(run_id=run_id, writer=writer, seq__in=seqs).order_by("seq")
-    # Another worker that merges the same waits here, and then finds them changed.
-    locked = list(rows.select_for_update())
-    if [chunk.seq for chunk in locked] != list(seqs):
-        return 0
-    parts: list[ChunkData] = []
-    cells = 0
-    for chunk in locked:
-        part = _with_seqs(decode(chunk.body), chunk.seq)
-        cells += _cells(part)
-        # Points do not tell how much room nulls take.
-        if parts and cells > FULL_CELLS:
+def _locked(run_id: UUID, change: Callable[[Run], bool]) -> bool:
+    """Make one change to a run that exists and that no other worker is at. False: there was none to make."""
+    if not lock_run(run_id):
+        return False
+    run = Run.objects.filter(pk=run_id).first()
+    return run is not None and change(run)
+
+
+def is_over(run: Run) -> bool:
+    """Whether no more rows are expected."""
+    return run.state in OVER or run.heartbeat_at < timezone.now() - ABANDONED
+
+
+def _chunks_to_block(run: Run) -> bool:
+    for writer in Writer.objects.filter(run=run).order_by("rank", "uuid"):
+        stretch = _stretch(run, writer.uuid)
+        if stretch:
+            chunks = list(Chunk.objects.filter(run=run, writer=writer.uuid, seq__in=stretch).order_by("seq"))
+            block = blocks.from_chunks(chunks, np.asarray(writer.catalogue, np.int64))
+            rolling.note_block(run.id, block.first_step, block.last_step)
+            return True
+    return False
+
+
+def _stretch(run: Run, writer: UUID) -> list[int]:
+    """The seqs of the chunks that shall become the writer's next block; none when it is too early."""
+    waiting = Chunk.objects.filter(run=run, writer=writer).order_by("seq")
+    headers = list(waiting.values_list("seq", "last_seq", "rows", "points", "received_at")[:FULL_CHUNKS])
+    if not headers:
+        return []
+    over = is_over(run)
+    newest = Block.objects.filter(run=run, writer=writer).order_by("-last_seq").first()
+    arrived = contiguous_until(run.id, writer, 0 if newest is None else newest.last_seq + 1)
+    patient = timezone.now() - GRACE
+    seqs: list[int] = []
+    rows = points = 0
+    oldest = headers[0][4]
+    for seq, last_seq, chunk_rows, chunk_points, received in headers:
+        if not (over or last_seq < arrived or received < patient):
             break
-        parts.append(part)
-    chosen = locked[: len(parts)]
-    if len(chosen) < 2:
-        return 0
-    rows.filter(seq__in=[chunk.seq for chunk in chosen]).delete()
-    Chunk.objects.create(
-        run_id=run_id,
-        writer=writer,
-        seq=chosen[0].seq,
-        last_seq=chosen[-1].last_seq,
-        first_step=min(chunk.first_step for chunk in chosen),
-        last_step=max(chunk.last_step for chunk in chosen),
-        rows=sum(chunk.rows for chunk in chosen),
-        points=sum(chunk.points for chunk in chosen),
-        body=encode(concatenate(parts)),
-        received_at=max(chunk.received_at for chunk in chosen),
+        if seqs and (rows + chunk_rows > FULL_ROWS or points + chunk_points > FULL_POINTS):
+            return seqs
+        seqs.append(seq)
+        rows, points, oldest = rows + chunk_rows, points + chunk_points, min(oldest, received)
+    enough = (
+        over
+        or len(seqs) >= ENOUGH_CHUNKS
+        or rows >= ENOUGH_ROWS
+        or points >= ENOUGH_POINTS
+        or oldest < timezone.now() - ENOUGH_AGE
     )
-    return 1
+    return seqs if enough else []
 
 
-def concatenate(parts: Sequence[ChunkData]) -> ChunkData:
-    """The parts' rows one after the other; columns that a part lacks are not logged, not observed there."""
-    scalars = sorted(set().union(*(part.scalars for part in parts)))
-    statistics = sorted(set().union(*(part.statistics for part in parts)))
-    return ChunkData(
-        steps=np.concatenate([part.steps for part in parts]),
-        times=np.concatenate([part.times for part in parts]),
-        scalars={n: np.concatenate([part.scalars.get(n, _nothing(part)) for part in parts]) for n in scalars},
-        logged={n: np.concatenate([part.logged.get(n, _never(part)) for part in parts]) for n in scalars},
-        statistics={n: _stack([part.statistics.get(n) for part in parts], parts) for n in statistics},
-        seqs=np.concatenate([part.seqs for part in parts if part.seqs is not None]),
-    )
+def _merge_blocks(run: Run) -> bool:
+    over = is_over(run)
+    writers = Block.objects.filter(run=run, rows__lt=FULL_ROWS).values_list("writer", flat=True).distinct()
+    for writer in writers.order_by("writer"):
+        stretch = _small_blocks(list(Block.objects.filter(run=run, writer=writer).order_by("seq")), over)
+        if stretch:
+            blocks.from_blocks(stretch)
+            return True
+    return False
 
 
-def _with_seqs(data: ChunkData, seq: int) -> ChunkData:
-    if data.seqs is not None:
-        return data
-    seqs = np.full(len(data), seq, np.int64)
-    return ChunkData(data.steps, data.times, data.scalars, data.logged, data.statistics, seqs)
+def _small_blocks(stored: Sequence[Block], over: bool) -> list[Block]:
+    """Neighbours to be merged: as many as make a full one; of too many small ones, or at the end, all."""
+    stretch: list[Block] = []
+    for block in stored:
+        small = block.rows <= FULL_ROWS // 2
+        overflows = sum(each.rows for each in stretch) + block.rows > FULL_ROWS
+        if (overflows or not small) and _worth_merging(stretch, over, fills=overflows and small):
+            return stretch
+        if overflows or not small:
+            stretch = []
+        if small:
+            stretch.append(block)
+    return stretch if _worth_merging(stretch, over, fills=False) else []
 
 
-def _cells(data: ChunkData) -> int:
-    width = len(data.scalars) + sum(int(values.shape[1]) for values in data.statistics.values())
-    return len(data) * width
+def _worth_merging(stretch: Sequence[Block], over: bool, *, fills: bool) -> bool:
+    return len(stretch) > 1 and (fills or over or len(stretch) >= MOST_SMALL_BLOCKS)
 
 
-def _nothing(part: ChunkData) -> Float64s:
-    return np.full(len(part), np.nan)
-
-
-def _never(part: ChunkData) -> NDArray[np.bool_]:
-    return np.zeros(len(part), bool)
-
-
-def _stack(matrices: Sequence[Float64s | None], parts: Sequence[ChunkData]) -> Float64s:
-    """float64[all rows, widest], NaN where a part has no such column."""
-    width = max(matrix.shape[1] for matrix in matrices if matrix is not None)
-    stacked = np.full((sum(map(len, parts)), width), np.nan)
-    begin = 0
-    for matrix, part in zip(matrices, parts, strict=True):
-        if matrix is not None:
-            stacked[begin : begin + len(part), : matrix.shape[1]] = matrix
-        begin += len(part)
-    return stacked
+def _settle(run: Run) -> bool:
+    """Nothing is left to do: of a run that is over, say so."""
+    if is_over(run) and not Chunk.objects.filter(run=run).exists():
+        return bool(Rolling.objects.filter(run=run, pending=True).update(pending=False))
+    return False

@@ -1,15 +1,22 @@
-"""Several writers' rows of the same steps into one row a step. Pure functions of arrays."""
+"""Several writers' rows of the same steps into one row a step. Pure functions of arrays.
+
+Arrays of values have the rows along their last axis: float64[R], or float64[T, R] for T series.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
+
+Times = NDArray[np.datetime64]
 
 # What each rank counted of its own share of a tensor adds up; anything else is the largest of the ranks'.
 SUMMED: Final = frozenset(
@@ -37,30 +44,35 @@ DERIVED: Final[Mapping[str, Ratio]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one writer.
+    """Rows of one writer, in the order in which they were sent.
 
     Attributes:
         rank: the writer's rank.
         order: the writer's place among all; of two that wrote the same step the smaller is believed.
         steps: int64[R].
         times: datetime64[us][R].
-        values: float64[R] or float64[R, T] per name.
+        values: float64[R] or float64[T, R] per name.
     """
 
     rank: int
     order: int
     steps: Int64s
-    times: NDArray[np.datetime64]
+    times: Times
     values: Mapping[str, Float64s]
 
 
 @dataclass(frozen=True)
 class Merged:
-    """One row a step: steps int64[N] increasing, times datetime64[us][N], values float64[N(, T)] per name."""
+    """One row a step: steps int64[N] increasing, times datetime64[us][N], values float64[(T,) N] per name."""
 
     steps: Int64s
-    times: NDArray[np.datetime64]
+    times: Times
     values: Mapping[str, Float64s]
+
+    def rows(self, chosen: slice | NDArray[np.bool_] | Int64s) -> Merged:
+        """Some of the rows."""
+        values = {name: array[..., chosen] for name, array in self.values.items()}
+        return Merged(self.steps[chosen], self.times[chosen], values)
 
 
 def sources(statistic: str) -> tuple[str, ...]:
@@ -81,56 +93,81 @@ def derive(statistic: str, values: Mapping[str, Float64s]) -> Float64s:
 
 def first_of_each_step(parts: Sequence[Part]) -> Merged:
     """One writer's row for each step: the lowest order's, and of its rows the one sent last."""
-    joined = _Joined(parts)
-    chosen = joined.choose(by_rank=False)
-    return Merged(
-        joined.steps[chosen], joined.times[chosen], {k: v[chosen] for k, v in joined.values.items()}
-    )
+    if len(parts) == 1 and _increasing(parts[0].steps):
+        return Merged(parts[0].steps, parts[0].times, parts[0].values)
+    steps = np.concatenate([part.steps for part in parts])
+    times = np.concatenate([part.times for part in parts])
+    values = {
+        name: np.concatenate([part.values[name] for part in parts], axis=-1) for name in parts[0].values
+    }
+    joined = Merged(steps, times, values)
+    if _increasing(steps):
+        return joined
+    order = np.repeat([part.order for part in parts], [len(part.steps) for part in parts])
+    ranked = np.lexsort((-np.arange(len(steps)), order, steps))
+    new = np.diff(steps[ranked], prepend=steps[ranked[0]] - 1) != 0
+    return joined.rows(ranked[new])
 
 
-def across_ranks(parts: Sequence[Part]) -> Merged:
+def across_ranks(parts: Iterable[Part]) -> Merged | None:
     """All ranks' rows of each step as one: counts added, everything else the largest; NaN is 'not observed'.
 
-    Within a rank, the row sent last by the writer of lowest order stands for the step.
+    Within a rank, the row sent last by the writer of lowest order stands for the step, among those rows in
+    which anything was observed. `parts` come rank by rank; what is held in memory is one rank's rows beside
+    the result. None when there are no parts.
     """
-    joined = _Joined(parts)
-    chosen = joined.choose(by_rank=True)
-    steps = joined.steps[chosen]
-    starts = np.flatnonzero(np.diff(steps, prepend=steps[:1] - 1))
-    values = {name: array[chosen] for name, array in joined.values.items()}
-    if len(starts) != len(steps):
-        values = {name: _reduce(name, array, starts) for name, array in values.items()}
-    return Merged(steps[starts], joined.times[chosen][starts], values)
+    merged: Merged | None = None
+    for same in _by_rank(parts):
+        one = first_of_each_step(_observed(same))
+        merged = one if merged is None else _combine(merged, one)
+    return merged
 
 
-class _Joined:
-    """All parts' rows one after the other."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.steps = np.concatenate([part.steps for part in parts])
-        self.times = np.concatenate([part.times for part in parts])
-        names = parts[0].values.keys()
-        self.values = {name: np.concatenate([part.values[name] for part in parts]) for name in names}
-        lengths = [len(part.steps) for part in parts]
-        self._rank = np.repeat([part.rank for part in parts], lengths)
-        self._order = np.repeat([part.order for part in parts], lengths)
-
-    def choose(self, *, by_rank: bool) -> Int64s:
-        """Indices of the rows that count, by step (and rank)."""
-        count = len(self.steps)
-        if count < 2 or bool(np.all(np.diff(self.steps) > 0)):
-            return np.arange(count)
-        rank = self._rank if by_rank else np.zeros(count, np.int64)
-        ranked = np.lexsort((-np.arange(count), self._order, rank, self.steps))
-        steps, ranks = self.steps[ranked], rank[ranked]
-        new = np.ones(count, bool)
-        new[1:] = (np.diff(steps) != 0) | (np.diff(ranks) != 0)
-        return ranked[new]
+def _by_rank(parts: Iterable[Part]) -> Iterable[list[Part]]:
+    return (list(same) for _, same in groupby(parts, key=attrgetter("rank")))
 
 
-def _reduce(name: str, values: Float64s, starts: Int64s) -> Float64s:
+def _observed(parts: list[Part]) -> list[Part]:
+    """Without the rows in which nothing was observed, where these could hide others of the same step."""
+    joined = np.concatenate([part.steps for part in parts])
+    if _increasing(joined):
+        return parts
+    return [_only_observed(part) for part in parts]
+
+
+def _only_observed(part: Part) -> Part:
+    seen = np.zeros(len(part.steps), bool)
+    for array in part.values.values():
+        there = ~np.isnan(array)
+        seen |= there if array.ndim == 1 else there.any(axis=0)
+    values = {name: array[..., seen] for name, array in part.values.items()}
+    return Part(part.rank, part.order, part.steps[seen], part.times[seen], values)
+
+
+def _combine(low: Merged, high: Merged) -> Merged:
+    """Two ranks' rows as one; the time of a step is the lower rank's."""
+    if np.array_equal(low.steps, high.steps):
+        values = {name: _add(name, array, high.values[name]) for name, array in low.values.items()}
+        return Merged(low.steps, low.times, values)
+    steps = np.union1d(low.steps, high.steps)
+    below, above = np.searchsorted(steps, low.steps), np.searchsorted(steps, high.steps)
+    times = np.empty(len(steps), "datetime64[us]")
+    times[above] = high.times
+    times[below] = low.times
+    values = {}
+    for name, array in low.values.items():
+        spread = np.full((*array.shape[:-1], len(steps)), np.nan)
+        spread[..., below] = array
+        spread[..., above] = _add(name, spread[..., above], high.values[name])
+        values[name] = spread
+    return Merged(steps, times, values)
+
+
+def _add(name: str, one: Float64s, other: Float64s) -> Float64s:
     if name not in SUMMED:
-        return np.fmax.reduceat(values, starts, axis=0)
-    observed = np.logical_or.reduceat(~np.isnan(values), starts, axis=0)
-    total = np.add.reduceat(np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf), starts, axis=0)
-    return np.where(observed, total, np.nan)
+        return np.fmax(one, other)
+    return np.where(np.isnan(one), other, np.where(np.isnan(other), one, one + other))
+
+
+def _increasing(steps: Int64s) -> bool:
+    return len(steps) < 2 or bool((np.diff(steps) > 0).all())

@@ -20,7 +20,9 @@ class Chunk(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="chunks", db_index=False)
     writer = models.UUIDField()
     seq = models.BigIntegerField(help_text="The first message that it holds.")
-    last_seq = models.BigIntegerField(help_text="The last; equal to seq but for chunks merged by version 0.1.")
+    last_seq = models.BigIntegerField(
+        help_text="The last; equal to seq but for chunks merged by version 0.1."
+    )
     first_step = models.BigIntegerField()
     last_step = models.BigIntegerField()
     rows = models.IntegerField()
@@ -110,3 +112,19 @@ class Rolling(models.Model):
                 | models.Q(stale_first__lte=models.F("stale_last")),
             )
         ]
+
+
+class Histogram(models.Model):
+    """Histograms of exponents of one writer's tensors in one step, as they came."""
+
+    pk = models.CompositePrimaryKey("run_id", "writer", "seq")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="histograms", db_index=False)
+    writer = models.UUIDField()
+    seq = models.BigIntegerField(help_text="The message that it came in.")
+    step = models.BigIntegerField()
+    tensors = ArrayField(models.IntegerField(), help_text="Tensor.index of each of the body's rows.")
+    body = models.BinaryField(help_text="Arrow IPC stream; see telemetry.histograms")
+    received_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["run", "writer", "step"], name="histogram_step")]

@@ -1,30 +1,34 @@
-"""Merging chunks changes their number and nothing else."""
+"""Compaction changes where rows lie, and no answer."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 from dashboard.telemetry.recorder import Recorder
-from django.db import connection
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from django.db import connection, transaction
+from django.db.models import F, Sum
+from django.utils import timezone
 
 from fp8scope_dashboard.runs.models import Run, RunState
-from fp8scope_dashboard.telemetry import compaction, queries, tasks
-from fp8scope_dashboard.telemetry.models import Chunk
+from fp8scope_dashboard.telemetry import compaction, lines, locks, queries, rolling, tasks
+from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile
 
 pytestmark = pytest.mark.django_db
-STATISTICS = ("amax", "saturated", "numel")
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "FULL_CHUNKS", 8)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "ENOUGH_CHUNKS", 8)
+    monkeypatch.setattr(compaction, "FULL_ROWS", 100)
+    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 4)
+    monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(rolling, "SHORT_RUN", 1)
 
 
 def record(recorder: Recorder, batches: int, rows: int = 3) -> None:
@@ -41,8 +45,17 @@ def record(recorder: Recorder, batches: int, rows: int = 3) -> None:
         )
 
 
-def over() -> None:
-    Run.objects.update(state=RunState.FINISHED)
+def over(recorder: Recorder | None = None) -> None:
+    runs = Run.objects.all() if recorder is None else Run.objects.filter(pk=recorder.run.pk)
+    runs.update(state=RunState.FINISHED)
+
+
+def compact(recorder: Recorder) -> int:
+    """Everything that there is to do; returns the number of changes."""
+    total = 0
+    while changes := compaction.compact_run(recorder.run.id):
+        total += changes
+    return total
 
 
 def everything(recorder: Recorder) -> list[Any]:
@@ -57,148 +70,274 @@ def everything(recorder: Recorder) -> list[Any]:
             series = queries.tensor_series(run, index, name)
             found.append((name, index, series.steps.tolist(), series.values.tolist()))
         found.append(repr(queries.heatmap(run, name, columns=7).values.tolist()))
+        found.append(queries.top(run, name))
+    found.append(repr(queries.latest_statistics(run)))
     for writer in queries.writers(run):
         rows = queries.stream(run, writer, 0, 1000)
         found.append(np.concatenate([data.steps for _, data in rows]).tolist() if rows else [])
+        loss = [
+            (value, logged)
+            for _, data in rows
+            if "loss" in data.scalars
+            for value, logged in zip(data.scalars["loss"].tolist(), data.logged["loss"].tolist(), strict=True)
+        ]
+        found.append(repr(loss))
     return found
+
+
+def spans() -> list[tuple[int, int, int]]:
+    return list(Block.objects.order_by("seq").values_list("seq", "last_seq", "rows"))
 
 
 def test_it_works() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 20)
+    record(recorder, 7)
     before = everything(recorder)
-    assert compaction.compact_run(recorder.run.id) == 2
-    spans = list(Chunk.objects.order_by("seq").values_list("seq", "last_seq", "rows"))
-    assert spans == [(0, 7, 24), (8, 15, 24), *((seq, seq, 3) for seq in range(16, 20))]
+    assert compact(recorder) == 0
+    record(recorder, 4)
+    before = everything(recorder)
+    assert compact(recorder) == 1
+    assert (spans(), Chunk.objects.count()) == ([(0, 10, 33)], 0)
     assert everything(recorder) == before
-    assert compaction.compact_run(recorder.run.id) == 0
+    record(recorder, 4)
+    before = everything(recorder)
+    assert compact(recorder) == 0
     over()
-    assert compaction.compact_run(recorder.run.id) == 1
-    assert list(Chunk.objects.order_by("seq").values_list("seq", "last_seq")) == [(0, 19)]
+    compact(recorder)
+    assert (spans(), Chunk.objects.count()) == ([(0, 14, 45)], 0)
     assert everything(recorder) == before
-    assert compaction.compact_run(recorder.run.id) == 0
+    assert Rolling.objects.get().until == 64
+    assert compact(recorder) == 0
 
 
 def test_counters_are_untouched() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 9)
+    record(recorder, 50)
     run = Run.objects.get()
     over()
-    compaction.compact_run(run.id)
-    assert sum(Chunk.objects.values_list("rows", flat=True)) == run.rows_stored == 27
-    assert sum(Chunk.objects.values_list("points", flat=True)) == run.points_stored
+    compact(recorder)
+    totals = Block.objects.aggregate(rows=Sum("rows"), points=Sum("points"))
+    assert totals == {"rows": run.rows_stored, "points": run.points_stored}
+    assert run.rows_stored == 150
 
 
-def test_a_stream_goes_on_in_the_middle_of_a_merged_chunk() -> None:
+def test_small_blocks_become_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 8)
+    recorder = Recorder.of_new_run(["a", "b"])
+    for _ in range(20):
+        record(recorder, 8)
+        compact(recorder)
+    # While the run goes on only what fills a block is merged: a row is rewritten once.
+    assert [rows for _, _, rows in spans()] == [96, 96, 96, 96, 24, 24, 24, 24]
+    before = everything(recorder)
+    over()
+    compact(recorder)
+    assert [rows for _, _, rows in spans()] == [96, 96, 96, 96, 96]
+    assert everything(recorder) == before
+    assert Tile.objects.filter(name="axis").count() == 5
+
+
+def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 8)
     run, writer = recorder.run.id, recorder.writer
-    before = {seq: data.steps.tolist() for seq, data in queries.stream(run, writer, 0, 100)}
-    compaction.compact_run(run)
+    before = {seq: data for seq, data in queries.stream(run, writer, 0, 100)}
+    compact(recorder)
     for begin in range(8):
-        ((last, data),) = queries.stream(run, writer, begin, 100)
-        assert last == 7
-        assert data.steps.tolist() == [step for seq in range(begin, 8) for step in before[seq]]
+        for end in range(begin + 1, 9):
+            ((last, data),) = queries.stream(run, writer, begin, 100, until=end)
+            assert last == end - 1
+            assert data.steps.tolist() == [s for seq in range(begin, end) for s in before[seq].steps.tolist()]
     assert queries.stream(run, writer, 8, 100) == []
+    # A large block comes in pieces that end where a message ends.
+    monkeypatch.setattr("fp8scope_dashboard.telemetry.streams.MOST_CELLS", 50)
+    pieces = queries.stream(run, writer, 1, 100)
+    assert [last for last, _ in pieces] == [2, 4, 6, 7]
+    assert [last for last, _ in queries.stream(run, writer, 1, 2)] == [2, 4]
+    for name in ("amax", "numel"):
+        np.testing.assert_array_equal(
+            np.concatenate([data.statistics[name] for _, data in pieces]),
+            np.concatenate([before[seq].statistics[name] for seq in range(1, 8)]),
+        )
 
 
-def test_a_batch_that_is_still_on_its_way_finds_its_place() -> None:
+def test_a_batch_that_is_still_on_its_way_is_waited_for() -> None:
     recorder = Recorder.of_new_run()
     for seq in [*range(5), *range(6, 40)]:
         recorder.send([1], {"loss": [float(seq)]}, seq=seq)
-    over()
-    compaction.compact_run(recorder.run.id)
-    assert Chunk.objects.filter(seq__lt=5).count() == 1
-    assert Chunk.objects.filter(seq__gt=5).count() == 34
+    compact(recorder)
+    assert (spans(), Chunk.objects.count()) == ([], 39)
     recorder.send([1], {"loss": [5.0]}, seq=5)
-    compaction.compact_run(recorder.run.id)
+    compact(recorder)
+    assert Chunk.objects.count() == 0
     found = queries.stream(recorder.run.id, recorder.writer, 0, 100)
     assert [v for _, data in found for v in data.scalars["loss"].tolist()] == list(range(40))
-    assert queries.scalar(recorder.run.id, "loss").values.tolist() == [39.0]
 
 
-def test_a_catalogue_that_grew_in_between() -> None:
-    recorder = Recorder.of_new_run(["a"])
-    recorder.send([0], None, {"amax": [[1.0]]})
-    recorder.catalogue(["b"], offset=1)
-    recorder.send([1], None, {"amax": [[2.0, 3.0]]})
+def test_what_is_missing_is_not_waited_for_for_ever_and_may_come_after_all() -> None:
+    recorder = Recorder.of_new_run()
+    for seq in [*range(5), *range(6, 20)]:
+        recorder.send([1], {"loss": [float(seq)]}, seq=seq)
+    Chunk.objects.update(received_at=timezone.now() - compaction.GRACE - timedelta(seconds=1))
+    compact(recorder)
+    assert (spans(), Chunk.objects.count()) == ([(0, 19, 19)], 0)
+    recorder.send([1], {"loss": [5.0]}, seq=5)
+
+    def losses() -> list[float]:
+        found = queries.stream(recorder.run.id, recorder.writer, 0, 100)
+        return [v for _, data in found for v in data.scalars["loss"].tolist()]
+
+    # As a chunk, as a block of its own, and merged: in its place, and the last sent speaks for the step.
+    assert losses() == list(range(20))
+    assert queries.scalar(recorder.run.id, "loss").values.tolist() == [19.0]
+    Chunk.objects.update(received_at=timezone.now() - compaction.ENOUGH_AGE - timedelta(seconds=1))
+    compact(recorder)
+    assert (spans(), Chunk.objects.count()) == ([(0, 19, 19), (5, 5, 1)], 0)
+    assert losses() == list(range(20))
+    assert queries.scalar(recorder.run.id, "loss").values.tolist() == [19.0]
+    over()
+    compact(recorder)
+    assert spans() == [(0, 19, 20)]
+    assert losses() == list(range(20))
+
+
+def test_a_slow_run_is_compacted_after_a_while() -> None:
+    recorder = Recorder.of_new_run(["a", "b"])
+    record(recorder, 2)
+    assert compact(recorder) == 0
+    Chunk.objects.filter(seq=0).update(received_at=timezone.now() - compaction.ENOUGH_AGE)
+    assert compaction.runs_to_compact() == [recorder.run.id]
+    assert compact(recorder) == 1
+    # So is one of which nobody has heard for long.
+    record(recorder, 1)
+    assert compact(recorder) == 0
+    Run.objects.update(heartbeat_at=timezone.now() - compaction.ABANDONED)
+    assert compact(recorder) > 0
+    assert Chunk.objects.count() == 0
+
+
+def test_roll_ups_grow_with_the_run_and_are_repaired() -> None:
+    recorder = Recorder.of_new_run(["a", "b"])
+    record(recorder, 200)
+    compact(recorder)
+    # The last batches may not be all of their steps yet.
+    assert Rolling.objects.get().until == 576
+    late = recorder.another(rank=1, tensors=["b", "a"])
+    late.send([100, 101], None, {"amax": [[50, 60], [70, 80]], "numel": [[8, 8]] * 2})
     before = everything(recorder)
     over()
-    assert compaction.compact_run(recorder.run.id) == 1
+    # Two blocks are made, of each writer's chunks, and no roll-ups yet.
+    compaction.compact_run(recorder.run.id, most=2)
+    state = Rolling.objects.get()
+    assert (state.stale_first, state.stale_last) == (100, 101)
+    compact(recorder)
+    state.refresh_from_db()
+    assert (state.stale_first, state.until, state.pending) == (None, 640, False)
     assert everything(recorder) == before
+    assert queries.heatmap(recorder.run.id, "amax", columns=2).values[1, 0] == 70.0
 
 
-def test_bounds_of_a_merged_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_a_deleted_run() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 12)
-    before = everything(recorder)
+    record(recorder, 100)
     over()
-    monkeypatch.setattr(compaction, "FULL_ROWS", 7)
-    compaction.compact_run(recorder.run.id)
-    assert max(Chunk.objects.values_list("rows", flat=True)) == 6
-    monkeypatch.setattr(compaction, "FULL_ROWS", 1000)
-    monkeypatch.setattr(compaction, "FULL_CELLS", 80)
-    compaction.compact_run(recorder.run.id)
-    assert max(Chunk.objects.values_list("points", flat=True)) <= 80
-    assert everything(recorder) == before
+    compact(recorder)
+    assert RollUp.objects.exists()
+    run_id = recorder.run.id
+    recorder.run.delete()
+    for table in (Chunk, Block, Tile, RollUp, Rolling):
+        assert not table.objects.exists()  # type: ignore[attr-defined]
+    assert compaction.compact_run(run_id) == 0
 
 
-def test_a_merge_that_is_broken_off_has_not_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_itself_takes_everything_with_the_run() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 8)
-    before = everything(recorder)
-
-    def fail(*arguments: object, **named: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Chunk.objects, "create", fail)
-    with pytest.raises(KeyboardInterrupt):
-        compaction.compact_run(recorder.run.id)
-    assert Chunk.objects.count() == 8
-    assert everything(recorder) == before
+    record(recorder, 20)
+    compact(recorder)
+    with connection.cursor() as cursor:
+        for table in ("runs_tensor", "runs_writer", "ingest_receipt", "telemetry_rolling"):
+            cursor.execute(f"DELETE FROM {table}")
+        cursor.execute("DELETE FROM runs_run")
+    assert not Tile.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_several_workers_at_once() -> None:
-    recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 40)
-    before = everything(recorder)
-    merges: list[int] = []
+    recorders = [Recorder.of_new_run(["a", "b"]) for _ in range(3)]
+    for recorder in recorders:
+        record(recorder, 60)
+    over()
+    before = [everything(recorder) for recorder in recorders]
+    failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            merges.append(compaction.compact_run(recorder.run.id))
+            for _ in range(20):
+                for recorder in recorders:
+                    compaction.compact_run(recorder.run.id, most=2)
+        except BaseException as error:
+            failures.append(error)
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for thread in workers:
         thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(merges), sum(merges)) == (4, 5)
-    assert Chunk.objects.count() == 5
+    for thread in workers:
+        thread.join(120)
+    assert failures == []
+    for recorder in recorders:
+        compact(recorder)
+    assert [everything(recorder) for recorder in recorders] == before
+    assert not Chunk.objects.exists()
+    assert Block.objects.aggregate(rows=Sum("rows"))["rows"] == 3 * 180
+
+
+@pytest.mark.django_db(transaction=True)
+def test_answers_stay_the_same_while_compaction_runs() -> None:
+    recorder = Recorder.of_new_run(["a", "b"])
+    record(recorder, 100)
+    over()
+    before = everything(recorder)
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            while compaction.compact_run(recorder.run.id, most=1):
+                pass
+        finally:
+            connection.close()
+            done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not done.is_set():
+        assert everything(recorder) == before
+    thread.join(60)
     assert everything(recorder) == before
+    assert not Chunk.objects.exists()
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.lists(st.integers(0, 2), max_size=12), st.integers(2, 6))
-def test_any_interleaving_of_sending_and_merging(actions: list[int], full: int) -> None:
-    """0: a batch of the first writer, 1: of the second, 2: a compaction. The answers never change by it."""
-    compaction.FULL_CHUNKS = full
-    first = Recorder.of_new_run(["a", "b"])
-    second = first.another(1, ["b", "a"])
-    for action in actions:
-        if action == 2:
-            before = everything(first)
-            compaction.compact_run(first.run.id)
-            assert everything(first) == before
-        else:
-            record([first, second][action], 1)
-    Run.objects.filter(pk=first.run.pk).update(state=RunState.FINISHED)
-    before = everything(first)
-    compaction.compact_run(first.run.id)
-    assert everything(first) == before
+@pytest.mark.django_db(transaction=True)
+def test_a_run_that_another_worker_is_at_is_left_alone() -> None:
+    recorder = Recorder.of_new_run(["a", "b"])
+    record(recorder, 8)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            assert locks.lock_run(recorder.run.id)
+            held.set()
+            go_on.wait(60)
+        connection.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    assert compaction.compact_run(recorder.run.id) == 0
+    go_on.set()
+    thread.join(60)
+    assert compaction.compact_run(recorder.run.id) == 1
 
 
 def test_the_sweeper_finds_the_runs_that_need_it() -> None:
@@ -206,25 +345,94 @@ def test_the_sweeper_finds_the_runs_that_need_it() -> None:
     record(busy, 8)
     record(idle, 7)
     record(ended, 2)
-    Run.objects.filter(pk=ended.run.pk).update(state=RunState.FINISHED)
-    found = compaction.runs_to_compact()
-    assert set(found) == {busy.run.id, ended.run.id}
-    for run_id in found:
+    over(ended)
+    assert set(compaction.runs_to_compact()) == {busy.run.id, ended.run.id}
+    for run_id in compaction.runs_to_compact():
         tasks.compact_run(str(run_id))
+    # A run that goes on is looked at again, one that is over and compacted is not.
+    assert compaction.runs_to_compact() == [busy.run.id]
+    assert not Chunk.objects.exclude(run=idle.run).exists()
+
+
+def test_what_a_dead_worker_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder.of_new_run(["a", "b"])
+    record(recorder, 90)
+    over()
+    # It dies after the last chunk has become part of a block: nothing but the mark tells that there is more to do.
+    while Chunk.objects.exists():
+        compaction.compact_run(recorder.run.id, most=1)
+    assert compaction.runs_to_compact() == [recorder.run.id]
+    compact(recorder)
     assert compaction.runs_to_compact() == []
 
 
 @pytest.fixture
-def celery_runs_at_once() -> Iterator[None]:
-    from celery import current_app
+def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The jobs in the queue, of which none is done."""
+    jobs: list[str] = []
+    monkeypatch.setattr(tasks.compact_run, "delay", jobs.append)
+    yield jobs
+    for run in Run.objects.all():
+        tasks.cache.delete(tasks._mark(run.id))
 
-    current_app.conf.task_always_eager = True
-    yield
-    current_app.conf.task_always_eager = False
 
-
-def test_the_task_that_beat_starts(celery_runs_at_once: None) -> None:
-    recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 8)
+def test_runs_have_their_turn_one_after_the_other(queue: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "CHANGES_AT_ONCE", 1)
+    monkeypatch.setattr(compaction.compact_run, "__defaults__", (1,))
+    large, small = sorted((Recorder.of_new_run(["a", "b"]) for _ in range(2)), key=lambda each: each.run.id)
+    record(large, 120)
+    record(small, 8)
     tasks.sweep()
-    assert Chunk.objects.count() == 1
+    tasks.sweep()
+    assert queue == [str(large.run.id), str(small.run.id)]
+    done = []
+    while queue:
+        done.append(queue.pop(0))
+        tasks.compact_run(done[-1])
+    assert done[:4] == [str(large.run.id), str(small.run.id)] * 2
+    assert not Chunk.objects.filter(run=small.run).exists()
+    assert Chunk.objects.filter(run=large.run).count() < 8
+    tasks.sweep()
+    assert len(queue) == 2
+
+
+def test_merged_chunks_of_the_first_version_are_compacted() -> None:
+    recorder = Recorder.of_new_run(["a", "b"])
+    record(recorder, 6)
+    before = everything(recorder)
+    from fp8scope_dashboard.telemetry.codec import encode
+    from fp8scope_dashboard.telemetry.streams import in_order
+
+    pieces = queries.stream(recorder.run.id, recorder.writer, 1, 3)
+    body = encode(in_order([data for _, data in pieces]))
+    Chunk.objects.filter(seq__in=(2, 3)).delete()
+    Chunk.objects.filter(seq=1).update(body=body, last_seq=3, rows=9, last_step=11)
+    assert everything(recorder) == before
+    over()
+    compact(recorder)
+    assert everything(recorder) == before
+    assert spans() == [(0, 5, 18)]
+    assert not Chunk.objects.filter(last_seq__gt=F("seq")).exists()
+
+
+def test_long_lines_come_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder.of_new_run(["a"])
+    rng = np.random.default_rng(1)
+    values = rng.random(1000)
+    values[[321, 777]] = (-5.0, 9.0)
+    loss = rng.random(1000)
+    loss[500] = math.nan
+    recorder.send(range(5, 1005), {"loss": loss.tolist()}, {"amax": values[:, None]})
+    over()
+    compact(recorder)
+    monkeypatch.setattr(lines, "MOST_ROWS", 100)
+    run = recorder.run.id
+    series = queries.tensor_series(run, 0, "amax", points=20)
+    found = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+    # Every point is one of the run's, the extremes among them, and so are its ends.
+    assert all(values[step - 5] == value for step, value in found.items())
+    assert {5, 326, 782, 1004} <= set(found)
+    line = queries.scalar(run, "loss", points=20)
+    assert np.isnan(line.values[line.steps == 505]).all()
+    assert 505 in line.steps
+    assert (np.diff(line.times.astype(np.int64)) >= 0).all()

@@ -24,29 +24,30 @@ VALUES = st.sampled_from([math.nan, 0.0, 1.0, 2.5, -1.0])
 
 @st.composite
 def parts(draw: st.DrawFn) -> list[Part]:
+    """Parts of up to three ranks, rank by rank, of two series each."""
     made = []
-    for order in range(draw(st.integers(1, 4))):
-        rank = draw(st.integers(0, 2))
+    for order, rank in enumerate(sorted(draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)))):
         for _ in range(draw(st.integers(1, 3))):
             steps = np.sort(np.array(draw(st.lists(st.integers(0, 6), min_size=1, max_size=5)), np.int64))
-            values = {
-                name: np.array(
-                    draw(st.lists(st.tuples(VALUES, VALUES), min_size=len(steps), max_size=len(steps)))
-                )
-                for name in ("amax", "saturated")
-            }
+            rows = st.lists(st.tuples(VALUES, VALUES), min_size=len(steps), max_size=len(steps))
+            values = {name: np.array(draw(rows)).T for name in ("amax", "saturated")}
             made.append(Part(rank, order, steps, steps.astype("datetime64[us]"), values))
     return made
 
 
 def by_hand(found: list[Part], name: str) -> dict[int, list[float]]:
-    """For each step and rank the row of the lowest order, of these the last; then the ranks together."""
+    """For each step and rank the row of the lowest order, of these the last; then the ranks together.
+
+    Only rows in which anything was observed.
+    """
     chosen: dict[tuple[int, int], tuple[int, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
     for part in found:
         for i, step in enumerate(part.steps.tolist()):
+            if all(np.isnan(values[:, i]).all() for values in part.values.values()):
+                continue
             known = chosen.get((step, part.rank))
             if known is None or part.order <= known[0]:
-                chosen[step, part.rank] = (part.order, part.values[name][i])
+                chosen[step, part.rank] = (part.order, part.values[name][:, i])
     merged: dict[int, list[float]] = {}
     for step in sorted({step for step, _ in chosen}):
         rows = np.array([row for (at, _), (_, row) in chosen.items() if at == step])
@@ -60,30 +61,37 @@ def by_hand(found: list[Part], name: str) -> dict[int, list[float]]:
 
 def test_it_works() -> None:
     steps = np.array([1, 2])
-    one = Part(0, 0, steps, steps.astype("datetime64[us]"), {"saturated": np.array([[1.0], [2.0]])})
+    one = Part(0, 0, steps, steps.astype("datetime64[us]"), {"saturated": np.array([[1.0, 2.0]])})
     two = Part(1, 1, steps[1:], steps[1:].astype("datetime64[us]"), {"saturated": np.array([[40.0]])})
-    assert across_ranks([one, two]).values["saturated"].tolist() == [[1.0], [42.0]]
-    assert first_of_each_step([two, one]).values["saturated"].tolist() == [[1.0], [2.0]]
+    merged = across_ranks([one, two])
+    assert merged is not None
+    assert merged.values["saturated"].tolist() == [[1.0, 42.0]]
+    assert first_of_each_step([two, one]).values["saturated"].tolist() == [[1.0, 2.0]]
+    assert across_ranks([]) is None
 
 
 @given(parts())
 def test_across_ranks_is_what_a_loop_finds(found: list[Part]) -> None:
     merged = across_ranks(found)
+    assert merged is not None
+    observed = np.any([~np.isnan(values).all(axis=0) for values in merged.values.values()], axis=0)
     for name in ("amax", "saturated"):
         expected = by_hand(found, name)
-        assert merged.steps.tolist() == list(expected)
-        np.testing.assert_array_equal(merged.values[name], list(expected.values()))
+        assert merged.steps[observed].tolist() == list(expected)
+        values = np.array(list(expected.values())).reshape(-1, 2)
+        np.testing.assert_array_equal(merged.values[name][:, observed].T, values)
     np.testing.assert_array_equal(merged.times.astype(np.int64), merged.steps)
+    assert (np.diff(merged.steps) > 0).all()
 
 
 @given(parts())
 def test_one_row_a_step_is_that_of_the_lowest_order(found: list[Part]) -> None:
     merged = first_of_each_step(found)
     assert merged.steps.tolist() == sorted({step for part in found for step in part.steps.tolist()})
-    for step, row in zip(merged.steps, merged.values["amax"], strict=True):
+    for step, row in zip(merged.steps, merged.values["amax"].T, strict=True):
         lowest = min(part.order for part in found if step in part.steps)
         last = [
-            part.values["amax"][i]
+            part.values["amax"][:, i]
             for part in found
             if part.order == lowest
             for i in np.flatnonzero(part.steps == step)

@@ -57,6 +57,13 @@ REPARTITION = f"""
     {table("telemetry_chunk", CHUNK)}
     INSERT INTO telemetry_chunk ({MOVED}) SELECT {MOVED} FROM telemetry_chunk_whole;
     DROP TABLE telemetry_chunk_whole;
+    UPDATE runs_writer AS w SET first_step = c.first_step, last_step = c.last_step
+    FROM (
+        SELECT run_id, writer, min(first_step) AS first_step, max(last_step) AS last_step
+        FROM telemetry_chunk GROUP BY run_id, writer
+    ) AS c
+    WHERE c.run_id = w.run_id AND c.writer = w.uuid AND w.first_step IS NULL;
+    SET CONSTRAINTS ALL IMMEDIATE;
 """
 UNDO_REPARTITION = f"""
     ALTER TABLE telemetry_chunk RENAME TO telemetry_chunk_parts;

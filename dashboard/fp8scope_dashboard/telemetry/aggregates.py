@@ -1,0 +1,150 @@
+"""What is kept of a bucket of neighbouring steps. Pure functions of arrays.
+
+Parts, each float64[series, buckets], NaN where the bucket has no value:
+
+| part | |
+|---|---|
+| `max`, `min` | the largest and the smallest value; infinities count, NaN does not |
+| `argmax`, `argmin` | the first step that has it, minus the bucket's first step |
+| `last`, `sum`, `count` | of the values that are not NaN; their mean is sum / count; count is 0 where there is none |
+| `undefined` | the first step, minus the bucket's first, with a value of NaN; only scalars have such |
+
+From a point's `max` and `argmax` a line can be drawn through points that are really there, at their own steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
+from fp8scope_dashboard.telemetry.merge import DERIVED
+
+PARTS: Final = ("max", "min", "argmax", "argmin", "last", "sum", "count", "undefined")
+Parts = dict[str, Float64s]
+
+FINEST: Final = 64
+FACTOR: Final = 8
+STRIDES: Final = tuple(FINEST * FACTOR**level for level in range(5))
+
+
+def aggregate(
+    steps: Int64s, values: Float64s, stride: int, first: int, buckets: int, *, nan_is_value: bool = False
+) -> Parts:
+    """Parts of float64[K, N] at increasing steps (int64[N]) for the buckets first..first + buckets - 1.
+
+    Bucket j holds the steps j * stride <= step < (j + 1) * stride; all steps lie in these buckets. NaN is
+    'no value' unless `nan_is_value`.
+    """
+    parts = blank(len(values), buckets)
+    if not len(steps):
+        return parts
+    bucket = steps // stride - first
+    starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+    filled = bucket[starts]
+    offsets = steps - (bucket + first) * stride
+    segments = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(steps)))
+    nan = np.isnan(values)
+    there = ~nan
+    count = np.add.reduceat(there, starts, axis=1, dtype=np.int64)
+    some = count > 0
+    parts["count"][:, filled] = count
+    for name, extreme in (("max", np.fmax), ("min", np.fmin)):
+        best = extreme.reduceat(values, starts, axis=1)
+        parts[name][:, filled] = best
+        at = _first(values == best[:, segments], offsets, starts, stride)
+        parts[f"arg{name}"][:, filled] = np.where(some, at, np.nan)
+    total = np.add.reduceat(np.where(nan, 0.0, values), starts, axis=1)
+    parts["sum"][:, filled] = np.where(some, total, np.nan)
+    places = np.where(there, np.arange(len(steps), dtype=np.int32), np.int32(-1))
+    newest = np.maximum.reduceat(places, starts, axis=1)
+    last = np.take_along_axis(values, np.maximum(newest, 0).astype(np.int64), axis=1)
+    parts["last"][:, filled] = np.where(some, last, np.nan)
+    if nan_is_value and nan.any():
+        at = _first(nan, offsets, starts, stride)
+        parts["undefined"][:, filled] = np.where(at < stride, at, np.nan)
+    return parts
+
+
+def combine(fine: Parts, stride: int) -> Parts:
+    """Parts of buckets FACTOR times as long, out of those of `stride` steps: [K, FACTOR * B] to [K, B]."""
+    grouped = {name: array.reshape(len(array), -1, FACTOR) for name, array in fine.items()}
+    shift = np.arange(FACTOR) * float(stride)
+    count = grouped["count"].sum(axis=2)
+    some = count > 0
+    coarse = {"count": count}
+    for name, extreme in (("max", np.fmax), ("min", np.fmin)):
+        best = extreme.reduce(grouped[name], axis=2)
+        same = grouped[name] == best[:, :, None]
+        at = np.where(same, grouped[f"arg{name}"] + shift, np.inf).min(axis=2)
+        coarse[name] = best
+        coarse[f"arg{name}"] = np.where(some, at, np.nan)
+    total = np.where(grouped["count"] > 0, grouped["sum"], 0.0).sum(axis=2)
+    coarse["sum"] = np.where(some, total, np.nan)
+    newest = FACTOR - 1 - np.argmax((grouped["count"] > 0)[:, :, ::-1], axis=2)
+    last = np.take_along_axis(grouped["last"], newest[:, :, None], axis=2)[:, :, 0]
+    coarse["last"] = np.where(some, last, np.nan)
+    coarse["undefined"] = np.fmin.reduce(grouped["undefined"] + shift, axis=2)
+    return coarse
+
+
+def blank(series: int, buckets: int) -> Parts:
+    """Parts of buckets without values."""
+    parts = {name: np.full((series, buckets), np.nan) for name in PARTS}
+    parts["count"][:] = 0.0
+    return parts
+
+
+def needed(statistic: str, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts of a derived statistic's terms that `from_terms` computes these parts from."""
+    more = ("max", "min") if {"argmax", "argmin"} & set(parts) else ("max",)
+    return tuple(dict.fromkeys((*parts, *more))) if statistic in DERIVED else parts
+
+
+def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part: str) -> Float64s:
+    """A part of a derived statistic from those of its terms, float64[K, B].
+
+    It is the statistic's own where in each bucket the terms are counted over the same, constant number, and no
+    two of them change: `same_from_terms` asks whether that is so.
+    """
+    ratio = DERIVED[statistic]
+    over = [terms[name] for name in ratio.over]
+    under = terms[ratio.under]
+    if part == "undefined":
+        return np.full_like(under["max"], np.nan)
+    if part == "count":
+        return np.where(under["max"] > 0, under["count"], 0.0)
+    if part.startswith("arg"):
+        return _changing(over, part)
+    divisor = under["last"] if part == "last" else under["max"]
+    total = sum((term[part] for term in over), np.zeros_like(divisor))
+    return np.divide(total, divisor, out=np.full_like(divisor, np.nan), where=divisor > 0)
+
+
+def same_from_terms(statistic: str, terms: Mapping[str, Parts], direct: Parts) -> bool:
+    """Whether `from_terms` gives these parts (of sums, but for the last digits), so that none need be stored."""
+    for part in PARTS:
+        computed = from_terms(statistic, terms, part)
+        if part == "sum":
+            same = np.allclose(computed, direct[part], rtol=1e-9, atol=0.0, equal_nan=True)
+        else:
+            same = np.array_equal(computed, direct[part], equal_nan=True)
+        if not same:
+            return False
+    return True
+
+
+def _changing(over: list[Mapping[str, Float64s]], part: str) -> Float64s:
+    """The place of the extreme: of the term that changes within the bucket."""
+    place = over[0][part]
+    for term in over[1:]:
+        place = np.where(term["max"] != term["min"], term[part], place)
+    return place
+
+
+def _first(hit: NDArray[np.bool_], offsets: Int64s, starts: Int64s, stride: int) -> NDArray[np.int32]:
+    """The smallest offset of each segment's hits, `stride` where there is none."""
+    return np.minimum.reduceat(np.where(hit, offsets.astype(np.int32), np.int32(stride)), starts, axis=1)

@@ -1,0 +1,139 @@
+"""Deleting a run: hidden at once, then removed bit by bit.
+
+A compacted run is a few thousand rows whatever its length, but their values have gigabytes, and a run that
+was never compacted has a row for every message: so it goes in bounded transactions, each of which can be
+killed. What is left of the run is its id (runs.models.DeletedRun), by which an agent that still sends is
+turned away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from django.db import connection, models, transaction
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.runs.models import DeletedRun, Run
+from fp8scope_dashboard.telemetry import storage
+from fp8scope_dashboard.telemetry.locks import lock_run
+
+# Rows deleted in one transaction.
+ROWS_AT_ONCE = 2_000
+# From so many bytes on, PostgreSQL is asked at once to make the room usable again; below, it will by itself.
+VACUUM_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a deletion is: bytes at its beginning, bytes still there. Both 0 when it is over."""
+
+    total: int
+    left: int
+    done: bool
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return 1.0 if self.done else 1.0 - min(1.0, self.left / self.total) if self.total else 0.0
+
+
+def begin(run: Run) -> Progress:
+    """Hide a run and have it deleted by a job. Asking twice is asking once."""
+    size = storage.of_run(run.pk).bytes
+    if Run.objects.filter(pk=run.pk).update(deleted_at=timezone.now(), deleted_bytes=size):
+        run_changed(run.pk, run.project_id, "state")
+        _start_job(run.pk)
+    return Progress(size, size, done=False)
+
+
+def progress_of(run_id: UUID, project: Project) -> Progress | None:
+    """How far the deletion of a run of this project is; None where none was asked for."""
+    run = Run.with_deleted.filter(pk=run_id, project=project).exclude(deleted_at=None).first()
+    if run is not None:
+        return Progress(run.deleted_bytes, storage.of_run(run_id).bytes, done=False)
+    if DeletedRun.objects.filter(run_id=run_id, project=project).exists():
+        return Progress(0, 0, done=True)
+    return None
+
+
+def unfinished(project: Project | None = None) -> list[Run]:
+    """Runs that are being deleted, the oldest request first."""
+    found = Run.with_deleted.exclude(deleted_at=None).order_by("deleted_at")
+    return list(found if project is None else found.filter(project=project))
+
+
+def delete_run(run_id: UUID) -> int:
+    """Delete the data of a run that is marked as deleted, and the run. Returns the number of rows deleted.
+
+    Safe to be killed and repeated, and by two workers at once: each transaction takes the run's lock.
+    """
+    run = Run.with_deleted.filter(pk=run_id).exclude(deleted_at=None).first()
+    if run is None:
+        return 0
+    places = _partitions(run_id) if run.deleted_bytes >= VACUUM_BYTES else []
+    rows = 0
+    for model, column in storage.tables_of_runs():
+        # What others refer to (an alert and its deliveries) is few, and goes with the run.
+        if not model._meta.related_objects:
+            while deleted := _delete_some(run_id, model, column):
+                rows += deleted
+    with transaction.atomic():
+        lock_run(run_id, wait=True)
+        DeletedRun.objects.get_or_create(run_id=run_id, defaults={"project_id": run.project_id})
+        run.delete()
+    _vacuum(places)
+    return rows
+
+
+@transaction.atomic
+def _delete_some(run_id: UUID, model: type[models.Model], column: str) -> int:
+    lock_run(run_id, wait=True)
+    table = model._meta.db_table
+    with connection.cursor() as cursor:
+        # All rows of a run lie in one partition, so that a place (ctid) names one row.
+        cursor.execute(
+            f"""
+            DELETE FROM "{table}" WHERE "{column}" = %s AND ctid = ANY(ARRAY(
+                SELECT ctid FROM "{table}" WHERE "{column}" = %s LIMIT %s))
+            """,
+            [run_id, run_id, ROWS_AT_ONCE],
+        )
+        return cursor.rowcount
+
+
+def _partitions(run_id: UUID) -> list[str]:
+    """The tables (partitions, where there are) that hold the run's rows."""
+    found = []
+    for model, column in storage.tables_of_runs():
+        table = model._meta.db_table
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f'SELECT tableoid::regclass::text FROM "{table}" WHERE "{column}" = %s LIMIT 1', [run_id]
+            )
+            found += [name for (name,) in cursor.fetchall()]
+    return found
+
+
+def _vacuum(tables: list[str]) -> None:
+    if connection.in_atomic_block:
+        return
+    with connection.cursor() as cursor:
+        for table in tables:
+            # Two vacuums of one table at once have nothing to gain.
+            cursor.execute(f"VACUUM (SKIP_LOCKED) {table}")
+
+
+def _start_job(run_id: UUID) -> None:
+    """Ask a worker for it; where the queue is away, the sweeper finds the run."""
+    from fp8scope_dashboard.ingest.tasks import delete_run as job
+
+    def start() -> None:
+        try:
+            job.delay(str(run_id))
+        except Exception:  # whatever Redis or Celery raise: the run is marked, and that is what counts
+            return
+
+    transaction.on_commit(start)

@@ -1,0 +1,179 @@
+"""One statistic of many tensors: over steps, lately, and at the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+
+from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.telemetry import raw
+from fp8scope_dashboard.telemetry.aggregates import FINEST, STRIDES
+from fp8scope_dashboard.telemetry.codec import TENSOR, Float64s, Int64s
+from fp8scope_dashboard.telemetry.cover import cover
+from fp8scope_dashboard.telemetry.merge import DERIVED, Merged, across_ranks, derive, sources
+from fp8scope_dashboard.telemetry.sources import step_range
+
+# Cells (steps x tensors) of one statistic that are held at once: 32 MB.
+CELLS_AT_ONCE: Final = 4_000_000
+# `top` looks at this many of the run's last steps.
+RECENT_STEPS: Final = 100
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """Tensors by steps.
+
+    Attributes:
+        names: of the T tensors.
+        indices: their Tensor.index.
+        step_edges: int64[C + 1]; column c holds steps step_edges[c] <= step < step_edges[c + 1].
+        values: float64[T, C], the largest value in each column; NaN where nothing was observed.
+    """
+
+    names: list[str]
+    indices: list[int]
+    step_edges: Int64s
+    values: Float64s
+
+
+@dataclass(frozen=True)
+class Latest:
+    """Every tensor's statistics at the last step that has any: float64[T] per statistic, by Tensor.index."""
+
+    step: int
+    names: list[str]
+    values: dict[str, Float64s]
+
+
+def statistic_names(run_id: UUID) -> list[str]:
+    """The tensor statistics that can be asked for: those stored, then those derived from them."""
+    stored = Run.objects.values_list("statistics", flat=True).get(pk=run_id)
+    return [*stored, *(name for name in DERIVED if set(sources(name)) <= set(stored))]
+
+
+def heatmap(
+    run_id: UUID,
+    statistic: str,
+    *,
+    tensors: Sequence[int] | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    columns: int = 400,
+) -> Heatmap:
+    """The largest value of a statistic (stored or derived) per tensor and column of neighbouring steps.
+
+    Over steps first..last (inclusive; what is stored when None), cut into at most `columns` columns that are as equal as
+    the roll-ups' buckets allow: over many steps a column is some whole buckets. Tensors come in the
+    order asked for (all by index when None); unknown ones are left out. Raises ValueError unless columns is positive.
+    """
+    if columns < 1:
+        raise ValueError(f"columns must be positive, not {columns}")
+    names = _tensor_names(run_id, tensors)
+    indices = [i for i in (names if tensors is None else tensors) if i in names]
+    stored = step_range(run_id)
+    if stored is None or not indices:
+        return Heatmap(
+            [names[i] for i in indices], indices, np.zeros(1, np.int64), np.zeros((len(indices), 0))
+        )
+    low = stored[0] if first is None else max(first, stored[0])
+    high = max(low, stored[1] if last is None else min(last, stored[1]))
+    stride = _stride(high - low + 1, columns)
+    edges = _edges(low, high, columns, stride)
+    values = np.full((len(indices), len(edges) - 1), np.nan)
+    # Beyond its ends a run has no rows: a bucket at its edge counts as asked for as a whole.
+    begin = low // FINEST * FINEST if low == stored[0] else low
+    end = -(-(high + 1) // FINEST) * FINEST - 1 if high == stored[1] else high
+    column = TENSOR + statistic
+    found = cover(run_id, [column], np.array(indices), ("max",), begin, end, stride)
+    for rolled in found.rolled:
+        steps = np.clip((rolled.first + np.arange(len(rolled.covered))) * rolled.stride, low, high)
+        _fill(values, edges, steps[rolled.covered], rolled.values[column]["max"][:, rolled.covered])
+    for raw_first, raw_last in found.raw:
+        _fill_raw(run_id, statistic, indices, values, edges, max(raw_first, low), min(raw_last, high))
+    return Heatmap([names[i] for i in indices], indices, edges, values)
+
+
+def latest_statistics(run_id: UUID) -> Latest | None:
+    """Every stored and derived statistic of every tensor at the last step observed; None before the first."""
+    stored = step_range(run_id)
+    names = _tensor_names(run_id, None)
+    known = Run.objects.values_list("statistics", flat=True).get(pk=run_id)
+    if stored is None or not names or not known:
+        return None
+    high, width = stored[1], 16
+    while high >= stored[0]:
+        merged = _merged(run_id, known, list(names), high - width + 1, high)
+        if merged is not None:
+            some = np.any([~np.isnan(array).all(axis=0) for array in merged.values.values()], axis=0)
+            if some.any():
+                row = merged.rows(np.flatnonzero(some)[-1:])
+                values = {name: derive(name, row.values)[:, 0] for name in statistic_names(run_id)}
+                return Latest(int(row.steps[0]), list(names.values()), values)
+        high, width = high - width, width * 4
+    return None
+
+
+def top(run_id: UUID, statistic: str, k: int = 10) -> list[tuple[int, str, float]]:
+    """The k tensors (index, name, value) whose statistic was largest within the run's last 100 steps."""
+    stored = step_range(run_id)
+    if stored is None:
+        return []
+    recent = heatmap(run_id, statistic, first=stored[1] - RECENT_STEPS + 1, columns=1)
+    found = np.flatnonzero(~np.isnan(recent.values).all(axis=1))
+    ranked = found[np.argsort(-recent.values[found, 0], kind="stable")][:k]
+    return [(recent.indices[i], recent.names[i], float(recent.values[i, 0])) for i in ranked]
+
+
+def _stride(steps: int, columns: int) -> int | None:
+    """The largest buckets of which each column has one; None where there are too few steps for any."""
+    fitting = [stride for stride in STRIDES if steps >= stride * columns]
+    return fitting[-1] if fitting and columns > 1 else None
+
+
+def _edges(low: int, high: int, columns: int, stride: int | None) -> Int64s:
+    count = min(columns, high - low + 1)
+    edges = low + np.arange(count + 1) * (high - low + 1) // count
+    if stride is not None:
+        edges[1:-1] = (edges[1:-1] + stride // 2) // stride * stride
+    return edges
+
+
+def _fill_raw(
+    run_id: UUID, statistic: str, indices: list[int], values: Float64s, edges: Int64s, first: int, last: int
+) -> None:
+    """The rows of steps first..last into the columns, some columns' rows at a time."""
+    column = int(np.searchsorted(edges, first, side="right")) - 1
+    final = int(np.searchsorted(edges, last, side="right")) - 1
+    while column <= final:
+        room = edges[column] + CELLS_AT_ONCE // len(indices)
+        after = max(column + 1, min(int(np.searchsorted(edges, room, side="right")) - 1, final + 1))
+        begin, end = max(first, int(edges[column])), min(last, int(edges[after]) - 1)
+        merged = _merged(run_id, sources(statistic), indices, begin, end)
+        if merged is not None and len(merged.steps):
+            _fill(values, edges, merged.steps, derive(statistic, merged.values))
+        column = after
+
+
+def _fill(values: Float64s, edges: Int64s, steps: Int64s, rows: Float64s) -> None:
+    """The largest of each column's rows (float64[T, N], by increasing step) into values (float64[T, C])."""
+    if not len(steps):
+        return
+    column = np.searchsorted(edges, steps, side="right") - 1
+    starts = np.flatnonzero(np.diff(column, prepend=-1))
+    places = column[starts]
+    values[:, places] = np.fmax(values[:, places], np.fmax.reduceat(rows, starts, axis=1))
+
+
+def _merged(run_id: UUID, names: Sequence[str], tensors: list[int], first: int, last: int) -> Merged | None:
+    return across_ranks(raw.tensor_parts(run_id, names, np.array(tensors), first, last))
+
+
+def _tensor_names(run_id: UUID, tensors: Sequence[int] | None) -> dict[int, str]:
+    rows = Tensor.objects.filter(run_id=run_id).order_by("index")
+    if tensors is not None:
+        rows = rows.filter(index__in=tensors)
+    return dict(rows.values_list("index", "name"))

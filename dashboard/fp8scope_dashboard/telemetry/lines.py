@@ -1,0 +1,183 @@
+"""One series over steps, exact or thinned to so many points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.telemetry import raw
+from fp8scope_dashboard.telemetry.aggregates import STRIDES
+from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
+from fp8scope_dashboard.telemetry.cover import Cover, Interval, cover
+from fp8scope_dashboard.telemetry.downsample import keep
+from fp8scope_dashboard.telemetry.merge import across_ranks, derive, first_of_each_step, sources
+from fp8scope_dashboard.telemetry.rollups import Rolled
+from fp8scope_dashboard.telemetry.sources import step_range
+
+# Over so many steps a thinned line is chosen from every row, beyond from buckets' extremes: so many at most.
+MOST_ROWS: Final = 131_072
+MOST_BUCKETS: Final = 16_384
+Exact = Callable[[int, int], "Series"]
+"""Every row of steps first..last."""
+LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "undefined")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: steps int64[N] increasing, values float64[N], times datetime64[us][N] (UTC).
+
+    Of a long thinned line a time is that of the last step in the point's bucket.
+    """
+
+    steps: Int64s
+    values: Float64s
+    times: NDArray[np.datetime64]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def scalar(
+    run_id: UUID, name: str, *, first: int | None = None, last: int | None = None, points: int | None = None
+) -> Series:
+    """A scalar over steps first..last (inclusive; all when None), at most `points` samples of it when given.
+
+    Where several writers logged the same step the lowest rank's value counts, and of its attempts the latest.
+    NaN and infinities are values. Empty when there is none.
+    """
+
+    def exact(low: int, high: int) -> Series:
+        parts = list(raw.scalar_parts(run_id, name, low, high))
+        if not parts:
+            return _no_series()
+        merged = first_of_each_step(parts)
+        return Series(merged.steps, merged.values[name], merged.times)
+
+    return _line(run_id, SCALAR + name, 0, exact, first, last, points)
+
+
+def scalars(
+    run_ids: Iterable[UUID],
+    name: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    points: int | None = None,
+) -> dict[UUID, Series]:
+    """The same scalar of several runs; see `scalar`."""
+    return {run_id: scalar(run_id, name, first=first, last=last, points=points) for run_id in run_ids}
+
+
+def tensor_series(
+    run_id: UUID,
+    tensor_index: int,
+    statistic: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    points: int | None = None,
+) -> Series:
+    """A statistic (stored or derived) of one tensor, over all ranks: counts are added, else the largest.
+
+    `first`, `last` and `points` as for `scalar`.
+    """
+
+    def exact(low: int, high: int) -> Series:
+        wanted = sources(statistic)
+        merged = across_ranks(raw.tensor_parts(run_id, wanted, np.array([tensor_index]), low, high))
+        if merged is None:
+            return _no_series()
+        values = derive(statistic, merged.values)[0]
+        seen = ~np.isnan(values)
+        return Series(merged.steps[seen], values[seen], merged.times[seen])
+
+    return _line(run_id, TENSOR + statistic, tensor_index, exact, first, last, points)
+
+
+def _line(
+    run_id: UUID,
+    name: str,
+    tensor: int,
+    exact: Exact,
+    first: int | None,
+    last: int | None,
+    points: int | None,
+) -> Series:
+    """Of a range that is short, or wanted whole, every row; else the extremes of its buckets, and its ends."""
+    stored = step_range(run_id)
+    if stored is None:
+        return _no_series()
+    low = stored[0] if first is None else max(first, stored[0])
+    high = stored[1] if last is None else min(last, stored[1])
+    if low > high:
+        return _no_series()
+    stride = None if points is None else _stride(high - low + 1)
+    if stride is None:
+        found = cover(run_id, [name], np.array([tensor]), LINE_PARTS, low, high, None)
+    else:
+        # The line begins and ends where the run does: the first and the last row are read as they are.
+        found = cover(run_id, [name], np.array([tensor]), LINE_PARTS, low + 1, high - 1, stride)
+        found = Cover(found.rolled, _touching([(low, low), *found.raw, (high, high)]))
+    lines = [_extremes(rolled, name, low, high) for rolled in found.rolled]
+    lines += [exact(begin, end) for begin, end in found.raw]
+    return _thinned(_joined(lines), points)
+
+
+def _stride(steps: int) -> int | None:
+    """The finest buckets of which there are not too many; None where every row can be read."""
+    if steps <= MOST_ROWS:
+        return None
+    return next((stride for stride in STRIDES if steps // stride <= MOST_BUCKETS), STRIDES[-1])
+
+
+def _touching(intervals: list[Interval]) -> list[Interval]:
+    found: list[Interval] = []
+    for low, high in intervals:
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found
+
+
+def _extremes(rolled: Rolled, name: str, low: int, high: int) -> Series:
+    """The smallest and the largest value of each covered bucket at their own steps, and where NaN begins."""
+    parts = {part: values[0] for part, values in rolled.values[name].items()}
+    begins = (rolled.first + np.arange(len(rolled.covered), dtype=np.int64)) * rolled.stride
+    steps, values, times = [], [], []
+    for place, value in (("argmin", parts["min"]), ("argmax", parts["max"]), ("undefined", None)):
+        there = np.flatnonzero(rolled.covered & ~np.isnan(parts[place]))
+        steps.append(begins[there] + parts[place][there].astype(np.int64))
+        values.append(np.full(len(there), np.nan) if value is None else value[there])
+        times.append(rolled.times[there])
+    line = _joined([Series(np.concatenate(steps), np.concatenate(values), np.concatenate(times))])
+    inside = (line.steps >= low) & (line.steps <= high)
+    return Series(line.steps[inside], line.values[inside], line.times[inside])
+
+
+def _joined(lines: list[Series]) -> Series:
+    """By step, each step once."""
+    if not lines:
+        return _no_series()
+    steps, places = np.unique(np.concatenate([line.steps for line in lines]), return_index=True)
+    return Series(
+        steps,
+        np.concatenate([line.values for line in lines])[places],
+        np.concatenate([line.times for line in lines])[places],
+    )
+
+
+def _thinned(line: Series, points: int | None) -> Series:
+    if points is None or len(line) <= points:
+        return line
+    kept = keep(line.steps, line.values, points)
+    return Series(line.steps[kept], line.values[kept], line.times[kept])
+
+
+def _no_series() -> Series:
+    return Series(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, "datetime64[us]"))

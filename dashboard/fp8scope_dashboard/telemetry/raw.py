@@ -1,0 +1,241 @@
+"""The rows themselves: out of blocks and chunks, writer by writer. What the queries share; reads, never writes.
+
+One SQL statement finds both, so that it sees one state of the tables: a row that compaction moves meanwhile is
+neither missed nor doubled. Of a tile only the wanted series are fetched, and of a series only the wanted rows kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.telemetry import sql
+from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode
+from fp8scope_dashboard.telemetry.merge import Part
+from fp8scope_dashboard.telemetry.sources import EVERY_STEP, Source, sources_of
+from fp8scope_dashboard.telemetry.tiles import cut_tile, decode_integers, decode_series, tile_of
+
+AXIS = "axis"
+STEPS, TIMES, SEQS = 0, 1, 2
+AXES = 3
+
+# Rows come by writer in the order of `writers`, each as (writer, seq, last_seq, rows, name, tile, first place, offsets,
+# body): of a block its axis first, then the wanted slices of its tiles; of a chunk its body, name being null.
+STATEMENT = """
+    WITH wanted (tile, low, high) AS (
+        SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
+    )
+    SELECT writer, seq, last_seq, rows, name, tile, low,
+        CASE WHEN whole THEN offsets ELSE offsets[low + 1 : high + 2] END,
+        CASE WHEN whole THEN body
+            ELSE substring(body FROM offsets[low + 1] + 1 FOR offsets[high + 2] - offsets[low + 1]) END
+    FROM (
+        SELECT b.writer, b.seq, b.last_seq, b.rows, t.name, t.tile, w.low, w.high, t.offsets, t.body,
+            w.low IS NULL OR cardinality(t.offsets) = 0 AS whole
+        FROM telemetry_block b
+        JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
+        LEFT JOIN wanted w ON w.tile = t.tile AND t.name <> 'axis'
+        WHERE b.run_id = %(run)s AND t.run_id = %(run)s AND b.last_step >= %(first)s AND b.first_step <= %(last)s
+            AND t.name = ANY(%(columns)s::text[]) AND t.tile = ANY(%(tiles)s::int[] || 0)
+            AND (t.name = 'axis' OR w.tile IS NOT NULL)
+            AND (%(writer)s::uuid IS NULL OR b.writer = %(writer)s) AND b.last_seq >= %(next_seq)s
+        UNION ALL
+        SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, NULL, body, true
+        FROM telemetry_chunk
+        WHERE run_id = %(run)s AND last_step >= %(first)s AND first_step <= %(last)s
+            AND (%(writer)s::uuid IS NULL OR writer = %(writer)s) AND last_seq >= %(next_seq)s
+        ORDER BY 1, 2
+        OFFSET 0
+    ) AS found
+    LEFT JOIN unnest(%(writers)s::uuid[]) WITH ORDINALITY AS known (writer, place) USING (writer)
+    ORDER BY place, seq, name <> 'axis'
+"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which columns of which rows. `names` are the wire's; `tensors` matters to tensor columns only."""
+
+    run_id: UUID
+    names: tuple[str, ...]
+    tensors: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
+    first: int = 0
+    last: int = EVERY_STEP
+
+
+@dataclass
+class Segment:
+    """Rows of one block or chunk. `values`: float64[T, R] per name, T being 1 for scalars.
+
+    `logged`: which rows have a value, bool[R], for scalars.
+    """
+
+    steps: Int64s
+    times: NDArray[np.datetime64]
+    seqs: Int64s
+    values: dict[str, Float64s]
+    logged: dict[str, NDArray[np.bool_]]
+
+
+def tensor_parts(
+    run_id: UUID, statistics: Sequence[str], tensors: Int64s, first: int, last: int
+) -> Iterator[Part]:
+    """Stored statistics of some tensors over steps first..last, one part a writer: float64[T, R] by name."""
+    wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, first, last)
+    for source, segment in _by_writer(wanted):
+        values = {name: segment.values[TENSOR + name] for name in statistics}
+        yield Part(source.rank, source.order, segment.steps, segment.times, values)
+
+
+def scalar_parts(run_id: UUID, name: str, first: int, last: int) -> Iterator[Part]:
+    """A scalar's rows that have a value, one part a writer: float64[R]."""
+    column = SCALAR + name
+    for source, segment in _by_writer(Wanted(run_id, (column,), first=first, last=last)):
+        logged = segment.logged[column]
+        values = {name: segment.values[column][0, logged]}
+        yield Part(source.rank, source.order, segment.steps[logged], segment.times[logged], values)
+
+
+def _by_writer(wanted: Wanted) -> Iterator[tuple[Source, Segment]]:
+    known = sources_of(wanted.run_id)
+    rows = _fetch(wanted, list(known))
+    for writer, mine in groupby(rows, key=lambda row: row[0]):
+        if writer not in known:  # began after the writers were read
+            continue
+        source = known[writer]
+        until = min(wanted.last, source.until - 1)
+        segments = []
+        for _, block in groupby(mine, key=lambda row: row[1]):
+            segment = read_segment(list(block), wanted, source, until)
+            if len(segment.steps):
+                segments.append(segment)
+        if segments:
+            yield source, join(segments)
+
+
+def _fetch(
+    wanted: Wanted, writers: list[UUID], writer: UUID | None = None, next_seq: int = -1
+) -> Iterator[tuple[Any, ...]]:
+    places: dict[int, list[int]] = {}
+    for index in wanted.tensors.tolist():
+        tile, place = tile_of(index)
+        places.setdefault(tile, []).append(place)
+    parameters = {
+        "run": wanted.run_id,
+        "columns": [AXIS, *wanted.names],
+        "first": max(wanted.first, 0),
+        "last": min(wanted.last, EVERY_STEP),
+        "tiles": list(places),
+        "lows": [min(each) for each in places.values()],
+        "highs": [max(each) for each in places.values()],
+        "writers": writers,
+        "writer": writer,
+        "next_seq": next_seq,
+    }
+    return sql.stream(STATEMENT, parameters)
+
+
+def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source, until: int) -> Segment:
+    """One block's or chunk's wanted rows, of steps wanted.first..until."""
+    if rows[0][4] is None:
+        return _read_chunk(rows[0], wanted, source, until)
+    _, _, _, count, _, _, _, offsets, axis = rows[0]
+    series = cut_tile(offsets, axis, AXES)
+    steps = decode_integers(series[STEPS], count)
+    chosen = _between(steps, wanted.first, until)
+    segment = _blank(
+        wanted,
+        steps[chosen],
+        decode_integers(series[TIMES], count)[chosen].view("datetime64[us]"),
+        decode_integers(series[SEQS], count)[chosen],
+    )
+    if not len(segment.steps):
+        return segment
+    here: dict[int, list[tuple[int, int]]] = {}
+    for row, index in enumerate(wanted.tensors.tolist()):
+        tile, place = tile_of(index)
+        here.setdefault(tile, []).append((place, row))
+    for _, _, _, _, name, tile, low, offsets, body in rows[1:]:
+        highest = max(place for place, _ in here[tile])
+        series = cut_tile(offsets, body, highest - low + 1)
+        for place, row in here[tile]:
+            values, present = _decode_chosen(series[place - low], count, chosen)
+            segment.values[name][row] = values
+            if name in segment.logged:
+                segment.logged[name] = present
+    return segment
+
+
+def _decode_chosen(
+    body: memoryview, count: int, chosen: slice | NDArray[np.bool_]
+) -> tuple[Float64s, NDArray[np.bool_]]:
+    values, present = decode_series(body, count)
+    return values[chosen], present[chosen]
+
+
+def _blank(wanted: Wanted, steps: Int64s, times: NDArray[np.datetime64], seqs: Int64s) -> Segment:
+    values, logged = {}, {}
+    for name in wanted.names:
+        is_scalar = name.startswith(SCALAR)
+        values[name] = np.full((1 if is_scalar else len(wanted.tensors), len(steps)), np.nan)
+        if is_scalar:
+            logged[name] = np.zeros(len(steps), bool)
+    return Segment(steps, times, seqs, values, logged)
+
+
+def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source, until: int) -> Segment:
+    seq, body = row[1], row[8]
+    data = decode(
+        body,
+        scalars={name.removeprefix(SCALAR) for name in wanted.names if name.startswith(SCALAR)},
+        statistics={name.removeprefix(TENSOR) for name in wanted.names if name.startswith(TENSOR)},
+    )
+    chosen = _between(data.steps, wanted.first, until)
+    seqs = np.full(len(data), seq, np.int64) if data.seqs is None else data.seqs
+    segment = _blank(wanted, data.steps[chosen], data.times[chosen], seqs[chosen])
+    for name, values in data.scalars.items():
+        segment.values[SCALAR + name][0] = values[chosen]
+        segment.logged[SCALAR + name] = data.logged[name][chosen]
+    for name, values in data.statistics.items():
+        places = np.full(int(max(source.catalogue.max(initial=0), wanted.tensors.max(initial=0))) + 1, -1)
+        places[source.catalogue[: values.shape[1]]] = np.arange(min(values.shape[1], len(source.catalogue)))
+        columns = places[wanted.tensors]
+        there = columns >= 0
+        segment.values[TENSOR + name][there] = values[chosen][:, columns[there]].T
+    return segment
+
+
+def _between(steps: Int64s, first: int, last: int) -> slice | NDArray[np.bool_]:
+    """The rows of these steps: a slice where steps only grow, which they nearly always do."""
+    if len(steps) < 2 or (np.diff(steps) >= 0).all():
+        return slice(*np.searchsorted(steps, [first, last + 1]))
+    return (steps >= first) & (steps <= last)
+
+
+def join(segments: list[Segment]) -> Segment:
+    """Rows of one writer in the order in which they were sent, whatever order they arrived in."""
+    if len(segments) == 1:
+        return segments[0]
+    joined = Segment(
+        np.concatenate([each.steps for each in segments]),
+        np.concatenate([each.times for each in segments]),
+        np.concatenate([each.seqs for each in segments]),
+        {n: np.concatenate([each.values[n] for each in segments], axis=1) for n in segments[0].values},
+        {n: np.concatenate([each.logged[n] for each in segments]) for n in segments[0].logged},
+    )
+    if (np.diff(joined.seqs) >= 0).all():
+        return joined
+    order = np.argsort(joined.seqs, kind="stable")
+    return Segment(
+        joined.steps[order],
+        joined.times[order],
+        joined.seqs[order],
+        {name: values[:, order] for name, values in joined.values.items()},
+        {name: logged[order] for name, logged in joined.logged.items()},
+    )
