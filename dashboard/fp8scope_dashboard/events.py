@@ -24,7 +24,9 @@ from redis.retry import Retry
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["rows", "evaluation", "alert", "comparison", "state", "tensors", "command", "report"]
+Kind = Literal[
+    "rows", "histogram", "evaluation", "alert", "comparison", "state", "tensors", "command", "report"
+]
 
 # The jobs that new data calls for, by name: this module must not import those that import it.
 EVALUATE_RUN = "fp8scope_dashboard.alerts.tasks.evaluate_run"

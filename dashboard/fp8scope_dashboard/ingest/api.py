@@ -13,6 +13,7 @@ from fp8scope_dashboard.ingest.auth import run_of
 from fp8scope_dashboard.ingest.batch import Batch, read_envelope
 from fp8scope_dashboard.ingest.envelope import open_envelope
 from fp8scope_dashboard.ingest.errors import InvalidError, MalformedError, NotArrowError
+from fp8scope_dashboard.ingest.histograms import read_histograms, store_histograms
 from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
 from fp8scope_dashboard.ingest.ledger import Message, MessageKind, identify
 from fp8scope_dashboard.ingest.pressure import gate
@@ -68,6 +69,12 @@ BATCH_BODY = {
     },
 }
 
+HISTOGRAM_BODY = {
+    "required": True,
+    "description": "See docs/wire.md for columns and metadata.",
+    "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
+}
+
 
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
 def send_batch(
@@ -94,6 +101,26 @@ def send_batch(
     raise NotArrowError(
         f"A batch cannot be of type {kind[:100]!r}.", f"Set Content-Type to {ARROW} or {JSON}."
     )
+
+
+@router.post("/runs/{run}/histograms", response=ANSWERS, openapi_extra={"requestBody": HISTOGRAM_BODY})
+def send_histograms(
+    request: HttpRequest, run: UUID, alerts_after: AlertsAfter = 0, commands_after: CommandsAfter = None
+) -> Status[Any]:
+    """Store the exponents of some tensors' elements in one sampled step."""
+    found = run_of(request, run)
+    body = request.body
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise MalformedError("Content-Encoding is not supported.", "Compress the Arrow buffers instead.")
+    if (request.content_type or "").lower() != ARROW:
+        raise NotArrowError("Histograms are sent as an Arrow IPC stream.", f"Set Content-Type to {ARROW}.")
+    envelope = open_envelope(body)
+    with gate.admit(envelope.decompressed_bytes + len(body)):
+        histograms = read_histograms(envelope, body)
+        _check_run(found, histograms.run)
+        message = identify(found.id, histograms.writer, histograms.seq, "histogram", body)
+        stored = store_histograms(found, message, histograms)
+    return answer(found, message, stored, alerts_after, commands_after)
 
 
 @router.post("/runs/{run}/evaluations", response=ANSWERS)
@@ -167,13 +194,17 @@ def _identify(request: HttpRequest, run: Run, writer: UUID, seq: int, kind: Mess
 def _store_batch(
     run: Run, batch: Batch, body: bytes, alerts_after: int, commands_after: int | None
 ) -> Status[Any]:
-    if batch.run != run.id:
-        raise InvalidError(
-            f"The batch belongs to run {batch.run}.", "fp8scope.run must be the run in the address."
-        )
+    _check_run(run, batch.run)
     message = identify(run.id, batch.writer, batch.seq, "batch", body)
     stored = services.store_batch(run, message, batch)
     return answer(run, message, stored, alerts_after, commands_after, rows=batch.rows, points=batch.points)
+
+
+def _check_run(run: Run, said: UUID) -> None:
+    if said != run.id:
+        raise InvalidError(
+            f"The message belongs to run {said}.", "fp8scope.run must be the run in the address."
+        )
 
 
 def answer(

@@ -74,22 +74,22 @@ def read_arrow(body: bytes) -> Batch:
 def read_envelope(envelope: Envelope, body: bytes) -> Batch:
     """`read_arrow` in its second step, for who wants to look at the envelope first."""
     try:
-        metadata = _metadata(envelope.schema)
+        metadata = read_metadata(envelope.schema)
         widths = _check_schema(envelope.schema)
     except UnicodeDecodeError as error:
         raise MalformedError("A name in the schema is not UTF-8.", "Write names as text.") from error
     tally = _Tally()
     for message in envelope.batches:
-        _add(tally, _decompress(message, envelope.schema))
+        _add(tally, decompress(message, envelope.schema))
     if tally.rows == 0:
         raise InvalidError(
             "The batch has no rows.", "Send nothing, or a heartbeat, when there is nothing to say."
         )
     return Batch(
-        run=_uuid(metadata, "fp8scope.run"),
-        writer=_uuid(metadata, "fp8scope.writer"),
-        seq=_natural(metadata, "fp8scope.seq"),
-        dropped=_natural({"fp8scope.dropped": "0", **metadata}, "fp8scope.dropped"),
+        run=read_uuid(metadata, "fp8scope.run"),
+        writer=read_uuid(metadata, "fp8scope.writer"),
+        seq=read_natural(metadata, "fp8scope.seq"),
+        dropped=read_natural({"fp8scope.dropped": "0", **metadata}, "fp8scope.dropped"),
         body=body,
         rows=tally.rows,
         points=tally.points,
@@ -101,7 +101,8 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
     )
 
 
-def _metadata(schema: pa.Schema) -> dict[str, str]:
+def read_metadata(schema: pa.Schema) -> dict[str, str]:
+    """The schema's metadata, of a protocol version that is spoken here."""
     metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     protocol = metadata.get("fp8scope.protocol")
     if protocol is None:
@@ -122,7 +123,8 @@ def check_protocol(protocol: str) -> None:
         )
 
 
-def _uuid(metadata: Mapping[str, str], key: str) -> UUID:
+def read_uuid(metadata: Mapping[str, str], key: str) -> UUID:
+    """An entry of the metadata. Raises MalformedError when it is none."""
     try:
         return UUID(metadata[key])
     except (KeyError, ValueError) as error:
@@ -131,7 +133,8 @@ def _uuid(metadata: Mapping[str, str], key: str) -> UUID:
         ) from error
 
 
-def _natural(metadata: Mapping[str, str], key: str) -> int:
+def read_natural(metadata: Mapping[str, str], key: str) -> int:
+    """An entry of the metadata. Raises MalformedError when it is no number from 0 to 2^63 - 1."""
     text = metadata.get(key, "")
     if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > limits.LARGEST_INT:
         raise MalformedError(
@@ -202,7 +205,8 @@ def _check_statistic(column: pa.Field[Any]) -> int:
     return int(kind.list_size)
 
 
-def _decompress(message: pa.ipc.Message, schema: pa.Schema) -> pa.RecordBatch:
+def decompress(message: pa.ipc.Message, schema: pa.Schema) -> pa.RecordBatch:
+    """One record batch, every buffer checked. Raises MalformedError when it cannot be read."""
     try:
         batch = pa.ipc.read_record_batch(message, schema)
         # Without this a buffer shorter than the rows that it claims to hold would be read beyond its end.

@@ -13,7 +13,7 @@ from django.utils import timezone
 from fp8scope_dashboard.ingest.errors import WriterConflictError
 from fp8scope_dashboard.ingest.models import Receipt
 
-MessageKind = Literal["batch", "evaluation", "report", "finish"]
+MessageKind = Literal["batch", "histogram", "evaluation", "report", "finish"]
 
 
 @dataclass(frozen=True)

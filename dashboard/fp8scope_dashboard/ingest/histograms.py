@@ -1,0 +1,151 @@
+"""Histograms of exponents: from the bytes of a message to what is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+from django.db import transaction
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.ingest import limits
+from fp8scope_dashboard.ingest.batch import decompress, read_metadata, read_natural, read_uuid
+from fp8scope_dashboard.ingest.envelope import Envelope
+from fp8scope_dashboard.ingest.errors import (
+    CatalogueGapRefusalError,
+    InvalidError,
+    MalformedError,
+    TooLargeError,
+)
+from fp8scope_dashboard.ingest.ledger import Message, enter
+from fp8scope_dashboard.runs import services as runs
+from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.telemetry import histograms as store
+from fp8scope_dashboard.telemetry.codec import STEP, TIME, TIME_TYPE
+
+COLUMNS = {
+    STEP: pa.int64(),
+    TIME: TIME_TYPE,
+    "tensor": pa.int32(),
+    "counts": pa.list_(pa.float64(), store.EXPONENT_BINS),
+}
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """A message that keeps every rule which can be checked without the database.
+
+    Attributes:
+        tensors: int32[n], places in the writer's catalogue, each once.
+        body: the Arrow IPC stream to store.
+    """
+
+    run: UUID
+    writer: UUID
+    seq: int
+    step: int
+    tensors: NDArray[np.int32]
+    body: bytes
+
+
+def read_histograms(envelope: Envelope, body: bytes) -> Histograms:
+    """Validate a message.
+
+    Raises:
+        RefusalError: one of ingest.errors, with what is wrong.
+    """
+    try:
+        metadata = read_metadata(envelope.schema)
+        _check_columns(envelope.schema)
+    except UnicodeDecodeError as error:
+        raise MalformedError("A name in the schema is not UTF-8.", "Write names as text.") from error
+    if not 1 <= envelope.rows <= limits.TENSORS:
+        raise (InvalidError if envelope.rows < 1 else TooLargeError)(
+            f"The message has {envelope.rows} histograms; it may have 1 to {limits.TENSORS}.",
+            "Send one row for each tensor that was sampled in a step.",
+        )
+    batches = [decompress(message, envelope.schema) for message in envelope.batches]
+    table = pa.Table.from_batches(batches, envelope.schema)
+    if any(column.null_count for column in table.columns):
+        raise InvalidError("A value is null.", "Leave out tensors that were not sampled.")
+    return Histograms(
+        run=read_uuid(metadata, "fp8scope.run"),
+        writer=read_uuid(metadata, "fp8scope.writer"),
+        seq=read_natural(metadata, "fp8scope.seq"),
+        step=_check_step(table),
+        tensors=_check_rows(table),
+        body=body,
+    )
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    if sorted(schema.names) != sorted(COLUMNS):
+        raise InvalidError(
+            f"The columns must be {', '.join(COLUMNS)}.", "See POST /runs/{run}/histograms in docs/wire.md."
+        )
+    for name, expected in COLUMNS.items():
+        found = schema.field(name).type
+        same_list = pa.types.is_fixed_size_list(found) and (found.value_type, found.list_size) == (
+            pa.float64(),
+            store.EXPONENT_BINS,
+        )
+        if found != expected and not (name == "counts" and same_list):
+            raise InvalidError(
+                f"The column {name} must be {expected}, not {found}."[:300], "See docs/wire.md."
+            )
+
+
+def _check_step(table: pa.Table) -> int:
+    steps = table.column(STEP).to_numpy()
+    if steps.min() != steps.max() or steps[0] < 0:
+        raise InvalidError(
+            "The step must be the same in all rows, and not negative.", "Send each step as its own message."
+        )
+    micros = table.column(TIME).cast(pa.int64()).to_numpy()
+    if micros.min() < limits.FIRST_TIME_US or micros.max() > limits.LAST_TIME_US:
+        raise InvalidError(
+            "A time lies before 2000 or after 2199.",
+            "time is in microseconds since 1970, UTC; check the clock.",
+        )
+    return int(steps[0])
+
+
+def _check_rows(table: pa.Table) -> NDArray[np.int32]:
+    tensors: NDArray[np.int32] = table.column("tensor").to_numpy()
+    if tensors.min() < 0 or len(np.unique(tensors)) != len(tensors):
+        raise InvalidError(
+            "A tensor is negative or comes twice.", "tensor is the place in the writer's catalogue."
+        )
+    for chunk in table.column("counts").chunks:
+        counts = cast("pa.FixedSizeListArray[Any]", chunk).flatten()
+        values = counts.to_numpy(zero_copy_only=False)
+        if counts.null_count or not (np.isfinite(values) & (values >= 0)).all():
+            raise InvalidError("A count is null, negative or not finite.", "Counts are whole numbers from 0.")
+    return tensors
+
+
+@transaction.atomic
+def store_histograms(run: Run, message: Message, histograms: Histograms) -> bool:
+    """Store a message. False: it was stored before.
+
+    Raises:
+        WriterConflictError, CatalogueGapRefusalError: see docs/wire.md.
+    """
+    writer = runs.writer_of(run, histograms.writer)
+    catalogue = np.array(Writer.objects.values_list("catalogue", flat=True).get(pk=writer.pk) or [], np.int64)
+    if (last := int(histograms.tensors.max())) >= len(catalogue):
+        raise CatalogueGapRefusalError(
+            f"A histogram is of tensor {last}; this writer's catalogue has {len(catalogue)}.",
+            "Send the catalogue from offset 0, then this message again.",
+        )
+    if not enter(message):
+        return False
+    indices = catalogue[histograms.tensors].tolist()
+    store.append(run.id, histograms.writer, histograms.seq, histograms.step, indices, histograms.body)
+    runs.note_life(run, writer)
+    run_changed(run.id, run.project_id, "histogram", histograms.step)
+    return True
