@@ -27,6 +27,12 @@ class Project(models.Model):
         validators=[MinValueValidator(1e-6), MaxValueValidator(0.5)],
         help_text="False-alarm probability over a whole run, and one minus the level of the intervals.",
     )
+    raw_days = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(36_500)],
+        help_text="Days for which every value is kept; roll-ups are kept for ever. Empty: all for ever.",
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

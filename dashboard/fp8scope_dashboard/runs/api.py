@@ -51,6 +51,10 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
         raise RunConflictRefusalError(
             f"The run {run} belongs to another project.", "Use that project's token, or another id."
         ) from error
+    except services.RunDeletedError as error:
+        raise RunConflictRefusalError(
+            f"The run {run} was deleted on the dashboard.", "Begin a new run, under another id."
+        ) from error
     answer = {
         "id": found.id,
         "project": found.project.slug,

@@ -18,6 +18,13 @@ class RunState(models.TextChoices):
     SILENT = "silent"
 
 
+class KeptRuns(models.Manager["Run"]):
+    """All runs but those that are being deleted: nobody sees these any more."""
+
+    def get_queryset(self) -> models.QuerySet["Run"]:
+        return super().get_queryset().filter(deleted_at=None)
+
+
 class Run(models.Model):
     """One training run. Its id is chosen by the agent, so that registering twice is registering once.
 
@@ -58,8 +65,16 @@ class Run(models.Model):
     rows_sent = models.BigIntegerField(null=True, blank=True)
     points_sent = models.BigIntegerField(null=True, blank=True)
 
+    # Set at once when somebody deletes it; its data goes bit by bit (telemetry.deletion).
+    deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
+    deleted_bytes = models.BigIntegerField(default=0, help_text="What it held when its deletion began.")
+
+    objects: ClassVar[models.Manager["Run"]] = KeptRuns()
+    with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()
+
     class Meta:
         ordering: ClassVar = ["-created_at"]
+        base_manager_name = "with_deleted"
         indexes: ClassVar = [
             models.Index(fields=["project", "-created_at"]),
             models.Index(fields=["project", "group"]),
@@ -67,6 +82,14 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class DeletedRun(models.Model):
+    """What is left of a deleted run: its id, so that an agent which goes on sending does not make it anew."""
+
+    run_id = models.UUIDField(primary_key=True)
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="deleted_runs")
+    deleted_at = models.DateTimeField(default=timezone.now)
 
 
 class Tensor(models.Model):

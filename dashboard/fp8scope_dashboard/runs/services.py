@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.events import run_changed
-from fp8scope_dashboard.runs.models import Run, RunState, Writer
+from fp8scope_dashboard.runs.models import DeletedRun, Run, RunState, Writer
 
 # An agent sends a heartbeat at least every 10 s.
 SILENT_AFTER = timedelta(seconds=60)
@@ -24,6 +24,10 @@ MOST_WRITERS = 20_000
 
 class RunConflictError(Exception):
     """The id belongs to a run of another project."""
+
+
+class RunDeletedError(Exception):
+    """A run of this id was deleted."""
 
 
 class TooManyWritersError(Exception):
@@ -37,22 +41,20 @@ def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple
 
     Raises:
         RunConflictError: the id belongs to another project.
+        RunDeletedError: somebody has deleted the run of this id.
     """
-    run, created = Run.objects.get_or_create(id=run_id, defaults={"project": project, **fields})
+    if DeletedRun.objects.filter(run_id=run_id).exists():
+        raise RunDeletedError
+    run, created = Run.with_deleted.get_or_create(id=run_id, defaults={"project": project, **fields})
     if run.project_id != project.pk:
         raise RunConflictError
+    if run.deleted_at is not None:
+        raise RunDeletedError
     if created or _complete(run, fields):
         run_changed(run.id, project.pk, "state")
     return run, created
 
 
-def writer_of(run: Run, uuid: UUID) -> Writer:
-    """The writer, created where it is new.
-
-    Raises:
-        TooManyWritersError: it would be one too many.
-    """
-    found = Writer.objects.filter(run=run, uuid=uuid).first()
 def _complete(run: Run, fields: Mapping[str, Any]) -> bool:
     """Take over what is learnt only after a run began: its recipe and precision from a model that is watched,
     and what looking at the environment took a while to find. Whether there was anything.
@@ -73,6 +75,13 @@ def _complete(run: Run, fields: Mapping[str, Any]) -> bool:
     return True
 
 
+def writer_of(run: Run, uuid: UUID) -> Writer:
+    """The writer, created where it is new.
+
+    Raises:
+        TooManyWritersError: it would be one too many.
+    """
+    found = Writer.objects.filter(run=run, uuid=uuid).first()
     if found is not None:
         return found
     if Writer.objects.filter(run=run).count() >= MOST_WRITERS:

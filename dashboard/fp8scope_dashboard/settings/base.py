@@ -174,6 +174,8 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "alerts-deliver": {"task": "fp8scope_dashboard.alerts.tasks.deliver_due", "schedule": 10.0},
     "analysis-sweep": {"task": "fp8scope_dashboard.analysis.tasks.sweep", "schedule": 15.0},
     "telemetry-sweep": {"task": "fp8scope_dashboard.telemetry.tasks.sweep", "schedule": 30.0},
+    "ingest-sweep-deletions": {"task": "fp8scope_dashboard.ingest.tasks.sweep_deletions", "schedule": 60.0},
+    "ingest-sweep-retention": {"task": "fp8scope_dashboard.ingest.tasks.sweep_retention", "schedule": 3600.0},
     "runs-mark-silent": {"task": "fp8scope_dashboard.runs.tasks.mark_silent", "schedule": 30.0},
 }
 

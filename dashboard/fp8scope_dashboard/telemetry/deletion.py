@@ -101,7 +101,7 @@ def _delete_some(run_id: UUID, model: type[models.Model], column: str) -> int:
             """,
             [run_id, run_id, ROWS_AT_ONCE],
         )
-        return cursor.rowcount
+        return int(cursor.rowcount)
 
 
 def _partitions(run_id: UUID) -> list[str]:

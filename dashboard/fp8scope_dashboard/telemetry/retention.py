@@ -24,7 +24,7 @@ def runs_due() -> list[UUID]:
     now, found = timezone.now(), []
     runs = Run.objects.filter(project__raw_days__isnull=False).values_list("id", "project__raw_days")
     for run_id, days in runs.iterator():
-        if Block.objects.filter(run_id=run_id, received_at__lt=now - timedelta(days=days)).exists():
+        if days and Block.objects.filter(run_id=run_id, received_at__lt=now - timedelta(days=days)).exists():
             found.append(run_id)
     return found
 

@@ -61,4 +61,4 @@ def tables_of_runs() -> Iterator[tuple[type[models.Model], str]]:
 
 
 def _long_columns(model: type[models.Model]) -> list[str]:
-    return [field.column for field in model._meta.local_concrete_fields if isinstance(field, LONG)]
+    return [str(field.column) for field in model._meta.local_concrete_fields if isinstance(field, LONG)]
