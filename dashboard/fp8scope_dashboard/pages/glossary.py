@@ -83,6 +83,51 @@ GLOSSARY: Final[Mapping[str, Term]] = {
         "The multiplier s used in this step. With delayed scaling it comes from earlier steps' amax, so a "
         "sudden rise of amax saturates until it follows.",
     ),
+    "noise_to_signal": Term(
+        "Noise to signal",
+        "Σ(x − q/s)² / Σx²: the power that rounding and clipping added, relative to the tensor's own. Taken "
+        "in sampled steps. The SQNR in dB is −10 log₁₀ of it.",
+        "About 0.0008 (31 dB) is what E4M3 does to bell-shaped values, 0.003 (25 dB) what E5M2 does. More "
+        "means that elements saturate or flush.",
+    ),
+    "sq_error": Term(
+        "Squared error", "Σ(x − q/s)² over the elements where both are finite. Taken in sampled steps."
+    ),
+    "sq_signal": Term("Squared signal", "Σx² over the same elements as the squared error."),
+    "blocks": Term("Blocks", "How many blocks the tensor has, each with a scale of its own."),
+    "saturated_blocks": Term("Saturated blocks", "Blocks with at least one element that was clipped."),
+    "saturated_block_rate": Term(
+        "Saturated block rate", "Blocks with at least one element that was clipped, over all blocks."
+    ),
+    "scale_min": Term("Smallest block scale", "The smallest multiplier among the tensor's blocks."),
+    "scale_median": Term("Median block scale", "The median multiplier among the tensor's blocks."),
+    "scale_max": Term("Largest block scale", "The largest multiplier among the tensor's blocks."),
+    "scale_frozen": Term(
+        "Frozen scale",
+        "1 where a delayed scale cannot follow its tensor: its whole history of amax is zero, or an infinity "
+        "is in it. The old scale is kept meanwhile.",
+        "For a step or two after a dead layer this is harmless. A scale that stays frozen is a fault.",
+    ),
+    "scale_stale": Term(
+        "Restarted scale",
+        "1 where a checkpoint brought no scaling state for the tensor, or one that did not fit it, so that "
+        "the scale was started afresh.",
+    ),
+    "history_amax": Term(
+        "Largest amax in the history", "What a delayed scale follows: the largest amax that it remembers."
+    ),
+    "update_ratio": Term(
+        "Update to weight",
+        "‖update‖ / ‖weight‖ of one optimizer step, over all elements of the weight or 32,768 evenly spaced "
+        "ones. Taken in sampled steps.",
+        "Around 0.001 is common. Updates smaller than the weight's precision (0.004 in BF16) are lost in it.",
+    ),
+    "exponents": Term(
+        "Exponents",
+        "How many of the tensor's elements have floor(log₂ |x|) = e, in the last sampled step. The lines are "
+        "the limits of its format at that step's scale (the median one, where each block has its own).",
+        "What lies right of the largest value saturates, left of the smallest subnormal becomes zero.",
+    ),
     "numel": Term("Elements", "Elements that were quantised in that step: what the counts are counts of."),
     "representable": Term(
         "Largest representable",
@@ -143,6 +188,19 @@ STATISTICS: Final = (
     "subnormal",
     "nonfinite",
     "numel",
+    "noise_to_signal",
+    "saturated_block_rate",
+    "update_ratio",
+    "history_amax",
+    "scale_frozen",
+    "scale_stale",
+    "scale_min",
+    "scale_median",
+    "scale_max",
+    "blocks",
+    "saturated_blocks",
+    "sq_error",
+    "sq_signal",
 )
 
 

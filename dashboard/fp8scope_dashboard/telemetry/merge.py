@@ -18,10 +18,13 @@ from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
 
 Times = NDArray[np.datetime64]
 
-# What each rank counted of its own share of a tensor adds up; anything else is the largest of the ranks'.
+# What each rank counted of its own share of a tensor adds up; anything else is the largest of the ranks', but
+# for the smallest scale of a tensor's blocks.
 SUMMED: Final = frozenset(
-    {"numel", "saturated", "underflow", "subnormal", "nonfinite", "sq_error", "sq_signal"}
+    {"numel", "saturated", "underflow", "subnormal", "nonfinite", "blocks", "saturated_blocks"}
+    | {"sq_error", "sq_signal"}
 )
+SMALLEST: Final = frozenset({"scale_min"})
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ DERIVED: Final[Mapping[str, Ratio]] = {
     "subnormal_rate": Ratio(("subnormal",), "numel"),
     "nonfinite_rate": Ratio(("nonfinite",), "numel"),
     "overflow_rate": Ratio(("saturated", "nonfinite"), "numel"),
+    "saturated_block_rate": Ratio(("saturated_blocks",), "blocks"),
+    "noise_to_signal": Ratio(("sq_error",), "sq_signal"),
 }
 
 
@@ -110,7 +115,7 @@ def first_of_each_step(parts: Sequence[Part]) -> Merged:
 
 
 def across_ranks(parts: Iterable[Part]) -> Merged | None:
-    """All ranks' rows of each step as one: counts added, everything else the largest; NaN is 'not observed'.
+    """All ranks' rows of each step as one: counts added, of anything else the largest; NaN is 'not observed'.
 
     Within a rank, the row sent last by the writer of lowest order stands for the step, among those rows in
     which anything was observed. `parts` come rank by rank; what is held in memory is one rank's rows beside
@@ -164,6 +169,8 @@ def _combine(low: Merged, high: Merged) -> Merged:
 
 
 def _add(name: str, one: Float64s, other: Float64s) -> Float64s:
+    if name in SMALLEST:
+        return np.fmin(one, other)
     if name not in SUMMED:
         return np.fmax(one, other)
     return np.where(np.isnan(one), other, np.where(np.isnan(other), one, one + other))

@@ -100,11 +100,24 @@ def test_one_row_a_step_is_that_of_the_lowest_order(found: list[Part]) -> None:
 
 
 @pytest.mark.parametrize("name", DERIVED)
-def test_rates_come_from_counts_over_numel(name: str) -> None:
+def test_rates_come_from_sums_over_another(name: str) -> None:
     values = {source: np.array([[3.0, 0.0]]) for source in sources(name)}
-    values["numel"] = np.array([[12.0, 0.0]])
+    values[sources(name)[-1]] = np.array([[12.0, 0.0]])
     terms = len(sources(name)) - 1
     np.testing.assert_array_equal(derive(name, values), [[3.0 * terms / 12.0, math.nan]])
+
+
+def test_the_smallest_block_scale_is_the_smallest_of_the_ranks() -> None:
+    times = np.zeros(1, "datetime64[us]")
+    parts = [
+        Part(
+            rank, rank, np.array([5]), times, {name: np.array([value]) for name in ("scale_min", "scale_max")}
+        )
+        for rank, value in enumerate((4.0, 2.0, 8.0))
+    ]
+    merged = across_ranks(parts)
+    assert merged is not None
+    assert (merged.values["scale_min"][0], merged.values["scale_max"][0]) == (2.0, 8.0)
 
 
 def test_what_is_stored_derives_from_itself() -> None:
