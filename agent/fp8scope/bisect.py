@@ -173,10 +173,10 @@ class _Passes:
         for parameter in self._parameters:
             parameter.grad = None
         with torch.enable_grad():
-            loss = self._loss()
+            loss: Any = self._loss()
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise ValueError("loss_fn must return the loss, a tensor of one element.")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in self._parameters

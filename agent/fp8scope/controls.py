@@ -189,14 +189,12 @@ class Controls:
             return
         if self._accepts_changed:
             self._tell_accepted()
-        if self._switches:
-            self._switch_layers()
+        self._switch_layers()
         while self._at_boundary:
             self._at_boundary.pop(0)()
         self._desk.work()
         # What a command's callback, or a comparison with BF16, has asked for.
-        if self._switches:
-            self._switch_layers()
+        self._switch_layers()
 
     def _announce_controls(self) -> None:
         """Another writer begins: it has to say anew what is taken."""
@@ -236,6 +234,9 @@ class Controls:
         return found
 
     def _switch_layers(self) -> None:
+        """What was asked for by `fallback` takes effect: a step is over, or about to begin."""
+        if not self._switches or self._quiet:
+            return
         with self.guard.shield("falling back"):
             while self._switches:
                 found, precision, why = self._switches.pop(0)
@@ -314,7 +315,7 @@ def wire_number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def check_positive(name: str, value: float) -> float:
+def check_positive(name: str, value: Any) -> float:
     """`value`. Raises ConfigurationError unless it is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigurationError(f"{name} must be a number above 0, got {value!r}.")

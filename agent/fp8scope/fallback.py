@@ -9,7 +9,6 @@
 
 import dataclasses
 import re
-import sys
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -17,12 +16,13 @@ from typing import Any, Literal, TypeAlias, cast
 
 from torch import nn
 
+from fp8scope.sources.base import path_of
 from fp8scope_kernels import PRODUCTS, Fp8Linear, Product
 
 Precision = Literal["fp8", "bf16"]
 Pattern: TypeAlias = str | re.Pattern[str]
 
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+NOT_FP8 = "is not FP8"
 _CASTS: dict[Product, tuple[str, str]] = {
     "fprop": ("cast_config_input", "cast_config_weight"),
     "dgrad": ("cast_config_grad_output", "cast_config_weight_for_grad_input"),
@@ -50,7 +50,7 @@ def fp8_layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The layers that can be switched, with their paths (without the names of wrappers)."""
     for path, module in model.named_modules():
         if _why_not(module) == "":
-            yield _clean(path), module
+            yield path_of(path), module
 
 
 def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> Found:
@@ -62,7 +62,7 @@ def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> 
     problems: list[str] = []
     for model in models:
         for raw, module in model.named_modules():
-            path = _clean(raw)
+            path = path_of(raw)
             if not any(_matches(pattern, path) for pattern in wanted):
                 continue
             problem = _why_not(module)
@@ -70,6 +70,9 @@ def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> 
                 layers.append((path, module))
             elif problem is not None:
                 problems.append(f"{path}: {problem}")
+    if layers:
+        # A pattern that means FP8 layers may cover others.
+        problems = [problem for problem in problems if not problem.endswith(NOT_FP8)]
     return Found(tuple(layers), tuple(problems))
 
 
@@ -141,18 +144,12 @@ def _why_not(module: nn.Module) -> str | None:
     if kind.__module__.startswith("transformer_engine.") and hasattr(module, "fp8_meta"):
         return "Transformer Engine's autocast decides for all layers inside of it, not layer by layer"
     if isinstance(module, nn.Linear):
-        return "is not FP8"
+        return NOT_FP8
     return None
 
 
 def _matches(pattern: Pattern, path: str) -> bool:
     return fnmatchcase(path, pattern) if isinstance(pattern, str) else pattern.search(path) is not None
-
-
-def _clean(path: str) -> str:
-    for wrapper in _WRAPPERS:
-        path = path.replace(wrapper, "")
-    return path
 
 
 class Layers:
@@ -197,8 +194,3 @@ class Layers:
             else:
                 self.fallen.pop(path, None)
         return changed
-
-
-def is_loaded() -> bool:
-    """Whether torch is there at all: without it there are no layers."""
-    return "torch" in sys.modules

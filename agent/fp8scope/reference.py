@@ -157,9 +157,10 @@ class ReferenceWindow:
             raise ConfigurationError(
                 "reference_window takes a function that makes one training step of a batch."
             )
-        for name, value, low in (("steps", self._steps, 2), ("every", self._every, 2)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigurationError(f"{name} must be a whole number of at least {low}, got {value!r}.")
+        counts: dict[str, Any] = {"steps": self._steps, "every": self._every}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+                raise ConfigurationError(f"{name} must be a whole number of at least 2, got {value!r}.")
         if not self._steps <= min(MAX_STEPS, self._every):
             raise ConfigurationError(
                 f"steps must be at most {MAX_STEPS}, and at most every ({self._every}), got {self._steps}."

@@ -94,7 +94,13 @@ def test_what_is_delivered_twice_is_done_once(server: WireServer, settings: Sett
 def test_a_result_survives_the_servers_restart(server: WireServer, settings: Settings) -> None:
     run = begin(settings)
     done: list[int] = []
-    run.on_command("checkpoint", lambda asked: (done.append(asked.id), server.stop()) and "stopped it")
+
+    def checkpoint(asked: Command) -> str:
+        done.append(asked.id)
+        server.stop()
+        return "stopped it"
+
+    run.on_command("checkpoint", checkpoint)
     server.commands = [command(1, "checkpoint")]
     steps_until(run, lambda: done)
     for _ in range(5):

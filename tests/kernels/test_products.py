@@ -99,12 +99,12 @@ def test_only_what_is_quantised_advances_its_state(
 def test_frozen_parameters_and_no_bias() -> None:
     layer = Fp8Linear(32, 32, bias=False, recipe=CurrentScaling())
     layer.weight.requires_grad_(False)
-    layer.products = ("dgrad",)
+    layer.products = PRODUCTS[1:2]
     x = torch.randn(2, 3, 32, requires_grad=True)
     layer(x).sum().backward()
     assert x.grad is not None and x.grad.shape == x.shape and layer.weight.grad is None
     layer.weight.requires_grad_(True)
-    layer.products = ("wgrad",)
+    layer.products = PRODUCTS[2:]
     layer(torch.randn(4, 32)).sum().backward()
     assert layer.weight.grad is not None
 

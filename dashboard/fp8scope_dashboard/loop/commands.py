@@ -24,7 +24,8 @@ from fp8scope_dashboard.runs.models import Run, RunState, Writer
 # A process that has not taken a command by then is not meant any more: nobody expects it.
 LIFETIME = timedelta(minutes=15)
 MOST_WAITING = 100
-MOST_AT_ONCE = 100
+# So that an answer stays below what agents read of one, with 100 patterns in each.
+MOST_AT_ONCE = 20
 MOST_PATTERNS, LONGEST_PATTERN = 100, 512
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600, 3_600
 MESSAGE_LENGTH = 500
