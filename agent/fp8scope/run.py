@@ -262,6 +262,7 @@ class Run(Controls, Lifecycle):
         self._callbacks = callbacks
 
     def _begin_step(self) -> None:
+        self._switch_layers()
         self._measures.begin()
 
     def _step_opened(self, step: Step) -> None:
