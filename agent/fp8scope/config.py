@@ -45,6 +45,7 @@ class Settings:
     """A run that has no step yet is registered after this time."""
     heartbeat_seconds: float = 10.0
     fsync_seconds: float = 5.0
+    """A crash of the machine loses at most this; 0: every step is on the disk before the next one ends."""
 
 
 def settings_from(
@@ -78,6 +79,7 @@ def settings_from(
         directory=Path(directory or env.get("FP8SCOPE_DIR") or DEFAULT_DIRECTORY).expanduser().absolute(),
         mode=chosen,  # type: ignore[arg-type]
         interval=_number(env, "FP8SCOPE_INTERVAL", 0.5, low=0.05, high=3600),
+        fsync_seconds=_number(env, "FP8SCOPE_FSYNC", 5.0, low=0, high=3600),
         spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
     )
 

@@ -154,6 +154,7 @@ class Lifecycle(Forkable):
             self.id,
             self.guard,
             place=Place(self._rank, hostname, self._attempt),
+            child=self._forked,
             on_alerts=self._take_alerts,
             # A forked child that logs is a writer, not the training.
             on_commands=None if self._forked else self._take_commands,

@@ -21,6 +21,7 @@ from fp8scope.entries import Catalogue, Entry, FinishReport, Place
 from fp8scope.guard import Guard
 from fp8scope.recorder import Recorder
 from fp8scope.records import Kind, dump_json
+from fp8scope.segments import Owner
 from fp8scope.sender import AlertSink, CommandSink, Sender
 from fp8scope.spool import Spool
 from fp8scope.worker import Worker
@@ -29,6 +30,9 @@ __all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]
 
 IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
+LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.05
+DOZE_AFTER = 1.0
+"""The recorder looks for steps by itself, several times a step, in these bounds; until none came for so long."""
 
 
 class Pipeline:
@@ -42,6 +46,7 @@ class Pipeline:
         *,
         place: Place | None = None,
         writer: str | None = None,
+        child: bool = False,
         on_alerts: AlertSink = lambda alerts: None,
         on_commands: CommandSink | None = None,
     ) -> None:
@@ -51,11 +56,15 @@ class Pipeline:
         self.started = False
         self._settings = settings
         self._run = run
+        self._child = child
         self._guard = guard
         self._on_alerts = on_alerts
         self._on_commands = on_commands
         self._queue = Recorder(settings, guard, place or Place())
         self._closing = False
+        self._dozing = False
+        """Whether the recorder has to be woken; else it looks again by itself, soon."""
+        self._gap = self._last = 0.0
         self._spool: Spool | None = None
         self._cursor: Cursor | None = None
         self._complete = False
@@ -74,7 +83,8 @@ class Pipeline:
             self._recorder.start()
         else:
             self._queue.catch_up()
-        self._recorder.wake()
+        if self._dozing:
+            self._recorder.wake()
 
     def settle(self) -> None:
         """Have everything that was handed over written, within the same bounds."""
@@ -104,10 +114,19 @@ class Pipeline:
 
     def _record(self) -> float:
         closing = self._closing
-        self._queue.drain()
+        if self._queue.drain():
+            now = time.monotonic()
+            self._gap, self._last = now - self._last, now
+        # To wake a thread costs the training thread a third of what a step costs it: while steps come that are
+        # neither short nor long, this thread looks for them by itself.
+        pause = self._gap / 4
+        self._dozing = pause < LOOK_OFTEN or time.monotonic() - self._last > DOZE_AFTER
+        if self._dozing:
+            # Once more: what came in before could be seen that nobody is looking.
+            self._queue.drain()
         if closing:
             self._recorder.stop()
-        return IDLE_SECONDS
+        return IDLE_SECONDS if self._dozing else min(pause, LOOK_SELDOM)
 
     def _open(self) -> None:
         """Open the spool and start the threads behind it. An unusable directory means: in memory only."""
@@ -139,6 +158,8 @@ class Pipeline:
             max_bytes=self._settings.spool_bytes,
             memory_bytes=self._settings.memory_bytes,
             preamble=self._queue.preamble,
+            owner=Owner.me(child=self._child),
+            durable=self._settings.fsync_seconds == 0,
         )
 
     def _recorder_ended(self) -> None:
@@ -178,7 +199,7 @@ class Pipeline:
     def _flush(self) -> float:
         if self._spool is not None:
             self._spool.flush()
-        return self._settings.fsync_seconds
+        return self._settings.fsync_seconds or IDLE_SECONDS
 
     # The end
 

@@ -2,9 +2,10 @@
 
 The promise: when a step ends, the row of the step before it has been written (`write(2)`), so that `kill -9`
 loses at most the last completed step. Steps that are longer than a switch of threads get it from the
-recorder's thread; for shorter ones the training thread writes what is left itself, or waits for the write
-that is under way. That waiting is bounded: see WAIT_AT_MOST and the two after it. A disk that is slower than
-these bounds puts at risk what is in the queue, and nothing else can: not a network, nor a server.
+recorder's thread. For shorter ones the training thread writes what is left itself, as long as the disk is
+quick, and else waits for the recorder. That waiting is bounded: see WAIT_AT_MOST and the two after it. A disk
+that is slower than these bounds puts at risk what is in the queue, and nothing else can: not a network, nor a
+server.
 
 A step whose values are still being computed by a device is not completed in this sense.
 """
@@ -27,7 +28,8 @@ WAIT_ALLOWANCE = 1.0
 WAIT_SHARE = 0.01
 """All steps together may wait WAIT_ALLOWANCE seconds and this share of the run's time."""
 UNNOTICED = 0.005
-"""A wait that is shorter, the interpreter's switch between threads, is not counted."""
+"""A wait that is shorter, the interpreter's switch between threads, is not counted; a write, quick."""
+POLL_SECONDS = 0.0005
 
 
 class Recorder:
@@ -45,6 +47,8 @@ class Recorder:
         self._recorded = 0
         self._began = time.monotonic()
         self._waited = 0.0
+        self._quick = False
+        """Whether the last write was: a disk that hangs must hold up the recorder, not the training."""
         self._registration = b""
         self._tensors: list[Mapping[str, Any]] = []
         self._statistics: Sequence[str] = ()
@@ -67,7 +71,11 @@ class Recorder:
             return
         began = time.monotonic()
         allowance = WAIT_ALLOWANCE + WAIT_SHARE * (began - self._began) - self._waited
-        if allowance > 0 and self.lock.acquire(timeout=min(allowance, WAIT_AT_MOST)):
+        wait = min(allowance, WAIT_AT_MOST)
+        if wait > 0 and not self._quick:
+            while self._is_behind(but) and time.monotonic() < began + wait:
+                time.sleep(POLL_SECONDS)
+        elif wait > 0 and self.lock.acquire(timeout=wait):
             try:
                 with self._guard.shield("recording"):
                     self._drain()
@@ -75,13 +83,18 @@ class Recorder:
                 self.lock.release()
         self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
 
-    def drain(self) -> None:
-        """On the recorder's thread: record everything, waiting for the device where that is needed."""
+    def drain(self) -> bool:
+        """On the recorder's thread: record everything, waiting for the device where that is needed.
+
+        Whether there was anything.
+        """
+        before = self._recorded
         while (first := self._first()) is not None:
             # Not under the lock: the training thread may ask for it, and must not wait for its own device.
             first.wait()
             with self.lock:
                 self._drain()
+        return self._recorded != before
 
     def _first(self) -> Entry | Catalogue | None:
         try:
@@ -98,8 +111,10 @@ class Recorder:
                     self._tensors[entry.offset :] = entry.tensors
                     self._statistics = entry.statistics
                 else:
+                    began = time.monotonic()
                     with self._guard.shield(f"recording ({entry.kind.name.lower()})"):
                         self._record(entry)
+                    self._quick = time.monotonic() - began < UNNOTICED
             finally:
                 self._recorded += 1
 

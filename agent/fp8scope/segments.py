@@ -1,9 +1,13 @@
 """What the spool is made of: segments in files or in memory, and the lock on its folder."""
 
 import contextlib
+import json
 import os
+import socket
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 
 class SpoolBusyError(RuntimeError):
@@ -16,6 +20,8 @@ class Segment:
     def __init__(self, base: int) -> None:
         self.base = base
         self.length = 0
+        self.flushed = 0
+        """As much as a crash of the machine would leave."""
 
     @property
     def end(self) -> int:
@@ -40,12 +46,13 @@ class Segment:
 class FileSegment(Segment):
     """A segment in a file. Writes go to the kernel at once: they survive the death of the process."""
 
-    def __init__(self, path: Path, base: int, *, create: bool) -> None:
+    def __init__(self, path: Path, base: int, *, create: bool, durable: bool = False) -> None:
+        """`durable`: a write returns when the disk has it."""
         super().__init__(base)
         self.path = path
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        self._descriptor = os.open(path, flags, 0o600)
-        self.length = os.fstat(self._descriptor).st_size
+        self._descriptor = os.open(path, flags | (getattr(os, "O_DSYNC", 0) if durable else 0), 0o600)
+        self.length = self.flushed = os.fstat(self._descriptor).st_size
 
     def append(self, data: bytes) -> None:
         view = memoryview(data)
@@ -65,9 +72,11 @@ class FileSegment(Segment):
         return os.pread(self._descriptor, size, position - self.base)
 
     def flush(self) -> None:
+        length = self.length
         # The sender may have removed the segment in this moment.
         if self._descriptor >= 0:
             os.fsync(self._descriptor)
+            self.flushed = length
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -95,10 +104,47 @@ class MemorySegment(Segment):
         return bytes(self._data[offset : offset + size])
 
 
+def sync_directory(directory: Path) -> None:
+    """Have the names of new files on the disk as well; where the system cannot, nothing."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that writes to a spool. `child`: forked from the one to which the run belongs."""
+
+    host: str
+    pid: int
+    child: bool = False
+
+    @classmethod
+    def me(cls, *, child: bool = False) -> Self:
+        return cls(socket.gethostname(), os.getpid(), child)
+
+    @classmethod
+    def of(cls, directory: Path) -> Self | None:
+        """Who wrote to this spool; None when that is not known."""
+        try:
+            document = json.loads((directory / "lock").read_bytes()[:4096])
+            return cls(str(document["host"]), int(document["pid"]), bool(document["child"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
 class Lock:
     """Says that this process uses the folder; the kernel lets go of it when the process dies."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, owner: Owner | None = None) -> None:
+        self._take(directory)
+        if owner is not None:
+            os.pwrite(self._descriptor, json.dumps(asdict(owner)).encode(), 0)
+
+    def _take(self, directory: Path) -> None:
         self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if sys.platform == "win32":
             return

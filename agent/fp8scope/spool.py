@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fp8scope.records import FRAME, MAX_PAYLOAD, Kind, Record, TornRecordError, check_frame, frame
-from fp8scope.segments import FileSegment, Lock, MemorySegment, Segment
+from fp8scope.segments import FileSegment, Lock, MemorySegment, Owner, Segment, sync_directory
 
 MAGIC = b"FP8SPL\x00\x01"
 SEGMENT_BYTES = 16 << 20
@@ -31,7 +31,11 @@ class SpoolFullError(OSError):
 
 
 class Spool:
-    """The log. `directory` None keeps everything in memory."""
+    """The log. `directory` None keeps everything in memory.
+
+    `owner`: who writes to it from now on (None: nobody, it is only read to the end). `durable`: `append`
+    returns when the disk has the record, not when the kernel has.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,8 @@ class Spool:
         max_bytes: int = 4 << 30,
         memory_bytes: int = 32 << 20,
         preamble: Preamble = lambda: (),
+        owner: Owner | None = None,
+        durable: bool = False,
     ) -> None:
         self.directory = directory
         self._torn: dict[int, int] = {}
@@ -50,7 +56,8 @@ class Spool:
         self._preamble = preamble
         self._mutex = threading.Lock()
         self._segments: list[Segment] = []
-        self._lock = Lock(directory) if directory is not None else None
+        self._lock = Lock(directory, owner) if directory is not None else None
+        self._durable = durable
         self._active: Segment | None = None
         self._end = 0
         for path in sorted(directory.glob("*.log")) if directory is not None else ():
@@ -126,7 +133,7 @@ class Spool:
         assert self.directory is not None
         path = self.directory / f"{self._end:020d}.log"
         try:
-            segment = FileSegment(path, self._end, create=True)
+            segment = FileSegment(path, self._end, create=True, durable=self._durable)
         except OSError:
             return None
         try:
@@ -135,6 +142,8 @@ class Spool:
             with contextlib.suppress(OSError):
                 segment.delete()
             return None
+        if self._durable:
+            sync_directory(self.directory)
         return segment
 
     def read(self, position: int) -> Record | None:
@@ -199,9 +208,13 @@ class Spool:
                 segment.delete()
 
     def flush(self) -> None:
-        """fsync the segment being written."""
-        if self._active is not None:
-            self._active.flush()
+        """fsync what was written since the last time, and the names of the files."""
+        with self._mutex:
+            segments = [segment for segment in self._segments if segment.flushed < segment.length]
+        if any(segment.flushed == 0 for segment in segments) and self.directory is not None:
+            sync_directory(self.directory)
+        for segment in segments:
+            segment.flush()
 
     def close(self) -> None:
         """Let go of files and lock; what is held stays for `fp8scope sync`."""

@@ -16,7 +16,8 @@ from fp8scope.config import ConfigurationError, Settings, settings_from
 from fp8scope.cursor import Cursor
 from fp8scope.cursor import Progress as SendProgress
 from fp8scope.guard import Guard, configure_logging
-from fp8scope.segments import SpoolBusyError
+from fp8scope.records import Kind, dump_json
+from fp8scope.segments import Owner, SpoolBusyError
 from fp8scope.sender import Sender
 from fp8scope.spool import Spool
 
@@ -37,6 +38,8 @@ class SyncReport:
     refused: int = 0
     torn: int = 0
     problem: str = ""
+    killed: bool = False
+    """Its process had ended without a word, and the server was told so."""
 
 
 def sync(arguments: list[str]) -> int:
@@ -96,7 +99,7 @@ def _sync_all(spools: list[Path], settings: Settings, patience: float) -> list[S
 
 
 def sync_one(directory: Path, settings: Settings, patience: float, on_progress: OnProgress) -> SyncReport:
-    """Send what one spool holds and remove it when nothing is left.
+    """Send what one spool holds, and how its process ended; remove it when nothing is left.
 
     Gives up after `patience` seconds in which nothing was acknowledged; what is left stays.
     """
@@ -109,18 +112,26 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
     sender = Sender(directory.parent.name, spool, cursor, settings, guard, live=False)
     before = cursor.progress.rows_sent
     begin, position, moved_at = cursor.progress.position, -1, time.monotonic()
-    problem = ""
-    while not sender.is_done():
+    problem, killed = "", False
+    while not problem and not (sender.is_done() and (killed or not _was_killed(cursor, directory))):
+        if sender.is_done():
+            spool.append(Kind.FINISH, _obituary(directory))
+            killed = True
         pause = sender.advance()
         if cursor.progress.position != position:
             position, moved_at = cursor.progress.position, time.monotonic()
             on_progress(position - begin, spool.end - begin)
         elif sender.held or time.monotonic() + pause - moved_at > patience:
             problem = sender.trouble or "nothing was acknowledged"
-            break
-        time.sleep(pause)
+        time.sleep(pause if not problem else 0)
+    progress = cursor.progress
     report = SyncReport(
-        directory, cursor.progress.rows_sent - before, cursor.progress.messages_refused, spool.torn, problem
+        directory,
+        progress.rows_sent - before,
+        progress.messages_refused,
+        spool.torn,
+        problem,
+        killed and not problem,
     )
     sender.close()
     cursor.close()
@@ -133,8 +144,32 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
     return report
 
 
+def _was_killed(cursor: Cursor, directory: Path) -> bool:
+    """Whether the process that wrote the spool is gone from this machine without having said how it ended.
+
+    Its lock is ours, so nobody writes any more; but of a spool that was copied from elsewhere this says
+    nothing.
+    """
+    owner = Owner.of(directory)
+    return not cursor.progress.finished and owner is not None and owner.host == Owner.me().host
+
+
+def _obituary(directory: Path) -> bytes:
+    owner = Owner.of(directory)
+    assert owner is not None
+    error = (
+        f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. Nobody could"
+        " say why: look for kill -9, for memory that ran out (dmesg), os._exit, or a crash in native code."
+    )
+    return dump_json(
+        {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": 0, "errors": 0}
+    )
+
+
 def _describe(report: SyncReport) -> str:
     parts = [f"{report.rows} steps sent"]
+    if report.killed:
+        parts.append("its process was killed: marked as failed")
     if report.torn:
         parts.append(f"{report.torn} bytes of an unfinished write skipped")
     if report.refused:

@@ -152,7 +152,7 @@ def test_sync(
     assert all(
         run.steps == list(range(1, 11)) and run.finish["rows_sent"] == 10 for run in server.runs.values()
     )
-    assert list(settings.directory.iterdir()) == []
+    assert [path.name for path in settings.directory.iterdir()] == ["latest.json"]
     assert cli.main(["sync", str(settings.directory)]) == 0
     assert "Nothing to send." in capsys.readouterr().out
 
