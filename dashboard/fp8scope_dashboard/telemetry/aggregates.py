@@ -57,7 +57,8 @@ def aggregate(
         parts[name][:, filled] = best
         at = _first(values == best[:, segments], offsets, starts, stride)
         parts[f"arg{name}"][:, filled] = np.where(some, at, np.nan)
-    total = np.add.reduceat(np.where(nan, 0.0, values), starts, axis=1)
+    with np.errstate(invalid="ignore"):  # the sum of both infinities is NaN
+        total = np.add.reduceat(np.where(nan, 0.0, values), starts, axis=1)
     parts["sum"][:, filled] = np.where(some, total, np.nan)
     places = np.where(there, np.arange(len(steps), dtype=np.int32), np.int32(-1))
     newest = np.maximum.reduceat(places, starts, axis=1)
@@ -82,7 +83,8 @@ def combine(fine: Parts, stride: int) -> Parts:
         at = np.where(same, grouped[f"arg{name}"] + shift, np.inf).min(axis=2)
         coarse[name] = best
         coarse[f"arg{name}"] = np.where(some, at, np.nan)
-    total = np.where(grouped["count"] > 0, grouped["sum"], 0.0).sum(axis=2)
+    with np.errstate(invalid="ignore"):
+        total = np.where(grouped["count"] > 0, grouped["sum"], 0.0).sum(axis=2)
     coarse["sum"] = np.where(some, total, np.nan)
     newest = FACTOR - 1 - np.argmax((grouped["count"] > 0)[:, :, ::-1], axis=2)
     last = np.take_along_axis(grouped["last"], newest[:, :, None], axis=2)[:, :, 0]
