@@ -36,7 +36,8 @@ from fp8scope.step import Step
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope_kernels import CurrentScaling, DelayedScaling, convert
+    from fp8scope_kernels import CurrentScaling, DelayedScaling, Recipe, convert
+    from fp8scope_kernels.convert import Selection
 
 __version__ = "0.1.0"
 
@@ -138,6 +139,10 @@ def attach(
     *,
     tokens_per_step: int = 0,
     reduction: str = "mean",
+    every: int | None = None,
+    shadow: "Recipe | None" = None,
+    include: "Selection | None" = None,
+    scaler: "torch.amp.GradScaler | None" = None,
     **arguments: Any,
 ) -> Run:
     """Begin a run and record every step of the training that follows, without another line.
@@ -150,7 +155,8 @@ def attach(
 
     `model` may be compiled or wrapped by DistributedDataParallel; an FP8 model is converted before. Several
     models that are trained together are given by name, with their optimizers under the same names: a step is
-    complete when every optimizer has stepped. `arguments` are those of `init`. `run.detach()` undoes it.
+    complete when every optimizer has stepped. `every`, `shadow`, `include` and `scaler` are those of
+    `Run.watch`, `arguments` those of `init`. `run.detach()` undoes it.
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
@@ -158,7 +164,8 @@ def attach(
 
     check(model, optimizer, reduction, tokens_per_step)
     run = init(**arguments)
-    attach_run(run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step)
+    watching = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}
+    attach_run(run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step, watching=watching)
     return run
 
 

@@ -1,8 +1,8 @@
 """The `fp8scope` command.
 
-`login` and `sync` belong to the agent; other installed packages add subcommands through the entry-point group
-`fp8scope.commands`: each is a function of the argument list that returns the exit status, and the first line
-of its docstring is its help.
+`login`, `run` and `sync` belong to the agent; other installed packages add subcommands through the
+entry-point group `fp8scope.commands`: each is a function of the argument list that returns the exit status,
+and the first line of its docstring is its help.
 """
 
 import sys
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from fp8scope.environment import version_of
+from fp8scope.launch import run
 from fp8scope.login import login
 from fp8scope.sync import sync
 
@@ -17,7 +18,7 @@ GROUP = "fp8scope.commands"
 
 Command = Callable[[list[str]], int]
 
-BUILT_IN: dict[str, Command] = {"login": login, "sync": sync}
+BUILT_IN: dict[str, Command] = {"login": login, "run": run, "sync": sync}
 
 
 class UnavailableError(RuntimeError):
@@ -45,6 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return command(rest)
     except KeyboardInterrupt:
+        if command is run:
+            # The script's own: the process ends as it would have without us.
+            raise
         return 130
 
 

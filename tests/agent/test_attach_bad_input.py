@@ -9,7 +9,7 @@ from agent.wire_server import WireServer
 from torch import nn
 
 import fp8scope
-from fp8scope.attachment.inputs import token_count, unwrap_model
+from fp8scope.attachment.inputs import is_one_graph, token_count
 from fp8scope.hooks import live_runs
 
 
@@ -126,7 +126,10 @@ def test_which_inputs_are_tokens(args: tuple[Any, ...], kwargs: dict[str, Any], 
     assert token_count(args, kwargs) == tokens
 
 
-def test_wrappers_are_taken_off() -> None:
-    model, _ = regression()
-    assert unwrap_model(torch.compile(nn.DataParallel(model))) is model  # type: ignore[arg-type]
-    assert unwrap_model(model) is model
+def test_whether_a_graph_may_be_broken() -> None:
+    for whole in (True, False):
+        assert is_one_graph(torch.compile(regression()[0], fullgraph=whole)) is whole  # type: ignore[arg-type]
+        in_place, _ = regression()
+        in_place.compile(fullgraph=whole)
+        assert is_one_graph(in_place) is whole
+    assert not is_one_graph(regression()[0])

@@ -97,7 +97,7 @@ def test_a_scaler_that_skips_steps(server: WireServer) -> None:
     for number in range(5):
         loss = lm_loss(model, number)
         overflows = number in (1, 2)
-        scaler.scale(loss * float("inf") if overflows else loss).backward()
+        scaler.scale(loss * float("inf") if overflows else loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -137,7 +137,7 @@ def test_a_closure_that_is_evaluated_many_times(server: WireServer) -> None:
         return loss
 
     for _ in range(3):
-        returned.append(float(optimizer.step(closure).detach()))
+        returned.append(float(optimizer.step(closure).detach()))  # type: ignore[no-untyped-call]
     assert run.finish().errors == 0
     assert len(evaluations) > 6
     # The step's loss is the one before it moved, which is also what LBFGS returns.

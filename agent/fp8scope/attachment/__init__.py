@@ -1,14 +1,17 @@
 """Two lines and nothing else: `run = fp8scope.attach(model, optimizer)`."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from fp8scope.attachment.following import Attachment
-from fp8scope.attachment.inputs import models_and_optimizers, unwrap_model
+from fp8scope.attachment.inputs import is_one_graph, models_and_optimizers
 from fp8scope.config import ConfigurationError
 from fp8scope.hooks import live_runs
 from fp8scope.registration import whole
+from fp8scope.sources.base import unwrapped
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -24,7 +27,7 @@ def check(model: Any, optimizer: Any, reduction: str, tokens_per_step: int) -> N
         raise ConfigurationError(f"tokens_per_step must not be negative, got {tokens_per_step}.")
     for given, _ in models_and_optimizers(model, optimizer).values():
         for run in live_runs:
-            if run._attachment is not None and run._attachment.follows(given):
+            if run._attachment is not None and run._attachment.name_of(given) is not None:
                 raise ConfigurationError(
                     f"the model is attached to the run {run.name!r} already: call finish() or detach() of it "
                     "first."
@@ -32,25 +35,62 @@ def check(model: Any, optimizer: Any, reduction: str, tokens_per_step: int) -> N
 
 
 def attach_run(
-    run: "Run", model: Any, optimizer: Any, *, reduction: str = "mean", tokens_per_step: int = 0
+    run: "Run",
+    model: Any,
+    optimizer: Any,
+    *,
+    reduction: str = "mean",
+    tokens_per_step: int = 0,
+    counts_inputs: bool = True,
+    watching: Mapping[str, Any] | None = None,
 ) -> "Attachment | None":
-    """Have `run` follow the training of these, which `check` has let pass; None when it records nothing."""
+    """Have `run` follow the training of these, which `check` has let pass; None when it records nothing.
+
+    Without `counts_inputs`, somebody else says how many tokens a forward pass trains on. `watching`:
+    arguments of `Run.watch`.
+    """
     if run._settings.mode == "disabled" or run.finished:
         return None
-    attachment = Attachment(run, reduction=reduction, tokens_per_step=tokens_per_step)
+    attachment = Attachment(
+        run, reduction=reduction, tokens_per_step=tokens_per_step, counts_inputs=counts_inputs
+    )
     run.detach()
     run._attachment = attachment
     for name, (one, optimizers) in models_and_optimizers(model, optimizer).items():
-        follow(run, attachment, name, one, optimizers)
+        follow(run, attachment, name, one, optimizers, watching)
     return attachment
 
 
-def follow(run: "Run", attachment: Attachment, name: str, model: nn.Module, optimizers: "list[Any]") -> None:
+def follow(
+    run: "Run",
+    attachment: Attachment,
+    name: str,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    watching: Mapping[str, Any] | None = None,
+) -> None:
     """Watch one model more and follow its training. Its tensors' names begin with `name`."""
-    inner = unwrap_model(model)
-    watched = nn.ModuleDict({name: inner}) if name else inner
     # Watched first: what it measures of the optimizer's step is then measured before the step ends here.
-    run.watch(watched, optimizers[0])
-    for optimizer in optimizers[1:]:
-        run.watch(watched, optimizer)
+    for optimizer in optimizers:
+        watch(run, model, optimizer, name, watching)
     attachment.follow(name, model, optimizers)
+
+
+def watch(
+    run: "Run",
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    name: str = "",
+    watching: Mapping[str, Any] | None = None,
+) -> None:
+    """Observe a model and an optimizer in the run, the model's tensors under names that begin with `name`."""
+    watched = nn.ModuleDict({name: unwrapped(model)}) if name else model
+    if is_one_graph(model):
+        run.guard.tell_once(
+            "one graph",
+            "the model is compiled with fullgraph=True, and observing its tensors would break the graph: "
+            "loss, times and gradients are recorded, the tensors inside are not.",
+        )
+        run._measures.watch(watched, optimizer)
+    else:
+        run.watch(watched, optimizer, **(watching or {}))

@@ -74,15 +74,19 @@ class Followed:
 class Attachment:
     """Opens and closes a run's steps as the training goes by. Not made by hand: see `fp8scope.attach`."""
 
-    def __init__(self, run: "Run", *, reduction: str = "mean", tokens_per_step: int = 0) -> None:
+    def __init__(
+        self, run: "Run", *, reduction: str = "mean", tokens_per_step: int = 0, counts_inputs: bool = True
+    ) -> None:
         self._run = run
+        self._counts_inputs = counts_inputs
         self._reduction = reduction
         self._tokens_per_step = tokens_per_step
         self._followed: list[Followed] = []
         self._pending: list[tuple[Loss, set[str]]] = []
         """Losses that no optimizer has used yet, and the models whose gradients they have changed."""
         self._handles: list[RemovableHandle] = []
-        self._models: list[weakref.ref[nn.Module]] = []
+        self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        """What is called, and the names."""
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
         """Every optimizer, and the name of the model that it trains."""
         self._awaited: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -101,22 +105,36 @@ class Attachment:
     def follow(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Follow a model, too. `model`: what the script calls, in its wrappers."""
         self._followed.append(Followed(name, optimizers))
-        self.follow_calls(model)
+        self.follow_calls(name, model)
         for optimizer in optimizers:
-            self._optimizers[optimizer] = name
-            self._awaited.add(optimizer)
-            before, after = self._hooks()
-            self._handles.append(optimizer.register_step_pre_hook(before))
-            self._handles.append(optimizer.register_step_post_hook(after))
+            self.follow_optimizer(name, optimizer)
 
-    def follow_calls(self, model: nn.Module) -> None:
-        """Take forward passes of this module for the beginning of a step."""
-        hook = ForwardHook(self, counts_tokens=not self._models)
+    def follow_optimizer(self, name: str, optimizer: Optimizer) -> None:
+        """Another optimizer of that model: it takes the place of those that train the same parameters."""
+        own = {id(parameter) for parameter in parameters_of(optimizer)}
+        for known in list(self._awaited):
+            if self._optimizers[known] == name and any(id(p) in own for p in parameters_of(known)):
+                self._awaited.discard(known)
+        self._optimizers[optimizer] = name
+        self._awaited.add(optimizer)
+        before, after = self._hooks()
+        self._handles.append(optimizer.register_step_pre_hook(before))
+        self._handles.append(optimizer.register_step_post_hook(after))
+
+    @property
+    def optimizers(self) -> Mapping[Optimizer, str]:
+        """The optimizers that are followed, each with the name of the model that it trains."""
+        return self._optimizers
+
+    def follow_calls(self, name: str, model: nn.Module) -> None:
+        """Take forward passes of this module, all of that model or a part, for the beginning of a step."""
+        hook = ForwardHook(self, counts_tokens=self._counts_inputs and not self._models)
         self._handles.append(model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
-        self._models.append(weakref.ref(model))
+        self._models[model] = name
 
-    def follows(self, model: nn.Module) -> bool:
-        return any(known() is model for known in self._models)
+    def name_of(self, model: nn.Module) -> str | None:
+        """The name under which `model` is followed, None when it is not."""
+        return self._models.get(model)
 
     def end(self) -> None:
         """Record the step that is complete, and look no further."""

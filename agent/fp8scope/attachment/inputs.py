@@ -8,21 +8,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8scope.config import ConfigurationError
+from fp8scope.sources.base import unwrapped
 
 _TOKEN_DTYPES = (torch.int64, torch.int32)
 MAX_WRAPPERS = 8
 
 
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """The model inside `torch.compile`'s, DataParallel's and DistributedDataParallel's wrappers."""
-    for _ in range(MAX_WRAPPERS):
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            break
-        model = inner
-    return model
+def is_one_graph(model: nn.Module) -> bool:
+    """Whether `torch.compile(fullgraph=True)` has this model: then nothing may be called from inside it."""
+    contexts = [getattr(model, "dynamo_ctx", None)]
+    # `Module.compile` keeps it in what it calls instead.
+    compiled = getattr(unwrapped(model), "_compiled_call_impl", None)
+    contexts += [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    return any(getattr(context, "fullgraph", False) is True for context in contexts)
 
 
 def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:

@@ -1,0 +1,53 @@
+"""What the integrations share."""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fp8scope.collector import is_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from fp8scope.run import Run
+    from fp8scope_kernels import Recipe
+
+Begin = Callable[..., "Run"]
+"""Makes a run: takes the arguments of `fp8scope.init` that the trainer knows."""
+Convert = Callable[["torch.nn.Module"], object]
+logger = logging.getLogger("fp8scope")
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_./-]+")
+
+
+def scalars_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values that are single numbers, under names that can be logged."""
+    return {
+        _NOT_IN_A_NAME.sub("_", str(name))[:128]: value for name, value in values.items() if _is_number(value)
+    }
+
+
+def _is_number(value: object) -> bool:
+    if is_tensor(value):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def converter(recipe: "Recipe | None") -> Convert | None:
+    """A function that converts a model in place and tells how many layers that were; None for no recipe."""
+    if recipe is None:
+        return None
+
+    def convert(model: "torch.nn.Module") -> None:
+        from fp8scope_kernels import convert as convert_layers
+        from fp8scope_kernels import fp8_layers
+
+        if any(True for _ in fp8_layers(model)):
+            return
+        report = convert_layers(model, recipe)
+        logger.info("%d layers compute in FP8 now (%s).", len(report.converted), type(recipe).__name__)
+        if not report.converted:
+            logger.warning("no layer was converted to FP8:\n%s", report)
+
+    return convert

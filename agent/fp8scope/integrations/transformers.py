@@ -1,0 +1,133 @@
+"""Hugging Face Transformers: `Trainer(..., callbacks=[Fp8scopeCallback(project="...")])`."""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+import fp8scope
+from fp8scope.attachment import attach_run, check
+from fp8scope.integrations.common import Begin, Convert, converter, scalars_of
+from fp8scope.sources.base import unwrapped
+
+if TYPE_CHECKING:
+    from fp8scope.run import Run
+    from fp8scope_kernels import Recipe
+
+# The steps carry these themselves, exactly and every one of them.
+_KNOWN = ("loss", "learning_rate")
+# What is logged of evaluations comes in `on_evaluate`, and of the training as a whole is no value of a step.
+_OTHERS = ("eval_", "train_", "test_")
+
+
+class Fp8scopeCallback(TrainerCallback):  # type: ignore[misc]
+    """Records every step of a `Trainer`, and its evaluations.
+
+    `run`: one that was begun already; else the first training begins one, with `arguments` as for
+    `fp8scope.init` (by default named like the Trainer's run) and the Trainer's settings as configuration.
+    `convert`: the recipe by which the model's linear layers are made FP8 before the first step. Tokens are
+    counted from `input_ids`, or `tokens_per_step` are taken.
+
+    The loss of a step is the one the Trainer differentiates, not rounded and not averaged over logging steps.
+    Evaluations become scalars `eval/...` of the last step, what else the Trainer logs `trainer/...`. The run
+    ends with the process, with `callback.run.finish()`, or when `train` is called once more, which begins
+    another.
+    """
+
+    def __init__(
+        self,
+        run: "Run | None" = None,
+        *,
+        convert: "Recipe | None" = None,
+        tokens_per_step: int = 0,
+        **arguments: Any,
+    ) -> None:
+        self.run = run
+        self._given = run is not None
+        self._convert = converter(convert)
+        self._tokens_per_step = tokens_per_step
+        self._arguments = arguments
+        self._begin: Begin = fp8scope.init
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Convert the model, begin the run and follow the optimizer."""
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        if self._convert is not None:
+            self._convert(unwrapped(model))
+        facts = _facts(args, state, model)
+        if self.run is not None and not self._given:
+            self.run.finish()
+            self.run = None
+        if self.run is None:
+            self.run = self._begin(**(facts | self._arguments))
+        else:
+            self.run.detach()
+            self.run.log_config(facts["config"])
+        check(model, optimizer, "sum", self._tokens_per_step)
+        # The Trainer divides what it accumulates itself, by passes or by tokens.
+        attach_run(self.run, model, optimizer, reduction="sum", tokens_per_step=self._tokens_per_step)
+        if state.global_step:
+            self.run._step = state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add what the Trainer logs of a step."""
+        if self.run is None or self.run.finished:
+            return
+        for name, value in scalars_of(logs or {}).items():
+            if name not in _KNOWN and not name.startswith(_OTHERS):
+                self.run.log({f"trainer/{name}": value})
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add an evaluation's scores to the step that was made last."""
+        if self.run is not None and not self.run.finished:
+            values = scalars_of(metrics or {})
+            self.run.log({f"eval/{name.removeprefix('eval_')}": value for name, value in values.items()})
+
+
+def _facts(args: TrainingArguments, state: TrainerState, model: nn.Module) -> dict[str, Any]:
+    """What the Trainer knows of the run, as arguments of `fp8scope.init`."""
+    config: dict[str, Any] = {"trainer": args.to_dict()}
+    settings = getattr(unwrapped(model), "config", None)
+    if hasattr(settings, "to_dict"):
+        config["model"] = settings.to_dict()
+    facts: dict[str, Any] = {"config": config, "seed": args.seed, "total_steps": state.max_steps}
+    name = getattr(args, "run_name", None)
+    # By default the Trainer calls its run like its folder, which is a path and no name.
+    return facts | ({"name": str(name)[:200]} if name and name != args.output_dir else {})
+
+
+def join(trainer: Any, begin: Begin, convert: Convert | None, tokens_per_step: int, keep: Any) -> None:
+    """For `fp8scope run`: add the callback to a Trainer that is at work already."""
+    if any(isinstance(callback, Fp8scopeCallback) for callback in trainer.callback_handler.callbacks):
+        return
+    callback = Fp8scopeCallback(tokens_per_step=tokens_per_step)
+    callback._convert = convert
+
+    def begin_and_keep(**arguments: Any) -> "Run":
+        run = begin(**arguments)
+        keep(run)
+        return run
+
+    callback._begin = begin_and_keep
+    trainer.add_callback(callback)
+    if trainer.state.max_steps and trainer.is_in_train and trainer.optimizer is not None:
+        # Training has begun already: the script brought its own optimizer.
+        callback.on_train_begin(
+            trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=trainer.optimizer
+        )
