@@ -21,6 +21,7 @@ class Assembly:
     def __init__(self, sampled: bool) -> None:
         self._sampled = sampled
         self._boards: list[tuple[NDArray[np.int64], list[Float64s]]] = []
+        self._in_order = True
 
     def add(self, board: Board, rows: int, values: Float64s) -> int:
         """Take a board's first values, for its first `rows` rows; returns how many values they were."""
@@ -28,19 +29,19 @@ class Assembly:
         for width in WIDTHS if self._sampled else WIDTHS[:1]:
             parts.append(values[at : at + rows * width].reshape(rows, width))
             at += rows * width
-        self._boards.append((np.asarray(board.positions[:rows], np.int64), parts))
+        self._boards.append((board.places(rows), parts))
+        self._in_order = self._in_order and board.is_in_order(rows)
         return at
 
     def finish(self, scalars: Mapping[str, float]) -> Observed:
         """Everything that was added, by the places in the catalogue."""
+        if not self._sampled and len(self._boards) == 1 and self._in_order:
+            # Nearly always: one device, nothing sampled, and the rows are in the catalogue's order.
+            _, (statistics,) = self._boards[0]
+            return Observed(statistics, {}, scalars, np.zeros(0, np.int32), EMPTY)
         tensors = max(
             (int(positions.max()) + 1 for positions, _ in self._boards if len(positions)), default=0
         )
-        if not self._sampled and len(self._boards) == 1 and len(self._boards[0][0]) == tensors:
-            # Nearly always: one device, nothing sampled, and the rows are in the catalogue's order.
-            positions, (statistics,) = self._boards[0]
-            if (np.diff(positions) == 1).all():
-                return Observed(statistics, {}, scalars, np.zeros(0, np.int32), EMPTY)
         statistics = np.zeros((tensors, len(STATISTICS)))
         extras = np.full((len(SAMPLED_STATISTICS), tensors), np.nan)
         histograms: list[tuple[NDArray[np.int64], Float64s]] = []

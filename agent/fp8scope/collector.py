@@ -109,15 +109,16 @@ class Copied:
     host: "torch.Tensor | NDArray[np.float64]"
     size: int
     event: "torch.cuda.Event | None" = None
-    pool: HostBuffers | None = None
+    give_back: "Callable[[torch.Tensor], None] | None" = None
+    """Takes `host` again, once it was read."""
 
     def read(self) -> NDArray[np.float64]:
         """After the event: float64 [size]."""
         if isinstance(self.host, np.ndarray):
             return self.host
-        values: NDArray[np.float64] = self.host[: self.size].numpy().copy()
-        if self.pool is not None:
-            self.pool.give_back(self.host)
+        values: NDArray[np.float64] = self.host.view(-1)[: self.size].numpy().copy()
+        if self.give_back is not None:
+            self.give_back(self.host)
         return values
 
 
@@ -248,9 +249,15 @@ class Collector:
 
         None when there is nothing to copy. Nothing here waits for the device.
         """
+        for source in self._sources.values():
+            self._finish(source)
+        if not (scalars or self.sampled) and (board := self._only_board()) is not None:
+            # Nearly always on a CPU. Copied and cleared is this memory by the recorder.
+            rows, buffer = len(board.positions), board.buffer
+            host = buffer.exchange()
+            copied = Copied([(board, rows)], (), host, rows * host.shape[1], None, buffer.recycle)
+            return Snapshot([copied], sampled=False)
         try:
-            for source in self._sources.values():
-                self._finish(source)
             copies = [
                 self._copy(device, boards, {n: x for n, x in scalars.items() if x.device == device})
                 for device, boards in self._by_device(scalars).items()
@@ -264,6 +271,13 @@ class Collector:
         for board in self._boards.all if self._boards is not None else ():
             if board.every_step or self.sampled:
                 yield board
+
+    def _only_board(self) -> "Board | None":
+        """The board of a run that has one, on the host."""
+        boards = self._boards.all if self._boards is not None else ()
+        if len(boards) != 1 or not boards[0].every_step or boards[0].buffer.device.type != "cpu":
+            return None
+        return boards[0]
 
     def _by_device(self, scalars: "Mapping[str, torch.Tensor]") -> "dict[torch.device, list[Board]]":
         found: dict[torch.device, list[Board]] = {}
@@ -297,7 +311,7 @@ class Collector:
         # The recorder sleeps on the event instead of spinning.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
-        return Copied(rows, names, pinned, size, event, self._pool)
+        return Copied(rows, names, pinned, size, event, self._pool.give_back)
 
     def _finish(self, source: "Source") -> None:
         try:

@@ -6,8 +6,7 @@ Only `Exception` is kept: KeyboardInterrupt and SystemExit belong to the user an
 import logging
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 MAX_TOLD = 100
 """Messages of one run: names in them may vary without end."""
@@ -42,13 +41,9 @@ class Guard:
         self._lock = threading.RLock()
         self._dropped_before = self._errors_before = 0
 
-    @contextmanager
-    def shield(self, kind: str) -> Iterator[None]:
+    def shield(self, kind: str) -> "Shield":
         """Run a block of ours; an exception in it is counted and told once per kind and type."""
-        try:
-            yield
-        except Exception as error:
-            self.error(kind, f"{type(error).__name__}: {error}", exception=error)
+        return Shield(self, kind)
 
     def error(self, kind: str, message: str, exception: Exception | None = None) -> None:
         """Count an error of the agent; tell it the first time for this kind and type of exception."""
@@ -92,3 +87,24 @@ class Guard:
         """Let `key` be told again: the trouble was over in between."""
         with self._lock:
             self._told.discard(key)
+
+
+class Shield:
+    """See `Guard.shield`. A class, not a generator: several of them are in every step's way."""
+
+    __slots__ = ("_guard", "_kind")
+
+    def __init__(self, guard: Guard, kind: str) -> None:
+        self._guard = guard
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._guard.error(self._kind, f"{type(error).__name__}: {error}", exception=error)
+        return True

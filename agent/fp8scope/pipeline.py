@@ -32,7 +32,7 @@ IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
 LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.05
 DOZE_AFTER = 1.0
-"""The recorder looks for steps by itself, several times a step, in these bounds; until none came for so long."""
+"""The recorder looks for steps by itself, several times a step, in these bounds, until none came for a while."""
 
 
 class Pipeline:
@@ -117,8 +117,8 @@ class Pipeline:
         if self._queue.drain():
             now = time.monotonic()
             self._gap, self._last = now - self._last, now
-        # To wake a thread costs the training thread a third of what a step costs it: while steps come that are
-        # neither short nor long, this thread looks for them by itself.
+        # To wake a thread is a third of what a step costs the training: while steps come that are neither
+        # short nor long, this thread looks for them by itself.
         pause = self._gap / 4
         self._dozing = pause < LOOK_OFTEN or time.monotonic() - self._last > DOZE_AFTER
         if self._dozing:

@@ -274,7 +274,7 @@ class Run(Controls, Lifecycle):
     def _measure_step(self, step: Step) -> "Reading | None":
         with self.guard.shield("measuring a step"):
             if self._active():
-                return self._measures.end({**step._scalars, **step._device_scalars})
+                return self._measures.end(step)
         return None
 
     def _abandon_step(self) -> None:

@@ -23,7 +23,8 @@ class Step:
     """One optimizer step; made by `Run.step`."""
 
     __slots__ = (
-        "_began", "_device_scalars", "_ended", "_ended_at", "_reading", "_run", "_scalars", "_tokens", "number",
+        "_began", "_device_scalars", "_ended", "_ended_at", "_reading", "_run", "_scalars", "_tokens",
+        "number",
     )  # fmt: skip
 
     def __init__(self, run: "Run", number: int, tokens: int) -> None:
@@ -52,9 +53,13 @@ class Step:
             self._ended, self._ended_at = time.perf_counter(), time.time_ns() // 1000
             self._reading = self._run._measure_step(self)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether a value of this name was logged."""
+        return name in self._scalars or name in self._device_scalars
+
     def log_default(self, name: str, value: Any) -> None:
         """Log a value unless the script has logged one of this name."""
-        if name not in self._scalars and name not in self._device_scalars:
+        if name not in self:
             self.log({name: value})
 
     def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:

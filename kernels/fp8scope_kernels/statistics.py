@@ -26,6 +26,8 @@ BLOCK_STATISTICS: tuple[str, ...] = ("blocks", "saturated_blocks", "scale_min", 
 smallest, median and largest block scale of the last call."""
 
 MAX_TENSORS = 1_000_000
+MAX_SPARE = 8
+"""Cleared storages that are kept for the steps to come."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class StatisticsBuffer:
         self._sampled = False
         self._catalogue: list[TensorInfo] = []
         self._names: dict[str, int] = {}
+        self._spare: list[Tensor] = []
 
     @property
     def catalogue(self) -> tuple[TensorInfo, ...]:
@@ -177,6 +180,25 @@ class StatisticsBuffer:
         if self.sample_storage is not None and self._sampled:
             self.sample_storage.zero_()
             self._sampled = self._sampling
+
+    def exchange(self) -> Tensor:
+        """Begin the next step on clean memory; returns this step's storage, to be given to `recycle`.
+
+        On the CPU a cheaper way than to copy the rows and `zero_`: that becomes the work of the thread which
+        recycles. Block statistics and samples stay as they are.
+        """
+        filled = self.storage
+        spare = self._spare.pop() if self._spare else None
+        # One from before the buffer has grown is too small.
+        if spare is None or spare.numel() != filled.numel():
+            spare = torch.zeros_like(filled)
+        self.storage = spare
+        return filled
+
+    def recycle(self, storage: Tensor) -> None:
+        """Clear what `exchange` returned, for use by a later one. Any thread may."""
+        if len(self._spare) < MAX_SPARE:
+            self._spare.append(storage.zero_())
 
     def _grow(self) -> None:
         if self.capacity >= MAX_TENSORS:

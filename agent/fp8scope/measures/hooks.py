@@ -185,7 +185,7 @@ class OptimizerHooks:
 
     def end_of_step(self) -> None:
         """Forget what belongs to the step that ended, also an optimizer's step that raised."""
-        self.norm = None
+        self.norm, self.rates = None, {}
         self._depth = 0
 
 

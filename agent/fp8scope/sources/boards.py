@@ -5,7 +5,9 @@ boards, so that the latter cost nothing in between. All boards together have one
 registration.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fp8scope_kernels import BLOCK_STATISTICS, STATISTICS, Slot, StatisticsBuffer, TensorInfo
@@ -33,7 +35,20 @@ class Board:
         self.buffer = StatisticsBuffer(capacity, device)
         self.every_step = every_step
         self.positions: list[int] = []
+        self._places = np.zeros(0, np.int64)
+        self._in_order = True
         self._notes: Tensor | None = None
+
+    def places(self, rows: int) -> NDArray[np.int64]:
+        """`positions` of the first `rows` rows: int64 [rows]. For one thread, the recorder's."""
+        if len(self._places) < rows:
+            self._places = np.array(self.positions, np.int64)
+            self._in_order = bool((self._places == np.arange(len(self._places))).all())
+        return self._places[:rows]
+
+    def is_in_order(self, rows: int) -> bool:
+        """Whether these rows are the first of the catalogue, one after the other."""
+        return len(self.places(rows)) == rows and self._in_order
 
     @property
     def sampling(self) -> bool:
@@ -42,6 +57,9 @@ class Board:
 
     @sampling.setter
     def sampling(self, value: bool) -> None:
+        if value and not self.buffer.sampling:
+            # Steps that are not sampled write these too, and leave them.
+            self.buffer.block_storage.zero_()
         self.buffer.sampling = value
 
     @property
