@@ -96,6 +96,11 @@ class Recorder:
                 self._drain()
         return self._recorded != before
 
+    def _is_behind(self, but: int) -> bool:
+        """Whether there is something to write; not what a device still works on."""
+        first = self._first()
+        return self._handed - self._recorded > but and (first is None or first.is_ready())
+
     def _first(self) -> Entry | Catalogue | None:
         try:
             return self._queue[0]
