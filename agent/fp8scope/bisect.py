@@ -176,7 +176,7 @@ class _Passes:
             loss: Any = self._loss()
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise ValueError("loss_fn must return the loss, a tensor of one element.")
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in self._parameters

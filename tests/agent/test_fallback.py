@@ -16,7 +16,7 @@ from torch import nn
 import fp8scope
 from fp8scope.config import Settings
 from fp8scope.fallback import Layers, find, fp8_layers_of, precision_of, set_precision, set_products
-from fp8scope_kernels import PRODUCTS, Fp8Linear, fp8_layers
+from fp8scope_kernels import PRODUCTS, fp8_layers
 
 
 class Block(nn.Module):
@@ -248,16 +248,18 @@ def test_torchaos_products_are_switched_one_by_one(product: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32, bias=False))
     model = float8.convert_to_float8_training(model, config=float8.Float8LinearConfig(emulate=True))
+    layer: Any = next(iter(model.children()))
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
     upstream = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
 
     def passes(products: Any) -> list[torch.Tensor]:
-        set_products(model[0], products)
+        set_products(layer, products)
         model.zero_grad()
         x.grad = None
         output = model(x)
         output.backward(upstream)
-        return [output.detach(), x.grad.clone(), model[0].weight.grad.clone()]  # type: ignore[union-attr]
+        assert x.grad is not None
+        return [output.detach(), x.grad.clone(), layer.weight.grad.clone()]
 
     fp8, exact, one = passes(PRODUCTS), passes(()), passes((product,))
     for index, name in enumerate(PRODUCTS):
@@ -267,7 +269,7 @@ def test_torchaos_products_are_switched_one_by_one(product: Any) -> None:
 
 def test_what_cannot_be_switched_is_said_clearly() -> None:
     model = torchao_model()
-    layer: Any = model[0].up  # type: ignore[union-attr]
+    layer: Any = dict(model.named_modules())["0.up"]
     object.__setattr__(layer.config, "enable_fsdp_float8_all_gather", True)
     assert any("gathered in FP8" in problem for problem in find([model], "0.up").problems)
 
@@ -294,7 +296,7 @@ def test_going_back_begins_with_fresh_scales() -> None:
     set_precision(layer, "bf16")
     train_step_of(model)
     set_precision(layer, "fp8")
-    assert isinstance(layer, Fp8Linear) and layer.state_of("input").calls == 0
+    assert layer.state_of("input").calls == 0
 
 
 train_step_of: Callable[[nn.Module], torch.Tensor] = train_step

@@ -64,16 +64,17 @@ class Training:
 
     def step(self, batch: torch.Tensor) -> torch.Tensor:
         loss = (self.model(batch) - batch).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.scheduler.step()
-        return loss.detach()
+        detached: torch.Tensor = loss.detach()
+        return detached
 
     def state(self) -> list[torch.Tensor]:
         """Every number that the next step depends on."""
         scaling = [
-            torch.tensor(float(state.calls))  # type: ignore[union-attr, arg-type]
+            torch.as_tensor(state.calls).double()
             for _, layer in fp8_layers(self.model)
             for state in layer.scaling.values()
         ]
@@ -232,11 +233,11 @@ def test_a_policy_falls_back_until_the_next_window(server: WireServer, settings:
     training, run = Training(), begin(settings)
     run.watch(training.model)
 
-    def step(batch: torch.Tensor) -> torch.Tensor:
+    def harmed(batch: torch.Tensor) -> torch.Tensor:
         harm = sum(layer.precision == "fp8" for _, layer in fp8_layers(training.model))
         return Training.step(training, batch) + 0.1 * harm
 
-    training.step = step  # type: ignore[method-assign]
+    training.step = harmed  # type: ignore[method-assign]
     train_step = window(run, training, policy="fallback")
     precisions = []
     for batch in training.batches(22):
@@ -281,7 +282,7 @@ def test_a_window_that_fails_leaves_no_trace(
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         if any(layer.precision == "bf16" for _, layer in fp8_layers(training.model)):
-            training.model.up.weight.data.add_(1.0)  # type: ignore[union-attr, operator]
+            training.model.up.weight.data.add_(1.0)
             raise RuntimeError("out of memory")
         return training.step(batch)
 
