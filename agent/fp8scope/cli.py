@@ -10,6 +10,8 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from fp8scope.environment import version_of
+from fp8scope.exporting import export
+from fp8scope.importing import import_
 from fp8scope.launch import run
 from fp8scope.login import login
 from fp8scope.sync import sync
@@ -18,7 +20,7 @@ GROUP = "fp8scope.commands"
 
 Command = Callable[[list[str]], int]
 
-BUILT_IN: dict[str, Command] = {"login": login, "run": run, "sync": sync}
+BUILT_IN: dict[str, Command] = {"login": login, "run": run, "sync": sync, "export": export, "import": import_}
 
 
 class UnavailableError(RuntimeError):

@@ -10,6 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
+from fp8scope_dashboard.exports.api import router as exports
 from fp8scope_dashboard.ingest.api import router as ingest
 from fp8scope_dashboard.ingest.auth import Token
 from fp8scope_dashboard.ingest.errors import (
@@ -34,6 +35,7 @@ api = NinjaAPI(
 )
 api.add_router("", runs)
 api.add_router("", ingest)
+api.add_router("", exports)
 api.add_router("", loop)
 
 

@@ -175,6 +175,12 @@ class RunOut(Schema):
     url: str
 
 
+class Deletion(Schema):
+    done: bool
+    share: float
+    bytes_left: int
+
+
 class ErrorDetail(Schema):
     code: str
     message: str

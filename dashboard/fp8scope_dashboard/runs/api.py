@@ -21,6 +21,7 @@ from fp8scope_dashboard.ingest.errors import (
 )
 from fp8scope_dashboard.runs import catalogue, services
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import deletion
 
 router = Router(tags=["runs"])
 # What GET /runs/{run} shows of each list.
@@ -115,6 +116,18 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "events": alerts_after(found.id, 0)[-LATEST:],
         "url": services.page_url(found),
     }
+
+
+@router.delete(
+    "/runs/{run}", response={200: schemas.Deletion, 202: schemas.Deletion, ERRORS: schemas.ErrorOut}
+)
+def delete_run(request: HttpRequest, run: UUID) -> Status[Any]:
+    """Delete a run: hidden at once (202), gone when asking again is answered with 200."""
+    found = deletion.progress_of(run, project_of(request))
+    if found is None:
+        found = deletion.begin(run_of(request, run))
+    answer = {"done": found.done, "share": found.share, "bytes_left": found.left}
+    return Status(200 if found.done else 202, answer)
 
 
 def _comparison(run: Run) -> dict[str, Any] | None:

@@ -1,0 +1,242 @@
+"""A run taken away and brought back is the same run: every value, every hole, every writer, every score."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from contract.wire_client import WireClient
+from django.core.cache import cache
+from live_servers import Server
+
+from fp8scope.config import Settings
+from fp8scope.exporting import TransferError, download
+from fp8scope.importing import File, Upload
+from fp8scope_dashboard.analysis.models import Evaluation
+from fp8scope_dashboard.runs.models import Run, Tensor, Writer
+from fp8scope_dashboard.telemetry import compaction, queries
+
+NAMES = ["blocks.0.up.input", "blocks.0.up.weight", 'odd "name", with comma']
+FORMATS = ("parquet", "csv")
+WRITER = ("uuid", "rank", "hostname", "attempt", "catalogue", "failed", "error")
+SCORES = ("writer", "step", "name", "metric", "kind", "items", "item_ids", "clusters")
+RUN = (
+    "name",
+    "precision",
+    "recipe",
+    "config",
+    "environment",
+    "tags",
+    "group",
+    "baseline",
+    "seed",
+    "total_steps",
+)
+CONFIG = {"lr": 1e-3, "text": 'a "quoted", text\nof two lines', "nested": {"deep": [1, None, True]}}
+
+
+@pytest.fixture
+def client(server: Server) -> WireClient:
+    """Two ranks, two attempts of one of them, values of every kind, catalogues of different order."""
+    first = WireClient(server.url, server.token)
+    fields = {
+        "name": "the run",
+        "precision": "fp8",
+        "recipe": {"name": "delayed"},
+        "config": CONFIG,
+        "seed": 7,
+    }
+    first.register(**fields, tags=["a", "b"], group="g", baseline="bf16", total_steps=99)
+    first.catalogue(NAMES)
+    nan, inf = math.nan, math.inf
+    loss = [1.5, nan, inf, -inf, None]
+    amax = [
+        [1.0, None, 1e-310],
+        [None, None, None],
+        [inf, 0.1, -0.0],
+        [2.0**-1074, 3.0, 4.0],
+        [5.0, 6.0, 1e308],
+    ]
+    first.send(first.batch(0, [1, 2, 3, 4, 5], scalars={"loss": loss}, tensors={"amax": amax}))
+    first.send(first.batch(1, [6, 7], scalars={"loss": [0.1, 0.2], "lr": [None, 1e-5]}))
+    scores = {"writer": str(first.writer), "seq": 2, "step": 7, "name": "heldout", "metric": "accuracy",
+              "kind": "proportion",
+              "items": [1, 0, 1], "item_ids": ["x", "y", "z"], "clusters": ["c", "c", "d"]}  # fmt: skip
+    assert first.request("POST", "/evaluations", json=scores).status == 201
+    first.send(first.batch(3, [8], tensors={"amax": [[7.0, 8.0, 9.0]], "underflow": [[1.0, 2.0, None]]}))
+    other = WireClient(server.url, server.token, run=first.run)
+    other.catalogue(NAMES[::-1][:2], rank=1, hostname="node2")
+    other.send(other.batch(0, [1, 2], tensors={"amax": [[1.0, 2.0], [3.0, 4.0]]}))
+    again = WireClient(server.url, server.token, run=first.run)
+    again.catalogue(NAMES, attempt=1)
+    again.send(again.batch(0, [4, 5], scalars={"loss": [9.0, 8.0]}, tensors={"amax": [[1.0] * 3, [2.0] * 3]}))
+    end = {
+        "seq": 1,
+        "state": "failed",
+        "error": "Traceback: é",
+        "rows_sent": 2,
+        "points_sent": 8,
+        "dropped": 3,
+        "errors": 1,
+    }
+    assert again.request("POST", "/finish", json={**end, "writer": str(again.writer)}).status == 201
+    return first
+
+
+def settings_of(server: Server) -> Settings:
+    return Settings(url=server.url, token=server.token)
+
+
+def everything(run_id: uuid.UUID) -> dict[str, Any]:
+    """What is stored of a run, by content: bits of every number, in the order of sending."""
+    run = Run.objects.get(pk=run_id)
+    tensors = list(Tensor.objects.filter(run=run).order_by("index"))
+    rows: dict[str, Any] = {}
+    for writer in queries.writers(run_id):
+        seq, mine = 0, []
+        while found := queries.stream(run_id, writer, seq, 10):
+            seq = found[-1][0] + 1
+            for _, data in found:
+                mine += [row_of(data, i) for i in range(len(data))]
+        rows[str(writer)] = mine
+    fields = (
+        "name",
+        "precision",
+        "recipe",
+        "config",
+        "environment",
+        "tags",
+        "group",
+        "baseline",
+        "seed",
+        "total_steps",
+    )
+    return {
+        "run": {name: getattr(run, name) for name in (*RUN, "created_at", "state", "error", "last_scalars")},
+        "counted": (run.rows_stored, run.points_stored, run.last_step, run.rows_dropped, run.agent_errors),
+        "tensors": [(t.name, t.module, t.role, t.format, t.shape, t.numel) for t in tensors],
+        "writers": sorted(Writer.objects.filter(run=run).values_list(*WRITER)),
+        "scores": list(Evaluation.objects.filter(run=run).values_list(*SCORES)),
+        "rows": rows,
+    }  # fmt: skip
+
+
+def row_of(data: Any, i: int) -> tuple[Any, ...]:
+    logged = {name: values[i].tobytes() for name, values in data.scalars.items() if data.logged[name][i]}
+    # Where nothing was observed a statistic may as well be missing, and lists may end early.
+    observed = {
+        (name, j): value.tobytes()
+        for name, values in data.statistics.items()
+        for j, value in enumerate(values[i])
+        if not np.isnan(value)
+    }
+    return int(data.steps[i]), str(data.times[i]), canonical(logged), observed
+
+
+def canonical(logged: dict[str, bytes]) -> dict[str, bytes]:
+    nan = np.float64(np.nan).tobytes()
+    return {name: nan if np.isnan(np.frombuffer(raw)[0]) else raw for name, raw in logged.items()}
+
+
+def moved(server: Server, run: uuid.UUID, form: str, path: Path) -> uuid.UUID:
+    """Export a run and import the file. Returns the new run's id."""
+    assert download(settings_of(server), run, form, path) == path.stat().st_size
+    upload = Upload(settings_of(server), File(path))
+    for _ in upload.send():
+        pass
+    assert upload.page.endswith(f"{upload.run}/")
+    return uuid.UUID(upload.run)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_it_works(server: Server, client: WireClient, tmp_path: Path, form: str) -> None:
+    new = moved(server, client.run, form, tmp_path / "run")
+    assert new != client.run
+    assert everything(new) == everything(client.run)
+
+
+def test_a_compacted_run_comes_back(server: Server, client: WireClient, tmp_path: Path) -> None:
+    before = everything(client.run)
+    while compaction.compact_run(client.run):
+        pass
+    assert everything(moved(server, client.run, "parquet", tmp_path / "run")) == before
+
+
+def test_importing_twice_is_importing_once(server: Server, client: WireClient, tmp_path: Path) -> None:
+    new = moved(server, client.run, "csv", tmp_path / "run")
+    first = everything(new)
+    assert moved(server, client.run, "csv", tmp_path / "run") == new
+    assert everything(new) == first
+
+
+def test_parquet_opens_anywhere(server: Server, client: WireClient, tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    download(settings_of(server), client.run, "parquet", path)
+    table = pyarrow.parquet.read_table(path)
+    assert table.num_rows == Run.objects.get().rows_stored + 1
+    assert table.schema.names[:4] == ["writer", "seq", "step", "time"]
+    assert {"scalar:loss", "scalar:lr", "tensor:amax", "tensor:underflow", "evaluation"} <= set(
+        table.schema.names
+    )
+
+
+def test_a_run_without_rows(server: Server, tmp_path: Path) -> None:
+    empty = WireClient(server.url, server.token)
+    empty.register(name="empty")
+    for form in FORMATS:
+        assert File(_downloaded(server, empty.run, form, tmp_path / form)).description["rows"] == 0
+    new = moved(server, empty.run, "parquet", tmp_path / "again")
+    assert Run.objects.get(pk=new).name == "empty"
+
+
+def _downloaded(server: Server, run: uuid.UUID, form: str, path: Path) -> Path:
+    download(settings_of(server), run, form, path)
+    return path
+
+
+def test_progress_is_told(server: Server, client: WireClient) -> None:
+    name = uuid.uuid4()
+    answer = client.request("GET", f"/export?format=csv&progress={name}")
+    assert answer.status == 200
+    assert answer.headers["X-Fp8scope-Rows"] == "12"
+    assert "attachment" in answer.headers["Content-Disposition"]
+    told = client.request("GET", f"/export/{name}").json
+    assert told == {"rows": 12, "rows_written": 13}
+    cache.clear()
+
+
+def test_what_is_not_there(server: Server, client: WireClient, tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="no run"):
+        download(settings_of(server), uuid.uuid4(), "parquet", tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    assert client.request("GET", "/export?format=xlsx").status == 422
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"step,loss\n1,2\n", b"#fp8scope nonsense\n", b'#fp8scope {"format": 99}\n']
+)
+def test_files_of_others(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(TransferError, match="file"):
+        File(path)
+
+
+def test_deletion_over_the_api(server: Server, client: WireClient) -> None:
+    other = WireClient(server.url, None, run=client.run)
+    assert other.request("DELETE").status == 401
+    first = client.request("DELETE")
+    assert (first.status, first.json["done"]) == (202, False) and first.json["bytes_left"] > 0
+    assert client.request("GET").code == "unknown_run"
+    assert client.register().code == "run_conflict"
+    from fp8scope_dashboard.telemetry.deletion import delete_run
+
+    delete_run(client.run)
+    last = client.request("DELETE")
+    assert (last.status, last.json) == (200, {"done": True, "share": 1.0, "bytes_left": 0})
+    assert WireClient(server.url, server.token).request("DELETE").code == "unknown_run"
