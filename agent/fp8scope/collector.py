@@ -183,7 +183,7 @@ class Collector:
         self.sampled = False
         """Whether the step that is under way is a sampled one."""
         self._boards: Boards | None = None
-        self._sources: dict[tuple[int, str], Source] = {}
+        self._sources: dict[tuple[int, int, str], Source] = {}
         self._announced = 0
         self._pool = HostBuffers()
 
@@ -194,6 +194,8 @@ class Collector:
         if self._boards is None:
             self._boards = Boards()
         tensors = 0
+        # A wrapper may be gone at once, and its place in memory be taken by another's: its parameters stay.
+        own, training = id(next(model.parameters(), model)), id(optimizer)
         for make in sources_of(model, optimizer, self._boards, how or Watching(), self._reporter()):
             try:
                 source = make()
@@ -201,12 +203,21 @@ class Collector:
                 self.on_error("watching the model", error)
                 continue
             if source.tensors:
-                self._sources[id(model), type(source).__name__] = source
+                kind = type(source).__name__
+                self._sources[own, training if kind == "TrainingState" else 0, kind] = source
                 self.recipe = self.recipe or source.recipe
                 tensors += source.tensors
         self._boards.place()
         self._boards.sample(self.sampled)
         return tensors
+
+    def close(self) -> None:
+        """The run is over: nothing is left in models and optimizers that costs anything."""
+        for source in self._sources.values():
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()
+        self._sources.clear()
 
     def begin(self, number: int) -> None:
         """Step `number` begins: is it a sampled one? Step 1 is, and every `every`-th after it."""

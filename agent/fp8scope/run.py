@@ -241,6 +241,7 @@ class Run(Controls, Lifecycle):
         self._end_controls()
         with self.guard.shield("ending the measures"):
             self._measures.close()
+            self._collector.close()
 
     def _after_finish(self) -> None:
         self._deliver_alerts()
@@ -256,10 +257,11 @@ class Run(Controls, Lifecycle):
 
     def _end_attachment(self) -> None:
         # Alerts are delivered once the run is finished: what a callback raises must not keep it from that.
-        callbacks, self._callbacks = self._callbacks, []
+        # And that a step before was recorded well does not undo how the program ended.
+        (callbacks, self._callbacks), failure = (self._callbacks, []), self._failure
         with self.guard.shield("ending the attachment"):
             self.detach()
-        self._callbacks = callbacks
+        self._callbacks, self._failure = callbacks, failure
 
     def _begin_step(self) -> None:
         self._switch_layers()
@@ -304,10 +306,10 @@ class Run(Controls, Lifecycle):
 
     def _collect(self, step: Step, seconds: float) -> None:
         self._mind(step.number)
-        scalars = step._scalars
-        scalars.setdefault("step_seconds", seconds)
         if self._repository is not None:
             self._complete_environment()
+        scalars = step._scalars
+        scalars.setdefault("step_seconds", seconds)
         if step._tokens > 0:
             self._tokens += step._tokens
             scalars.setdefault("tokens", float(self._tokens))
@@ -361,6 +363,7 @@ class Run(Controls, Lifecycle):
             alert = self._alerts.popleft()
             for callback in self._callbacks:
                 callback(alert)
+
 
 def _describe(tensor: Any) -> dict[str, Any]:
     return {

@@ -4,7 +4,8 @@ Observed are the matrices (two or more dimensions) among the parameters. Hooks o
 before and just after it steps, so that gradients are seen as it sees them: accumulated, clipped and unscaled.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,36 +26,53 @@ MAX_MOMENTS = 6
 
 
 class TrainingState:
-    """The gradients, updates and moments of the model's matrices under `optimizer`."""
+    """The gradients, updates and moments of the model's matrices under `optimizer`, neither of which it keeps
+    alive.
+    """
 
     recipe: Mapping[str, Any] = {}
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, boards: Boards, on_error: OnError) -> None:
         self._boards = boards
         self._on_error = on_error
-        self._slots: dict[tuple[Tensor, str], Slot] = {}
-        self._before: dict[Tensor, Tensor] = {}
+        self._slots: dict[tuple[str, str], Slot] = {}
+        self._before: dict[str, Tensor] = {}
+        self._optimizer = weakref.ref(optimizer)
         stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        self._names: dict[Tensor, str] = {
-            parameter: path_of(name)
+        self._matrices = {
+            path_of(name): weakref.ref(parameter)
             for name, parameter in model.named_parameters()
             if parameter in stepped and parameter.dim() >= 2 and parameter.is_floating_point()
         }
-        for parameter in self._names:
+        for name, parameter in self._parameters():
             for role in ("weight_grad", "update"):
-                self._slot(parameter, role)
+                self._slot(name, parameter, role)
         self.tensors = len(self._slots) + self._bind_fp8(model, optimizer)
         _remove_hooks(optimizer)
         optimizer.register_step_pre_hook(_Hook(self._before_step))
         optimizer.register_step_post_hook(_Hook(self._after_step))
 
+    def close(self) -> None:
+        """Take the hooks away."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            _remove_hooks(optimizer)
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The matrices that are still there."""
+        for name, reference in self._matrices.items():
+            parameter = reference()
+            if parameter is not None:
+                yield name, parameter
+
     def _bind_fp8(self, model: nn.Module, optimizer: Optimizer) -> int:
         """Our own optimizer counts what its quantisation does, in every step; returns how many tensors."""
         self._counts_itself = isinstance(optimizer, Fp8AdamW) and optimizer.level != "O1"
-        if not self._counts_itself or not self._names:
+        first = next(self._parameters(), None)
+        if not self._counts_itself or first is None:
             return 0
         assert isinstance(optimizer, Fp8AdamW)
-        board = self._boards.on(next(iter(self._names)).device)
+        board = self._boards.on(first[1].device)
         named = [(path_of(name), parameter) for name, parameter in model.named_parameters()]
         return optimizer.observe(board.buffer, named)
 
@@ -64,9 +82,9 @@ class TrainingState:
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         scale = getattr(optimizer, "grad_scale", None)
-        for parameter in self._names:
+        for name, parameter in self._parameters():
             gradient = parameter.grad
-            slot = self._slot(parameter, "weight_grad")
+            slot = self._slot(name, parameter, "weight_grad")
             if not slot.buffer.sampling or gradient is None or gradient.layout != torch.strided:
                 continue
             gradient = local(gradient)
@@ -75,25 +93,28 @@ class TrainingState:
                 # A fused optimizer divides by the GradScaler's factor itself.
                 extent = Extent(extent.amax / scale.reshape(()).to(gradient.device), extent.nonfinite)
             _write(slot, gradient.numel(), extent)
-            self._before[parameter] = _spread(parameter).clone()
+            self._before[name] = _spread(parameter).clone()
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for parameter, before in self._before.items():
-            self._note_update(parameter, before)
+        for name, parameter in self._parameters():
+            before = self._before.get(name)
+            if before is None:
+                continue
+            self._note_update(name, parameter, before)
             if not self._counts_itself:
-                self._note_moments(parameter, optimizer.state.get(parameter, {}))
+                self._note_moments(name, parameter, optimizer.state.get(parameter, {}))
         self._before.clear()
 
-    def _note_update(self, parameter: Tensor, before: Tensor) -> None:
+    def _note_update(self, name: str, parameter: Tensor, before: Tensor) -> None:
         update = _spread(parameter).double() - before.double()
-        slot = self._slot(parameter, "update")
+        slot = self._slot(name, parameter, "update")
         _write(slot, update.numel(), measure(update))
         ratio = update.norm() / before.double().norm()
         board = self._boards.on(before.device, every_step=False)
         board.note("update_ratio", [slot], torch.where(torch.isfinite(ratio), ratio, torch.nan).reshape(1))
 
-    def _note_moments(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
+    def _note_moments(self, name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
         moments = [
             (key, value)
             for key, value in state.items()
@@ -101,15 +122,15 @@ class TrainingState:
         ]
         for key, value in moments[:MAX_MOMENTS]:
             part = local(value)
-            _write(self._slot(parameter, key[:32]), part.numel(), measure(part))
+            _write(self._slot(name, parameter, key[:32]), part.numel(), measure(part))
 
-    def _slot(self, parameter: Tensor, role: str) -> Slot:
-        slot = self._slots.get((parameter, role))
+    def _slot(self, name: str, parameter: Tensor, role: str) -> Slot:
+        slot = self._slots.get((name, role))
         if slot is None:
             board = self._boards.on(parameter.device, every_step=False)
-            name = f"{self._names[parameter]}.{role}"
-            slot = board.buffer.register(name, format=None, shape=tuple(parameter.shape), role=role)
-            self._slots[parameter, role] = slot
+            shape = tuple(parameter.shape)
+            slot = board.buffer.register(f"{name}.{role}", format=None, shape=shape, role=role)
+            self._slots[name, role] = slot
         return slot
 
 
