@@ -1,0 +1,147 @@
+"""A worker killed between any two of its statements loses and doubles nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dashboard.telemetry.recorder import Recorder
+from django.db import connection
+from live_servers import process_environment
+
+from fp8scope_dashboard.runs.models import Run, RunState
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile
+
+pytestmark = pytest.mark.django_db(transaction=True)
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """A run of several batches, one of which came late, with another rank."""
+    recorder = Recorder.of_new_run(["a", "b"])
+    second = recorder.another(rank=1, tensors=["b", "a"])
+    random = np.random.default_rng(0)
+    for batch in (0, 1, 3, 4, 2, 5):
+        for writer in (recorder, second):
+            steps = range(batch * 30, batch * 30 + 30)
+            values = random.integers(0, 5, (30, 2)).astype(float)
+            writer.send(steps, {"loss": random.random(30).tolist()}, {"amax": values}, seq=batch)
+    Run.objects.update(state=RunState.FINISHED)
+    return recorder
+
+
+@pytest.fixture
+def worker(recorder: Recorder) -> Iterator[subprocess.Popen[str]]:
+    """A process that dies as often as it is told to: see crashing.py."""
+    command = [sys.executable, str(Path(__file__).with_name("crashing.py")), str(recorder.run.id)]
+    with subprocess.Popen(
+        command, env=process_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def answer(worker: subprocess.Popen[str], moments: int) -> str:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(f"{moments}\n")
+    worker.stdin.flush()
+    said = worker.stdout.readline().strip()
+    # PostgreSQL notices by itself that the client is gone, and gives its lock back.
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            if cursor.fetchone() == (0,):
+                return said
+    raise AssertionError("the lock is still held")
+
+
+def everything(recorder: Recorder) -> list[Any]:
+    run = recorder.run.id
+    loss = queries.scalar(run, "loss")
+    found: list[Any] = [loss.steps.tolist(), loss.values.tolist(), loss.times.tolist()]
+    for index in range(2):
+        series = queries.tensor_series(run, index, "amax")
+        found += [series.steps.tolist(), series.values.tolist()]
+    found.append(queries.heatmap(run, "amax", columns=2).values.tolist())
+    for writer in queries.writers(run):
+        pieces = queries.stream(run, writer, 0, 1000)
+        found.append(np.concatenate([data.scalars["loss"] for _, data in pieces]).tolist())
+    return found
+
+
+def check_nothing_is_half_there() -> None:
+    """Each row is in one place, and each block has its tiles."""
+    rows = [*Chunk.objects.values_list("rows", flat=True), *Block.objects.values_list("rows", flat=True)]
+    assert sum(rows) == 2 * 180
+    axes = Tile.objects.filter(name="axis").values_list("writer", "seq")
+    assert sorted(axes) == sorted(Block.objects.values_list("writer", "seq"))
+
+
+def test_it_works(recorder: Recorder, worker: subprocess.Popen[str]) -> None:
+    """The first change is tried with a kill at moment after moment, the next around its commit, and so on."""
+    before = everything(recorder)
+    kills = {"between statements": 0, "before the commit": 0, "after the commit": 0}
+    for change in range(100):
+        if change % 2:
+            assert answer(worker, -1) == "killed"
+            kills["before the commit"] += 1
+            check_nothing_is_half_there()
+            assert answer(worker, -2) == "killed"
+            kills["after the commit"] += 1
+            check_nothing_is_half_there()
+            assert everything(recorder) == before
+            continue
+        # Strides of an odd length meet moments before and after statements by turns.
+        for moment in range(1, 1000, 13):
+            said = answer(worker, moment)
+            if said != "killed":
+                break
+            kills["between statements"] += 1
+            check_nothing_is_half_there()
+        assert everything(recorder) == before
+        if said == "done 0":
+            break
+    assert not Chunk.objects.exists()
+    assert RollUp.objects.exists()
+    assert not Rolling.objects.get().pending
+    assert kills["between statements"] >= 12
+    assert kills["after the commit"] >= 2
+
+
+def test_the_database_ends_the_connection(recorder: Recorder, worker: subprocess.Popen[str]) -> None:
+    """What a crash or restart of PostgreSQL looks like to the worker: nothing of the change is left."""
+    from fp8scope_dashboard.telemetry import compaction
+
+    before = everything(recorder)
+    ended = []
+
+    def end(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
+        if "telemetry_block" in sql and sql.startswith("INSERT") and not ended:
+            ended.append(connection.connection.info.backend_pid)
+            with context["connection"].connection.__class__.connect(
+                connection.connection.info.dsn, autocommit=True
+            ) as other:
+                other.execute("SELECT pg_terminate_backend(%s)", ended)
+        return result
+
+    with connection.execute_wrapper(end), pytest.raises(Exception, match=r"terminat|closed|lost"):
+        compaction.compact_run(recorder.run.id)
+    connection.close()
+    assert ended
+    assert not Block.objects.exists()
+    assert everything(recorder) == before
+    while compaction.compact_run(recorder.run.id):
+        pass
+    assert everything(recorder) == before
+    assert not Chunk.objects.exists()
