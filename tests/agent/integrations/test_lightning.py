@@ -1,0 +1,185 @@
+"""Lightning, really run, in both of its namespaces."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from agent.wire_server import WireServer
+from examples_folder import example
+from torch import Tensor
+
+import fp8scope
+from fp8scope.integrations.lightning import Fp8scopeCallback
+
+demo = example("lightning_module")
+
+
+@pytest.fixture(autouse=True)
+def online(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8SCOPE_URL", server.url)
+    monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
+    monkeypatch.setenv("FP8SCOPE_INTERVAL", "0.05")
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+def trainer(folder: Path, callback: Fp8scopeCallback, **settings: Any) -> lightning.Trainer:
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {
+        "max_steps": 4,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+    }
+    return lightning.Trainer(**(arguments | settings), callbacks=[callback])
+
+
+class Watched(demo.NextByte):  # type: ignore[misc,name-defined]
+    """Keeps the losses, and logs some values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        loss = super().training_step(batch, index)
+        self.seen.append(float(loss.detach()))
+        self.log("train/perplexity", loss.detach().exp())
+        assert isinstance(loss, Tensor)
+        return loss
+
+    def test_step(self, batch: list[Tensor], index: int) -> None:
+        self.log("test_loss", self.loss(batch[0]))
+
+
+def test_it_works(server: WireServer, tmp_path: Path) -> None:
+    callback = Fp8scopeCallback(convert=fp8scope.DelayedScaling(), name="lightning", group="fp8")
+    module = Watched()
+    training = trainer(tmp_path, callback, val_check_interval=2)
+    training.fit(module, demo.loader(64, 0), demo.loader(16, 1))
+    trained = list(module.seen)
+    training.test(module, demo.loader(16, 1), verbose=False)
+    assert callback.run is not None
+    report = callback.run.finish()
+    stored = server.run
+    assert report.complete and report.errors == 0
+    assert stored.steps == [1, 2, 3, 4] and stored.scalars("loss") == pytest.approx(trained)
+    assert stored.scalars("tokens") == [8.0 * 17 * step for step in range(1, 5)]
+    assert stored.scalars("learning_rate") == [1e-2] * 4
+    perplexities = torch.tensor(trained).exp().tolist()
+    assert stored.scalars("train/perplexity") == pytest.approx(perplexities)
+    validated = stored.scalars("val_loss")
+    assert [value is not None for value in validated] == [False, True, False, True]
+    assert stored.scalars("test_loss")[:3] == [None] * 3 and stored.scalars("test_loss")[3] == pytest.approx(
+        validated[3]
+    )
+    registration = stored.registration
+    assert registration["name"] == "lightning" and registration["precision"] == "fp8"
+    assert registration["total_steps"] == 4
+    assert registration["config"]["hyperparameters"] == {"learning_rate": 1e-2}
+    formats = {t["name"]: t["format"] for t in next(iter(stored.catalogues.values()))}
+    assert formats["body.0.weight"] == "E4M3" and formats["body.2.grad_output"] == "E5M2"
+
+
+def test_gradient_accumulation(server: WireServer, tmp_path: Path) -> None:
+    module, callback = Watched(), Fp8scopeCallback()
+    trainer(tmp_path, callback, accumulate_grad_batches=3, max_steps=2).fit(module, demo.loader(128, 0))
+    assert callback.run is not None and callback.run.finish().errors == 0
+    assert server.run.steps == [1, 2]
+    means = [sum(module.seen[:3]) / 3, sum(module.seen[3:6]) / 3]
+    assert server.run.scalars("loss") == pytest.approx(means)
+    assert server.run.scalars("tokens") == [3 * 8 * 17, 6 * 8 * 17]
+
+
+class Gan(lightning.LightningModule):  # type: ignore[misc]
+    """Two optimizers, stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = torch.nn.Linear(16, 32)
+        self.discriminator = torch.nn.Linear(32, 16)
+
+    def training_step(self, batch: list[Tensor], index: int) -> None:
+        for_generator, for_discriminator = self.optimizers()
+        fake = self.generator(batch[0].float()[:, :16])
+        for_discriminator.zero_grad()
+        loss = self.discriminator(fake.detach()).mean()
+        self.manual_backward(loss)
+        for_discriminator.step()
+        for_generator.zero_grad()
+        self.manual_backward(-self.discriminator(fake).mean())
+        for_generator.step()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.generator, self.discriminator)]
+
+
+def test_optimizers_that_are_stepped_by_hand(server: WireServer, tmp_path: Path) -> None:
+    callback = Fp8scopeCallback()
+    # Lightning counts each optimizer's steps.
+    trainer(tmp_path, callback, max_steps=6).fit(Gan(), demo.loader(64, 0))
+    assert callback.run is not None and callback.run.finish().errors == 0
+    assert server.run.steps == [1, 2, 3] and None not in server.run.scalars("loss")
+
+
+def test_a_training_that_fails(server: WireServer, tmp_path: Path) -> None:
+    class Broken(Watched):
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            if index == 2:
+                raise ZeroDivisionError("as planned")
+            return super().training_step(batch, index)
+
+    callback = Fp8scopeCallback()
+    with pytest.raises(ZeroDivisionError):
+        trainer(tmp_path, callback).fit(Broken(), demo.loader(64, 0))
+    assert callback.run is not None
+    callback.run.finish()
+    assert server.run.steps == [1, 2] and server.run.finish["state"] == "failed"
+    assert "as planned" in server.run.finish["error"]
+
+
+def test_fitting_twice_is_two_runs(server: WireServer, tmp_path: Path) -> None:
+    callback = Fp8scopeCallback()
+    for _ in range(2):
+        trainer(tmp_path, callback, max_steps=2).fit(Watched(), demo.loader(64, 0))
+    assert callback.run is not None
+    callback.run.finish()
+    assert [run.steps for run in server.runs.values()] == [[1, 2], [1, 2]]
+
+
+OTHER_NAMESPACE = """
+import sys, torch
+import pytorch_lightning
+from pytorch_lightning import Callback
+from fp8scope.integrations.lightning import Fp8scopeCallback
+assert issubclass(Fp8scopeCallback, Callback) and "lightning.pytorch" not in sys.modules
+class Module(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 16)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(12, 16)), batch_size=4)
+callback = Fp8scopeCallback(name="the other one")
+pytorch_lightning.Trainer(max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, callbacks=[callback]).fit(Module(), data)
+assert callback.run.finish().complete
+"""
+
+
+def test_the_other_namespace(server: WireServer, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OTHER_NAMESPACE],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert server.run.registration["name"] == "the other one" and server.run.steps == [1, 2, 3]
