@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.figures.formats import range_of
 from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
 
 Floats = NDArray[np.float64]
-
-# Largest finite value of each format (OCP 8-bit floating point specification, 2023).
-LARGEST: Mapping[str, float] = {"e4m3": 448.0, "e4m3fn": 448.0, "e5m2": 57344.0}
 
 # Rates from here to 1 are told apart by colour; below, they are drawn as this.
 SMALLEST_RATE = 1e-6
@@ -193,10 +191,11 @@ def _amax_ticks(tensor: TensorLines) -> int | None:
 
 
 def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
-    if "scale" in tensor.lines and tensor.format in LARGEST:
+    limits = range_of(tensor.format)
+    if "scale" in tensor.lines and limits is not None:
         steps, scale = tensor.lines["scale"]
         with np.errstate(divide="ignore", invalid="ignore"):
-            largest = np.where(scale > 0, LARGEST[tensor.format] / scale, np.nan)
+            largest = np.where(scale > 0, limits.largest / scale, np.nan)
         figure.add_scatter(
             x=steps,
             y=largest,

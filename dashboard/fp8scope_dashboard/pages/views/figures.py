@@ -18,13 +18,19 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, run_of
 from fp8scope_dashboard.pages.arms import Arms
+from fp8scope_dashboard.pages.efficiency import read_split
 from fp8scope_dashboard.pages.figures.curves import curves_figure
+from fp8scope_dashboard.pages.figures.efficiency import efficiency_figure
+from fp8scope_dashboard.pages.figures.exponents import Exponents, exponents_figure, summary_of
+from fp8scope_dashboard.pages.figures.formats import range_of
 from fp8scope_dashboard.pages.figures.ranges import central_range, loss_range
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
-from fp8scope_dashboard.pages.formatting import number
+from fp8scope_dashboard.pages.formatting import number, percent
 from fp8scope_dashboard.pages.loading import AXIS_TITLES, Options, alert_marks, loss_curves, scalar_curves
+from fp8scope_dashboard.pages.steering import annotation_marks
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.histograms import MIN_EXPONENT
 
 # Baseline seeds drawn behind a run's loss.
 SEEDS_SHOWN = 8
@@ -62,7 +68,7 @@ def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
     mine = [curve for curve in curves if not curve.quiet]
     if not mine:
         return empty_answer("No loss yet. It appears with the first step.log(loss=…).")
-    marks = alert_marks(run) if options.axis == "step" else []
+    marks = [*alert_marks(run), *annotation_marks(run)] if options.axis == "step" else []
     drawn = curves_figure(
         curves,
         options.theme,
@@ -139,14 +145,18 @@ def _chosen_tensors(request: HttpRequest, run: Run) -> list[int]:
     return list(tensors.values_list("index", flat=True)[:MOST_TENSORS])
 
 
-def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+def _wanted_tensor(request: HttpRequest, run: Run) -> Tensor | None:
     wanted = request.GET.get("tensor", "")
     place = (
         {"index": int(wanted)}
         if wanted.isascii() and wanted.isdigit() and len(wanted) < 9
         else {"name": wanted}
     )
-    tensor = Tensor.objects.filter(run=run, **place).first()
+    return Tensor.objects.filter(run=run, **place).first()
+
+
+def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    tensor = _wanted_tensor(request, run)
     if tensor is None:
         return empty_answer("Choose a tensor: click a row of the map above, or type its name.")
     known = queries.statistic_names(run.id)
@@ -166,6 +176,49 @@ def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
     return figure_answer(drawn, f"amax, largest representable value and rates of {tensor.name}.")
 
 
+def _exponents(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    tensor = _wanted_tensor(request, run)
+    if tensor is None:
+        return empty_answer("Its exponents show here, once a tensor is chosen.")
+    found = queries.histogram(run.id, tensor.index, _at_step(request))
+    if found is None or not found.total:
+        return empty_answer(
+            "No histogram of this tensor has been taken by then. run.watch(model, every=N) takes one in step "
+            "1 and every N steps after it: of FP8 layers, and of others with shadow=…"
+        )
+    used = queries.tensor_series(run.id, tensor.index, "scale", first=found.step, last=found.step)
+    scale = float(used.values[0]) if len(used) else float("nan")
+    blocks = queries.tensor_series(run.id, tensor.index, "blocks", first=found.step, last=found.step)
+    exponents = Exponents(
+        MIN_EXPONENT,
+        found.counts,
+        found.zeros,
+        found.nonfinite,
+        scale,
+        range_of(tensor.format),
+        in_blocks=len(blocks) > 0,
+    )
+    drawn = exponents_figure(exponents, options.theme, compact=options.compact)
+    return figure_answer(drawn, summary_of(exponents, f"{tensor.name} at step {found.step}"))
+
+
+def _at_step(request: HttpRequest) -> int | None:
+    text = request.GET.get("step", "").strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _efficiency(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    points = COMPACT_COLUMNS if options.compact else COLUMNS
+    split = read_split(run.id, first=options.first, last=options.last, points=points)
+    if not len(split.x):
+        return empty_answer(
+            "The parts of a step show here once a model is watched: run.watch(model, optimizer)."
+        )
+    drawn = efficiency_figure(split, options.theme, compact=options.compact)
+    shares = ", ".join(f"{glossary.title(name)} {percent(share)}" for name, share in split.shares.items())
+    return figure_answer(drawn, f"Where a step's time goes in {run.name}: {shares}.")
+
+
 def _about(run: Run, what: str, values: NDArray[np.float64]) -> str:
     broken = int(np.count_nonzero(~np.isfinite(values)))
     note = f" Not finite at {broken} of the points shown." if broken else ""
@@ -178,4 +231,6 @@ BUILDERS: Final[dict[str, Builder]] = {
     "scalar": _scalar,
     "heatmap": _heatmap,
     "tensor": _tensor,
+    "efficiency": _efficiency,
+    "exponents": _exponents,
 }

@@ -1,0 +1,156 @@
+"""The exponents of a tensor, and the limits of its format."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from dashboard.pages.conftest import Visitor
+from dashboard.recording import Recorder, make_run
+
+import fp8scope_kernels
+from fp8scope_dashboard.pages.figures.exponents import Exponents, exponents_figure, summary_of
+from fp8scope_dashboard.pages.figures.formats import RANGES, range_of
+from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.telemetry import histograms
+from fp8scope_dashboard.telemetry.histograms import EXPONENT_BINS, MIN_EXPONENT
+from fp8scope_kernels.optimizer import FP16
+
+LIGHT = THEMES["light"]
+
+
+def exponents(scale: float = 1.0, **counts: float) -> Exponents:
+    """Counts by exponent (`m` for minus), in E4M3."""
+    values = np.zeros(EXPONENT_BINS - 2)
+    for name, count in counts.items():
+        values[int(name[1:].replace("m", "-")) - MIN_EXPONENT] = count
+    return Exponents(MIN_EXPONENT, values, 0.0, 0.0, scale, range_of("E4M3"))
+
+
+def bars(found: Exponents, **options: Any) -> dict[str, dict[float, float]]:
+    """Share of each bar, by name and place."""
+    drawn = exponents_figure(found, LIGHT, **options).data
+    return {bar.name: dict(zip(bar.x, bar.y, strict=True)) for bar in drawn}
+
+
+def test_it_works() -> None:
+    # With s = 1: M = 448 < 2^9, smallest normal 2^-6, smallest subnormal 2^-9, flushed up to 2^-10.
+    found = replace(exponents(e9=1, e8=2, e0=80, em7=5, em9=4, em11=3), zeros=4.0, nonfinite=1.0)
+    assert found.total == 100
+    shown = bars(found)
+    assert shown == {
+        "saturates": {9.5: 0.01},
+        "normal": {0.5: 0.8, 8.5: 0.02},
+        "subnormal": {-8.5: 0.04, -6.5: 0.05},
+        "becomes zero": {-10.5: 0.03},
+        "zero": {next(iter(shown["zero"])): 0.04},
+        "NaN or Inf": {next(iter(shown["NaN or Inf"])): 0.01},
+    }
+    assert next(iter(shown["zero"])) < -11 and next(iter(shown["NaN or Inf"])) > 10
+    assert summary_of(found, "x").startswith("Exponents of x, by bins: 1.000% saturates, 82.000% normal")
+
+
+@pytest.mark.parametrize("power", [-40, -3, 0, 5, 60])
+def test_the_limits_move_with_the_scale(power: int) -> None:
+    """A tensor and its scale may be anywhere: what becomes of its elements is the same."""
+    moved = {f"e{e}".replace("-", "m"): 10.0 for e in range(-12 - power, 11 - power)}
+    found = exponents(2.0**power, **moved)
+    assert found.limits is not None
+    assert found.limits[0] == pytest.approx(np.log2(448) - power)
+    assert found.limits[1:] == (-6 - power, -9 - power, -10 - power)
+    kept = np.array(found.fates())[found.counts > 0].tolist()
+    assert kept == ["becomes zero"] * 2 + ["subnormal"] * 4 + ["normal"] * 15 + ["saturates"] * 2
+
+
+def test_the_lines_are_the_formats_limits() -> None:
+    figure = exponents_figure(exponents(2.0, e0=1, e7=1), LIGHT)
+    assert sorted(line.x0 for line in figure.layout.shapes) == [-10, -7, pytest.approx(np.log2(224))]
+    words = {note.text for note in figure.layout.annotations}
+    assert words == {"largest", "smallest normal", "smallest subnormal"}
+
+
+@pytest.mark.parametrize("scale", [np.nan, 0.0, np.inf])
+def test_without_a_scale_there_are_no_limits(scale: float) -> None:
+    found = exponents(scale, e0=5)
+    figure = exponents_figure(found, LIGHT)
+    assert not figure.layout.shapes and {bar.name for bar in figure.data} == {"normal"}
+    assert "without a known scale" in summary_of(found, "x")
+    plain = replace(exponents(1.0, e0=5), format=range_of(""))
+    assert plain.limits is None
+
+
+def test_of_block_scales_one_does_not_tell_what_saturates() -> None:
+    figure = exponents_figure(replace(exponents(1.0, e12=5), in_blocks=True), LIGHT)
+    assert {bar.name for bar in figure.data} == {"normal"} and len(figure.layout.shapes) == 3
+    assert "largest (median block)" in {note.text for note in figure.layout.annotations}
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("name", ["em149", "e127", "em60"])
+def test_any_exponent_can_be_drawn(name: str, compact: bool) -> None:
+    figure = exponents_figure(exponents(1.0, **{name: 1.0}), LIGHT, compact=compact)
+    assert sum(len(bar.x) for bar in figure.data) == 1
+    low, high = figure.layout.xaxis.range
+    assert low < figure.data[0].x[0] < high
+
+
+def test_only_zeros_can_be_drawn() -> None:
+    found = replace(exponents(1.0), zeros=7.0)
+    assert bars(found) == {"zero": {next(iter(bars(found)["zero"])): 1.0}}
+
+
+def test_formats_are_those_of_the_kernels() -> None:
+    for name in ("E4M3", "E5M2"):
+        theirs, ours = fp8scope_kernels.FORMATS[name], RANGES[name.lower()]
+        assert (ours.largest, ours.smallest_normal, ours.smallest_subnormal) == (
+            theirs.max,
+            theirs.smallest_normal,
+            theirs.smallest_subnormal,
+        )
+    assert (FP16.max, FP16.smallest_subnormal) == (RANGES["fp16"].largest, RANGES["fp16"].smallest_subnormal)
+    assert range_of("e4m3fn") == range_of("E4M3") and range_of("BF16") is None
+
+
+def store(run: Run, step: int, exponent: int) -> None:
+    """A histogram of the run's first tensor, as ingest would store it."""
+    import pyarrow as pa
+
+    counts = np.zeros(EXPONENT_BINS)
+    counts[exponent - MIN_EXPONENT + 1] = 100
+    table = pa.table({"counts": pa.array([list(counts)], pa.list_(pa.float64(), EXPONENT_BINS))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    writer = Writer.objects.get(run=run)
+    histograms.append(run.id, writer.uuid, 1000 + step, step, [0], sink.getvalue().to_pybytes())
+
+
+def figure_of(visitor: Visitor, run: Run, **query: str) -> Any:
+    answer = visitor.client.get(visitor.address(f"runs/{run.id}/figures/exponents.json"), query)
+    assert answer.status_code == 200
+    return json.loads(answer.content)
+
+
+def test_the_page_shows_the_histogram_of_a_step(admin: Visitor) -> None:
+    run = make_run(admin.project, "sampled", precision="fp8")
+    recorder = Recorder(run, tensors=["a.input"])
+    steps = np.arange(1, 21)
+    recorder.rows(steps, {}, {"amax": np.ones((20, 1)), "scale": np.full((20, 1), 2.0)})
+    assert "run.watch" in figure_of(admin, run, tensor="a.input")["empty"]
+    store(run, 1, 3)
+    store(run, 11, 5)
+    for query, step, place in (({}, 11, 5.5), ({"step": "11"}, 11, 5.5), ({"step": "10"}, 1, 3.5)):
+        found = figure_of(admin, run, tensor="a.input", **query)
+        assert f"at step {step}" in found["summary"]
+        assert found["figure"]["data"][0]["x"] == [place]
+        assert len(found["figure"]["layout"]["shapes"]) == 3
+    assert "empty" in figure_of(admin, run, tensor="a.input", step="0")
+    assert "chosen" in figure_of(admin, run, tensor="nobody")["empty"]
+    for nonsense in ("-1", "x", "9" * 40, "1.5", "٣"):
+        assert "at step 11" in figure_of(admin, run, tensor="0", step=nonsense)["summary"]
+    page = admin.client.get(admin.address(f"runs/{run.id}/")).content.decode()
+    assert 'id="exponents"' in page and 'data-controls="tensor exponents"' in page
