@@ -32,7 +32,7 @@ IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
 LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.05
 DOZE_AFTER = 1.0
-"""The recorder looks for steps by itself, several times a step, in these bounds, until none came for a while."""
+"""The recorder looks for steps by itself, several times a step and within these bounds, until none comes."""
 
 
 class Pipeline:

@@ -44,6 +44,40 @@ GLOSSARY: Final[Mapping[str, Term]] = {
         "The larger of the project's margin and 3 s √(1 + 1/K), with s the standard deviation of K ≥ 3 "
         "baseline seeds: what another BF16 seed could have done by chance.",
     ),
+    "command": Term(
+        "Command",
+        "What a person or a rule asks of the training process. It travels with the answer to its next "
+        "message, is done between two steps, and what became of it is shown. The training script decides "
+        "what it takes.",
+        "Delivered means: on its way into the process. After 15 minutes without an answer it expires.",
+    ),
+    "fallback": Term(
+        "Fall back",
+        "The named layers compute in BF16 from the next step on, and in FP8 again when asked to. A name may "
+        "hold * for any characters, as in blocks.*.mlp.down. Every change is marked in the loss.",
+    ),
+    "reference_window": Term(
+        "Reference window",
+        "Some steps that the run trained in FP8 and, from the same state, on the same batches and with the "
+        "same random numbers, in BF16 as well. The run itself goes on as if nothing had been.",
+        "It shows what FP8 costs from here on. What it has cost before is in both curves.",
+    ),
+    "window_delta": Term(
+        "FP8 − BF16",
+        "Relative difference of the mean loss over the window. ± is the standard error of the paired "
+        "difference: how even it is within this window, and nothing about another one.",
+        "Over: beyond the project's margin, or not finite.",
+    ),
+    "bisection": Term(
+        "Bisection",
+        "The gradient of one batch with a single matrix product in FP8 and all others in BF16, against all "
+        "in BF16: relative error |g − r| / |r| and cosine of the whole gradient, for each product in turn.",
+    ),
+    "product": Term(
+        "Product",
+        "A linear layer multiplies three times: fprop, input by weight; dgrad, the output's gradient by "
+        "weight; wgrad, the output's gradient by input.",
+    ),
     "margin": Term(
         "Margin",
         "The relative difference of the loss below which FP8 and BF16 count as equivalent. Set per project.",
@@ -137,6 +171,66 @@ GLOSSARY: Final[Mapping[str, Term]] = {
     "throughput": Term(
         "Throughput", "Tokens per second, as the training script measured them; else seconds a step."
     ),
+    "learning_rate": Term(
+        "Learning rate",
+        "Of the optimizer's first parameter group, as it was used in that step. learning_rate/groupN are "
+        "those of the groups after it.",
+    ),
+    "grad_norm": Term(
+        "Gradient norm",
+        "Global L2 norm of the gradients: the one that the script logged, else that of the gradients as the "
+        "optimizer used them, without a loss scale and after clipping.",
+        "Infinite or NaN before the loss is: gradients overflow first.",
+    ),
+    "grad_norm_applied": Term(
+        "Gradient norm, applied",
+        "Global L2 norm of the gradients as the optimizer used them. Below the gradient norm that the script "
+        "logged, it was clipped.",
+    ),
+    "grad_norm_local": Term(
+        "Gradient norm of the shards",
+        "L2 norm of the gradients that this rank holds, where they are sharded. The square root of the sum "
+        "of all ranks' squares is the global one.",
+    ),
+    "time_data": Term(
+        "Waiting for data",
+        "Time from the end of the work before (the optimizer, or a micro-batch's backward pass) to the "
+        "beginning of the next forward pass in training. On a GPU it is the device's time, so that a wait "
+        "that is hidden behind its work does not count.",
+        "More than a few per cent: more workers, prefetching, or faster storage would help.",
+    ),
+    "time_forward": Term("Forward", "Time in the watched model's forward passes in training."),
+    "time_backward": Term(
+        "Backward", "Time in backward passes, the reduction of gradients that they wait for included."
+    ),
+    "time_optimizer": Term("Optimizer", "Time in the optimizer's step."),
+    "time_other": Term(
+        "Other",
+        "The rest of the time since the step before ended: the loss function, clipping, logging, "
+        "evaluations, checkpoints.",
+    ),
+    "model_flops_per_second": Term(
+        "Model FLOP/s",
+        "Floating-point operations of the model (products of the forward pass, counted once, times three for "
+        "training; recomputation does not count) over the whole time of the step. Of one rank.",
+    ),
+    "mfu": Term(
+        "MFU",
+        "Model FLOP/s over what the device does at most in dense BF16, for FP8 runs as well, so that both "
+        "share one scale.",
+    ),
+    "memory_allocated": Term("Memory allocated", "Bytes of the GPU's memory in use by tensors."),
+    "memory_reserved": Term(
+        "Memory reserved", "Bytes of the GPU's memory held by PyTorch's allocator, in use or not."
+    ),
+    "memory_peak": Term("Memory peak", "The most bytes of the GPU's memory that tensors have used so far."),
+    "memory_rss": Term("Main memory", "Bytes of main memory that the training process occupies."),
+    "gpu_utilization": Term(
+        "GPU utilisation",
+        "Share of the time in which the GPU ran any kernel, as its driver tells. High does not mean fast: "
+        "that is what MFU says.",
+    ),
+    "tokens_per_second": Term("Tokens per second", "Tokens of the step over the time inside of it."),
     "points": Term(
         "Points stored",
         "Single values (a scalar or one tensor's statistic at one step) committed to the database. "

@@ -214,7 +214,9 @@ def _efficiency(request: HttpRequest, run: Run, options: Options) -> HttpRespons
         return empty_answer(
             "The parts of a step show here once a model is watched: run.watch(model, optimizer)."
         )
-    drawn = efficiency_figure(split, options.theme, compact=options.compact)
+    # On a phone the legend takes a line for each part.
+    height = 400 if options.compact else 320
+    drawn = efficiency_figure(split, options.theme, compact=options.compact, height=height)
     shares = ", ".join(f"{glossary.title(name)} {percent(share)}" for name, share in split.shares.items())
     return figure_answer(drawn, f"Where a step's time goes in {run.name}: {shares}.")
 

@@ -17,6 +17,7 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.arms import Arm, Arms
+from fp8scope_dashboard.pages.efficiency import recent_figures
 from fp8scope_dashboard.pages.figures.sparkline import WIDTH, sparkline
 from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, summarise, verdict_of
 from fp8scope_dashboard.pages.verdicts import STATES, Badge
@@ -104,6 +105,10 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         "tensor_count": tensors.count(),
         "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
         "baselines": baselines,
+        "efficiency": recent_figures(shown),
+        "modules": steering.modules_of(shown),
+        **steering.steering(shown),
+        **steering.findings(shown),
         "writers": shown.writers.order_by("rank", "created_at")[:64],
     }
     return page(request, project, "runs", "pages/run.html", context)

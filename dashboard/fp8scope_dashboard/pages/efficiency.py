@@ -1,0 +1,133 @@
+"""Where a run's time goes, and how well the machine is used: from the agent's measures to what is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.pages.formatting import compact, number, percent
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import queries
+
+Floats = NDArray[np.float64]
+
+PHASES: Final = ("time_forward", "time_backward", "time_optimizer", "time_other", "time_data")
+"""From the bottom of the stack to its top: what trains first, what only waits last."""
+
+MOST_STEPS = 200_000
+"""Of a longer run the last ones are read."""
+RECENT_STEPS = 200
+"""What the numbers beside the chart are means of."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Mean seconds of each phase: `x` float64[N] steps, `seconds` float64[PHASES, N], nowhere NaN."""
+
+    x: Floats
+    seconds: Floats
+
+    @property
+    def total(self) -> Floats:
+        return np.asarray(self.seconds.sum(axis=0))
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each phase's part of all the time, 0 to 1; empty without any."""
+        sums = self.seconds.sum(axis=1)
+        whole = float(sums.sum())
+        return dict(zip(PHASES, (sums / whole).tolist(), strict=True)) if whole > 0 else {}
+
+
+def read_split(run_id: UUID, *, first: int | None, last: int | None, points: int) -> Split:
+    """The phases over steps first..last, in at most `points` buckets."""
+    stored = queries.step_range(run_id)
+    if stored is None:
+        return bucket_means(np.zeros(0, np.int64), np.zeros((len(PHASES), 0)), points)
+    end = stored[1] if last is None else min(last, stored[1])
+    begin = max(stored[0] if first is None else first, end - MOST_STEPS + 1)
+    series = [queries.scalar(run_id, name, first=begin, last=end) for name in PHASES]
+    steps = np.unique(np.concatenate([one.steps for one in series]))
+    seconds = np.full((len(PHASES), len(steps)), np.nan)
+    for row, one in zip(seconds, series, strict=True):
+        row[np.searchsorted(steps, one.steps)] = one.values
+    return bucket_means(steps, seconds, points)
+
+
+def bucket_means(steps: NDArray[np.int64], seconds: Floats, buckets: int) -> Split:
+    """Means over neighbouring steps, so that the phases still add up to the step.
+
+    `steps` int64[N] increasing, `seconds` float64[PHASES, N]. A step in which a phase is not known (NaN,
+    infinite, negative) is left out: its stack would be a lie.
+    """
+    known = (np.isfinite(seconds) & (seconds >= 0)).all(axis=0)
+    steps, seconds = steps[known], seconds[:, known]
+    if not len(steps):
+        return Split(np.zeros(0), np.zeros((len(PHASES), 0)))
+    edges = np.unique(np.linspace(0, len(steps), min(buckets, len(steps)) + 1).astype(np.int64))
+    counts = np.diff(edges)
+    means = np.add.reduceat(seconds, edges[:-1], axis=1) / counts
+    middles = np.add.reduceat(steps.astype(np.float64), edges[:-1]) / counts
+    return Split(middles, means)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number beside the chart; `term` is its entry in the glossary."""
+
+    term: str
+    value: str
+    note: str = ""
+
+
+def recent_figures(run: Run) -> list[Figure]:
+    """The run's speed and its use of the machine over its last steps; only what was measured."""
+    last: dict[str, float | None] = run.last_scalars or {}
+    found: list[Figure] = []
+    for name, render in _MEANS.items():
+        if name in last and (mean := _recent_mean(run, name)) is not None:
+            found.append(Figure(name, render(mean)))
+    memory = next((name for name in _MEMORY if _is_number(last.get(name))), "")
+    for name in (memory, *(name for name in ("memory_peak",) if memory != "memory_rss")):
+        if name and _is_number(value := last.get(name)):
+            found.append(Figure(name, gibibytes(float(value or 0))))
+    return found
+
+
+_MEANS: Final = {
+    "tokens_per_second": compact,
+    "mfu": percent,
+    "model_flops_per_second": lambda value: f"{tera(value)}FLOP/s",
+    "gpu_utilization": percent,
+}
+_MEMORY: Final = ("memory_reserved", "memory_allocated", "memory_rss")
+
+
+def _recent_mean(run: Run, name: str) -> float | None:
+    if run.last_step is None:
+        return None
+    values = queries.scalar(run.id, name, first=run.last_step - RECENT_STEPS + 1, last=run.last_step).values
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def tera(value: float) -> str:
+    """Operations for people: 1.2 G, 395 T."""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{number(value / size, 3)} {unit}"
+    return f"{number(value, 3)} "
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and bool(np.isfinite(value))
+
+
+def gibibytes(value: float) -> str:
+    """Bytes for people."""
+    unit, size = ("GiB", 2**30) if value >= 2**30 else ("MiB", 2**20)
+    return f"{number(value / size, 3)} {unit}"
