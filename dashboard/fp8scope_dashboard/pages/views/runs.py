@@ -106,9 +106,6 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
         "baselines": baselines,
         "efficiency": recent_figures(shown),
-        "modules": steering.modules_of(shown),
-        **steering.steering(shown),
-        **steering.findings(shown),
         "writers": shown.writers.order_by("rank", "created_at")[:64],
     }
     return page(request, project, "runs", "pages/run.html", context)
