@@ -61,3 +61,16 @@ def enter(message: Message) -> bool:
             "Another process uses this writer's id: take a new one and send again what was not acknowledged.",
         )
     return False
+
+
+def arrivals(run_id: UUID) -> dict[UUID, tuple[int, int]]:
+    """By writer, how many messages have arrived, and how many before the last of them have not."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT writer, count(*), max(seq) + 1 - count(*)
+            FROM ingest_receipt WHERE run_id = %s GROUP BY writer
+            """,
+            [run_id],
+        )
+        return {writer: (int(arrived), int(missing)) for writer, arrived, missing in cursor.fetchall()}

@@ -3,7 +3,18 @@
 from django.urls import URLPattern, path
 from django.urls.converters import StringConverter, register_converter
 
-from fp8scope_dashboard.pages.views import alerts, compare, evaluations, events, figures, home, runs, settings
+from fp8scope_dashboard.pages.views import (
+    alerts,
+    compare,
+    data,
+    evaluations,
+    events,
+    figures,
+    home,
+    runs,
+    settings,
+    steering,
+)
 
 
 class CompareFigure(StringConverter):
@@ -21,9 +32,16 @@ urlpatterns: list[URLPattern] = [
     path(P, runs.project, name="project"),
     path(P + "events", events.project_events, name="project_events"),
     path(RUN, runs.run, name="run"),
+    path(RUN + "data/", data.run_data, name="run_data"),
+    path(RUN + "data/delete", data.run_delete, name="run_delete"),
+    path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),
     path(RUN + "events", events.run_events, name="run_events"),
     path(RUN + "loss.svg", runs.spark, name="spark"),
     path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),
+    path(RUN + "commands", steering.commands, name="run_commands"),
+    path(RUN + "commands/new", steering.command_new, name="command_new"),
+    path(RUN + "reports", steering.reports, name="run_reports"),
+    path(RUN + "reports/<slug:name>.json", steering.report_figure, name="report_figure"),
     path(P + "compare/", compare.compare, name="compare"),
     path(P + "compare/figures/<compare_figure:name>.json", compare.compare_figure, name="compare_figure"),
     path(P + "evaluations/", evaluations.evaluations, name="evaluations"),
@@ -39,5 +57,6 @@ urlpatterns: list[URLPattern] = [
     path(P + "settings/webhooks/new", settings.channel_create, name="channel_create"),
     path(P + "settings/webhooks/<int:channel_id>", settings.channel_change, name="channel_change"),
     path(P + "settings/rules/<int:rule_id>", settings.rule_change, name="rule_change"),
+    path(P + "settings/retention", data.retention, name="retention"),
     path(P + "settings/margins", settings.margins, name="margins"),
 ]

@@ -18,8 +18,9 @@ from fp8scope_dashboard.accounts.services import create_token, revoke_token
 from fp8scope_dashboard.alerts import rules as rule_kinds
 from fp8scope_dashboard.alerts.channels import DeliveryError
 from fp8scope_dashboard.alerts.channels.webhook import check_config
-from fp8scope_dashboard.alerts.models import Channel, Rule, Severity
+from fp8scope_dashboard.alerts.models import Channel, Rule, RuleAction, Severity
 from fp8scope_dashboard.pages.access import in_project, page, person
+from fp8scope_dashboard.pages.views.data import deletions
 
 MOST_TOKENS, MOST_CHANNELS = 200, 20
 SECRET_LENGTH = 200
@@ -38,7 +39,9 @@ def _context(project: Project) -> dict[str, Any]:
         "channels": Channel.objects.filter(project=project).order_by("id"),
         "rules": [_rule(rule) for rule in Rule.objects.filter(project=project).order_by("id")],
         "severities": Severity.choices,
+        "actions": RuleAction.choices,
         "server_url": django_settings.BASE_URL,
+        "deletions": deletions(project),
     }
 
 
@@ -149,7 +152,10 @@ def rule_change(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
     if severity in Severity.values:
         rule.severity = severity
     rule.enabled = request.POST.get("enabled") == "1"
-    rule.save(update_fields=["parameters", "severity", "enabled"])
+    action = request.POST.get("action", RuleAction.NOTHING)
+    if action in RuleAction.values and rule_kinds.kind_of(rule.kind).names_tensors:
+        rule.action = action
+    rule.save(update_fields=["parameters", "severity", "enabled", "action"])
     messages.success(request, f"Saved the rule “{rule.get_kind_display()}”.")
     return _settings(project, "rules")
 
