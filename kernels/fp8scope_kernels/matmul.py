@@ -171,7 +171,8 @@ def can_multiply(a: Format, b: Format) -> bool:
 def has_bf16_units() -> bool:
     """Whether this CPU multiplies BF16 by itself: AVX512-BF16 or AMX; not x86: what oneDNN says of it.
 
-    Where it does not, a BF16 product takes torch 1.2 to 1.5 (AVX-512) or 35 to 88 times (AVX2) as long as a float32 one.
+    Where it does not, a BF16 product takes torch 1.2 to 1.5 (AVX-512) or 35 to 88 times (AVX2) as long as a
+    float32 one.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
