@@ -46,6 +46,19 @@ EVENT_STATES: Final[Mapping[str, Badge]] = {
     "acknowledged": Badge("Acknowledged", "neutral", "eye"),
     "resolved": Badge("Resolved", "good", "check"),
 }
+COMMAND_STATES: Final[Mapping[str, Badge]] = {
+    "waiting": Badge("Waiting", "neutral", "clock"),
+    "delivered": Badge("Delivered", "live", "pulse"),
+    "accepted": Badge("Under way", "live", "pulse"),
+    "done": Badge("Done", "good", "check"),
+    "refused": Badge("Refused", "warning", "minus"),
+    "failed": Badge("Failed", "danger", "cross"),
+    "expired": Badge("Expired", "neutral", "clock"),
+}
+WINDOW_VERDICTS: Final[Mapping[str, Badge]] = {
+    "within": Badge("Within", "good", "check"),
+    "over": Badge("Over", "danger", "cross"),
+}
 
 
 def loss_badge(verdict: str | None, *, has_baseline: bool, is_baseline: bool) -> Badge:

@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 
 # Where marks sit on the hidden axis from 0 to 1 that lies over the chart.
 TOP, BOTTOM = 0.975, 0.025
+ALERT = "alert"
 # More single marks than this say no more than these.
 MOST_MARKS = 200
 
@@ -48,6 +49,8 @@ class Mark:
     x: float
     text: str
     severe: bool = False
+    # What kind of mark it is, as hovering says.
+    label: str = ALERT
 
 
 def curves_figure(
@@ -187,7 +190,7 @@ def _edge_marks(
 
 def _mark_events(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None:
     for mark in marks[:MOST_MARKS]:
-        colour = theme.danger if mark.severe else theme.warning
+        colour = _mark_colour(mark, theme)
         figure.add_shape(
             type="line",
             xref="x",
@@ -198,24 +201,34 @@ def _mark_events(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None
             y1=1,
             line={"color": faded(colour, 0.75), "width": 1, "dash": "dot"},
         )
-    if marks:
-        figure.add_scatter(
-            x=[mark.x for mark in marks],
-            y=[BOTTOM] * len(marks),
-            yaxis="y2",
-            mode="markers",
-            marker={
-                "symbol": "diamond",
-                "size": 9,
-                "color": [theme.danger if mark.severe else theme.warning for mark in marks],
-                "line": {"width": 1, "color": theme.surface},
-            },
-            text=[escaped(mark.text) for mark in marks],
-            name="alert",
-            showlegend=False,
-            hovertemplate="%{text}<extra>alert</extra>",
-            cliponaxis=False,
-        )
+    alerts = [mark for mark in marks if mark.label == ALERT]
+    changes = [mark for mark in marks if mark.label != ALERT]
+    for name, symbol, some in ((ALERT, "diamond", alerts), ("change", "square", changes)):
+        if some:
+            figure.add_scatter(
+                x=[mark.x for mark in some],
+                y=[BOTTOM] * len(some),
+                yaxis="y2",
+                mode="markers",
+                marker={
+                    "symbol": symbol,
+                    "size": 9,
+                    "color": [_mark_colour(mark, theme) for mark in some],
+                    "line": {"width": 1, "color": theme.surface},
+                },
+                text=[escaped(mark.text) for mark in some],
+                customdata=[escaped(mark.label) for mark in some],
+                name=name,
+                showlegend=False,
+                hovertemplate="%{text}<extra>%{customdata}</extra>",
+                cliponaxis=False,
+            )
+
+
+def _mark_colour(mark: Mark, theme: Theme) -> str:
+    if mark.label != ALERT:
+        return theme.arms["other"]
+    return theme.danger if mark.severe else theme.warning
 
 
 def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:

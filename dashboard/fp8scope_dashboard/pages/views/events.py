@@ -14,6 +14,7 @@ from fp8scope_dashboard.accounts.services import require_project
 from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.analysis.models import Comparison, Evaluation, EvaluationComparison
 from fp8scope_dashboard.events import project_channel, run_channel
+from fp8scope_dashboard.loop.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.pages.access import run_of
 from fp8scope_dashboard.pages.streams import Fingerprint, release_connections, stream
 from fp8scope_dashboard.runs.models import Run, Tensor
@@ -84,5 +85,11 @@ def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
             Comparison.objects.filter(run__in=runs).aggregate(Max("computed_at")),
             EvaluationComparison.objects.filter(run__in=runs).aggregate(Max("computed_at")),
         ),
+        "command": (
+            Command.objects.filter(run__in=runs).aggregate(Max("pk"), Max("delivered_at")),
+            CommandResult.objects.filter(command__run__in=runs).aggregate(Max("at")),
+            Listener.objects.filter(run__in=runs).aggregate(Max("at")),
+        ),
+        "report": Report.objects.filter(run__in=runs).aggregate(Max("pk")),
         "evaluation": Evaluation.objects.filter(run__in=runs).aggregate(Max("pk")),
     }

@@ -14,7 +14,7 @@ from django.utils.cache import patch_cache_control
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import EventState
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages import glossary, steering
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.arms import Arm, Arms
 from fp8scope_dashboard.pages.efficiency import recent_figures
@@ -106,6 +106,9 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
         "baselines": baselines,
         "efficiency": recent_figures(shown),
+        "modules": steering.modules_of(shown),
+        **steering.steering(shown),
+        **steering.findings(shown),
         "writers": shown.writers.order_by("rank", "created_at")[:64],
     }
     return page(request, project, "runs", "pages/run.html", context)

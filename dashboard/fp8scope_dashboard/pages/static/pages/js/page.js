@@ -50,6 +50,9 @@ if (compared && !location.search) history.replaceState(history.state, "", compar
 const tensorField = document.getElementById("tensor-field");
 const choose = (name) => {
   tensorField.value = name;
+  // Whoever looks at a tensor may want to change its layer.
+  const layer = document.getElementById("layer-field");
+  if (layer) layer.value = name.slice(0, name.lastIndexOf("."));
   tensorField.dispatchEvent(new Event("change", { bubbles: true }));
   document.getElementById("tensor-panel").scrollIntoView({
     block: "nearest",

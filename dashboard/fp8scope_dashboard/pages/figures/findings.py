@@ -1,0 +1,103 @@
+"""Figures of what a run found out about itself: a reference window's two curves, a bisection's ranking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.figures.ranges import loss_range
+from fp8scope_dashboard.pages.figures.theme import Slot, Theme, escaped, new_figure
+
+# A product keeps its colour; its name stands beside every bar all the same.
+PRODUCT_SLOTS: Final[Mapping[str, Slot]] = {"fprop": "bf16", "dgrad": "fp8-1", "wgrad": "fp8-2"}
+PRODUCT_TITLES: Final[Mapping[str, str]] = {
+    "fprop": "fprop: the output",
+    "dgrad": "dgrad: the input's gradient",
+    "wgrad": "wgrad: the weight's gradient",
+}
+BAR_HEIGHT, MARGINS = 22, 96
+NAME_LENGTH, COMPACT_NAME_LENGTH = 44, 20
+
+
+def window_figure(
+    document: Mapping[str, Any], step: int, theme: Theme, *, compact: bool = False
+) -> go.Figure:
+    """Both arms of a reference window over the steps of the run."""
+    steps = np.arange(step, step + len(document["fp8"]), dtype=np.float64)
+    arms: Sequence[tuple[str, str, Slot]] = (
+        ("BF16 from the same state", "bf16", "bf16"),
+        ("FP8", "fp8", "fp8-1"),
+    )
+    curves = [
+        Curve(name, name, slot, steps, np.array([float(value) for value in document[key]], np.float64))
+        for name, key, slot in arms
+    ]
+    y_range = loss_range([curve.y for curve in curves])
+    return curves_figure(curves, theme, y_range=y_range, compact=compact, height=280, y_title="loss")
+
+
+def ranking_figure(
+    products: Sequence[tuple[str, str, float, float]], total: float, theme: Theme, *, compact: bool = False
+) -> go.Figure:
+    """Relative errors of (layer, product, error, cosine) as bars, worst first; a line for all together."""
+    figure = new_figure(
+        theme,
+        compact=compact,
+        height=MARGINS + BAR_HEIGHT * max(len(products), 3),
+        x_title="relative error of the gradient",
+    )
+    finite = [error for _, _, error, _ in products if math.isfinite(error) and error > 0]
+    largest = max([*finite, total if math.isfinite(total) else 0.0, 1e-12])
+    smallest = min([*finite, largest])
+    labels = [_label(layer, product, compact) for layer, product, _, _ in products]
+    for kind, slot in PRODUCT_SLOTS.items():
+        rows = [index for index, one in enumerate(products) if one[1] == kind]
+        if not rows:
+            continue
+        errors = [products[index][2] for index in rows]
+        figure.add_bar(
+            orientation="h",
+            y=rows,
+            # What is not finite fills the chart, and says so.
+            x=[error if math.isfinite(error) else largest for error in errors],
+            name=PRODUCT_TITLES[kind] if not compact else kind,
+            marker={"color": theme.arms[slot], "line": {"width": 0}},
+            text=["" if math.isfinite(error) else "not finite" for error in errors],
+            customdata=[
+                [escaped(products[index][0]), kind, _shown(products[index][2]), _shown(products[index][3])]
+                for index in rows
+            ],
+            hovertemplate="%{customdata[0]} %{customdata[1]}<br>"
+            "error %{customdata[2]}, cosine %{customdata[3]}<extra></extra>",
+        )
+    if math.isfinite(total) and total > 0:
+        figure.add_vline(x=total, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
+    figure.update_xaxes(
+        type="log",
+        range=[math.log10(smallest / 2), math.log10(largest * 1.3)],
+        tickformat=".2~p",
+        showgrid=True,
+    )
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=list(range(len(products))),
+        ticktext=labels,
+        range=[len(products) - 0.4, -0.6],
+    )
+    figure.update_layout(hovermode="closest", bargap=0.25, barmode="overlay", dragmode=False)
+    return figure
+
+
+def _label(layer: str, product: str, compact: bool) -> str:
+    most = COMPACT_NAME_LENGTH if compact else NAME_LENGTH
+    shown = layer if len(layer) <= most else f"…{layer[-most + 1 :]}"
+    return f"{escaped(shown)} {product}"
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "not finite"

@@ -1,0 +1,171 @@
+"""Steering a run from its page: who may, what is offered, and what is shown of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dashboard.loop.conftest import tell
+from dashboard.pages.conftest import Visitor
+from dashboard.recording import Recorder, make_run
+from django.http import HttpResponse
+from django.test import Client
+
+from fp8scope_dashboard.alerts.models import Rule, RuleAction
+from fp8scope_dashboard.loop import commands
+from fp8scope_dashboard.loop.models import Command
+from fp8scope_dashboard.pages.views.events import fingerprint_of
+from fp8scope_dashboard.runs.models import Run, RunState
+
+FORM = {
+    "kind": "fallback",
+    "patterns": "blocks.*.up, blocks.1.down",
+    "precision": "bf16",
+    "reason": "it clips",
+}
+
+
+@pytest.fixture
+def writer(admin: Visitor) -> Recorder:
+    recorder = Recorder(make_run(admin.project), tensors=["blocks.0.up.input", "blocks.1.down.input"])
+    tell(recorder, kind="accepts", accepts=["checkpoint", "fallback", "pause", "resume"])
+    return recorder
+
+
+def page(visitor: Visitor, run: Run, rest: str = "") -> str:
+    answer = visitor.client.get(visitor.address(f"runs/{run.id}/{rest}"))
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def ask(visitor: Visitor, run: Run, **form: Any) -> HttpResponse:
+    answer: HttpResponse = visitor.client.post(
+        visitor.address(f"runs/{run.id}/commands/new"), form, follow=True
+    )
+    return answer
+
+
+def test_it_works(member: Visitor, writer: Recorder) -> None:
+    shown = page(member, writer.run)
+    assert "Steer the run" in shown and '<option value="blocks.0.up">' in shown
+    answer = ask(member, writer.run, **FORM).content.decode()
+    assert "Asked for: change precision" in answer
+    (command,) = Command.objects.all()
+    assert command.arguments == {"patterns": ["blocks.*.up", "blocks.1.down"], "precision": "bf16"}
+    assert (command.given_by, command.reason) == (member.user, "it clips")
+    assert "blocks.*.up, blocks.1.down to BF16" in answer and "it clips" in answer and "Waiting" in answer
+    commands.commands_for(writer.run, writer.uuid, 0)
+    assert "Delivered" in page(member, writer.run)
+    tell(writer, kind="command", command=command.pk, state="done", message="2 of 2 layers", step=12)
+    part = page(member, writer.run, "commands")
+    assert "Done" in part and "2 of 2 layers" in part and "step 12" in part and "<html" not in part
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "arguments"),
+    [
+        ({"kind": "checkpoint"}, "checkpoint", {}),
+        ({"kind": "pause", "minutes": "2.5"}, "pause", {"seconds": 150}),
+        ({"kind": "pause"}, "pause", {"seconds": 600}),
+        ({"kind": "resume"}, "resume", {}),
+    ],
+    ids=str,
+)
+def test_other_commands(
+    member: Visitor, writer: Recorder, form: dict[str, str], kind: str, arguments: dict[str, Any]
+) -> None:
+    ask(member, writer.run, **form)
+    (command,) = Command.objects.all()
+    assert (command.kind, command.arguments) == (kind, arguments)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({}, "There is no command"),
+        ({"kind": "explode"}, "There is no command"),
+        ({"kind": "fallback", "patterns": " , "}, "Name 1 to 100 layers"),
+        ({"kind": "fallback", "patterns": "a", "precision": "fp4"}, "The precision is bf16"),
+        ({"kind": "pause", "minutes": "soon"}, "The minutes of a pause"),
+        ({"kind": "pause", "minutes": "1e999"}, "The minutes of a pause"),
+        ({"kind": "pause", "minutes": "61"}, "A pause lasts"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_told(
+    member: Visitor, writer: Recorder, form: dict[str, str], message: str
+) -> None:
+    assert message in ask(member, writer.run, **form).content.decode()
+    assert not Command.objects.exists()
+
+
+def test_who_may_only_look_only_looks(viewer: Visitor, stranger: Visitor, writer: Recorder) -> None:
+    address = viewer.address(f"runs/{writer.run.id}/commands/new")
+    assert viewer.client.post(address, FORM).status_code == 403
+    assert stranger.client.post(address, FORM).status_code == 404
+    assert Client().post(address, FORM).status_code == 302
+    assert viewer.client.get(address).status_code == 405
+    assert not Command.objects.exists()
+    shown = page(viewer, writer.run)
+    assert "Change precision" not in shown and "Nobody has asked" in shown
+
+
+def test_a_form_of_another_site_does_nothing(member: Visitor, writer: Recorder) -> None:
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(member.user)
+    answer = strict.post(member.address(f"runs/{writer.run.id}/commands/new"), FORM)
+    assert answer.status_code == 403 and not Command.objects.exists()
+
+
+def test_only_what_is_taken_is_offered(member: Visitor, writer: Recorder) -> None:
+    tell(writer, kind="accepts", accepts=["fallback"])
+    shown = page(member, writer.run)
+    assert "Change precision" in shown and "Write a checkpoint" not in shown and "Pause" not in shown
+    tell(writer, kind="accepts", accepts=[])
+    assert "takes no commands yet" in page(member, writer.run)
+
+
+def test_a_run_that_is_over_shows_only_what_was_asked(member: Visitor, writer: Recorder) -> None:
+    commands.give(writer.run, "checkpoint", user=member.user)
+    Run.objects.update(state=RunState.FINISHED)
+    shown = page(member, writer.run)
+    assert "Write a checkpoint</td>" in shown and "Change precision" not in shown
+    Command.objects.all().delete()
+    assert 'id="commands"' in page(member, writer.run), "hidden, for what may come"
+
+
+def test_open_pages_notice(member: Visitor, writer: Recorder) -> None:
+    runs = Run.objects.filter(pk=writer.run.pk)
+    seen = [fingerprint_of(runs)["command"]]
+    command = commands.give(writer.run, "checkpoint")
+    seen.append(fingerprint_of(runs)["command"])
+    commands.commands_for(writer.run, writer.uuid, 0)
+    seen.append(fingerprint_of(runs)["command"])
+    tell(writer, kind="command", command=command.pk, state="done")
+    seen.append(fingerprint_of(runs)["command"])
+    tell(writer, kind="accepts", accepts=[])
+    seen.append(fingerprint_of(runs)["command"])
+    assert len({repr(one) for one in seen}) == 5
+
+
+def test_a_rules_action_is_set_with_the_rule(member: Visitor) -> None:
+    rule = Rule.objects.get(project=member.project, kind="saturation_rate")
+    address = member.address(f"settings/rules/{rule.pk}")
+    assert "Fall back to BF16" in page_of(member, "settings/")
+    member.client.post(address, {"enabled": "1", "action": "fallback"})
+    rule.refresh_from_db()
+    assert rule.action == RuleAction.FALLBACK
+    member.client.post(address, {"enabled": "1", "action": "explode"})
+    rule.refresh_from_db()
+    assert rule.action == RuleAction.FALLBACK, "an unknown one changes nothing"
+    member.client.post(address, {"enabled": "1", "action": ""})
+    rule.refresh_from_db()
+    assert rule.action == RuleAction.NOTHING
+    spike = Rule.objects.get(project=member.project, kind="loss_spike")
+    member.client.post(member.address(f"settings/rules/{spike.pk}"), {"enabled": "1", "action": "fallback"})
+    spike.refresh_from_db()
+    assert spike.action == RuleAction.NOTHING, "its evidence names no tensors"
+
+
+def page_of(visitor: Visitor, rest: str) -> str:
+    return visitor.client.get(visitor.address(rest)).content.decode()

@@ -1,0 +1,133 @@
+"""What a run found out about itself, on its page: windows, bisections and marks in the loss."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dashboard.loop.conftest import tell
+from dashboard.loop.test_reports import ANNOTATION, BISECT, REFERENCE
+from dashboard.pages.conftest import Visitor
+from dashboard.recording import Recorder, make_run
+from django.test import Client
+
+from fp8scope_dashboard.loop.models import Report
+from fp8scope_dashboard.pages.figures.findings import ranking_figure, window_figure
+from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.runs.models import Run
+
+
+@pytest.fixture
+def writer(admin: Visitor) -> Recorder:
+    run = make_run(admin.project)
+    recorder = Recorder(run, tensors=["blocks.0.up.input", "blocks.0.up.weight", "blocks.1.down.input"])
+    recorder.rows(range(1, 60), {"loss": [2.0] * 59})
+    return recorder
+
+
+def page(visitor: Visitor, run: Run, rest: str = "") -> str:
+    answer = visitor.client.get(visitor.address(f"runs/{run.id}/{rest}"))
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def figure(visitor: Visitor, run: Run, name: str, **query: Any) -> dict[str, Any]:
+    answer = visitor.client.get(visitor.address(f"runs/{run.id}/reports/{name}.json"), query)
+    assert answer.status_code == 200
+    found: dict[str, Any] = json.loads(answer.content)
+    return found
+
+
+def test_it_works(admin: Visitor, writer: Recorder) -> None:
+    tell(writer, **BISECT)
+    tell(writer, **{**REFERENCE, "fp8": [2.0, 1.91], "delta": 0.0026, "step": 200})
+    tell(
+        writer,
+        **{**REFERENCE, "fp8": [2.0, 1.9], "delta": 0.0, "verdict": "within", "action": "", "step": 300},
+    )
+    shown = page(admin, writer.run)
+    assert "BF16 reference windows" in shown and "1 over" in shown and "200–201" in shown
+    assert "fell back to BF16" in shown and "Which product hurts" in shown and "blocks.0.up" in shown
+    part = page(admin, writer.run, "reports")
+    assert "Which product hurts" in part and "<html" not in part
+
+
+def test_without_reports_there_is_no_card(admin: Visitor, writer: Recorder) -> None:
+    shown = page(admin, writer.run)
+    assert "Which product hurts" not in shown and "reference windows" not in shown
+    assert 'id="reports"' in shown, "but a place for it when the first one comes"
+    for name in ("bisect", "reference"):
+        assert "Nothing has been reported" in figure(admin, writer.run, name)["empty"]
+
+
+def test_both_arms_are_drawn_over_the_runs_steps(admin: Visitor, writer: Recorder) -> None:
+    tell(writer, **REFERENCE)
+    found = figure(admin, writer.run, "reference")
+    names = [trace.get("name") for trace in found["figure"]["data"]]
+    assert "FP8" in names and "BF16 from the same state" in names
+    assert "FP8: not finite" in names and "NaN apart" in found["summary"]
+    lines = [trace for trace in found["figure"]["data"] if trace.get("name") == "BF16 from the same state"]
+    assert len(lines) == 2, "its line, and its entry in the legend"
+
+
+def test_the_newest_is_drawn_unless_another_is_chosen(admin: Visitor, writer: Recorder) -> None:
+    for step, layer in ((10, "first"), (5, "second")):
+        tell(writer, **{**BISECT, "step": step, "products": [{**BISECT["products"][0], "layer": layer}]})
+    first, second = Report.objects.order_by("id")
+    assert figure(admin, writer.run, "bisect")["summary"].startswith("second dgrad")
+    assert figure(admin, writer.run, "bisect", report=first.pk)["summary"].startswith("first dgrad")
+    assert "empty" in figure(admin, writer.run, "bisect", report=second.pk + 100)
+    # Not a number: as if nothing had been chosen.
+    assert figure(admin, writer.run, "bisect", report="x' OR 1")["summary"].startswith("second")
+
+
+def test_no_report_of_another_run_is_shown(admin: Visitor, stranger: Visitor, writer: Recorder) -> None:
+    tell(writer, **BISECT)
+    other = make_run(admin.project, "other")
+    report = Report.objects.get()
+    assert "empty" in figure(admin, other, "bisect", report=report.pk)
+    address = admin.address(f"runs/{writer.run.id}/reports/bisect.json")
+    assert stranger.client.get(address).status_code == 404
+    assert Client().get(address).status_code == 302
+    assert admin.client.get(admin.address(f"runs/{writer.run.id}/reports/other.json")).status_code == 404
+
+
+def test_what_was_done_is_marked_in_the_loss(admin: Visitor, writer: Recorder) -> None:
+    tell(writer, **{**ANNOTATION, "text": "2 layers to <BF16>"})
+    answer = admin.client.get(admin.address(f"runs/{writer.run.id}/figures/loss.json"))
+    traces = {trace.get("name"): trace for trace in json.loads(answer.content)["figure"]["data"]}
+    assert traces["change"]["text"] == ["step 41: 2 layers to &lt;BF16&gt; (an alert)"]
+    assert traces["change"]["x"] == [41.0] and traces["change"]["customdata"] == ["fallback"]
+
+
+def test_what_a_process_writes_is_text_to_a_page(admin: Visitor, writer: Recorder) -> None:
+    evil = "<script>alert(1)</script>"
+    tell(writer, **{**BISECT, "note": evil, "products": [{**BISECT["products"][0], "layer": evil}]})
+    assert evil not in page(admin, writer.run)
+    assert evil not in json.dumps(figure(admin, writer.run, "bisect")["figure"])
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: str(theme.name))
+def test_a_ranking_shows_every_product(theme: Any) -> None:
+    products = [
+        ("a" * 80, "dgrad", float("nan"), float("nan")),
+        ("blocks.1.up", "wgrad", 0.5, 0.8),
+        ("blocks.0.up", "fprop", 1e-4, 1.0),
+        ("blocks.2.up", "fprop", 0.0, 1.0),
+    ]
+    drawn = ranking_figure(products, 0.6, theme)
+    bars = {int(y): x for trace in drawn.data for y, x in zip(trace.y, trace.x, strict=True)}
+    assert bars == {0: 0.6, 1: 0.5, 2: 1e-4, 3: 0.0}, "what is not finite is as long as the longest"
+    labels = list(drawn.layout.yaxis.ticktext)
+    assert labels[0].startswith("…a") and labels[0].endswith(" dgrad") and len(labels[0]) < 60
+    assert labels[1] == "blocks.1.up wgrad"
+    low, high = drawn.layout.xaxis.range
+    assert 10**low < 1e-4 < 0.6 < 10**high
+    alone = ranking_figure([("x", "fprop", float("inf"), 0.0)], float("nan"), theme, compact=True)
+    assert alone.data[0].text == ("not finite",)
+
+
+def test_a_window_of_nothing_finite_is_drawn_all_the_same() -> None:
+    document = {"fp8": ["NaN", "Infinity"], "bf16": ["-Infinity", "NaN"]}
+    assert window_figure(document, 3, THEMES["light"]).data
