@@ -23,6 +23,7 @@ from fp8scope_dashboard.ingest.errors import (
 from fp8scope_dashboard.loop.api import router as loop
 from fp8scope_dashboard.runs.api import router as runs
 from fp8scope_dashboard.runs.services import TooManyWritersError
+from fp8scope_dashboard.telemetry.api import router as telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ api.add_router("", runs)
 api.add_router("", ingest)
 api.add_router("", exports)
 api.add_router("", loop)
+api.add_router("", telemetry)
 
 
 @api.exception_handler(RefusalError)
