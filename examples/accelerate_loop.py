@@ -1,7 +1,7 @@
 """A loop with Hugging Face Accelerate: `attach` finds the steps, `accelerator.log` adds to them.
 
-    fp8scope login http://localhost:8265
-    accelerate launch --cpu examples/accelerate_loop.py
+fp8scope login http://localhost:8265
+accelerate launch --cpu examples/accelerate_loop.py
 """
 
 import argparse
@@ -23,7 +23,9 @@ def main() -> None:
 
     torch.manual_seed(0)
     tracker = Fp8scopeTracker()
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2, log_with=tracker)
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2, log_with=tracker
+    )
     model: nn.Module = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
     fp8scope.convert(model, fp8scope.DelayedScaling())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

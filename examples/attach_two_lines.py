@@ -1,7 +1,7 @@
 """Record an ordinary training loop: two lines, marked below, and nothing else.
 
-    fp8scope login http://localhost:8265
-    python examples/attach_two_lines.py
+fp8scope login http://localhost:8265
+python examples/attach_two_lines.py
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        if number % 50 == 0:
+        if number % 10 == 0:
             # Optional: what cannot be found out. It belongs to the step that was just made.
             with torch.no_grad():
                 logits = model(corpus.windows[:, :-1]).float()

@@ -1,7 +1,7 @@
 """A Lightning module, recorded by a callback.
 
-    fp8scope login http://localhost:8265
-    python examples/lightning_module.py --fp8
+fp8scope login http://localhost:8265
+python examples/lightning_module.py --fp8
 """
 
 import argparse

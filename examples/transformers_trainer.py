@@ -1,7 +1,7 @@
 """Hugging Face's Trainer on a tiny Llama with random weights, recorded by a callback.
 
-    fp8scope login http://localhost:8265
-    python examples/transformers_trainer.py --fp8
+fp8scope login http://localhost:8265
+python examples/transformers_trainer.py --fp8
 """
 
 import argparse

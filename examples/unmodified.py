@@ -1,8 +1,8 @@
 """A training script that knows nothing of fp8scope. Record it as it is, or in FP8:
 
-    fp8scope run examples/unmodified.py --steps 300
-    fp8scope run --convert delayed --name "gpt fp8" examples/unmodified.py --steps 300
-    torchrun --nproc-per-node 2 -m fp8scope run examples/unmodified.py
+fp8scope run examples/unmodified.py --steps 300
+fp8scope run --convert delayed --name "gpt fp8" examples/unmodified.py --steps 300
+torchrun --nproc-per-node 2 -m fp8scope run examples/unmodified.py
 """
 
 import argparse

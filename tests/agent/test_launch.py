@@ -5,23 +5,19 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from agent.launching import SCRIPTS, Launch, here, own_settings
 from agent.wire_server import StoredRun, WireServer
-from torch.optim import Optimizer
 
 from fp8scope import cli
-from fp8scope.hooks import live_runs
 
-SCRIPTS = Path(__file__).parent / "scripts"
+__all__ = ["here"]
 
 
 def environment(server: WireServer) -> dict[str, str]:
-    own = {"FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token, "FP8SCOPE_INTERVAL": "0.05"}
-    return {**os.environ, **own, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    return {**os.environ, **own_settings(server), "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
 
 
 def launch(
@@ -34,27 +30,6 @@ def launch(
         text=True,
         check=False,
     )
-
-
-@pytest.fixture
-def here(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """`fp8scope run` in this process, which spares it the imports; afterwards all is as it was."""
-    for name, value in environment(server).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    # What is set to what it is will be set back.
-    monkeypatch.setattr(Optimizer, "__init__", Optimizer.__init__)
-    monkeypatch.setattr(torch, "compile", torch.compile)
-
-    def run_here(*arguments: str | Path) -> int:
-        status = cli.main(["run", *map(str, arguments)])
-        for run in list(live_runs):
-            run.finish()
-        return status
-
-    return run_here
 
 
 def names_of(run: StoredRun) -> list[str]:
@@ -91,13 +66,13 @@ def test_without_conversion_it_trains_exactly_as_alone(server: WireServer) -> No
     assert {"1.input", "3.weight"} <= set(names_of(server.run))
 
 
-def test_a_compiled_model(server: WireServer, here: Callable[..., int]) -> None:
+def test_a_compiled_model(server: WireServer, here: Launch) -> None:
     assert here(SCRIPTS / "plain.py", "--compile") == 0
     assert server.run.steps == [1, 2, 3, 4, 5] and None not in server.run.scalars("loss")
     assert server.run.scalars("tokens") == [32.0 * step for step in range(1, 6)]
 
 
-def test_two_models(server: WireServer, here: Callable[..., int]) -> None:
+def test_two_models(server: WireServer, here: Launch) -> None:
     assert here(SCRIPTS / "gan.py") == 0
     names = names_of(server.run)
     # The first keeps its names, the one that was found later has its class before them.
@@ -249,7 +224,7 @@ def test_ctrl_c(server: WireServer, tmp_path: Path) -> None:
 
 
 def test_a_script_that_records_itself_is_left_alone(
-    server: WireServer, here: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: WireServer, here: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = f"{TRAIN}\nimport fp8scope\nrun = fp8scope.attach(model, optimizer, name='its own')\ntrain(2)\n"
     caplog.set_level("INFO", "fp8scope")
@@ -258,7 +233,7 @@ def test_a_script_that_records_itself_is_left_alone(
     assert server.run.registration["name"] == "its own" and server.run.steps == [1, 2]
 
 
-def test_a_second_optimizer_takes_over(server: WireServer, here: Callable[..., int], tmp_path: Path) -> None:
+def test_a_second_optimizer_takes_over(server: WireServer, here: Launch, tmp_path: Path) -> None:
     text = f"{TRAIN}\ntrain(5)\nkept = optimizer\n"
     text += "optimizer = torch.optim.Adam(model.parameters(), lr=0.5)\ntrain(5)\n"
     assert here(write(tmp_path, text)) == 0

@@ -98,7 +98,9 @@ def test_gradient_accumulation(server: WireServer, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_trained_on(server: WireServer, tmp_path: Path) -> None:
-    first = trainer(tmp_path, Fp8scopeCallback(name="first"), max_steps=2, save_strategy="steps", save_steps=2)
+    first = trainer(
+        tmp_path, Fp8scopeCallback(name="first"), max_steps=2, save_strategy="steps", save_steps=2
+    )
     first.train()
     server_runs = dict(server.runs)
     callback = Fp8scopeCallback(name="second")

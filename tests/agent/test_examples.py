@@ -1,0 +1,73 @@
+"""Every example runs, a few steps of it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from agent.launching import Launch, here, own_settings
+from agent.wire_server import StoredRun, WireServer
+from examples_folder import EXAMPLES, example
+
+__all__ = ["here"]
+
+STEPS = 4
+
+
+def run_example(
+    name: str, server: WireServer, monkeypatch: pytest.MonkeyPatch, *arguments: str, steps: int = STEPS
+) -> StoredRun:
+    for key, value in own_settings(server).items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", str(steps), *arguments])
+    example(name).main()
+    from fp8scope.hooks import live_runs
+
+    for run in list(live_runs):
+        run.finish()
+    stored = server.run
+    assert stored.steps == list(range(1, steps + 1)) and stored.finish["state"] == "finished"
+    assert stored.finish["errors"] == 0 and None not in stored.scalars("loss")
+    return stored
+
+
+def test_it_works(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = run_example("attach_two_lines", server, monkeypatch, steps=10)
+    assert stored.registration["precision"] == "fp8"
+    assert [value is not None for value in stored.scalars("eval/loss")] == [False] * 9 + [True]
+    losses = [value for value in stored.scalars("loss") if value is not None]
+    # Not halved by the two passes of a step.
+    assert losses[0] > 5 > losses[-1]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_explicit_api(precision: str, server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = run_example("train_byte_gpt", server, monkeypatch, "--precision", precision)
+    assert stored.registration["precision"] == precision and len(stored.evaluations) == 1
+
+
+@pytest.mark.parametrize("name", ["transformers_trainer", "lightning_module"])
+def test_the_callbacks(name: str, server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = run_example(name, server, monkeypatch, "--fp8")
+    assert stored.registration["precision"] == "fp8" and stored.scalars("tokens")[0]
+
+
+def test_accelerate(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        stored = run_example("accelerate_loop", server, monkeypatch)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        PartialState._reset_state()
+    assert None not in stored.scalars("largest_error")
+
+
+def test_a_script_without_a_line(server: WireServer, here: Launch) -> None:
+    assert here("--convert", "delayed", EXAMPLES / "unmodified.py", "--steps", str(STEPS)) == 0
+    assert server.run.steps == [1, 2, 3, 4] and server.run.registration["precision"] == "fp8"
+    assert server.run.scalars("tokens") == [8 * 32 * step for step in range(1, 5)]
+
+
+def test_every_example_is_run_here() -> None:
+    text = Path(__file__).read_text()
+    assert all(path.stem in text for path in EXAMPLES.glob("*.py"))

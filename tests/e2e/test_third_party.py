@@ -1,0 +1,72 @@
+"""Unmodified scripts of other people's trainers under `fp8scope run`, and what their pages show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e2e.conftest import OpenTab
+from live_servers import Server, Worker
+
+from fp8scope_dashboard.runs.models import Run
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+SCRIPTS = Path(__file__).parents[1] / "agent" / "scripts"
+STEPS = 30
+
+
+def launch(server: Server, folder: Path, *arguments: str | Path) -> Run:
+    """`fp8scope run ARGUMENTS`, as somebody types it who is logged in; returns what is stored of it."""
+    environment = {**os.environ, "FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token}
+    done = subprocess.run(
+        [sys.executable, "-m", "fp8scope", "run", *map(str, arguments)],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    run = Run.objects.latest("created_at")
+    assert run.rows_stored == run.rows_sent == STEPS and run.points_stored == run.points_sent
+    assert run.agent_errors == run.rows_dropped == 0 and run.state == "finished"
+    return run
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "recipe", "tensor"),
+    [
+        ("hf_trainer", ("--convert", "delayed"), "DelayedScaling", "model.layers.0.mlp.down_proj.weight"),
+        ("lightning_fit", ("--convert", "current"), "CurrentScaling", "body.0.weight"),
+        ("torchao_float8", (), "torchao", "1.weight"),
+    ],
+)
+def test_it_works(
+    script: str,
+    arguments: tuple[str, ...],
+    recipe: str,
+    tensor: str,
+    open_tab: OpenTab,
+    server: Server,
+    worker: Worker,
+    tmp_path: Path,
+) -> None:
+    run = launch(
+        server, tmp_path, *arguments, "--name", script, SCRIPTS / f"{script}.py", "--steps", str(STEPS)
+    )
+    tab = open_tab()
+    tab.open(f"/p/{server.project.slug}/runs/{run.id}/")
+    tab.page.get_by_role("heading", name=script).wait_for()
+    tab.draw_everything()
+    tab.screenshot(f"third-party-{script}", tmp_path)
+    # The loss of every step, the tensors by the model's own names, and how they are quantised.
+    assert tab.points("loss") == STEPS
+    names = tab.page.evaluate("document.querySelector('#heatmap .figure__plot').layout.meta.names")
+    assert tensor in names
+    shown = tab.page.locator("main").inner_text()
+    assert recipe.lower() in shown.lower() and "fp8" in shown.lower()
+    assert "finished" in shown.lower()
