@@ -1,16 +1,17 @@
 """How many bytes does a point take, once compacted? One JSON line; peers in the same run.
 
-A real FP8 training run is recorded by the agent (see store_data.py: 108 tensors x 7 statistics and some scalars at
-every step), sent to a whole installation (`fp8scope up`: web, worker, beat, PostgreSQL) by `fp8scope sync`, and compacted by the
-worker. `bytes_per_point` is the growth of all tables of the database, with their indexes and TOAST (receipts, catalogue and
-everything else that a run brings included), over the points stored: those two halves are in `tables`. Dead rows are
-vacuumed as autovacuum does; nothing is rewritten. Points are the values that are not null.
+A real FP8 training run is recorded by the agent (see store_data.py: 108 tensors x 7 statistics and some
+scalars at every step), sent to a whole installation (`fp8scope up`: web, worker, beat, PostgreSQL) by
+`fp8scope sync`, and compacted by the worker. `bytes_per_point` is the growth of all tables of the database,
+with their indexes and TOAST (receipts, catalogue and everything else that a run brings included), over the
+points stored: those two halves are in `tables`. Dead rows are vacuumed as autovacuum does; nothing is
+rewritten. Points are the values that are not null.
 
-The peers get the same statistics of the first `--peer-steps` steps, as their own libraries log them on the same machine:
-trackio to its SQLite, MLflow to its file store and to SQLite, TensorBoard to its event file. Their bytes are the growth of their directory
-from a run of one step to one of all.
+The peers get the same statistics of the first `--peer-steps` steps, as their own libraries log them on the
+same machine: trackio to its SQLite, MLflow to its file store and to SQLite, TensorBoard to its event file.
+Their bytes are the growth of their directory from a run of one step to one of all.
 
-    python benchmarks/storage.py --recording DIR [--steps 2400] [--peer-steps 200] [--peers-venv DIR] [--no-peers]
+    python benchmarks/storage.py --recording DIR [--steps 2400] [--peer-steps 200] [--peers-venv DIR]
 
 The recording is made when DIR has none (some minutes) and kept for the next time.
 """
@@ -54,7 +55,8 @@ def ours(recording: Path) -> dict[str, Any]:
                 wait_until_compacted(database)
                 database.execute("VACUUM ANALYZE")
                 after = table_sizes(database)
-                (points,) = database.execute("SELECT sum(points_stored)::bigint FROM runs_run").fetchone()  # type: ignore[misc]
+                stored = database.execute("SELECT sum(points_stored)::bigint FROM runs_run").fetchone()
+                points = stored[0] if stored else 0
     grown = {name: after[name] - before.get(name, 0) for name in after}
     tables = {name: size for name, size in sorted(grown.items(), key=lambda item: -item[1]) if size > 0}
     return {
@@ -80,7 +82,8 @@ def table_sizes(database: Any) -> dict[str, int]:
     """Bytes of every table with its indexes and TOAST, partitions counted under their parent's name."""
     rows = database.execute(
         """
-        SELECT coalesce(i.inhparent::regclass::text, c.oid::regclass::text), sum(pg_total_relation_size(c.oid))::bigint
+        SELECT coalesce(i.inhparent::regclass::text, c.oid::regclass::text),
+            sum(pg_total_relation_size(c.oid))::bigint
         FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
         WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace GROUP BY 1
         """
@@ -115,7 +118,8 @@ def log(python: Path, peer: str, scratch: Path, steps: int) -> int:
     directory = scratch / f"{peer}-{steps}"
     directory.mkdir()
     environment = {**os.environ, "TRACKIO_DIR": str(directory), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "",
-                   "GRADIO_ANALYTICS_ENABLED": "False", "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}  # fmt: skip
+                   "GRADIO_ANALYTICS_ENABLED": "False", "MLFLOW_DISABLE_TELEMETRY": "true",
+                   "MLFLOW_ALLOW_FILE_STORE": "true"}  # fmt: skip
     command = [str(python), __file__, "--log", peer, str(scratch / "values.npz"), str(directory), str(steps)]
     subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
@@ -134,8 +138,8 @@ def log_to(peer: str, source: str, directory: str, steps: int) -> None:
             trackio.log(dict(zip(names, row.tolist(), strict=True)), step=step)
         trackio.finish()
     elif peer == "tensorboard":
-        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         writer = EventFileWriter(directory)

@@ -1,8 +1,8 @@
 """Telemetry of a real FP8 training run, for the benchmarks of the store: recorded once, by the agent itself.
 
-A byte-level GPT of nine blocks is trained in FP8 with delayed scaling by fp8scope's own kernels, every tensor of
-every linear layer watched at every step (108 tensors x 7 statistics). The agent runs offline: its spool in DIRECTORY is
-the recording, which `fp8scope sync` can send and `read_recording` reads.
+A byte-level GPT of nine blocks is trained in FP8 with delayed scaling by fp8scope's own kernels, every
+tensor of every linear layer watched at every step (108 tensors x 7 statistics). The agent runs offline: its
+spool in DIRECTORY is the recording, which `fp8scope sync` can send and `read_recording` reads.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def record(directory: Path, steps: int) -> None:
                 logits = model(text[:, :-1])
             loss = functional.cross_entropy(logits.float().transpose(1, 2), text[:, 1:])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
@@ -85,7 +85,9 @@ def read_recording(directory: Path) -> Recording:
     from fp8scope_kernels.statistics import STATISTICS
 
     spool = Spool(spool_of(directory))
-    rows, names, position = [], [], 0
+    rows: list[Row] = []
+    names: list[str] = []
+    position = 0
     while (record := spool.read(position)) is not None:
         if record.kind is Kind.ROW:
             rows.append(Row.decode(record.payload))

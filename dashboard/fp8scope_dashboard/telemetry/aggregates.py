@@ -6,10 +6,12 @@ Parts, each float64[series, buckets], NaN where the bucket has no value:
 |---|---|
 | `max`, `min` | the largest and the smallest value; infinities count, NaN does not |
 | `argmax`, `argmin` | the first step that has it, minus the bucket's first step |
-| `last`, `sum`, `count` | of the values that are not NaN; their mean is sum / count; count is 0 where there is none |
+| `last`, `sum`, `count` | of the values that are not NaN; their mean is sum / count; count is 0 where there
+is none |
 | `undefined` | the first step, minus the bucket's first, with a value of NaN; only scalars have such |
 
-From a point's `max` and `argmax` a line can be drawn through points that are really there, at their own steps.
+From a point's `max` and `argmax` a line can be drawn through points that are really there, at their own
+steps.
 """
 
 from __future__ import annotations
@@ -109,8 +111,8 @@ def needed(statistic: str, parts: tuple[str, ...]) -> tuple[str, ...]:
 def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part: str) -> Float64s:
     """A part of a derived statistic from those of its terms, float64[K, B].
 
-    It is the statistic's own where in each bucket the terms are counted over the same, constant number, and no
-    two of them change: `same_from_terms` asks whether that is so.
+    It is the statistic's own where in each bucket the terms are counted over the same, constant number, and
+    no two of them change: `same_from_terms` asks whether that is so.
     """
     ratio = DERIVED[statistic]
     over = [terms[name] for name in ratio.over]
@@ -127,7 +129,9 @@ def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part
 
 
 def same_from_terms(statistic: str, terms: Mapping[str, Parts], direct: Parts) -> bool:
-    """Whether `from_terms` gives these parts (of sums, but for the last digits), so that none need be stored."""
+    """Whether `from_terms` gives these parts (of sums, but for the last digits), so that none need be
+    stored.
+    """
     for part in PARTS:
         computed = from_terms(statistic, terms, part)
         if part == "sum":

@@ -60,7 +60,9 @@ def get_series(
     last: Step = None,
     points: Points = 2_000,
 ) -> HttpResponse:
-    """A scalar, or a statistic of a tensor, over steps: no one-step spike is lost however few the points are."""
+    """A scalar, or a statistic of a tensor, over steps: no one-step spike is lost however few the points
+    are.
+    """
     found = run_of(request, run)
     if bool(scalar) == bool(tensor):
         raise InvalidError("Name either a scalar or a tensor.", "?scalar=loss or ?tensor=NAME&statistic=amax")
@@ -84,8 +86,8 @@ def get_heatmap(
 ) -> HttpResponse:
     """The largest value of a statistic for each tensor (a row) and column of steps, as an Arrow stream.
 
-    Columns `tensor` and `values` (float64, null where nothing was observed); the steps at which the columns begin, and the
-    one after the last, are the schema's metadata `step_edges`, a JSON list.
+    Columns `tensor` and `values` (float64, null where nothing was observed); the steps at which the columns
+    begin, and the one after the last, are the schema's metadata `step_edges`, a JSON list.
     """
     found = queries.heatmap(run_of(request, run).id, statistic, first=first, last=last, columns=columns)
     flat = found.values.reshape(-1)
@@ -111,7 +113,8 @@ def _tensor(run: Run, name: str) -> int:
 
 def _numbers(values: Float64s) -> list[float | str]:
     """As JSON can hold them: NaN and infinities as the strings of docs/wire.md."""
-    if np.isfinite(values).all():
-        return values.tolist()
+    plain: list[float | str] = values.tolist()
     names = {np.inf: "Infinity", -np.inf: "-Infinity"}
-    return [v if np.isfinite(v) else names.get(v, "NaN") for v in values.tolist()]
+    for place in np.flatnonzero(~np.isfinite(values)).tolist():
+        plain[place] = names.get(float(values[place]), "NaN")
+    return plain

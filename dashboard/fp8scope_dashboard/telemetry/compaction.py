@@ -1,9 +1,9 @@
 """Chunks into blocks, small blocks into larger ones, blocks into roll-ups.
 
-A chunk comes every few seconds and holds all series of a few steps; a block holds each series' values of thousands
-of steps together. Every change is one transaction under the run's lock: killed anywhere, it has happened or it
-has not, and several workers never do the same. Whether a message was stored is the business of ingest.Receipt,
-which compaction does not touch.
+A chunk comes every few seconds and holds all series of a few steps; a block holds each series' values of
+thousands of steps together. Every change is one transaction under the run's lock: killed anywhere, it has
+happened or it has not, and several workers never do the same. Whether a message was stored is the business
+of ingest.Receipt, which compaction does not touch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ CHANGES_AT_ONCE = 16
 
 
 def runs_to_compact() -> list[UUID]:
-    """Runs with a writer that has enough in chunks, or any when the run is over; and those left unfinished."""
+    """Runs with a writer that has enough in chunks, or any when the run is over; and those left unfinished.
+    """
     now = timezone.now()
     ended = Q(run__state__in=OVER) | Q(run__heartbeat_at__lt=now - ABANDONED)
     chunks = Chunk.objects.order_by("run_id").values("run_id", "writer")
@@ -63,7 +64,8 @@ def runs_to_compact() -> list[UUID]:
 
 
 def compact_run(run_id: UUID, most: int = CHANGES_AT_ONCE) -> int:
-    """Make up to `most` changes, each a transaction. Returns how many: fewer than `most` means that all is done.
+    """Make up to `most` changes, each a transaction. Returns how many: fewer than `most` means that all is
+    done.
 
     Safe to run at any time, twice, and by several workers at once.
     """

@@ -66,9 +66,10 @@ def heatmap(
 ) -> Heatmap:
     """The largest value of a statistic (stored or derived) per tensor and column of neighbouring steps.
 
-    Over steps first..last (inclusive; what is stored when None), cut into at most `columns` columns that are as equal as
-    the roll-ups' buckets allow: over many steps a column is some whole buckets. Tensors come in the
-    order asked for (all by index when None); unknown ones are left out. Raises ValueError unless columns is positive.
+    Over steps first..last (inclusive; what is stored when None), cut into at most `columns` columns that are
+    as equal as the roll-ups' buckets allow: over many steps a column is some whole buckets. Tensors come in
+    the order asked for (all by index when None); unknown ones are left out. Raises ValueError unless columns
+    is positive.
     """
     if columns < 1:
         raise ValueError(f"columns must be positive, not {columns}")

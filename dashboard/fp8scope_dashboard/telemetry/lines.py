@@ -108,7 +108,8 @@ def _line(
     last: int | None,
     points: int | None,
 ) -> Series:
-    """Of a range that is short, or wanted whole, every row; else the extremes of its buckets, and its ends."""
+    """Of a range that is short, or wanted whole, every row; else the extremes of its buckets, and its ends.
+    """
     stored = step_range(run_id)
     if stored is None:
         return _no_series()
@@ -132,7 +133,8 @@ def _stride(steps: int) -> int | None:
     """The finest buckets of which there are not too many; None where every row can be read."""
     if steps <= MOST_ROWS:
         return None
-    return next((stride for stride in STRIDES if steps // stride <= MOST_BUCKETS), STRIDES[-1])
+    few: list[int] = [stride for stride in STRIDES if steps // stride <= MOST_BUCKETS]
+    return few[0] if few else STRIDES[-1]
 
 
 def _touching(intervals: list[Interval]) -> list[Interval]:

@@ -52,8 +52,8 @@ class Block(models.Model):
 class Tile(models.Model):
     """One statistic of up to 128 neighbouring tensors, or one scalar, in one block: a body of several series.
 
-    `name` is the wire's column name (`tensor:amax`, `scalar:loss`), or `axis`, whose series are the rows' step,
-    time and seq. Tile k holds the tensors of Tensor.index 128 k to 128 k + 127.
+    `name` is the wire's column name (`tensor:amax`, `scalar:loss`), or `axis`, whose series are the rows'
+    step, time and seq. Tile k holds the tensors of Tensor.index 128 k to 128 k + 127.
     """
 
     pk = models.CompositePrimaryKey("run_id", "name", "tile", "writer", "seq")

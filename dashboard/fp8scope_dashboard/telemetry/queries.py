@@ -1,7 +1,7 @@
 """Every question that is asked of the telemetry store. Nobody else reads its tables.
 
-Answers come from blocks, from roll-ups, and from the chunks that compaction has not reached yet: whoever asks does not
-notice which.
+Answers come from blocks, from roll-ups, and from the chunks that compaction has not reached yet: whoever
+asks does not notice which.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fp8scope_dashboard.telemetry.heatmaps import (
 )
 from fp8scope_dashboard.telemetry.histograms import Histogram, histogram
 from fp8scope_dashboard.telemetry.lines import Series, scalar, scalars, tensor_series
+from fp8scope_dashboard.telemetry.ranks import by_rank
 from fp8scope_dashboard.telemetry.sources import sources_of, step_range
 from fp8scope_dashboard.telemetry.streams import contiguous_until, stream
 
@@ -27,6 +28,7 @@ __all__ = [
     "Histogram",
     "Latest",
     "Series",
+    "by_rank",
     "contiguous_until",
     "heatmap",
     "histogram",

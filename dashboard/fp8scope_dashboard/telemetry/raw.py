@@ -1,7 +1,9 @@
-"""The rows themselves: out of blocks and chunks, writer by writer. What the queries share; reads, never writes.
+"""The rows themselves: out of blocks and chunks, writer by writer. What the queries share; reads, never
+writes.
 
-One SQL statement finds both, so that it sees one state of the tables: a row that compaction moves meanwhile is
-neither missed nor doubled. Of a tile only the wanted series are fetched, and of a series only the wanted rows kept.
+One SQL statement finds both, so that it sees one state of the tables: a row that compaction moves meanwhile
+is neither missed nor doubled. Of a tile only the wanted series are fetched, and of a series only the wanted
+rows kept.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ AXIS = "axis"
 STEPS, TIMES, SEQS = 0, 1, 2
 AXES = 3
 
-# Rows come by writer in the order of `writers`, each as (writer, seq, last_seq, rows, name, tile, first place, offsets,
-# body): of a block its axis first, then the wanted slices of its tiles; of a chunk its body, name being null.
+# Rows come by writer in the order of `writers`, each as (writer, seq, last_seq, rows, name, tile, first
+# place, offsets, body): of a block its axis first, then the wanted slices of its tiles; of a chunk its body,
+# name being null.
 STATEMENT = """
     WITH wanted (tile, low, high) AS (
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
@@ -41,7 +44,8 @@ STATEMENT = """
         FROM telemetry_block b
         JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
         LEFT JOIN wanted w ON w.tile = t.tile AND t.name <> 'axis'
-        WHERE b.run_id = %(run)s AND t.run_id = %(run)s AND b.last_step >= %(first)s AND b.first_step <= %(last)s
+        WHERE b.run_id = %(run)s AND t.run_id = %(run)s AND b.last_step >= %(first)s AND b.first_step <=
+        %(last)s
             AND t.name = ANY(%(columns)s::text[]) AND t.tile = ANY(%(tiles)s::int[] || 0)
             AND (t.name = 'axis' OR w.tile IS NOT NULL)
             AND (%(writer)s::uuid IS NULL OR b.writer = %(writer)s) AND b.last_seq >= %(next_seq)s

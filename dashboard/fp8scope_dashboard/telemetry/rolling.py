@@ -1,7 +1,8 @@
 """Building roll-ups, and keeping them true when rows come late or a run begins anew.
 
-Roll-ups are made of what a query would answer, so that merging ranks and attempts is done once, here. They cover all
-steps below Rolling.until; what has come later for these steps is noted as stale and rolled up again.
+Roll-ups are made of what a query would answer, so that merging ranks and attempts is done once, here. They
+cover all steps below Rolling.until; what has come later for these steps is noted as stale and rolled up
+again.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def raw_may_go_until(run_id: UUID) -> int:
 
 
 def roll(run: Run) -> bool:
-    """Roll up some steps, in the caller's transaction and under the run's lock. False: nothing is to be done."""
+    """Roll up some steps, in the caller's transaction and under the run's lock. False: nothing is to be
+    done.
+    """
     if not Block.objects.filter(run=run).exists():
         return False
     state = Rolling.objects.get_or_create(run=run)[0]
@@ -132,11 +135,11 @@ def _ended(run: Run) -> bool:
 
 def _settled_until(run: Run, state: Rolling) -> int:
     """Up to which step rows are rather not expected any more (they may still come: then they are late)."""
-    stored = Block.objects.filter(run=run).aggregate(last=Max("last_step"))["last"]
+    stored: int = Block.objects.filter(run=run).aggregate(last=Max("last_step"))["last"]
     waiting = Chunk.objects.filter(run=run, last_step__gte=state.until).aggregate(first=Min("first_step"))
     if _ended(run) and waiting["first"] is None:
         return _up(stored + 1)
-    ends = [stored + 1]
+    ends: list[int] = [stored + 1]
     if waiting["first"] is not None:
         ends.append(waiting["first"])
     at_it = Writer.objects.filter(
@@ -321,7 +324,7 @@ def _encode(
             "last": encode_tile([encode_series(parts["last"][0], ~np.isnan(parts["last"][0]))]) or ([], b"")
         }
     statistic = name.removeprefix(TENSOR)
-    nothing = not parts["count"].any() and np.isnan(parts["undefined"]).all()
+    nothing = not parts["count"].any() and bool(np.isnan(parts["undefined"]).all())
     if kind == TENSOR and statistic in DERIVED:
         terms = {term: named[TENSOR + term] for term in sources(statistic)}
         nothing = same_from_terms(statistic, terms, parts)

@@ -26,19 +26,21 @@ STATEMENT: Final = """
     WITH wanted (tile, low, high) AS (
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
     )
-    SELECT s.until, s.stale_first, s.stale_last, s.cutoffs::text, r.name, r.part, r.tile, r.span, r.buckets, r.low,
+    SELECT s.until, s.stale_first, s.stale_last, s.cutoffs::text, r.name, r.part, r.tile, r.span, r.buckets,
+    r.low,
         CASE WHEN r.whole THEN r.offsets ELSE r.offsets[r.low + 1 : r.high + 2] END,
         CASE WHEN r.whole THEN r.body ELSE
-            substring(r.body FROM r.offsets[r.low + 1] + 1 FOR r.offsets[r.high + 2] - r.offsets[r.low + 1]) END
+            substring(r.body FROM r.offsets[r.low + 1] + 1 FOR r.offsets[r.high + 2] - r.offsets[r.low + 1])
+            END
     FROM telemetry_rolling s
     LEFT JOIN (
         SELECT u.*, w.low, w.high, w.low IS NULL OR cardinality(u.offsets) = 0 AS whole
         FROM telemetry_rollup u
         LEFT JOIN wanted w ON w.tile = u.tile AND u.name <> 'axis'
         WHERE u.run_id = %(run)s AND u.stride = %(stride)s
-            AND u.name = ANY(%(columns)s::text[]) AND u.part = ANY(%(parts)s::text[] || '{last,count}'::text[])
-            AND u.tile = ANY(%(tiles)s::int[] || 0) AND u.span BETWEEN %(first)s AND %(last)s
-            AND (u.name = 'axis' OR w.tile IS NOT NULL)
+            AND u.name = ANY(%(columns)s::text[]) AND u.part = ANY(%(parts)s::text[] ||
+            '{last,count}'::text[]) AND u.tile = ANY(%(tiles)s::int[] || 0) AND u.span BETWEEN %(first)s AND
+            %(last)s AND (u.name = 'axis' OR w.tile IS NOT NULL)
             AND (
                 u.part = ANY(%(parts)s::text[]) OR u.name = 'axis'
                 OR (u.part = 'count' AND u.name = ANY(%(derived)s::text[]))
@@ -75,7 +77,8 @@ def read(
     parts: tuple[str, ...],
     cutoffs: dict[int, int],
 ) -> Rolled:
-    """Parts of the buckets first..last (inclusive) of columns by the wire's names, derived statistics included.
+    """Parts of the buckets first..last (inclusive) of columns by the wire's names, derived statistics
+    included.
 
     `cutoffs` are those that count now (see sources.cutoffs): buckets rolled up under others are not covered.
     """

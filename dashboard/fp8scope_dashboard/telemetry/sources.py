@@ -73,11 +73,10 @@ def step_range(run_id: UUID) -> tuple[int, int] | None:
 
     What a later attempt has replaced counts no more.
     """
-    rows = list(
-        Writer.objects.filter(run_id=run_id, first_step__isnull=False).values_list(
-            "attempt", "first_step", "last_step"
-        )
-    )
+    stored = Writer.objects.filter(run_id=run_id).values_list("attempt", "first_step", "last_step")
+    rows = [
+        (attempt, first, last) for attempt, first, last in stored if first is not None and last is not None
+    ]
     if not rows:
         return None
     cuts = cutoffs((attempt, first) for attempt, first, _ in rows)

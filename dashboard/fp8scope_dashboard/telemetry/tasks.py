@@ -5,8 +5,8 @@ from django.core.cache import cache
 
 from fp8scope_dashboard.telemetry import compaction
 
-# A run has one job in the queue at a time; should its mark be lost or left behind, compaction takes care itself that
-# nothing is done twice, and the sweeper that it is done at all.
+# A run has one job in the queue at a time; should its mark be lost or left behind, compaction takes care
+# itself that nothing is done twice, and the sweeper that it is done at all.
 MARK_SECONDS = 300
 
 

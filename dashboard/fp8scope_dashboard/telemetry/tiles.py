@@ -5,7 +5,8 @@ one that never changes as that one value, one without any value as nothing at al
 value, the lengths of the stretches with and without are stored before the values that are there.
 
     series  = b"" | tag (1 byte) [size of stretches (4 bytes), stretches] values
-    values  = float64 when constant, else pcodec's standalone format; of integers that grow evenly (steps, seqs) the
+    values  = float64 when constant, else pcodec's standalone format; of integers that grow evenly (steps,
+    seqs) the
               first and the difference
     body    = the series one after the other; offsets[i] to offsets[i + 1] is series i
             | one series that all of them are equal to; offsets is empty
@@ -70,14 +71,8 @@ def cut_tile(offsets: Sequence[int], body: bytes | memoryview, count: int) -> li
 
 def encode_matrix(values: Float64s) -> tuple[list[int], bytes] | None:
     """Encode float64[series, rows], NaN being no value."""
-    present = ~np.isnan(values)
-    whole = present.all(axis=1)
-    return encode_tile(
-        [
-            encode_series(row, None if complete else there)
-            for row, there, complete in zip(values, present, whole, strict=True)
-        ]
-    )
+    present: Bools = ~np.isnan(values)
+    return encode_tile([encode_series(row, there) for row, there in zip(values, present, strict=True)])
 
 
 def decode_matrix(offsets: Sequence[int], body: bytes | memoryview, out: Float64s) -> None:
@@ -118,7 +113,7 @@ def decode_integers(body: bytes | memoryview, rows: int) -> NDArray[np.int64]:
     """The inverse of `encode_integers`."""
     if body[0] == EVENLY:
         first, pace = struct.unpack_from("<qq", body, 1)
-        return first + pace * np.arange(rows, dtype=np.int64)
+        return np.arange(rows, dtype=np.int64) * np.int64(pace) + np.int64(first)
     out = np.empty(rows, np.int64)
     standalone.simple_decompress_into(bytes(body[1:]), out)
     return out

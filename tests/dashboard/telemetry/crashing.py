@@ -2,9 +2,10 @@
 
     python crashing.py RUN
 
-reads a number a line. For each it forks a child that makes one change to the run and dies at the moment of that
-number: each statement has a moment before it and one after it. -1 is the moment before the commit of what it has
-written, -2 the one after it. Writes `killed`, or `done` and the number of changes where the child came to its end.
+reads a number a line. For each it forks a child that makes one change to the run and dies at the moment of
+that number: each statement has a moment before it and one after it. -1 is the moment before the commit of
+what it has written, -2 the one after it. Writes `killed`, or `done` and the number of changes where the
+child came to its end.
 """
 
 from __future__ import annotations

@@ -36,11 +36,11 @@ def client() -> Client:
 
 def test_it_works(recorder: Recorder, client: Client) -> None:
     base = f"/api/v1/runs/{recorder.run.id}"
-    answer = client.get(f"{base}/series", {"tensor": "b.weight", "statistic": "amax"})
+    answer = client.get(f"{base}/series?tensor=b.weight&statistic=amax")
     assert answer.json() == {"steps": [1, 3], "values": [10.0, 30.0]}
-    answer = client.get(f"{base}/series", {"scalar": "loss", "first": 2})
+    answer = client.get(f"{base}/series?scalar=loss&first=2")
     assert answer.json() == {"steps": [2, 3], "values": ["NaN", "Infinity"]}
-    answer = client.get(f"{base}/heatmap", {"statistic": "amax", "columns": 3})
+    answer = client.get(f"{base}/heatmap?statistic=amax&columns=3")
     table = pa.ipc.open_stream(answer.content).read_all()
     assert table.to_pydict() == {
         "tensor": ["a.input", "b.weight"],
@@ -54,7 +54,7 @@ def test_a_spike_is_in_every_answer(client: Client) -> None:
     values = np.random.default_rng(0).random(3000)
     values[[100, 101, 2222]] = 9.0
     recorder.send(range(3000), None, {"amax": values[:, None]})
-    answer = client.get(f"/api/v1/runs/{recorder.run.id}/series", {"tensor": "a", "points": 40}).json()
+    answer = client.get(f"/api/v1/runs/{recorder.run.id}/series?tensor=a&points=40").json()
     assert len(answer["steps"]) <= 40
     assert {100, 2222} <= set(answer["steps"])
 
@@ -82,7 +82,7 @@ def test_a_run_without_rows(client: Client) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    recorder: Recorder, client: Client, path: str, query: dict[str, object]
+    recorder: Recorder, client: Client, path: str, query: dict[str, str | int]
 ) -> None:
     answer = client.get(f"/api/v1/runs/{recorder.run.id}/{path}", query)
     assert answer.status_code == 422

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dashboard.telemetry.recorder import Recorder
+from django.core.cache import cache
 from django.db import connection, transaction
 from django.db.models import F, Sum
 from django.utils import timezone
@@ -141,7 +142,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPat
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 8)
     run, writer = recorder.run.id, recorder.writer
-    before = {seq: data for seq, data in queries.stream(run, writer, 0, 100)}
+    before = dict(queries.stream(run, writer, 0, 100))
     compact(recorder)
     for begin in range(8):
         for end in range(begin + 1, 9):
@@ -246,7 +247,7 @@ def test_nothing_is_left_of_a_deleted_run() -> None:
     run_id = recorder.run.id
     recorder.run.delete()
     for table in (Chunk, Block, Tile, RollUp, Rolling):
-        assert not table.objects.exists()  # type: ignore[attr-defined]
+        assert not table.objects.exists()
     assert compaction.compact_run(run_id) == 0
 
 
@@ -358,7 +359,8 @@ def test_what_a_dead_worker_left_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 90)
     over()
-    # It dies after the last chunk has become part of a block: nothing but the mark tells that there is more to do.
+    # It dies after the last chunk has become part of a block: nothing but the mark tells that there is more
+    # to do.
     while Chunk.objects.exists():
         compaction.compact_run(recorder.run.id, most=1)
     assert compaction.runs_to_compact() == [recorder.run.id]
@@ -373,7 +375,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(tasks.compact_run, "delay", jobs.append)
     yield jobs
     for run in Run.objects.all():
-        tasks.cache.delete(tasks._mark(run.id))
+        cache.delete(tasks._mark(run.id))
 
 
 def test_runs_have_their_turn_one_after_the_other(queue: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

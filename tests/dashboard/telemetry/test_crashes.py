@@ -123,7 +123,7 @@ def test_the_database_ends_the_connection(recorder: Recorder, worker: subprocess
     from fp8scope_dashboard.telemetry import compaction
 
     before = everything(recorder)
-    ended = []
+    ended: list[int] = []
 
     def end(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         result = execute(sql, params, many, context)

@@ -1,0 +1,196 @@
+"""How fast is a chart's data there? One JSON line.
+
+A whole installation (`fp8scope up`) holds a run of `--tensors` x `--statistics` x `--steps` points (600M by
+default) and one ten times longer with a tenth of the tensors (the same number of points; `--long-tensors`
+chooses another). Both are made of resampled telemetry recorded from a real FP8 training run (see
+store_fill.py), by the store's own encoders and roll-up code.
+
+Asked over HTTP, from the request to the last byte, one after the other:
+- `series_ms_*`: one series as 2,000 points of all its steps; another tensor and statistic each time.
+- `heatmap_ms_*`: all tensors x 400 columns of all steps; another statistic each time, rates (which are
+  computed) among them. `warm` after every question has been asked once, `cold` each after PostgreSQL has
+  been restarted (empty shared buffers; the system's cache is left as it is) and the web process has
+  answered one question about another run. p50 and p95 without a suffix are warm. `growth` is the greater of
+  the two p50 on the longer run over that of a run of `--steps` with as many tensors.
+
+    python benchmarks/query.py --recording DIR [--tensors 1000] [--steps 100000] [--directory DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import urllib3
+
+STATISTICS = ("amax", "scale", "saturated", "underflow", "overflow_rate", "underflow_rate")
+POINTS, COLUMNS = 2_000, 400
+
+
+class Reader:
+    """Asks one installation, over one connection."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._pool = urllib3.PoolManager(headers={"authorization": f"Bearer {token}"}, retries=20)
+        self._url = url
+
+    def get(self, path: str) -> float:
+        """Milliseconds until the last byte."""
+        begin = time.perf_counter()
+        answer = self._pool.request("GET", self._url + path)
+        took = (time.perf_counter() - begin) * 1000
+        if answer.status != 200 or len(answer.data) < 500:
+            raise SystemExit(f"{path}: {answer.status} {answer.data[:300]!r}")
+        return took
+
+    def series(self, run: dict[str, Any], i: int) -> float:
+        """One series, another one for each i."""
+        index = i * 37 % run["tensors"]
+        name = run["names"][index].replace("#", "%23")
+        statistic = STATISTICS[i % len(STATISTICS)]
+        return self.get(
+            f"/api/v1/runs/{run['run']}/series?tensor={name}&statistic={statistic}&points={POINTS}"
+        )
+
+    def heatmap(self, run: dict[str, Any], i: int) -> float:
+        """All tensors, another statistic for each i."""
+        return self.get(
+            f"/api/v1/runs/{run['run']}/heatmap?statistic={STATISTICS[i % len(STATISTICS)]}&columns={COLUMNS}"
+        )
+
+
+def fill(
+    environment: dict[str, str], options: argparse.Namespace, name: str, tensors: int, steps: int
+) -> dict[str, Any]:
+    """Put a run into the store."""
+    filler = str(Path(__file__).with_name("store_fill.py"))
+    command = [sys.executable, filler, "--recording", str(options.recording),
+               "--tensors", str(tensors), "--steps", str(steps), "--name", name]  # fmt: skip
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE, text=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    import psycopg
+
+    with psycopg.connect(environment["DATABASE_URL"], autocommit=True) as database:
+        rows = database.execute(
+            "SELECT name FROM runs_tensor WHERE run_id = %s ORDER BY index", [found["run"]]
+        )
+        names = [row[0] for row in rows]
+        for table in ("telemetry_tile", "telemetry_rollup", "telemetry_block"):
+            database.execute(f"VACUUM ANALYZE {table}")
+    return {**found, "tensors": tensors, "names": names}
+
+
+def measure(
+    ask: Callable[[dict[str, Any], int], float], run: dict[str, Any], rounds: int
+) -> dict[str, float]:
+    """p50 and p95 of so many questions, all of them asked once before."""
+    for i in range(len(STATISTICS)):
+        ask(run, i)
+    return quantiles([ask(run, i) for i in range(rounds)])
+
+
+def measure_cold(
+    supervisor: Any, reader: Reader, run: dict[str, Any], other: dict[str, Any], rounds: int
+) -> dict[str, float]:
+    """The same, PostgreSQL having been restarted before each pair of questions."""
+    series, heatmaps = [], []
+    for i in range(rounds):
+        restart_postgres(supervisor)
+        # The web process finds its connection dead once, and PostgreSQL its catalogue unread.
+        reader.series(other, i)
+        series.append(reader.series(run, i))
+        heatmaps.append(reader.heatmap(run, i))
+    return {
+        **{f"series_ms_{name}_cold": value for name, value in quantiles(series).items()},
+        **{f"heatmap_ms_{name}_cold": value for name, value in quantiles(heatmaps).items()},
+    }
+
+
+def restart_postgres(supervisor: Any) -> None:
+    """Ask PostgreSQL for a fast shutdown; the supervisor starts it again."""
+    import signal
+
+    import psycopg
+
+    before = supervisor.pids()["postgres"]
+    os.kill(before, signal.SIGINT)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            with psycopg.connect(supervisor.environment["DATABASE_URL"], connect_timeout=5) as database:
+                database.execute("SELECT 1")
+            if supervisor.pids().get("postgres") not in (None, before):
+                return
+        except (psycopg.Error, KeyError):
+            continue
+    raise SystemExit("PostgreSQL did not come back")
+
+
+def quantiles(times: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    return {"p50": round(float(np.quantile(times, 0.5)), 1), "p95": round(float(np.quantile(times, 0.95)), 1)}
+
+
+def main() -> None:
+    """Measure, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--recording", type=Path, required=True, help="made when there is none; see store_data.py"
+    )
+    parser.add_argument("--tensors", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--long-tensors", type=int, help="of the run ten times longer; default: a tenth")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--cold-rounds", type=int, default=6)
+    parser.add_argument("--directory", type=Path, help="where the database lies while it runs")
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    import store_data
+    from chaos import make_token
+
+    from fp8scope_dashboard.servers.supervisor import Supervisor
+
+    options.recording.mkdir(parents=True, exist_ok=True)
+    store_data.record(options.recording, 2400)
+    few = options.long_tensors or max(1, options.tensors // 10)
+    with (
+        tempfile.TemporaryDirectory(dir=options.directory) as scratch,
+        Supervisor(Path(scratch) / "up", port=0) as supervisor,
+    ):
+        reader = Reader(supervisor.url, make_token(supervisor))
+        environment = supervisor.environment
+        wide = fill(environment, options, "wide", options.tensors, options.steps)
+        short = fill(environment, options, "short", few, options.steps)
+        long = fill(environment, options, "long", few, 10 * options.steps)
+        figures: dict[str, Any] = {}
+        growths = {}
+        for kind, ask in (("series", reader.series), ("heatmap", reader.heatmap)):
+            found = {name: measure(ask, run, options.rounds) for name, run in
+                     (("wide", wide), ("short", short), ("long", long))}  # fmt: skip
+            figures |= {f"{kind}_ms_{name}": value for name, value in found["wide"].items()}
+            growths[kind] = round(found["long"]["p50"] / found["short"]["p50"], 2)
+            figures |= {f"{kind}_ms_p50_{name}": found[name]["p50"] for name in ("short", "long")}
+        figures |= measure_cold(supervisor, reader, wide, short, options.cold_rounds)
+    print(
+        json.dumps(
+            {"benchmark": "query", "points": options.tensors * 6 * options.steps, **figures,
+             "growth": max(growths.values()),
+             "growths": growths, "long_run": {"tensors": few, "steps": 10 * options.steps}}
+        )
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Fills an installation's store with a long run, for query.py and spikes.py.
+
+    python benchmarks/store_fill.py --recording DIR --tensors T --statistics S --steps N [--spikes K] --name
+    NAME
+
+in the environment of the installation. Blocks are made by the store's own encoders out of resampled recorded
+telemetry: each tensor is one of the recorded ones, its values scaled by a factor of its own, its time run
+through in stretches that begin at random places. They are rolled up by the store's own code. What is held in
+memory is one tile of one block. Prints the run's id, its project, and the steps of the spikes, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+START_US = 1_767_225_600_000_000
+SPIKE = 10.0
+
+
+def fill(options: argparse.Namespace) -> dict[str, Any]:
+    """Store the run and roll it up."""
+    from store_data import read_recording
+
+    from fp8scope_dashboard.accounts.models import Project
+    from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
+
+    recording = read_recording(options.recording)
+    # numel last: the rates need it.
+    chosen = ["amax", "scale", "saturated", "underflow", "nonfinite", "numel"][-options.statistics :]
+    project = Project.objects.get_or_create(slug="default", defaults={"name": "Default"})[0]
+    run = Run.objects.create(
+        project=project,
+        name=options.name,
+        state=RunState.FINISHED,
+        statistics=chosen,
+        last_scalars={"loss": 1.0},
+        last_step=options.steps - 1,
+        total_steps=options.steps,
+        rows_stored=options.steps,
+        points_stored=options.steps * (options.tensors * len(chosen) + 1),
+    )
+    names = [f"layers.{i // 12}.{recording.names[i % len(recording.names)]}" for i in range(options.tensors)]
+    Tensor.objects.bulk_create(
+        [
+            Tensor(
+                run=run, index=i, name=f"{name}#{i}", module=name, role=name.rpartition(".")[2], format="e4m3"
+            )
+            for i, name in enumerate(names)
+        ]
+    )
+    writer = Writer.objects.create(
+        run=run,
+        uuid=uuid.uuid4(),
+        catalogue=list(range(options.tensors)),
+        first_step=0,
+        last_step=options.steps - 1,
+    )
+    spikes = np.sort(
+        np.random.default_rng(3).choice(np.arange(1, options.steps - 1), options.spikes, replace=False)
+    )
+    for begin in range(0, options.steps, ROWS):
+        store_block(run, writer.uuid, recording, chosen, options, begin, spikes)
+        print(f"{options.name}: {begin:,} of {options.steps:,} steps", file=sys.stderr, flush=True)
+    roll(run)
+    return {"run": str(run.id), "project": project.slug, "tensor": f"{names[0]}#0", "spikes": spikes.tolist()}
+
+
+ROWS = 8_192
+
+
+def store_block(
+    run: Any,
+    writer: uuid.UUID,
+    recording: Any,
+    chosen: list[str],
+    options: argparse.Namespace,
+    begin: int,
+    spikes: NDArray[np.int64],
+) -> None:
+    """One full block, its tiles encoded one after the other."""
+    from django.db import transaction
+
+    from fp8scope_dashboard.telemetry import sql
+    from fp8scope_dashboard.telemetry.models import Block
+    from fp8scope_dashboard.telemetry.tiles import (
+        WIDTH,
+        encode_integers,
+        encode_matrix,
+        encode_series,
+        encode_tile,
+    )
+
+    steps = np.arange(begin, min(begin + ROWS, options.steps))
+    random = np.random.default_rng(begin)
+    times = START_US + steps * 100_000 + random.integers(0, 5_000, len(steps))
+    places = (np.arange(len(steps)) + random.integers(0, len(recording.steps))) % len(recording.steps)
+    loss = recording.scalars["loss"][places]
+    rows = [
+        ("axis", 0, encode_tile([encode_integers(each) for each in (steps, times, steps // 20)])),
+        ("scalar:loss", 0, encode_tile([encode_series(loss)])),
+    ]
+    for name in chosen:
+        for tile in range(-(-options.tensors // WIDTH)):
+            rows.append(
+                (
+                    f"tensor:{name}",
+                    tile,
+                    encode_matrix(matrix(recording, name, tile, options.tensors, steps, spikes)),
+                )
+            )
+    with transaction.atomic():
+        Block.objects.create(
+            run=run, writer=writer, seq=begin // 20, last_seq=int(steps[-1] // 20), first_step=begin,
+            last_step=int(steps[-1]), rows=len(steps), points=len(steps) * (options.tensors * len(chosen) +
+            1), received_at=run.created_at,
+        )  # fmt: skip
+        sql.write(
+            """
+            INSERT INTO telemetry_tile (run_id, name, tile, writer, seq, offsets, body)
+            VALUES (%s, %s, %s, %s, %s, %s, %s)
+            """,
+            (
+                (run.id, name, tile, writer, begin // 20, *encoded)
+                for name, tile, encoded in rows
+                if encoded is not None
+            ),
+        )
+
+
+def matrix(
+    recording: Any, name: str, tile: int, tensors: int, steps: NDArray[np.int64], spikes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """float64[128, rows] of a tile's tensors, those beyond the last without values."""
+    from fp8scope_dashboard.telemetry.tiles import WIDTH
+
+    values = np.full((WIDTH, len(steps)), np.nan)
+    source = recording.statistics[name]
+    for row in range(min(WIDTH, tensors - tile * WIDTH)):
+        index = tile * WIDTH + row
+        random = np.random.default_rng([index, int(steps[0])])
+        places = (np.arange(len(steps)) + random.integers(0, len(source))) % len(source)
+        column = source[places, index % source.shape[1]]
+        if name == "amax":
+            factor = np.float32(np.random.default_rng(index).uniform(0.5, 2.0))
+            column = (column.astype(np.float32) * factor).astype(np.float64)
+            if index == 0 and len(spikes):
+                # One-step spikes ten times as high as the largest value around.
+                here = np.isin(steps, spikes)
+                column[here] = SPIKE * source[:, 0].max() * 2.0
+        values[row] = column
+    return values
+
+
+def roll(run: Any) -> None:
+    """All that compaction has to do."""
+    from fp8scope_dashboard.telemetry import compaction
+    from fp8scope_dashboard.telemetry.models import Rolling
+
+    Rolling.objects.create(run=run)
+    while compaction.compact_run(run.id, 1):
+        until = Rolling.objects.values_list("until", flat=True).get(run=run)
+        print(f"{run.name}: rolled up until {until:,}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Fill, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--recording", type=Path, required=True)
+    parser.add_argument("--tensors", type=int, default=1000)
+    parser.add_argument("--statistics", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--spikes", type=int, default=0)
+    parser.add_argument("--name", default="long run")
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    import django
+
+    django.setup()
+    print(json.dumps(fill(options)))
+
+
+if __name__ == "__main__":
+    main()
