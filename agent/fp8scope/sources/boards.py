@@ -34,6 +34,10 @@ class Board:
     def __init__(self, device: torch.device, capacity: int, *, every_step: bool) -> None:
         self.buffer = StatisticsBuffer(capacity, device)
         self.every_step = every_step
+        self.is_plain = every_step and device.type == "cpu"
+        """Whether it is written in every step, on the host, where there is no device to wait for."""
+        self.width = len(STATISTICS)
+        """Values of a row in a step that is not sampled."""
         self.positions: list[int] = []
         self._places = np.zeros(0, np.int64)
         self._in_order = True
@@ -135,7 +139,11 @@ class Boards:
 
     def is_placed(self) -> bool:
         """Whether every row has its place."""
-        return all(len(board.positions) == len(board.buffer) for board in self.all)
+        # A loop, not a generator: every step asks.
+        for board in self.all:
+            if len(board.positions) != len(board.buffer):
+                return False
+        return True
 
     def sample(self, value: bool) -> None:
         """Set whether the step that begins is a sampled one."""

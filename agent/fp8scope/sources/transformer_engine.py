@@ -93,6 +93,10 @@ class Layer:
         if state is None:
             return
         self._take_backward(state)
+        # Registered here, not at the step's end, when the catalogue of the step is closed.
+        for product in range(len(self.products)):
+            if PER_PRODUCT[BACKWARD] * product < len(state.scale):
+                self._slot(BACKWARD, PER_PRODUCT[BACKWARD] * product, product, "grad_output")
         # TE changes it in place before the step is over.
         self._used = state.scale.clone()
         self._backward_pending = True
