@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fp8scope_kernels import native
+from fp8scope_kernels import native_library
 
 Backend = Literal["auto", "reference", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "compiled", "triton")
@@ -53,14 +53,14 @@ def failure() -> str | None:
 
 def has_compiler() -> bool:
     """Whether there is a C++ compiler: $CXX, or one on the PATH."""
-    return native.compiler() is not None
+    return native_library.compiler() is not None
 
 
 def use_compiled(x: Tensor) -> bool:
     """Whether this tensor is to be quantised by the compiled kernels, which are then ready to be called."""
     if not x.is_cpu or _failure or _chosen == "reference":
         return False
-    if native.is_built():
+    if native_library.is_built():
         return True
     if _chosen == "auto" and (x.numel() < AUTO_ELEMENTS or not has_compiler()):
         return False
@@ -70,7 +70,7 @@ def use_compiled(x: Tensor) -> bool:
 def _build() -> bool:
     global _failure
     try:
-        native.library()
+        native_library.library()
     except Exception as error:  # whatever the compiler says, training must go on
         _failure = f"{type(error).__name__}: {error}"
         warnings.warn(

@@ -1,30 +1,21 @@
-"""The CPU's kernels: native.cpp, built once per process with the C++ compiler found, called with ctypes.
+"""The CPU's kernels: the functions of native.cpp, called with tensors.
 
 Why C++ and not a compiled graph: torch.compile's CPU code counts in the lanes of what it casts from
 (float32), and that costs 60 % of the cast. Counting in the bytes that were written costs a tenth of it, the
-cast itself takes half the time, and building takes a second instead of ten. The library is not kept on disk:
-a folder that others can write to, or a home shared by different processors, is a way to load the wrong one.
+cast itself takes half the time, and building takes seconds instead of ten.
 """
 
 import ctypes
-import os
-import shutil
-import subprocess
-import tempfile
-import threading
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import Format
+from fp8scope_kernels.native_library import library
 from fp8scope_kernels.recipes import MXFP8, Block, Recipe
 
-SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-BUILD_SECONDS = 120
 ELEMENTS_PER_THREAD = 2**16
 """Fewer are not worth waking a thread for."""
 
@@ -65,76 +56,6 @@ class Quantized(NamedTuple):
     subnormal: int
     saturated: int
     nonfinite: int
-
-
-@cache
-def compiler() -> str | None:
-    """The C++ compiler: $CXX, else the first found on the PATH; None if there is none."""
-    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-_lock = threading.Lock()
-_library: ctypes.CDLL | None = None
-
-
-def library() -> ctypes.CDLL:
-    """The kernels, built at the first call. Raises RuntimeError with what the compiler said if that fails."""
-    global _library
-    with _lock:
-        if _library is None:
-            _library = _build()
-        return _library
-
-
-def is_built() -> bool:
-    return _library is not None
-
-
-def _build() -> ctypes.CDLL:
-    command = compiler()
-    if command is None:
-        raise RuntimeError("No C++ compiler was found on the PATH.")
-    with tempfile.TemporaryDirectory(prefix="fp8scope-") as folder:
-        target = str(Path(folder) / "native.so")
-        # Some compilers have no OpenMP: one thread is still better than none.
-        for extra in (("-fopenmp",), ()):
-            done = subprocess.run(
-                (command, *FLAGS, *extra, "-shared", "-fPIC", "-o", target, str(SOURCE)),
-                capture_output=True,
-                text=True,
-                timeout=BUILD_SECONDS,
-                check=False,
-            )
-            if done.returncode == 0:
-                return _declared(ctypes.CDLL(target))
-    raise RuntimeError(f"{command} failed: {done.stderr.strip()[-2000:]}")
-
-
-def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, size, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-    signatures = {
-        "scale": (real, real, number, real),
-        "past_scale": (pointer, size, pointer, pointer, size, real),
-        "remember": (pointer, size, pointer, real),
-        "measure": (pointer, size, number, number),
-        "inspect": (pointer, size, number, real, real, pointer),
-        "quantize": (
-            *(pointer, pointer, size, number, number, real, pointer, number, number),
-            *(real, pointer, pointer),
-        ),
-        "quantize_blocks": (
-            *(pointer, pointer, pointer, size, size, size, size),
-            *(number, number, number, pointer, number, pointer, pointer),
-        ),
-        "dequantize_blocks": (pointer, pointer, pointer, size, size, size, size, number, number),
-        "scale_product": (pointer, pointer, pointer, pointer, size, size, number, number),
-    }
-    for name, arguments in signatures.items():
-        function = getattr(lib, f"fp8scope_{name}")
-        returns = name in ("scale", "past_scale", "measure", "inspect", "quantize")
-        function.argtypes, function.restype = arguments, real if returns else None
-    return lib
 
 
 def choose_scale(amax: float, top: float, power_of_two: bool, otherwise: float) -> float:

@@ -1,0 +1,176 @@
+// One scale for each block of a matrix. Blocks may be as short as MX's 32, so that every step is taken for many of
+// them before the next one: amaxes, scales, casts.
+
+#include <vector>
+
+namespace {
+
+constexpr int64_t MX = 32;
+constexpr int64_t GROUP = BLOCK / MX;  // the most blocks that are worked on together
+
+// One row of blocks: [height, columns].
+struct Band {
+  int64_t height, columns, width;
+
+  int64_t across() const { return (columns + width - 1) / width; }
+
+  // Calls f(block, offset, elements) for each row of each block from `first` on.
+  INLINED inline void each_row(int64_t first, int64_t last, const auto& f) const {
+    const int64_t whole = std::min(last, columns / width);
+    for (int64_t row = 0; row < height; row++) {
+      int64_t block = first;
+      // A loop of a length not known takes twice the time over so few elements.
+      if (width == MX)
+        for (; block < whole; block++) f(block, row * columns + block * MX, MX);
+      for (; block < last; block++)
+        f(block, row * columns + block * width, std::min(width, columns - block * width));
+    }
+  }
+};
+
+// blocks.py's multipliers. `rule`: 0 M / amax, 1 that as a power of two, 2 the rule of OCP MX 1.0.
+// Whether with one of them something saturates.
+bool choose_scales(const uint32_t* amax, float* scales, int64_t n, const Format& f, int rule) {
+  const float max = f.max, power = real(uint32_t(f.max_exponent + 127) << 23), e8m0 = real(0x7f000000);
+  const float most = real(0x7f7fffff);
+  const uint32_t kept = rule ? INF : ~0u;
+  uint32_t saturating = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const float size = real(amax[i]);
+    const float exact = real(bits(std::min(std::max(max / size, TINY), most)) & kept);
+    const float floor = std::min(power / real(bits(std::max(size, TINY)) & INF), e8m0);
+    scales[i] = amax[i] ? rule == 2 ? floor : exact : 1.0f;
+    saturating |= size * scales[i] > max ? 1u : 0u;
+  }
+  return saturating;
+}
+
+// Smallest, median (the lower of the middle two) and largest of n scales, which are positive.
+void summarize(const float* scales, int64_t n, int rule, Counts& c) {
+  std::vector<uint32_t> all;
+  const int64_t middle = (n - 1) / 2;
+  if (rule == 0) {
+    for (int64_t i = 0; i < n; i++) all.push_back(bits(scales[i]));
+    const auto ends = std::minmax_element(all.begin(), all.end());
+    c.smallest = real(*ends.first), c.largest = real(*ends.second);
+    std::nth_element(all.begin(), all.begin() + middle, all.end());
+    c.median = real(all[middle]);
+    return;
+  }
+  // Powers of two: their exponents say everything. Neighbours are alike and counted apart, because one count
+  // would have to wait for the other.
+  constexpr int64_t APART = 8;
+  uint32_t seen[APART][256] = {};
+  int64_t before = 0, count = 0;
+  for (int64_t i = 0; i < n; i++) seen[i % APART][bits(scales[i]) >> 23]++;
+  for (uint32_t e = 0; e < 256; e++, before += count) {
+    count = 0;
+    for (const auto& part : seen) count += part[e];
+    if (!count) continue;
+    const float scale = real(e << 23);
+    if (before == 0) c.smallest = scale;
+    if (before <= middle) c.median = scale;
+    c.largest = scale;
+  }
+}
+
+// The largest finite element of a block, and what of it is rare with this scale.
+template <typename T>
+uint32_t inspect_block(const T* x, const Band& band, int64_t block, float scale, float max, Counts& rare) {
+  uint32_t amax = 0;
+  band.each_row(block, block + 1, [&](int64_t, int64_t at, int64_t n) {
+    amax = std::max(amax, inspect(x + at, n, scale, max, rare));
+  });
+  return amax;
+}
+
+// The blocks' amaxes, of finite elements; returns the largest.
+template <typename T>
+uint32_t measure_blocks(const T* x, const Band& band, int64_t first, int64_t last, uint32_t* amax, Counts& c) {
+  uint32_t top = 0;
+  std::fill_n(amax, last - first, 0);
+  band.each_row(first, last, [=](int64_t block, int64_t at, int64_t n) INLINED {
+    amax[block - first] = std::max(amax[block - first], widen(largest(x + at, n)));
+  });
+  for (int64_t i = 0; i < last - first; i++) {
+    if (amax[i] >= INF) {
+      Counts rare = {};
+      amax[i] = inspect_block(x, band, first + i, 1, real(INF), rare);
+      c.nonfinite += rare.nonfinite;
+    }
+    top = std::max(top, amax[i]);
+  }
+  return top;
+}
+
+template <typename T, typename Out>
+uint32_t quantize_band(const T* x, Out* q, float* scales, const Band& band, int rule, const Format& f, Counts& c) {
+  const int64_t across = band.across(), fitting = BLOCK / (band.height * band.width);
+  const int64_t together = std::min(GROUP, std::max<int64_t>(1, fitting));
+  const Rounding rounding(f);
+  uint32_t top = 0, amax[GROUP];
+  for (int64_t first = 0; first < across; first += together) {
+    const int64_t last = std::min(across, first + together);
+    top = std::max(top, measure_blocks(x, band, first, last, amax, c));
+    const bool saturating = choose_scales(amax, scales + first, last - first, f, rule);
+    band.each_row(first, last, [=](int64_t block, int64_t at, int64_t n) INLINED {
+      cast<Out>(x + at, q + at, n, scales[block], rounding);
+    });
+    for (int64_t block = first; saturating && block < last; block++) {
+      if (real(amax[block - first]) * scales[block] <= f.max) continue;
+      Counts rare = {};
+      inspect_block(x, band, block, scales[block], f.max, rare);
+      c.saturated += rare.saturated;
+      c.blocks++;
+    }
+  }
+  return top;
+}
+
+template <typename T, typename Out>
+uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_t columns, int64_t height,
+                         int64_t width, int rule, const Format& f, bool counting, [[maybe_unused]] int threads,
+                         Counts& c) {
+  const int64_t across = (columns + width - 1) / width;
+  // Rows of blocks that are worth counting in at once.
+  const int64_t group = height * std::max<int64_t>(1, BLOCK / (height * columns));
+  int64_t zeros = 0, flushed = 0, below = 0, saturated = 0, nonfinite = 0, blocks = 0;
+  uint32_t top = 0;
+#pragma omp parallel for num_threads(threads) if (threads > 1) \
+    reduction(+ : zeros, flushed, below, saturated, nonfinite, blocks) reduction(max : top)
+  for (int64_t first = 0; first < rows; first += group) {
+    const int64_t last = std::min(rows, first + group);
+    Counts p = {};
+    uint32_t amax = 0;
+    for (int64_t row = first; row < last; row += height)
+      amax = std::max(amax, quantize_band(x + row * columns, q + row * columns, scales + row / height * across,
+                                          Band{std::min(height, rows - row), columns, width}, rule, f, p));
+    for (int64_t i = first * columns; counting && i < last * columns; i += BLOCK)
+      count(x + i, q + i, std::min(BLOCK, last * columns - i), f, p);
+    zeros += p.zeros, flushed += p.flushed, below += p.below;
+    saturated += p.saturated, nonfinite += p.nonfinite, blocks += p.blocks;
+    top = std::max(top, amax);
+  }
+  c = {zeros, flushed, below, saturated, nonfinite, blocks, 0, 0, 0};
+  if (counting) summarize(scales, across * ((rows + height - 1) / height), rule, c);
+  return top;
+}
+
+// q / s of each element's block, rounded to nearest even. Scales are [block rows, block columns].
+template <typename Out>
+void dequantize_blocks(const uint16_t* q, const float* scales, Out* out, int64_t rows, int64_t columns,
+                       int64_t height, int64_t width, [[maybe_unused]] int threads) {
+  const int64_t across = (columns + width - 1) / width;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t block = 0; block < across; block++) {
+      const float scale = scales[row / height * across + block];
+      const int64_t first = row * columns + block * width, n = std::min(width, columns - block * width);
+      const uint16_t* __restrict from = q + first;
+      Out* __restrict to = out + first;
+      for (int64_t i = 0; i < n; i++) to[i] = narrow<Out>(real(widen(from[i])) / scale);
+    }
+  }
+}
+
+}  // namespace

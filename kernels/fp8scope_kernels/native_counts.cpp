@@ -1,0 +1,82 @@
+// What is counted: in what the cast has written where that says it, in what was read where only that does.
+
+namespace {
+
+template <typename T> struct Lanes { typedef T type __attribute__((vector_size(64))); };
+
+// The number of ones over all lanes.
+template <typename T> int64_t total(const typename Lanes<T>::type& v) {
+  T lanes[sizeof v / sizeof(T)];
+  std::memcpy(lanes, &v, sizeof v);
+  uint32_t sum = 0;
+  for (T lane : lanes) sum += lane;
+  return sum;
+}
+
+// How many of n <= BLOCK patterns are zero, and below `limit`, without their sign.
+template <typename T> void count_small(const T* x, int64_t n, T limit, int64_t& zeros, int64_t& below) {
+  using V = typename Lanes<T>::type;
+  constexpr int64_t W = sizeof(V) / sizeof(T);
+  static_assert(BLOCK / W < SIGNLESS<T>, "a lane must hold its count");
+  V a = {}, b = {};
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    V v;
+    std::memcpy(&v, x + i, sizeof v);
+    v &= SIGNLESS<T>;
+    a -= (V)(v == 0);
+    b -= (V)(v < limit);
+  }
+  zeros += total<T>(a);
+  below += total<T>(b);
+  for (; i < n; i++) { zeros += (x[i] & SIGNLESS<T>) == 0; below += (x[i] & SIGNLESS<T>) < limit; }
+}
+
+template <typename T> int64_t count_zeros(const T* x, int64_t n) {
+  uint32_t zeros = 0;
+  for (int64_t i = 0; i < n; i++) zeros += (x[i] & SIGNLESS<T>) == 0;
+  return zeros;
+}
+
+// The zeros, flushed and small elements of n <= BLOCK that were cast.
+template <typename Out, typename T> void count(const T* x, const Out* q, int64_t n, const Format& f, Counts& c) {
+  const Out normal = sizeof(Out) == 1 ? Out(1u << f.mantissa_bits) : Out(bits(f.smallest_normal) >> 16);
+  int64_t flushed = 0;
+  count_small<Out>(q, n, normal, flushed, c.below);
+  c.flushed += flushed;
+  // Where nothing became zero, nothing was.
+  if (flushed) c.zeros += count_zeros(x, n);
+}
+
+// The largest pattern without its sign; Inf and NaN are larger than every number.
+template <typename T> INLINED inline T largest(const T* x, int64_t n) {
+  T top = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const T magnitude = x[i] & SIGNLESS<T>;
+    top = magnitude > top ? magnitude : top;
+  }
+  return top;
+}
+
+// What is rare: elements that saturate or are not finite, and the largest finite one.
+template <typename T> uint32_t inspect(const T* x, int64_t n, float scale, float max, Counts& c) {
+  const uint32_t limit = bits(max);
+  uint32_t top = 0;
+  for (int64_t start = 0; start < n; start += BLOCK) {
+    // Counted in 32 bits, as wide as what is compared, and as patterns with masks, so that vectors do it.
+    uint32_t saturated = 0, nonfinite = 0;
+    const int64_t end = std::min(n, start + BLOCK);
+    for (int64_t i = start; i < end; i++) {
+      const uint32_t b = widen(x[i]) & ABS, finite = b & -uint32_t(b < INF);
+      const uint32_t scaled = bits(real(finite) * scale);
+      nonfinite += b >= INF;
+      saturated += (scaled > limit) & (scaled <= INF);
+      top = std::max(top, finite);
+    }
+    c.saturated += saturated;
+    c.nonfinite += nonfinite;
+  }
+  return top;
+}
+
+}  // namespace

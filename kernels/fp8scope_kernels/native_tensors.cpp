@@ -1,0 +1,44 @@
+// One scale for a whole tensor. Work goes on in blocks that stay in the first-level cache: cast one, then count in
+// what was written, of which more fits into a vector than of float32.
+
+namespace {
+
+constexpr int COUNTS = 1, AMAX = 2;
+
+// quantization.py's multiplier: `top` / amax within float32's normal range, perhaps as a power of two.
+float choose_scale(float amax, float top, bool power_of_two, float otherwise) {
+  if (!(amax > 0 && amax < real(INF))) return otherwise;
+  const float scale = std::min(std::max(top / amax, TINY), real(0x7f7fffff));
+  return power_of_two ? real(bits(scale) & INF) : scale;
+}
+
+// `wanted`: COUNTS and AMAX, added up.
+template <typename T, typename Out>
+uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, int wanted,
+                  [[maybe_unused]] int threads, Counts& c) {
+  int64_t zeros = 0, flushed = 0, below = 0;
+  uint32_t top = 0;
+  const Rounding rounding(f);
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(+ : zeros, flushed, below) reduction(max : top)
+  for (int64_t start = 0; start < n; start += BLOCK) {
+    const int64_t size = std::min(BLOCK, n - start);
+    cast<Out>(x + start, q + start, size, scale, rounding);
+    if (wanted & AMAX) top = std::max(top, widen(largest(x + start, size)));
+    if (!(wanted & COUNTS)) continue;
+    Counts part = {};
+    count(x + start, q + start, size, f, part);
+    zeros += part.zeros, flushed += part.flushed, below += part.below;
+  }
+  c.zeros = zeros, c.flushed = flushed, c.below = below;
+  return top;
+}
+
+template <typename T> uint32_t measure(const T* x, int64_t n, [[maybe_unused]] int threads) {
+  uint32_t top = 0;
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(max : top)
+  for (int64_t start = 0; start < n; start += 16 * BLOCK)
+    top = std::max(top, widen(largest(x + start, std::min(16 * BLOCK, n - start))));
+  return top;
+}
+
+}  // namespace
