@@ -51,6 +51,18 @@ GLOSSARY: Final[Mapping[str, Term]] = {
         "what it takes.",
         "Delivered means: on its way into the process. After 15 minutes without an answer it expires.",
     ),
+    "rank": Term(
+        "Rank",
+        "One process of a run that trains on several devices. Counts of the ranks are added and amaxes are "
+        "the largest of them; here each is seen by itself.",
+        "Behind is counted from the rank that has stored the most steps. A rank that is not heard of for a "
+        "minute was killed or is cut off; when the run has ended, so was one that never said so.",
+    ),
+    "attempt": Term(
+        "Attempt",
+        "A run that is resumed, or that goes back to an earlier step, begins another attempt. From its first "
+        "step on it replaces what earlier ones had stored; that is kept, and left out of the charts.",
+    ),
     "fallback": Term(
         "Fall back",
         "The named layers compute in BF16 from the next step on, and in FP8 again when asked to. A name may "

@@ -36,6 +36,7 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "data/delete", data.run_delete, name="run_delete"),
     path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),
     path(RUN + "events", events.run_events, name="run_events"),
+    path(RUN + "ranks", runs.ranks, name="ranks"),
     path(RUN + "loss.svg", runs.spark, name="spark"),
     path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),
     path(RUN + "commands", steering.commands, name="run_commands"),

@@ -191,12 +191,21 @@ def finish(
 
 
 def mark_silent() -> int:
-    """Runs that nobody has heard of for SILENT_AFTER become silent. Returns how many."""
+    """Runs that nobody has heard of for SILENT_AFTER become silent. Returns how many.
+
+    Where the process that began the run has finished, and others have only not said so (a killed child, a
+    rank that was cut off), the run is finished.
+    """
     overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=timezone.now() - SILENT_AFTER)
     count = 0
     for run_id, project_id in list(Run.objects.filter(overdue).values_list("id", "project_id")):
         # Asked again in the update: it may have spoken meanwhile.
-        if Run.objects.filter(overdue, pk=run_id).update(state=RunState.SILENT):
+        first = Writer.objects.filter(run=run_id).order_by("-attempt", "rank", "created_at").first()
+        is_over = first is not None and first.finished_at is not None
+        changes: dict[str, Any] = {"state": RunState.FINISHED if is_over else RunState.SILENT}
+        if is_over and first is not None:
+            changes["finished_at"] = first.finished_at
+        if Run.objects.filter(overdue, pk=run_id).update(**changes):
             run_changed(run_id, project_id, "state")
             count += 1
     return count

@@ -19,6 +19,7 @@ from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.arms import Arm, Arms
 from fp8scope_dashboard.pages.efficiency import recent_figures
 from fp8scope_dashboard.pages.figures.sparkline import WIDTH, sparkline
+from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, summarise, verdict_of
 from fp8scope_dashboard.pages.verdicts import STATES, Badge
 from fp8scope_dashboard.runs.models import Run, Tensor
@@ -109,9 +110,17 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         "modules": steering.modules_of(shown),
         **steering.steering(shown),
         **steering.findings(shown),
-        "writers": shown.writers.order_by("rank", "created_at")[:64],
+        "ranks": ranks_of(shown),
     }
     return page(request, project, "runs", "pages/run.html", context)
+
+
+@in_project()
+def ranks(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """The card with the run's ranks and attempts, for a refresh."""
+    shown = run_of(project, run_id)
+    context = {"run": shown, "ranks": ranks_of(shown)}
+    return page(request, project, "runs", "pages/_ranks.html", context)
 
 
 @in_project(cacheable=True)

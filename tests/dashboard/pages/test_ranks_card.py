@@ -1,0 +1,162 @@
+"""A run's ranks and attempts: who writes, who is gone, who lags, who disagrees."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from dashboard.pages.conftest import Visitor
+from dashboard.recording import Recorder, make_run
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.pages.ranks import FAILED, FINISHED, LAGS, LOST, SHOWN, WRITING, ranks_of
+from fp8scope_dashboard.runs import services
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
+
+pytestmark = pytest.mark.django_db
+TENSORS = ("0.weight", "0.input")
+
+
+@pytest.fixture
+def project() -> Project:
+    return Project.objects.create(slug="default", name="Default")
+
+
+@pytest.fixture
+def run(project: Project) -> Run:
+    return make_run(project, "several ranks")
+
+
+def write(
+    run: Run, rank: int, last: int, *, attempt: int = 0, first: int = 1, scale: float = 2.0
+) -> Recorder:
+    """A rank's steps; its input's scale is its own, its weight's is `scale`."""
+    writer = Recorder(run, rank, TENSORS)
+    Writer.objects.filter(uuid=writer.uuid).update(hostname=f"node{rank}", attempt=attempt)
+    steps = np.arange(first, last + 1)
+    scales = np.tile([scale, 1.0 + rank], (len(steps), 1))
+    writer.rows(steps, {"loss": np.ones(len(steps))}, {"scale": scales, "numel": np.ones_like(scales)})
+    run.refresh_from_db()
+    return writer
+
+
+def lose(writer: Recorder) -> None:
+    Writer.objects.filter(uuid=writer.uuid).update(seen_at=timezone.now() - timedelta(minutes=5))
+
+
+def test_it_works(run: Run) -> None:
+    for rank in range(4):
+        write(run, rank, 40)
+    found = ranks_of(run)
+    assert [(one.rank, one.hostname, one.last_step, one.lag) for one in found.ranks] == [
+        (rank, f"node{rank}", 40, 0) for rank in range(4)
+    ]
+    assert {one.badge for one in found.ranks} == {WRITING}
+    assert found.troubled == [] and found.disagreement is None
+    (attempt,) = found.attempts
+    assert (attempt.number, attempt.first_step, attempt.last_step, attempt.ranks) == (1, 1, 40, 4)
+
+
+def test_a_run_that_nobody_has_written_to(run: Run) -> None:
+    found = ranks_of(run)
+    assert (found.ranks, found.attempts, found.count) == ([], [], 0)
+
+
+def test_the_states_of_ranks(run: Run) -> None:
+    write(run, 0, 200)
+    write(run, 1, 120)
+    lose(write(run, 2, 100))
+    write(run, 3, 200).finish()
+    failing = services.writer_of(run, write(run, 4, 90).uuid)
+    services.finish(
+        run,
+        failing,
+        failed=True,
+        error="Traceback\nOSError: no disk",
+        rows_sent=0,
+        points_sent=0,
+        ends_run=False,
+    )
+    found = ranks_of(run)
+    assert [one.badge for one in found.ranks] == [WRITING, LAGS, LOST, FINISHED, FAILED]
+    assert [one.rank for one in found.troubled] == [1, 2, 4]
+    assert found.ranks[4].error == "OSError: no disk" and found.ranks[1].lag == 80
+
+
+def test_weights_whose_scales_differ(run: Run) -> None:
+    write(run, 0, 30)
+    write(run, 1, 30)
+    write(run, 2, 25, scale=4.0)
+    found = ranks_of(run).disagreement
+    assert found is not None
+    # At the last step that all have; the inputs' scales are each rank's own.
+    assert (found.step, found.names, found.compared, found.weights) == (25, ["0.weight"], 3, True)
+
+
+def test_activations_have_to_agree_where_the_recipe_says_so(run: Run) -> None:
+    write(run, 0, 10)
+    write(run, 1, 10)
+    assert ranks_of(run).disagreement is None
+    Run.objects.update(recipe={"recipe": "DelayedScaling", "reduce_amax": True})
+    run.refresh_from_db()
+    found = ranks_of(run).disagreement
+    assert found is not None and (found.names, found.weights) == (["0.input"], False)
+
+
+def test_attempts_and_what_was_replaced(run: Run) -> None:
+    services.finish(
+        run,
+        services.writer_of(run, write(run, 0, 50).uuid),
+        failed=True,
+        error="killed",
+        rows_sent=0,
+        points_sent=0,
+    )
+    write(run, 0, 60, attempt=1, first=41)
+    write(run, 0, 70, attempt=2, first=61)
+    found = ranks_of(run)
+    shown = [(one.number, one.first_step, one.last_step, one.kept_until) for one in found.attempts]
+    assert shown == [(3, 61, 70, None), (2, 41, 60, None), (1, 1, 50, 41)]
+    assert found.attempts[-1].badge == FAILED and len(found.ranks) == 1
+
+
+def test_of_a_thousand_ranks_the_troubled_ones_are_shown(run: Run) -> None:
+    writers = [
+        Writer(run=run, uuid=f"00000000-0000-0000-0000-{rank:012d}", rank=rank, last_step=100)
+        for rank in range(1000)
+    ]
+    writers[777].seen_at = timezone.now() - timedelta(hours=1)
+    Writer.objects.bulk_create(writers)
+    found = ranks_of(run)
+    assert found.count == 1000 and len(found.ranks) == SHOWN
+    assert [one.rank for one in found.troubled] == [777] and 777 in {one.rank for one in found.ranks}
+
+
+def test_a_forked_child_is_no_rank(run: Run) -> None:
+    write(run, 0, 20)
+    write(run, 0, 5)
+    (only,) = ranks_of(run).ranks
+    assert only.children == 1 and only.last_step == 20
+
+
+def test_a_killed_child_does_not_make_a_finished_run_silent(run: Run) -> None:
+    main, child = write(run, 0, 20), write(run, 0, 5)
+    main.finish()
+    assert child.seq and Run.objects.get().state == RunState.RUNNING
+    long_ago = timezone.now() - services.SILENT_AFTER - timedelta(seconds=1)
+    Run.objects.update(heartbeat_at=long_ago)
+    assert services.mark_silent() == 1
+    assert Run.objects.get().state == RunState.FINISHED
+
+
+def test_the_page_says_it_in_words(visitor: Visitor) -> None:
+    run = make_run(visitor.project, "several ranks")
+    write(run, 0, 200)
+    lose(write(run, 1, 100, scale=8.0))
+    page = visitor.client.get(visitor.address(f"runs/{run.id}/ranks"))
+    text = page.content.decode()
+    assert page.status_code == 200 and "Ranks disagree" in text and "0.weight" in text
+    assert "Rank 1" in text and "killed, or cut off" in text and "node1" in text
+    assert "Ranks disagree" in visitor.client.get(visitor.address(f"runs/{run.id}/")).content.decode()
