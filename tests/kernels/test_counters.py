@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import fp8scope_kernels.quantization
 from fp8scope_kernels import (
     E2M1,
     E2M3,
@@ -18,6 +17,7 @@ from fp8scope_kernels import (
     E5M2,
     STATISTICS,
     Format,
+    eager,
     quantize,
     quantize_values,
 )
@@ -114,7 +114,7 @@ def test_any_float32(make: object, values: list[float], scale: float, fmt: Forma
 
 @BOTH
 def test_a_tensor_in_several_chunks(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8scope_kernels.quantization, "CPU_CHUNK", 100)
+    monkeypatch.setattr(eager, "CPU_CHUNK", 100)
     x = all_bfloat16()[:1050]
     assert counted(make, x, 3.0, E4M3) == brute_force(x, 3.0, E4M3)
 
