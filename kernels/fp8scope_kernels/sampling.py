@@ -18,8 +18,10 @@ MAX_EXPONENT = 127
 EXPONENT_BINS = MAX_EXPONENT - MIN_EXPONENT + 3
 SAMPLE_SIZE = 2 + EXPONENT_BINS
 
-PART_ELEMENTS = 2**20
-"""Elements of which a sample is taken at a time."""
+CPU_PART, DEVICE_PART = 2**15, 2**22
+"""Elements of which a sample is taken at a time: on a CPU so many as stay in its cache."""
+
+FLOAT32_MANTISSA, FLOAT32_BIAS = 23, 127
 
 
 def exponent_bin(exponent: int) -> int:
@@ -35,11 +37,26 @@ def exponent_bin(exponent: int) -> int:
 def exponent_histogram(x: Tensor) -> Tensor:
     """How many elements of x (any floating dtype and shape) have each exponent: float64 [EXPONENT_BINS]."""
     wide = x.detach().reshape(-1).float()
+    return _histogram_on_cpu(wide) if wide.is_cpu else _histogram(wide)
+
+
+def _histogram(wide: Tensor) -> Tensor:
     # frexp's exponent belongs to a mantissa in [1/2, 1): it is floor(log2) + 1, and bin 0 is for zeros.
     index = torch.frexp(wide).exponent.long() - MIN_EXPONENT
     index.masked_fill_(wide == 0, 0).masked_fill_(~torch.isfinite(wide), EXPONENT_BINS - 1)
-    bins = torch.zeros(EXPONENT_BINS, dtype=torch.float64, device=x.device)
+    bins = torch.zeros(EXPONENT_BINS, dtype=torch.float64, device=wide.device)
     return bins.index_add_(0, index, torch.ones_like(index, dtype=torch.float64))
+
+
+def _histogram_on_cpu(wide: Tensor) -> Tensor:
+    """The same, faster: float32's own exponent is counted, which only its subnormals do not have."""
+    biased = (wide.view(torch.int32) >> FLOAT32_MANTISSA) & 0xFF
+    counts = torch.bincount(biased, minlength=256)
+    # bincount looks at a value, which on a device would wait for it.
+    small = _histogram(wide[biased == 0]) if counts[0] else torch.zeros(EXPONENT_BINS, dtype=torch.float64)
+    small[exponent_bin(1 - FLOAT32_BIAS) : -1] += counts[1:255]
+    small[-1] += counts[255]
+    return small
 
 
 def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
@@ -51,16 +68,20 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
     x, values = x.detach(), values.detach()
     if x.dim() == 0:
         x, values = x.reshape(1), values.reshape(1)
-    inverse_scale = inverse_scale.broadcast_to(x.shape)
-    rows = max(1, PART_ELEMENTS * x.shape[0] // max(x.numel(), 1))
+    inverse_scale = inverse_scale.double().broadcast_to(x.shape)
+    rows = max(1, (CPU_PART if x.is_cpu else DEVICE_PART) * x.shape[0] // max(x.numel(), 1))
     for start in range(0, x.shape[0], rows):
         part = slice(start, start + rows)
         _accumulate(sample, x[part], values[part], inverse_scale[part])
 
 
 def _accumulate(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
-    wide, q = x.double(), values.double() * inverse_scale.double()
-    finite = torch.isfinite(wide) & torch.isfinite(q)
-    sample[0] += torch.where(finite, wide - q, 0.0).square().sum()
-    sample[1] += torch.where(finite, wide, 0.0).square().sum()
+    wide = x.double().reshape(-1)
+    error = (values.double() * inverse_scale).reshape(-1).sub_(wide)
+    squares = torch.stack((torch.dot(error, error), torch.dot(wide, wide)))
+    if not (x.is_cpu and bool(squares.isfinite().all())):
+        finite = torch.isfinite(error)
+        squares[0] = torch.where(finite, error, 0.0).square().sum()
+        squares[1] = torch.where(finite, wide, 0.0).square().sum()
+    sample[:2] += squares
     sample[2:] += exponent_histogram(x)
