@@ -19,7 +19,7 @@ from fp8scope.integrations.lightning import Fp8scopeCallback
 VOCABULARY, LENGTH, WIDTH = 256, 17, 48
 
 
-class NextByte(lightning.LightningModule):  # type: ignore[misc]
+class NextByte(lightning.LightningModule):
     """Predicts each next byte from the one before."""
 
     def __init__(self, learning_rate: float = 1e-2) -> None:

@@ -87,7 +87,7 @@ def test_every_rank_of_a_data_parallel_training(server: WireServer) -> None:
     done = launch(server, "--convert", "current", "--name", "ranks", SCRIPTS / "ddp.py", command=command)
     assert done.returncode == 0, done.stderr
     for stored in server.runs.values():
-        by_writer = {row["writer"]: [] for row in stored.rows}
+        by_writer: dict[str, list[int]] = {row["writer"]: [] for row in stored.rows}
         for row in stored.rows:
             by_writer[row["writer"]].append(row["step"])
         assert all(steps == [1, 2, 3, 4] for steps in by_writer.values())

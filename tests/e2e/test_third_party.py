@@ -62,6 +62,7 @@ def test_it_works(
     tab.open(f"/p/{server.project.slug}/runs/{run.id}/")
     tab.page.get_by_role("heading", name=script).wait_for()
     tab.draw_everything()
+    tab.page.get_by_text("Recipe and configuration").click()
     tab.screenshot(f"third-party-{script}", tmp_path)
     # The loss of every step, the tensors by the model's own names, and how they are quantised.
     assert tab.points("loss") == STEPS

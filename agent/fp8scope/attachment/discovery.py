@@ -85,7 +85,7 @@ class Discovery:
                     self._note_compiled(compiled)
             return compiled
 
-        Optimizer.__init__ = noting  # type: ignore[method-assign]
+        Optimizer.__init__ = noting  # type: ignore[method-assign, assignment]
         torch.compile = noting_compiled
 
     # What the script does

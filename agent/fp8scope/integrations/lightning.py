@@ -9,6 +9,7 @@ import fp8scope
 from fp8scope.attachment import attach_run, check
 from fp8scope.attachment.inputs import token_count
 from fp8scope.integrations.common import Begin, Convert, converter, scalars_of
+from fp8scope.measures.clock import BACKWARD, DATA, FORWARD, OTHER
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -25,7 +26,7 @@ else:
         from pytorch_lightning import Callback
 
 
-class Fp8scopeCallback(Callback):  # type: ignore[misc]
+class Fp8scopeCallback(Callback):
     """Records every optimizer step of a `Trainer`, and what the module logs.
 
     `run`: one that was begun already; else `fit` begins one, with `arguments` as for `fp8scope.init`, the
@@ -57,6 +58,7 @@ class Fp8scopeCallback(Callback):  # type: ignore[misc]
         self._scores: set[str] = set()
         """Names of what the module has logged while it trained, and while it was evaluated."""
         self._last: dict[str, Any] = {}
+        self._waiting = True
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Convert the module while it has no optimizer yet."""
@@ -91,6 +93,25 @@ class Fp8scopeCallback(Callback):  # type: ignore[misc]
         if self.run is not None and self.run._attachment is not None:
             inputs = batch if isinstance(batch, tuple | list) else (batch,)
             self.run._attachment.forward_begins(token_count(inputs, {}))
+            self._mark(DATA if self._waiting else OTHER)
+            self._waiting = True
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """The forward pass has ended: in Lightning all of it is part of an optimizer's step."""
+        self._mark(FORWARD)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """The backward pass has ended."""
+        self._mark(BACKWARD)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """What lies between now and the next batch is no wait for data."""
+        self._waiting = False
+
+    def _mark(self, phase: int) -> None:
+        if self.run is not None and not self.run.finished:
+            with self.run.guard.shield("measuring a batch"):
+                self.run._measures.mark(phase)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -20,7 +20,7 @@ _KNOWN = ("loss", "learning_rate")
 _OTHERS = ("eval_", "train_", "test_")
 
 
-class Fp8scopeCallback(TrainerCallback):  # type: ignore[misc]
+class Fp8scopeCallback(TrainerCallback):
     """Records every step of a `Trainer`, and its evaluations.
 
     `run`: one that was begun already; else the first training begins one, with `arguments` as for
@@ -102,8 +102,8 @@ class Fp8scopeCallback(TrainerCallback):  # type: ignore[misc]
 
 def _facts(args: TrainingArguments, state: TrainerState, model: nn.Module) -> dict[str, Any]:
     """What the Trainer knows of the run, as arguments of `fp8scope.init`."""
-    config: dict[str, Any] = {"trainer": args.to_dict()}
-    settings = getattr(unwrapped(model), "config", None)
+    config: dict[str, Any] = {"trainer": args.to_dict()}  # type: ignore[no-untyped-call]
+    settings: Any = getattr(unwrapped(model), "config", None)
     if hasattr(settings, "to_dict"):
         config["model"] = settings.to_dict()
     facts: dict[str, Any] = {"config": config, "seed": args.seed, "total_steps": state.max_steps}

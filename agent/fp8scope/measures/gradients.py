@@ -1,6 +1,6 @@
 """The optimizer's view of a step: its gradients' norm and its learning rates. Nothing waits for a device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,3 +84,8 @@ def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:
         if rate is not None:
             rates["learning_rate" if index == 0 else f"learning_rate/group{index}"] = rate
     return rates
+
+
+def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's step, called with these (itself first), computes the gradients itself."""
+    return callable(kwargs.get("closure")) or any(callable(one) for one in args[1:])

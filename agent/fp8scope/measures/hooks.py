@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from fp8scope.guard import Guard
 from fp8scope.measures.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock, DeviceClock, HostClock
 from fp8scope.measures.flops import FlopCounter, FlopModel, Signature, shapes_of
-from fp8scope.measures.gradients import gradient_norm, learning_rates
+from fp8scope.measures.gradients import gradient_norm, has_closure, learning_rates
 
 MAX_OUTPUTS = 8
 """Tensors of a model's output through which its gradient is expected to come."""
@@ -169,7 +169,8 @@ class OptimizerHooks:
         with self._watch.guard.shield("measuring an optimizer step"):
             self._watch.clock.mark(OTHER)
             self.rates = learning_rates(optimizer, self._offset)
-            self.norm = gradient_norm(optimizer)
+            # A closure has yet to compute the gradients.
+            self.norm = None if has_closure(args, kwargs) else gradient_norm(optimizer)
             # What measuring took is not the optimizer's.
             self._watch.clock.mark(OTHER)
 
@@ -182,6 +183,9 @@ class OptimizerHooks:
         with self._watch.guard.shield("measuring an optimizer step"):
             self._watch.clock.mark(OPTIMIZER)
             self._watch.idle = DATA
+            if has_closure(args, kwargs):
+                self.norm = gradient_norm(optimizer)
+                self._watch.clock.mark(OTHER)
 
     def end_of_step(self) -> None:
         """Forget what belongs to the step that ended, also an optimizer's step that raised."""

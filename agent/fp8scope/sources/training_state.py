@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fp8scope.measures.gradients import has_closure
 from fp8scope.sources.base import OnError, local, path_of
 from fp8scope.sources.boards import NONFINITE, SCALE, Boards
 from fp8scope_kernels import Fp8AdamW, Slot, measure
@@ -81,6 +82,14 @@ class TrainingState:
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A closure has yet to compute the gradients.
+        if not has_closure(args, kwargs):
+            self._note_gradients(optimizer)
+        for name, parameter in self._parameters():
+            if self._slot(name, parameter, "update").buffer.sampling:
+                self._before[name] = _spread(parameter).clone()
+
+    def _note_gradients(self, optimizer: Optimizer) -> None:
         scale = getattr(optimizer, "grad_scale", None)
         for name, parameter in self._parameters():
             gradient = parameter.grad
@@ -93,13 +102,14 @@ class TrainingState:
                 # A fused optimizer divides by the GradScaler's factor itself.
                 extent = Extent(extent.amax / scale.reshape(()).to(gradient.device), extent.nonfinite)
             _write(slot, gradient.numel(), extent)
-            self._before[name] = _spread(parameter).clone()
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if has_closure(args, kwargs):
+            self._note_gradients(optimizer)
         for name, parameter in self._parameters():
             before = self._before.get(name)
-            if before is None:
+            if before is None or parameter.grad is None:
                 continue
             self._note_update(name, parameter, before)
             if not self._counts_itself:

@@ -22,7 +22,7 @@ def online(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_INTERVAL", "0.05")
 
 
-class Recording(Trainer):  # type: ignore[misc]
+class Recording(Trainer):
     """Keeps the loss of every micro-batch, as the Trainer itself reports it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 
-class NextByte(lightning.LightningModule):  # type: ignore[misc]
+class NextByte(lightning.LightningModule):
     """Predicts each next byte; its parts are called, and it is not."""
 
     def __init__(self) -> None:
