@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT = 64
 
 DEFAULT_EVERY = 100
+TENSOR_BYTES = 64
+"""A tensor's statistics in a step that is not sampled."""
 
 EMPTY: NDArray[np.float64] = np.zeros((0, 0))
 
@@ -243,7 +245,7 @@ class Collector:
     @property
     def row_bytes(self) -> int:
         """About what one step takes in memory."""
-        return 1024 + sum(board.buffer.data.nbytes for board in self._active())
+        return 1024 + (TENSOR_BYTES * len(self._boards.catalogue) if self._boards is not None else 0)
 
     def discard(self) -> None:
         """Forget what was counted since the last snapshot."""
@@ -265,8 +267,7 @@ class Collector:
         if not (scalars or self.sampled) and (board := self._only_board()) is not None:
             # Nearly always on a CPU. Copied and cleared is this memory by the recorder.
             rows, buffer = len(board.positions), board.buffer
-            host = buffer.exchange()
-            copied = Copied([(board, rows)], (), host, rows * host.shape[1], None, buffer.recycle)
+            copied = Copied([(board, rows)], (), buffer.exchange(), rows * board.width, None, buffer.recycle)
             return Snapshot([copied], sampled=False)
         try:
             copies = [
@@ -286,9 +287,7 @@ class Collector:
     def _only_board(self) -> "Board | None":
         """The board of a run that has one, on the host."""
         boards = self._boards.all if self._boards is not None else ()
-        if len(boards) != 1 or not boards[0].every_step or boards[0].buffer.device.type != "cpu":
-            return None
-        return boards[0]
+        return boards[0] if len(boards) == 1 and boards[0].is_plain else None
 
     def _by_device(self, scalars: "Mapping[str, torch.Tensor]") -> "dict[torch.device, list[Board]]":
         found: dict[torch.device, list[Board]] = {}

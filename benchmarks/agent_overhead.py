@@ -1,0 +1,241 @@
+"""What does watching cost the training, beside what other trackers cost?
+
+    python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 20] [--rounds 3]
+                                        [--memory-steps 100000]
+
+Three questions, one JSON line:
+
+    step_ratio          step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor watched in
+                        every step (75 tensors, 7 statistics, and the measures), over the same without:
+                        median of `--pairs` pairs of blocks of steps, `step_ratio_range` its quartiles
+    thread_us_per_step  microseconds of the training thread for a step of 1,002 tensors x 7 statistics and 10
+                        scalars: `tight` (step after step) and `cold` (after 30 ms of training); medians
+    peer_us_per_step    the same for 1,000 values with wandb (offline), trackio, mlflow (asynchronous, SQLite)
+                        and tensorboard
+    times_less          the best of them over ours, tight and cold
+    rss_mib             resident memory after a tenth, half and all of `--memory-steps` steps
+
+The agent sends to a server of its own (agent_sink.py) throughout. The peers are installed into the virtual
+environment `--peers-venv`, which is kept; without it they are left out.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from agent_peers import COLD_STEPS, PEERS, measure
+from torch import nn
+from torch.nn import functional
+
+import fp8scope
+from fp8scope.demo.model import ByteGpt, Shape
+from fp8scope.measures.machine import resident_bytes
+from fp8scope_kernels import DelayedScaling, convert, fp8_layers
+
+HERE = Path(__file__).resolve().parent
+SHAPE = Shape(layers=6, width=384, heads=6, context=128)
+BATCH = 2
+BLOCK = 6
+"""Steps in a row with or without: what the agent does in the background falls into the steps after."""
+SETTLE = 0.8
+"""Seconds after which everything has been sent."""
+LAYERS = 334
+STEPS = 1000
+MLFLOW_STEPS = 100
+"""mlflow's queue grows by what it cannot write: the call's time does not depend on it."""
+
+
+@contextmanager
+def sink() -> Iterator[str]:
+    """A server that acknowledges everything, in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "agent_sink.py")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Gpt:
+    """The model and its optimizer, one step of training at a time."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = ByteGpt(SHAPE)
+        convert(self.model, DelayedScaling())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.text = torch.randint(256, (BATCH, SHAPE.context + 1))
+
+    def train(self) -> torch.Tensor:
+        logits = self.model(self.text[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), self.text[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+def step_ratios(pairs: int, url: str, directory: str) -> tuple[list[float], int]:
+    """Time of a block with the agent over that of one without, for each pair; and the model's parameters."""
+    plain, watched = Gpt(), Gpt()
+    with fp8scope.init(name="overhead", url=url, token="x", directory=directory) as run:
+        run.watch(watched.model, watched.optimizer)
+
+        def with_agent() -> None:
+            with run.step(tokens=BATCH * SHAPE.context) as step:
+                step.log(loss=watched.train())
+
+        ratios = []
+        for pair in range(pairs + 1):
+            order = (with_agent, plain.train) if pair % 2 else (plain.train, with_agent)
+            seconds = {call: _block(call) for call in order}
+            # The first pair warms up.
+            if pair:
+                ratios.append(seconds[with_agent] / seconds[plain.train])
+    return ratios, sum(p.numel() for p in plain.model.parameters())
+
+
+def _block(call: Any) -> float:
+    """The median step: of a few seconds on a machine that does other things as well, the mean is these."""
+    time.sleep(SETTLE)
+    times = []
+    for _ in range(BLOCK):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def thread_times(url: str, directory: str) -> dict[str, float]:
+    """Ours: 1,002 tensors, and 10 scalars of which two are tensors."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(LAYERS)))
+    convert(model, DelayedScaling())
+    with fp8scope.init(name="overhead", url=url, token="x", directory=directory) as run:
+        tensors = run.watch(model)
+        assert tensors == 3 * LAYERS
+        (first, *_) = fp8_layers(model)
+        slot = first[1].slots["input"]
+        seen = torch.rand(tensors, slot.row.numel(), dtype=torch.float64) + 1
+        scalars = [
+            {
+                **{f"s{j}": float(i * j) for j in range(8)},
+                "loss": torch.tensor(1.5),
+                "norm": torch.tensor(2.5),
+            }
+            for i in range(16)
+        ]
+
+        def observe(step: int) -> None:
+            # As the layers would have, while they quantise.
+            slot.buffer.data.copy_(seen)
+
+        def log(step: int) -> None:
+            with run.step(tokens=4096) as taken:
+                taken.log(scalars[step % 16])
+
+        return measure(log, STEPS, before=observe)
+
+
+def memory_growth(steps: int, url: str, directory: str) -> dict[str, float]:
+    """MiB resident after a tenth, half and all of the steps."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    convert(model, DelayedScaling())
+    marks: dict[str, float] = {}
+    x = torch.ones(4, 16)
+    with fp8scope.init(name="memory", url=url, token="x", directory=directory) as run:
+        run.watch(model)
+        for step in range(1, steps + 1):
+            with run.step(tokens=64) as taken:
+                if step % 10 == 0:
+                    model(x).sum().backward()
+                taken.log(loss=1.0, other=float(step))
+            if step in (steps // 10, steps // 2, steps):
+                marks[str(step)] = round((resident_bytes() or 0) / 2**20, 1)
+    report = run.finish()
+    marks["sent"], marks["dropped"] = report.rows_sent, report.rows_dropped
+    return marks
+
+
+def install(directory: Path) -> Path:
+    """The interpreter of a virtual environment with the peers; torch is this one's."""
+    python = directory / "bin" / "python"
+    if not python.exists():
+        venv.create(directory, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PEERS], check=True)
+    (site,) = (directory / "lib").glob("python*/site-packages")
+    # After its own packages: what both have is the peers'.
+    site.joinpath("torch_of_the_benchmark.pth").write_text(str(Path(torch.__file__).parents[1]))
+    return python
+
+
+def peer_times(name: str, python: Path) -> dict[str, float]:
+    """What agent_peers.py measures of one of them, in a process of its own."""
+    steps = MLFLOW_STEPS if name == "mlflow" else STEPS // 4
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        command = [str(python), str(HERE / "agent_peers.py"), name, directory, str(steps)]
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=900, check=False
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"tight"')]
+    if not lines:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    return dict(json.loads(lines[-1]))
+
+
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {kind: round(statistics.median(run[kind] for run in runs), 1) for kind in ("tight", "cold")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--peers-venv", type=Path)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory-steps", type=int, default=100_000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    python = install(arguments.peers_venv.absolute()) if arguments.peers_venv else None
+    found: dict[str, Any] = {}
+    ours: list[dict[str, float]] = []
+    theirs: dict[str, list[dict[str, float]]] = {name: [] for name in PEERS} if python else {}
+    with sink() as url, tempfile.TemporaryDirectory() as directory:
+        for _ in range(arguments.rounds):
+            ours.append(thread_times(url, directory))
+            for name, runs in theirs.items():
+                assert python is not None
+                runs.append(peer_times(name, python))
+        ratios, parameters = step_ratios(arguments.pairs, url, directory)
+        found["step_ratio"] = round(statistics.median(ratios), 4)
+        found["step_ratio_range"] = [round(x, 4) for x in statistics.quantiles(ratios)[::2]]
+        found["parameters"] = parameters
+        found["thread_us_per_step"] = medians(ours)
+        found["peer_us_per_step"] = {name: medians(runs) for name, runs in theirs.items()}
+        if theirs:
+            found["times_less"] = {
+                kind: round(
+                    min(peer[kind] for peer in found["peer_us_per_step"].values())
+                    / found["thread_us_per_step"][kind],
+                    1,
+                )
+                for kind in ("tight", "cold")
+            }
+        found["rss_mib"] = memory_growth(arguments.memory_steps, url, directory)
+    found["cold_steps"] = COLD_STEPS
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
