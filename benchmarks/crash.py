@@ -1,9 +1,10 @@
-"""Kill the server's processes at random while it is loaded: is what it acknowledged stored, once? A JSON line.
+"""Kill the server's processes at random under load: is what it acknowledged stored, once? One JSON line.
 
-`--senders` processes send messages to one run, as ranks do: each repeats a message until it is acknowledged,
-and writes down what was. Meanwhile, `--kills` times at random moments, the web process, the worker or PostgreSQL
-gets SIGKILL; the supervisor starts it again. A further process keeps asking the worker to compact, so that
-kills meet compaction too. At the end every row that the store hands out is compared with what was acknowledged.
+`--senders` processes send messages to one run, as ranks do: each repeats a message until it is
+acknowledged, and writes down what was. Meanwhile, `--kills` times at random moments, the web process, the
+worker or PostgreSQL gets SIGKILL; the supervisor starts it again. A further process keeps asking the worker
+to compact, so that kills meet compaction too. At the end every stored row is compared with what was
+acknowledged.
 
     python benchmarks/crash.py [--kills 200] [--senders 4] [--seed 1]
 """
@@ -100,10 +101,15 @@ def send(url: str, token: str, run: str, rank: int, stop: Any, acknowledged: Pat
         while not stop.is_set():
             steps = range(seq * ROWS, (seq + 1) * ROWS)
             rows = [
-                Row(step, 1_767_225_600_000_000 + step, 0, {"loss": loss_at(rank, step)},
-                    np.full((TENSORS, len(STATISTICS)), amax_at(rank, step)))
+                Row(
+                    step,
+                    1_767_225_600_000_000 + step,
+                    0,
+                    {"loss": loss_at(rank, step)},
+                    np.full((TENSORS, len(STATISTICS)), amax_at(rank, step)),
+                )
                 for step in steps
-            ]  # fmt: skip
+            ]
             body = encode_batch(rows, STATISTICS, run=run, writer=writer, seq=seq).body
             answer = repeat("POST", f"/runs/{run}/batches", body, CONTENT_TYPE)
             assert answer["seq"] == seq, answer

@@ -1,13 +1,20 @@
-"""Headers that tell the browser what a page of ours may do: run our own scripts and nothing else."""
+"""What holds for every page: what a browser may do there, and who is asked for figures."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction
+from django.conf import settings
+from django.core.exceptions import MiddlewareNotUsed
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
+from django.utils.deprecation import MiddlewareMixin
+
+from fp8scope_dashboard.telemetry import replica
 
 # Styles may be inline: plotly and htmx set them while they draw. Scripts never.
 POLICY = "; ".join(
@@ -55,3 +62,24 @@ def content_security_policy(get_response: Handler) -> Handler:
         return add(request, answer)
 
     return handle
+
+
+class FiguresFromReplica(MiddlewareMixin):
+    """Figures are drawn from the read replica; where that fails half-way, again from the primary."""
+
+    def __init__(self, get_response: Any) -> None:
+        if replica.REPLICA not in settings.DATABASES:
+            raise MiddlewareNotUsed
+        super().__init__(get_response)
+
+    def process_view(
+        self, request: HttpRequest, view: Callable[..., HttpResponseBase], args: Any, kwargs: Any
+    ) -> HttpResponseBase | None:
+        if request.method != "GET" or "/figures/" not in request.path:
+            return None
+        try:
+            with replica.from_replica():
+                return view(request, *args, **kwargs)
+        except (OperationalError, InterfaceError):
+            replica.health.failed()
+            return view(request, *args, **kwargs)

@@ -70,7 +70,7 @@ class EmbeddedPostgres(EmbeddedServer):
         """Make the cluster, in one move: a kill in the middle leaves nothing that looks finished."""
         if os.geteuid() == 0:
             self.account = self._account()
-            _let_traverse(self.data_dir)
+            let_traverse(self.data_dir)
             os.chown(self.data_dir, self.account.uid, self.account.gid)
         # The socket (and all else) is for the owner and root alone.
         self.data_dir.chmod(0o700)
@@ -116,6 +116,10 @@ class EmbeddedPostgres(EmbeddedServer):
             return False
         return True
 
+    def program(self, name: str) -> Path:
+        """One of PostgreSQL's programs that fits this server: pg_dump, pg_restore, pg_basebackup, psql."""
+        return self._binaries() / name
+
     def _binaries(self) -> Path:
         """The binaries for the cluster that is there, else the wheel's newest."""
         version = pgserver.TARGET_POSTGRES_VERSION
@@ -128,7 +132,7 @@ class EmbeddedPostgres(EmbeddedServer):
             )
         binaries = pgserver.POSTGRES_VERSIONS[version]
         if self.account:
-            _let_traverse(binaries)
+            let_traverse(binaries)
             readable, executable = stat.S_IRGRP | stat.S_IROTH, stat.S_IXGRP | stat.S_IXOTH
             pgserver.ensure_folder_permissions(binaries, readable | executable)
             for folder in ("lib", "share"):
@@ -219,7 +223,7 @@ class EmbeddedRedis(EmbeddedServer):
                 return False
 
 
-def _let_traverse(path: Path) -> None:
+def let_traverse(path: Path) -> None:
     """Let the server's user pass through the folders above `path`: pass only, not list."""
     for folder in path.resolve().parents:
         mode = folder.stat().st_mode

@@ -66,6 +66,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "fp8scope_dashboard.pages.middleware.content_security_policy",
+    "fp8scope_dashboard.pages.middleware.FiguresFromReplica",
 ]
 
 ROOT_URLCONF = "fp8scope_dashboard.urls"
@@ -104,6 +105,18 @@ DATABASES: dict[str, Any] = {
         },
     }
 }
+# A read replica for figures; see telemetry/replica.py. It may fail: then it must do so quickly.
+if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
+    DATABASES["replica"] = {
+        **database_from_url(REPLICA_URL, "FP8SCOPE_REPLICA_URL"),
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {
+            "connect_timeout": 2,
+            "pool": {**DATABASES["default"]["OPTIONS"]["pool"], "min_size": 0, "timeout": 2},
+        },
+        "TEST": {"MIRROR": "default"},
+    }
+    DATABASE_ROUTERS = ["fp8scope_dashboard.telemetry.replica.Router"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")

@@ -8,8 +8,8 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 
-def database_from_url(url: str) -> dict[str, Any]:
-    """Return Django's DATABASES entry (without OPTIONS) for a libpq URL.
+def database_from_url(url: str, variable: str = "DATABASE_URL") -> dict[str, Any]:
+    """Return Django's DATABASES entry (without OPTIONS) for a libpq URL that came in `variable`.
 
     Anything libpq understands works, unix sockets included (`postgresql://user@/name?host=/run/pg`).
 
@@ -18,16 +18,16 @@ def database_from_url(url: str) -> dict[str, Any]:
     """
     if not url.startswith(("postgresql://", "postgres://")):
         raise ImproperlyConfigured(
-            "DATABASE_URL must begin with postgresql://; fp8scope runs on PostgreSQL only."
+            f"{variable} must begin with postgresql://; fp8scope runs on PostgreSQL only."
         )
     try:
         parts = conninfo_to_dict(url)
     except ProgrammingError as error:
         # The URL may hold a password: say what libpq disliked, never the URL.
-        raise ImproperlyConfigured("DATABASE_URL cannot be parsed as a PostgreSQL address.") from error
+        raise ImproperlyConfigured(f"{variable} cannot be parsed as a PostgreSQL address.") from error
     name = parts.get("dbname")
     if not name:
-        raise ImproperlyConfigured("DATABASE_URL names no database: postgresql://user:password@host/NAME")
+        raise ImproperlyConfigured(f"{variable} names no database: postgresql://user:password@host/NAME")
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": str(name),

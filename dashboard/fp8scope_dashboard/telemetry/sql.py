@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
-from django.db import connection
+from django.db import connection, connections
+
+from fp8scope_dashboard.telemetry.replica import database
 
 
 def stream(statement: str, parameters: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -17,15 +19,17 @@ def stream(statement: str, parameters: dict[str, Any]) -> Iterator[tuple[Any, ..
 
     The connection answers nothing else until the last row has been taken.
     """
-    connection.ensure_connection()
-    with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
+    reading = connections[database()]
+    reading.ensure_connection()
+    with reading.wrap_database_errors, psycopg.Cursor(reading.connection) as cursor:
         yield from cursor.stream(statement, parameters, binary=True)
 
 
 def fetch(statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     """All of a query's rows."""
-    connection.ensure_connection()
-    with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
+    reading = connections[database()]
+    reading.ensure_connection()
+    with reading.wrap_database_errors, psycopg.Cursor(reading.connection) as cursor:
         return cursor.execute(statement, parameters, binary=True).fetchall()
 
 
