@@ -1,14 +1,15 @@
 """The `fp8scope` command.
 
-`login`, `run` and `sync` belong to the agent; other installed packages add subcommands through the
-entry-point group `fp8scope.commands`: each is a function of the argument list that returns the exit status,
-and the first line of its docstring is its help.
+`bisect`, `doctor`, `login`, `run` and `sync` belong to the agent; other installed packages add subcommands
+through the entry-point group `fp8scope.commands`: each is a function of the argument list that returns the
+exit status, and the first line of its docstring is its help.
 """
 
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
+from fp8scope.doctor import doctor
 from fp8scope.environment import version_of
 from fp8scope.exporting import export
 from fp8scope.importing import import_
@@ -20,7 +21,27 @@ GROUP = "fp8scope.commands"
 
 Command = Callable[[list[str]], int]
 
-BUILT_IN: dict[str, Command] = {"login": login, "run": run, "sync": sync, "export": export, "import": import_}
+
+def bisect(arguments: list[str]) -> int:
+    """Run a training script until it has a batch, and rank its matrix products."""
+    try:
+        from fp8scope.bisect_script import main
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"`fp8scope bisect` needs {error.name}, which is missing: pip install 'fp8scope[torch]'"
+        ) from error
+    return main(arguments)
+
+
+BUILT_IN: dict[str, Command] = {
+    "bisect": bisect,
+    "doctor": doctor,
+    "login": login,
+    "run": run,
+    "sync": sync,
+    "export": export,
+    "import": import_,
+}
 
 
 class UnavailableError(RuntimeError):

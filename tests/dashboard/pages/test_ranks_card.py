@@ -151,12 +151,12 @@ def test_a_killed_child_does_not_make_a_finished_run_silent(run: Run) -> None:
     assert Run.objects.get().state == RunState.FINISHED
 
 
-def test_the_page_says_it_in_words(visitor: Visitor) -> None:
-    run = make_run(visitor.project, "several ranks")
+def test_the_page_says_it_in_words(member: Visitor) -> None:
+    run = make_run(member.project, "several ranks")
     write(run, 0, 200)
     lose(write(run, 1, 100, scale=8.0))
-    page = visitor.client.get(visitor.address(f"runs/{run.id}/ranks"))
+    page = member.client.get(member.address(f"runs/{run.id}/ranks"))
     text = page.content.decode()
     assert page.status_code == 200 and "Ranks disagree" in text and "0.weight" in text
     assert "Rank 1" in text and "killed, or cut off" in text and "node1" in text
-    assert "Ranks disagree" in visitor.client.get(visitor.address(f"runs/{run.id}/")).content.decode()
+    assert "Ranks disagree" in member.client.get(member.address(f"runs/{run.id}/")).content.decode()
