@@ -26,19 +26,25 @@ def run_block(block: str, server: WireServer, directory: Path) -> str:
     return done.stdout
 
 
+(STEP_BY_STEP,) = [block for block in BLOCKS if "log_eval" in block]
+
+
 def test_it_works(server: WireServer, tmp_path: Path) -> None:
-    run_block(BLOCKS[0], server, tmp_path)
+    run_block(STEP_BY_STEP, server, tmp_path)
     stored = server.run
     assert stored.steps == list(range(1, 21)) and stored.finish["state"] == "finished"
     assert stored.registration["precision"] == "fp8" and stored.registration["group"] == "fp8-delayed"
-    assert stored.finish["points_sent"] == stored.points == 20 * (5 + 6 * 7)
+    assert stored.finish["points_sent"] == stored.points >= 20 * (5 + 6 * 7)
     assert stored.finish["errors"] == 0
+    assert None not in stored.scalars("loss") and stored.scalars("learning_rate") == [1e-3] * 20
     environment = stored.registration["environment"]
     assert environment["torch"] and environment["python"].startswith("3.")
 
 
 @pytest.mark.parametrize(
-    "block", BLOCKS[1:], ids=lambda block: block.splitlines()[2] or block.splitlines()[0]
+    "block",
+    [block for block in BLOCKS if block != STEP_BY_STEP],
+    ids=lambda block: re.findall(r'name="(.*?)"', block)[0],
 )
 def test_every_other_block(block: str, server: WireServer, tmp_path: Path) -> None:
     output = run_block(block, server, tmp_path)
@@ -46,10 +52,12 @@ def test_every_other_block(block: str, server: WireServer, tmp_path: Path) -> No
         complete, directory = output.split()
         assert complete == "False" and Path(directory).is_dir() and server.runs == {}
     else:
-        assert server.run.steps == [1, 2, 3]
+        assert server.run.steps == [1, 2, 3] and server.run.finish["errors"] == 0
+        assert None not in server.run.scalars("loss")
 
 
 def test_the_document_names_every_setting() -> None:
     source = DOCUMENT.parents[1] / "agent" / "fp8scope" / "config.py"
     names = set(re.findall(r'"(FP8SCOPE_\w+)"', source.read_text()))
-    assert len(names) == 6 and all(f"`{name}`" in DOCUMENT.read_text() for name in names)
+    assert len(names) >= 6
+    assert [name for name in sorted(names) if f"`{name}`" not in DOCUMENT.read_text()] == []
