@@ -292,7 +292,7 @@ def read_histograms(body: bytes, content_type: str, stored: StoredRun) -> dict[s
     assert metadata["fp8scope.protocol"] == "1" and "fp8scope.dropped" not in metadata
     writer = metadata["fp8scope.writer"]
     names = [tensor["name"] for tensor in stored.catalogues.get(writer, [])]
-    rows = cast(list[dict[str, Any]], table.to_pylist())
+    rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
         assert all(value is not None for value in row.values()) and min(row["counts"]) >= 0
         row["name"] = names[row.pop("tensor")]

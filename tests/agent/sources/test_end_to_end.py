@@ -1,4 +1,4 @@
-"""From a watched model to the server: sampled statistics and histograms arrive, once, whatever happens between."""
+"""From a watched model to the server: what was sampled arrives, once, whatever happens in between."""
 
 import re
 import subprocess
@@ -38,7 +38,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     run = Run(settings, blank_registration("sampled"))
     assert run.watch(model, optimizer, every=2) == 6 + 2 * 2
     inputs: list[torch.Tensor] = []
-    model[0].register_forward_hook(lambda layer, given, out: inputs.append(given[0].clone()))  # type: ignore[index,operator]
+    model[0].register_forward_hook(lambda layer, given, out: inputs.append(given[0].clone()))  # type: ignore[index]
     for _ in range(3):
         with run.step():
             train_step(model)
