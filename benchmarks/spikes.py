@@ -27,7 +27,7 @@ import urllib3
 def fill(environment: dict[str, str], recording: Path, steps: int, spikes: int) -> dict[str, Any]:
     """A run of two tensors, the first of which has the spikes."""
     command = [sys.executable, str(Path(__file__).with_name("store_fill.py")), "--recording", str(recording),
-               "--tensors", "2", "--steps", str(steps), "--spikes", str(spikes), "--name", "spikes"]  # fmt: skip
+               "--tensors", "2", "--steps", str(steps), "--spikes", str(spikes), "--name", "s"]  # fmt: skip
     done = subprocess.run(
         command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE, text=True
     )

@@ -164,6 +164,8 @@ def _extremes(rolled: Rolled, name: str, low: int, high: int) -> Series:
 
 def _joined(lines: list[Series]) -> Series:
     """By step, each step once."""
+    if len(lines) == 1 and (len(lines[0]) < 2 or bool((np.diff(lines[0].steps) > 0).all())):
+        return lines[0]
     if not lines:
         return _no_series()
     steps, places = np.unique(np.concatenate([line.steps for line in lines]), return_index=True)

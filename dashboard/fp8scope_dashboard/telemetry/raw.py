@@ -8,9 +8,9 @@ rows kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +26,8 @@ from fp8scope_dashboard.telemetry.tiles import cut_tile, decode_integers, decode
 AXIS = "axis"
 STEPS, TIMES, SEQS = 0, 1, 2
 AXES = 3
+# Of so few series all that is found may be held in memory.
+FEW_SERIES = 4
 
 # Rows come by writer in the order of `writers`, each as (writer, seq, last_seq, rows, name, tile, first
 # place, offsets, body): of a block its axis first, then the wanted slices of its tiles; of a chunk its body,
@@ -77,12 +79,14 @@ class Wanted:
 class Segment:
     """Rows of one block or chunk. `values`: float64[T, R] per name, T being 1 for scalars.
 
-    `logged`: which rows have a value, bool[R], for scalars.
+    `logged`: which rows have a value, bool[R], for scalars. `span`: its first and last message; `seqs` finds
+    each row's, int64[R], which is seldom needed.
     """
 
+    span: tuple[int, int]
+    seqs: Callable[[], Int64s]
     steps: Int64s
     times: NDArray[np.datetime64]
-    seqs: Int64s
     values: dict[str, Float64s]
     logged: dict[str, NDArray[np.bool_]]
 
@@ -142,22 +146,25 @@ def _fetch(
         "writer": writer,
         "next_seq": next_seq,
     }
-    return sql.stream(STATEMENT, parameters)
+    # Row by row is for what may be large.
+    few = len(wanted.tensors) <= FEW_SERIES
+    return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
 
 
 def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source, until: int) -> Segment:
     """One block's or chunk's wanted rows, of steps wanted.first..until."""
     if rows[0][4] is None:
         return _read_chunk(rows[0], wanted, source, until)
-    _, _, _, count, _, _, _, offsets, axis = rows[0]
+    _, seq, last_seq, count, _, _, _, offsets, axis = rows[0]
     series = cut_tile(offsets, axis, AXES)
     steps = decode_integers(series[STEPS], count)
     chosen = _between(steps, wanted.first, until)
     segment = _blank(
         wanted,
+        (seq, last_seq),
+        lambda: decode_integers(series[SEQS], count)[chosen],
         steps[chosen],
         decode_integers(series[TIMES], count)[chosen].view("datetime64[us]"),
-        decode_integers(series[SEQS], count)[chosen],
     )
     if not len(segment.steps):
         return segment
@@ -167,9 +174,9 @@ def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source, un
         here.setdefault(tile, []).append((place, row))
     for _, _, _, _, name, tile, low, offsets, body in rows[1:]:
         highest = max(place for place, _ in here[tile])
-        series = cut_tile(offsets, body, highest - low + 1)
+        slices = cut_tile(offsets, body, highest - low + 1)
         for place, row in here[tile]:
-            values, present = _decode_chosen(series[place - low], count, chosen)
+            values, present = _decode_chosen(slices[place - low], count, chosen)
             segment.values[name][row] = values
             if name in segment.logged:
                 segment.logged[name] = present
@@ -183,18 +190,24 @@ def _decode_chosen(
     return values[chosen], present[chosen]
 
 
-def _blank(wanted: Wanted, steps: Int64s, times: NDArray[np.datetime64], seqs: Int64s) -> Segment:
+def _blank(
+    wanted: Wanted,
+    span: tuple[int, int],
+    seqs: Callable[[], Int64s],
+    steps: Int64s,
+    times: NDArray[np.datetime64],
+) -> Segment:
     values, logged = {}, {}
     for name in wanted.names:
         is_scalar = name.startswith(SCALAR)
         values[name] = np.full((1 if is_scalar else len(wanted.tensors), len(steps)), np.nan)
         if is_scalar:
             logged[name] = np.zeros(len(steps), bool)
-    return Segment(steps, times, seqs, values, logged)
+    return Segment(span, seqs, steps, times, values, logged)
 
 
 def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source, until: int) -> Segment:
-    seq, body = row[1], row[8]
+    seq, last_seq, body = row[1], row[2], row[8]
     data = decode(
         body,
         scalars={name.removeprefix(SCALAR) for name in wanted.names if name.startswith(SCALAR)},
@@ -202,7 +215,7 @@ def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source, until: int
     )
     chosen = _between(data.steps, wanted.first, until)
     seqs = np.full(len(data), seq, np.int64) if data.seqs is None else data.seqs
-    segment = _blank(wanted, data.steps[chosen], data.times[chosen], seqs[chosen])
+    segment = _blank(wanted, (seq, last_seq), lambda: seqs[chosen], data.steps[chosen], data.times[chosen])
     for name, values in data.scalars.items():
         segment.values[SCALAR + name][0] = values[chosen]
         segment.logged[SCALAR + name] = data.logged[name][chosen]
@@ -227,19 +240,23 @@ def join(segments: list[Segment]) -> Segment:
     if len(segments) == 1:
         return segments[0]
     joined = Segment(
+        (segments[0].span[0], max(each.span[1] for each in segments)),
+        lambda: np.concatenate([each.seqs() for each in segments]),
         np.concatenate([each.steps for each in segments]),
         np.concatenate([each.times for each in segments]),
-        np.concatenate([each.seqs for each in segments]),
         {n: np.concatenate([each.values[n] for each in segments], axis=1) for n in segments[0].values},
         {n: np.concatenate([each.logged[n] for each in segments]) for n in segments[0].logged},
     )
-    if (np.diff(joined.seqs) >= 0).all():
+    # Within a block or chunk they are in order.
+    if all(one.span[1] < two.span[0] for one, two in pairwise(segments)):
         return joined
-    order = np.argsort(joined.seqs, kind="stable")
+    seqs = joined.seqs()
+    order = np.argsort(seqs, kind="stable")
     return Segment(
+        joined.span,
+        lambda: seqs[order],
         joined.steps[order],
         joined.times[order],
-        joined.seqs[order],
         {name: values[:, order] for name, values in joined.values.items()},
         {name: logged[order] for name, logged in joined.logged.items()},
     )
