@@ -14,7 +14,8 @@ from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
 
 Status = Literal["fresh", "restored", "missing", "stale"]
 """What loading a checkpoint did to a delayed scaling state: `fresh`, nothing; `restored`, it brought the
-state along; `missing`, it did not; `stale`, what it brought did not fit the tensor that came next."""
+state along; `missing`, it did not, or not all of it; `stale`, what it brought did not fit the tensor that
+came next."""
 
 STALE_FACTOR = 16.0
 """A restored scale that puts amax this far above or below its place is not of this tensor's recent past."""
@@ -37,7 +38,8 @@ class ScalingState(nn.Module):
 
     Loading a checkpoint into a delayed state sets `status`. A state that is missing or stale warns and starts
     afresh; the scale is held against its tensor at the first call after loading, which on a GPU waits once.
-    Checkpoints that have the number of calls as extra state, as it once was, are read all the same.
+    Checkpoints that have the number of calls as extra state, as it once was, are read all the same; through
+    torch.distributed.checkpoint with the planner in checkpoints.py.
     """
 
     scale: Tensor
@@ -176,23 +178,21 @@ class ScalingState(nn.Module):
             return
         if old_calls is not None and f"{prefix}calls" not in state_dict:
             state_dict[f"{prefix}calls"] = torch.as_tensor(old_calls, dtype=torch.int64)
-            warnings.warn(
-                "A checkpoint was loaded that has the scaling state in an older form; nothing of it is lost. "
-                "What is saved from now on has the present one.",
-                UserWarning,
-                stacklevel=2,
-            )
+            tell_older_form()
         super()._load_from_state_dict(state_dict, prefix, *args)
         if all(prefix + name in state_dict for name in ("scale", "amax_history", "calls")):
             # From the checkpoint, because the buffer itself may be on a device or nowhere yet.
-            self._started = self._unchecked = bool(state_dict[f"{prefix}calls"] > 0)
-            self.status = "restored" if self._started else "fresh"
-            return
+            started = bool(state_dict[f"{prefix}calls"] > 0)
+            # A past without a call is half of a state, from a reader that leaves out what it does not find.
+            if started or not bool(state_dict[f"{prefix}amax_history"].any()):
+                self._started = self._unchecked = started
+                self.status = "restored" if started else "fresh"
+                return
         self.reset()
         self.status = "missing"
         warnings.warn(
-            "A checkpoint was loaded that has no scaling state for some tensors; they start afresh. "
-            "scaling_status(model) says which.",
+            "A checkpoint was loaded that has no scaling state for some tensors, or half of it; they start "
+            "afresh. scaling_status(model) says which.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -216,6 +216,16 @@ class ScalingState(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.recipe.kind}, {self.format.name}"
+
+
+def tell_older_form() -> None:
+    """Warn that a checkpoint has the number of calls as extra state, and was read all the same."""
+    warnings.warn(
+        "A checkpoint was loaded that has the scaling state in an older form; nothing of it is lost. "
+        "What is saved from now on has the present one.",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def _is_capturing(like: Tensor) -> bool:
