@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.runs import services, tasks
+from fp8scope_dashboard.runs import catalogue, services, tasks
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
 
 pytestmark = pytest.mark.django_db
@@ -124,6 +124,65 @@ def test_one_failure_fails_the_run_for_good(run: Run) -> None:
     end(run, other)
     found = Run.objects.get()
     assert (found.state, found.error) == (RunState.FAILED, "boom")
+
+
+def writer(run: Run, attempt: int = 0, rank: int = 0) -> Writer:
+    """A writer as its catalogue introduces it."""
+    name = uuid.uuid4()
+    catalogue.extend(run, name, 0, [], rank=rank, hostname="node", attempt=attempt)
+    return services.writer_of(run, name)
+
+
+def test_a_later_attempt_opens_a_run_that_was_over(run: Run) -> None:
+    assert services.last_attempt(run) is None
+    end(run, writer(run), failed=True)
+    assert Run.objects.get().state == RunState.FAILED
+    later = [writer(run, 1, rank) for rank in range(2)]
+    found = Run.objects.get()
+    assert (found.state, found.error, found.finished_at) == (RunState.RUNNING, "", None)
+    assert services.last_attempt(run) == 1
+    for one in later:
+        end(run, one)
+    assert Run.objects.get().state == RunState.FINISHED
+    # The second rank of an attempt that is over, arriving late, does not open it again.
+    writer(run, 1, 2)
+    assert Run.objects.get().state == RunState.FINISHED
+
+
+def test_what_an_earlier_attempt_says_late_is_its_own(run: Run) -> None:
+    dead, alive = writer(run), writer(run, 1)
+    end(run, dead, failed=True)
+    assert Run.objects.get().state == RunState.RUNNING
+    end(run, alive)
+    found = Run.objects.get()
+    assert (found.state, found.rows_sent) == (RunState.FINISHED, 2)
+    dead.refresh_from_db()
+    assert dead.failed and dead.error == "boom" and dead.finished_at is not None
+
+
+def test_the_first_failure_is_the_cause(run: Run) -> None:
+    first, second = writer(run), writer(run, rank=1)
+    services.finish(run, first, failed=True, error="no memory", rows_sent=0, points_sent=0)
+    services.finish(run, second, failed=True, error="told to end", rows_sent=0, points_sent=0)
+    assert Run.objects.get().error == "no memory"
+
+
+def test_a_child_that_ends_does_not_end_the_run(run: Run) -> None:
+    services.finish(run, writer(run), failed=True, error="x", rows_sent=1, points_sent=1, ends_run=False)
+    found = Run.objects.get()
+    assert (found.state, found.rows_sent) == (RunState.RUNNING, 1)
+
+
+def test_a_finished_run_does_not_fall_silent_for_a_rank_that_was_killed(run: Run) -> None:
+    first, killed = writer(run), writer(run, rank=1)
+    end(run, first)
+    assert Run.objects.get().state == RunState.RUNNING
+    long_ago = timezone.now() - services.SILENT_AFTER - timedelta(seconds=1)
+    Run.objects.update(heartbeat_at=long_ago)
+    assert services.mark_silent() == 1 and Run.objects.get().state == RunState.FINISHED
+    # Its spool is found and sent later.
+    end(run, killed, failed=True)
+    assert Run.objects.get().state == RunState.FAILED
 
 
 def test_writers_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
