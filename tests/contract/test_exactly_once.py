@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from contract.wire_client import Answer, WireClient
-from live_servers import Server
+from live_servers import Server, web_server
 
 from fp8scope_dashboard.analysis.models import Evaluation
 from fp8scope_dashboard.ingest.models import Receipt
@@ -132,3 +135,48 @@ def test_what_was_refused_can_be_sent_right(client: WireClient) -> None:
     wrong = client.batch(0, [2, 1], scalars={"loss": [1.0, 2.0]})
     assert client.send(wrong).code == "invalid"
     assert client.send(client.batch(0, [1, 2], scalars={"loss": [1.0, 2.0]})).status == 201
+
+
+def test_an_agent_is_told_to_wait_and_loses_nothing(server: Server, tmp_path: Path) -> None:
+    import fp8scope
+
+    with web_server(tmp_path / "web.log", FP8SCOPE_INGEST_MIB="0") as (url, _):
+        # One batch at a time fits, and there is nearly always one: of this client, who does not mind.
+        crowd = WireClient(url, server.token)
+        crowd.register()
+        crowd.catalogue([f"t{i}" for i in range(1000)])
+        body = crowd.batch(0, list(range(400)), tensors={"amax": [[1.0] * 1000] * 400})
+        stop = threading.Event()
+
+        def push() -> None:
+            while not stop.is_set():
+                crowd.send(body)
+
+        pushers = [threading.Thread(target=push) for _ in range(4)]
+        for pusher in pushers:
+            pusher.start()
+        try:
+            run = fp8scope.init(
+                name="patient", url=url, token=server.token, directory=tmp_path / "spool", mode="online"
+            )
+            deadline = time.monotonic() + 120
+            steps = 0
+            while refusals(tmp_path / "web.log", run.id) == 0:
+                assert time.monotonic() < deadline
+                with run.step() as step:
+                    step.log(loss=1.0)
+                steps += 1
+                time.sleep(0.02)
+        finally:
+            stop.set()
+            for pusher in pushers:
+                pusher.join()
+        report = run.finish(timeout=120)
+    stored = Run.objects.get(pk=run.id)
+    assert report.complete and (stored.rows_stored, stored.state) == (steps, "finished")
+    assert len(queries.scalar(stored.pk, "loss")) == steps
+
+
+def refusals(log: Path, run: object) -> int:
+    """How often the server has turned a batch of this run away for now."""
+    return sum("Too Many Requests" in line and str(run) in line for line in log.read_text().splitlines())

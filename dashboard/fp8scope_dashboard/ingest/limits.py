@@ -1,5 +1,6 @@
 """Bounds on what comes from outside. docs/wire.md tells clients of the first group."""
 
+import os
 from typing import Final
 
 MIB: Final = 1024 * 1024
@@ -22,6 +23,6 @@ FIRST_TIME_US: Final = 946_684_800_000_000
 LAST_TIME_US: Final = 7_258_118_400_000_000
 
 # Decompressed bytes that one web process works on at a time; beyond it clients are asked to slow down.
-BYTES_IN_FLIGHT: Final = 768 * MIB
+BYTES_IN_FLIGHT: Final = int(os.environ.get("FP8SCOPE_INGEST_MIB") or 768) * MIB
 SLOW_DOWN_SECONDS: Final = 1
 UNAVAILABLE_SECONDS: Final = 2
