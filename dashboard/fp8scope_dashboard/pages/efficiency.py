@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -98,7 +99,7 @@ def recent_figures(run: Run) -> list[Figure]:
     return found
 
 
-_MEANS: Final = {
+_MEANS: Final[dict[str, Callable[[float], str]]] = {
     "tokens_per_second": compact,
     "mfu": percent,
     "model_flops_per_second": lambda value: f"{tera(value)}FLOP/s",

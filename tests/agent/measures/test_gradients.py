@@ -153,10 +153,10 @@ def test_a_step_that_the_scaler_skips_has_no_norm() -> None:
 
 def test_two_optimizers_make_one_norm_and_number_their_groups_on() -> None:
     first, second = small_model(), small_model()
+    groups: list[dict[str, Any]] = [{"params": [*layer.parameters()]} for layer in (first[0], first[2])]
+    groups[1]["lr"] = 2.0
     optimizers = [
-        torch.optim.SGD(
-            [{"params": [*first[0].parameters()]}, {"params": [*first[2].parameters()], "lr": 2.0}], lr=1.0
-        ),
+        torch.optim.SGD(groups, lr=1.0),
         torch.optim.SGD(second.parameters(), lr=3.0),
     ]
     measures = Measures(Guard())
