@@ -271,7 +271,7 @@ class Run(Controls, Lifecycle):
         self._open = step
         if self._early:
             early, self._early = self._early, {}
-            step.log(early)
+            self.log(early)
 
     def _measure_step(self, step: Step) -> "Reading | None":
         with self.guard.shield("measuring a step"):

@@ -59,7 +59,7 @@ def test_the_training_is_the_same_with_and_without() -> None:
 def test_values_logged_around_a_step_belong_to_it(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
-    run.log(before_everything=1)
+    run.log(before_everything=1, tokens=64)
     for number in range(3):
         loss = squares(model, number)
         run.log(after_forward=number)
@@ -72,6 +72,7 @@ def test_values_logged_around_a_step_belong_to_it(server: WireServer) -> None:
     stored = server.run
     assert stored.steps == [1, 2, 3]
     assert stored.scalars("before_everything") == [1, None, None]
+    assert stored.scalars("tokens") == [64, None, None]
     assert stored.scalars("after_forward") == stored.scalars("after_step") == [0, 1, 2]
     assert stored.scalars("accuracy") == [0, 0.5, 1] and stored.scalars("eval/loss") == [None, None, 7.0]
 

@@ -307,6 +307,27 @@ def test_what_backward_raises_is_the_scripts(server: WireServer) -> None:
     assert server.run.scalars("loss") == pytest.approx([float(loss.detach())])
 
 
+def test_an_optimizer_that_raises_is_no_step(server: WireServer) -> None:
+    model, optimizer = regression()
+    run = fp8scope.attach(model, optimizer)
+    losses = []
+    for number in range(5):
+        loss = squares(model, number)
+        if number == 2:
+
+            def broken() -> float:
+                raise ZeroDivisionError("as planned")
+
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step(broken)
+            continue
+        loss.backward()  # type: ignore[no-untyped-call]
+        update(optimizer)
+        losses.append(float(loss.detach()))
+    assert run.finish().errors == 0
+    assert server.run.steps == [1, 2, 3, 4] and server.run.scalars("loss") == pytest.approx(losses)
+
+
 def test_a_loop_that_someone_else_wraps_too(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another tool replaces `backward` after us, and is there when the next run begins."""
     model, optimizer = regression()

@@ -220,7 +220,8 @@ def test_ctrl_c(server: WireServer, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         told = process.stderr.read()
     assert process.returncode == -signal.SIGINT and told.rstrip().endswith("KeyboardInterrupt")
-    assert server.run.finish["state"] == "failed" and len(server.run.steps) >= 3
+    # The signal may have come while the last completed step was being recorded.
+    assert server.run.finish["state"] == "failed" and len(server.run.steps) >= 2
 
 
 def test_a_script_that_records_itself_is_left_alone(

@@ -94,7 +94,8 @@ class Attachment:
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those that have stepped since the step began."""
         self._optimizer_steps = 0
-        self._inside = 0
+        self._inside = False
+        """Whether an optimizer is at its step: what is called then, its closure calls."""
         self._inside_losses = 0
         self._forward_seen = False
         self._due = False
@@ -172,7 +173,7 @@ class Attachment:
             # An optimizer that evaluates its closure again and again (LBFGS) trains on the first loss.
             if loss is not None and not (self._inside and self._inside_losses):
                 self._pending.append((loss, reached))
-            self._inside_losses += bool(self._inside)
+            self._inside_losses += self._inside
 
     def before_scaler_step(self, optimizer: Optimizer) -> Any:
         return self._optimizer_steps
@@ -207,13 +208,11 @@ class Attachment:
             # Two steps without a forward pass that we could see in between.
             self._close_if_due()
         self._begin(may_close=False)
-        self._inside += 1
-        self._inside_losses = 0
+        self._inside, self._inside_losses = True, 0
 
     def _optimizer_ended(self, optimizer: Optimizer) -> None:
         with self._run.guard.shield("ending a step"):
-            self._inside = max(0, self._inside - 1)
-            self._inside_losses = 0
+            self._inside, self._inside_losses = False, 0
             self._optimizer_steps += 1
             self._stepped.add(optimizer)
             for followed in self._followed:
@@ -245,11 +244,12 @@ class Attachment:
 
     def _begin(self, may_close: bool = True) -> "Step | None":
         """The step that is open, after recording one that is complete."""
-        if self._inside == 0 and may_close:
+        if may_close and not self._inside:
             self._close_if_due()
         if self._step is None and not self._run.finished:
-            self._step = self._run.step(self._tokens_per_step)
-            self._step.__enter__()
+            with self._run.guard.shield("beginning a step"):
+                self._step = self._run.step(self._tokens_per_step)
+                self._step.__enter__()
         return self._step
 
     def _close_if_due(self) -> None:
