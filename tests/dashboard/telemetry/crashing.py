@@ -76,6 +76,9 @@ def compact(run: UUID, moments: int) -> int:
 
 def main() -> None:
     django.setup()
+    # Once, not in every child.
+    import fp8scope_dashboard.telemetry.compaction  # noqa: F401
+
     run = UUID(sys.argv[1])
     for line in sys.stdin:
         child = os.fork()
