@@ -81,6 +81,8 @@ def ranking_figure(
         type="log",
         range=[math.log10(smallest / 2), math.log10(largest * 1.3)],
         tickformat=".2~p",
+        # Labels of every digit would lie over each other.
+        dtick=1 if largest > 30 * smallest else "D2",
         showgrid=True,
     )
     figure.update_yaxes(
