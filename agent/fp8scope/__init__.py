@@ -36,18 +36,29 @@ from fp8scope.step import Step
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope_kernels import CurrentScaling, DelayedScaling, Recipe, convert
+    from fp8scope_kernels import (
+        MXFP8,
+        BlockScaling,
+        CurrentScaling,
+        DelayedScaling,
+        Recipe,
+        RowwiseScaling,
+        convert,
+    )
     from fp8scope_kernels.convert import Selection
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "MXFP8",
     "Alert",
+    "BlockScaling",
     "Command",
     "ConfigurationError",
     "CurrentScaling",
     "DelayedScaling",
     "FinishReport",
+    "RowwiseScaling",
     "Run",
     "Step",
     "attach",
@@ -56,7 +67,7 @@ __all__ = [
     "watch",
 ]
 
-_KERNELS = ("CurrentScaling", "DelayedScaling", "convert")
+_KERNELS = ("BlockScaling", "CurrentScaling", "DelayedScaling", "MXFP8", "RowwiseScaling", "convert")
 
 
 def __getattr__(name: str) -> Any:
@@ -82,6 +93,7 @@ def init(
     mode: str | None = None,
     resume: str | Mapping[str, Any] | None = None,
     commands: Sequence[str] | None = None,
+    shadow: "Recipe | None" = None,
 ) -> Run:
     """Begin a run. Returns at once, whether the server answers or not.
 
@@ -99,10 +111,14 @@ def init(
     `commands`: what people and rules may ask of this process, among `fallback` (the default), `pause` and
     `resume`; see `fp8scope.commands`.
 
+    `shadow`: the recipe under which every model that is watched is quantised beside its training; see `watch`.
+
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
     configure_logging()
     check_allowed(commands)
+    if shadow is not None and not hasattr(shadow, "format_of"):
+        raise ConfigurationError(f"shadow must be a recipe, such as DelayedScaling(), got {shadow!r}.")
     settings = settings_from(project=project, url=url, token=token, directory=directory, mode=mode)
     registration = blank_registration(name if name is not None else _default_name()) | {
         "precision": precision or "unknown",
@@ -129,6 +145,7 @@ def init(
     install_hooks()
     finish_previous()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
+    run.shadow = shadow
     run.look_up_repository()
     return run
 
@@ -169,13 +186,13 @@ def attach(
     return run
 
 
-def watch(model: "torch.nn.Module") -> int:
-    """Observe the model's FP8 layers in the run that was begun last; returns the number of tensors."""
+def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None, **how: Any) -> int:
+    """`Run.watch` of the run that was begun last; returns the number of tensors."""
     run = current_run()
     if run is None:
         logging.getLogger("fp8scope").warning("watch(model) observes nothing: call fp8scope.init first.")
         return 0
-    return run.watch(model)
+    return run.watch(model, optimizer, **how)
 
 
 def _default_name() -> str:

@@ -62,6 +62,15 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
         assert row["tensors"]["scale"][names.index("0.weight.exp_avg")] is None
 
 
+def test_init_takes_a_recipe_for_the_shadow_and_nothing_else() -> None:
+    with fp8scope.init(name="x", mode="disabled", shadow=fp8scope.MXFP8()) as run:
+        assert run.watch(tiny_model()) == 0
+    with fp8scope.init(name="x", mode="offline", shadow=fp8scope.RowwiseScaling()) as run:
+        assert run.shadow == fp8scope.RowwiseScaling()
+    with pytest.raises(fp8scope.ConfigurationError, match="DelayedScaling"):
+        fp8scope.init(name="x", mode="offline", shadow="delayed")  # type: ignore[arg-type]
+
+
 def test_shadow_mode_is_told_and_may_be_set_for_the_whole_run(server: WireServer, settings: Settings) -> None:
     run = Run(replace(settings, introduce_seconds=60), blank_registration("shadow"))
     run.shadow = fp8scope.DelayedScaling()
