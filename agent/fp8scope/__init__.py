@@ -111,7 +111,7 @@ def init(
     `commands`: what people and rules may ask of this process, among `fallback` (the default), `pause` and
     `resume`; see `fp8scope.commands`.
 
-    `shadow`: the recipe under which every model that is watched is quantised beside its training; see `watch`.
+    `shadow`: the recipe under which every watched model is quantised beside its training; see `Run.watch`.
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
