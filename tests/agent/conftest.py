@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -15,6 +16,10 @@ from agent.wire_server import WireServer  # noqa: E402
 
 import fp8scope.hooks  # noqa: E402
 from fp8scope.config import Settings  # noqa: E402
+
+# On a busy machine any example may take long; that says nothing about the code.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture

@@ -51,6 +51,9 @@ def test_every_other_block(block: str, server: WireServer, tmp_path: Path) -> No
     if "offline" in block:
         complete, directory = output.split()
         assert complete == "False" and Path(directory).is_dir() and server.runs == {}
+    elif "resume=" in block:
+        assert server.run.steps == [1, 2, 3, 4] and server.run.scalars("tokens")[-1] == 400
+        assert [place["attempt"] for place in server.run.places.values()] == [0, 1]
     else:
         assert server.run.steps == [1, 2, 3] and server.run.finish["errors"] == 0
         assert None not in server.run.scalars("loss")

@@ -1,6 +1,9 @@
 """The spool: what was appended is read back, torn tails are recognised, bounds hold, old segments go."""
 
 import contextlib
+import fcntl
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from fp8scope.cursor import Cursor, Progress
 from fp8scope.records import FRAME, Kind, Record
-from fp8scope.segments import SpoolBusyError
+from fp8scope.segments import Owner, SpoolBusyError
 from fp8scope.spool import MAGIC, Spool, SpoolFullError
 
 
@@ -156,3 +159,51 @@ def test_a_cursor_survives_being_torn(tmp_path: Path) -> None:
         damaged = Cursor(path, Progress("another"))
         assert damaged.progress.seq in expected and damaged.progress.writer == "writer"
         damaged.close()
+
+
+def test_a_flush_reaches_everything_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what was written to a file that is full by now, and the names of new files."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    spool = Spool(tmp_path, max_bytes=8 * (64 << 10))
+    while len(list(tmp_path.glob("*.log"))) < 3:
+        spool.append(Kind.ROW, bytes(10_000))
+    spool.flush()
+    assert set(synced) == {str(tmp_path), *(str(path) for path in tmp_path.glob("*.log"))}
+    synced.clear()
+    spool.flush()
+    assert synced == []
+    spool.append(Kind.ROW, b"one more")
+    spool.flush()
+    assert synced == [str(max(tmp_path.glob("*.log")))]
+    spool.close()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_spool_writes_through(durable: bool, tmp_path: Path) -> None:
+    spool = Spool(tmp_path, durable=durable)
+    spool.append(Kind.ROW, b"a step")
+    assert spool._active is not None
+    (descriptor,) = [
+        int(link.name) for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).endswith(".log")
+    ]
+    assert bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DSYNC) == durable
+    spool.close()
+
+
+def test_the_owner_of_a_spool(tmp_path: Path) -> None:
+    assert Owner.of(tmp_path) is None
+    Spool(tmp_path, owner=Owner.me(child=True)).close()
+    assert Owner.of(tmp_path) == Owner(socket.gethostname(), os.getpid(), True)
+    # Who only reads it does not make it theirs.
+    Spool(tmp_path).close()
+    assert Owner.of(tmp_path) == Owner(socket.gethostname(), os.getpid(), True)
+    for nonsense in (b"", b"{", b"[]", b'{"host": "x"}'):
+        (tmp_path / "lock").write_bytes(nonsense)
+        assert Owner.of(tmp_path) is None
