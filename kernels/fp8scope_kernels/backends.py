@@ -74,8 +74,8 @@ def _build() -> bool:
     except Exception as error:  # whatever the compiler says, training must go on
         _failure = f"{type(error).__name__}: {error}"
         warnings.warn(
-            "Quantisation goes on in eager torch, because building the C++ kernels failed "
-            f"({_failure.splitlines()[0]}).",
+            "Quantisation goes on in eager torch, with the same results but slower, because building the C++ "
+            f"kernels failed ({_failure.splitlines()[0]}).",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -45,7 +45,7 @@ def is_built() -> bool:
 def _build() -> ctypes.CDLL:
     command = compiler()
     if command is None:
-        raise RuntimeError("No C++ compiler was found on the PATH.")
+        raise RuntimeError("no C++ compiler was found; install g++ or clang++, or let CXX name one")
     with tempfile.TemporaryDirectory(prefix="fp8scope-") as folder:
         target = str(Path(folder) / "native.so")
         # Some compilers have no OpenMP: one thread is still better than none.
@@ -58,8 +58,16 @@ def _build() -> ctypes.CDLL:
                 check=False,
             )
             if done.returncode == 0:
-                return _declared(ctypes.CDLL(target))
+                return _declared(_load(target))
     raise RuntimeError(f"{command} failed: {done.stderr.strip()[-2000:]}")
+
+
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        # Temporary folders may be mounted such that nothing in them can be run.
+        raise RuntimeError(f"{error}; let TMPDIR name a folder that libraries can be loaded from") from error
 
 
 def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:

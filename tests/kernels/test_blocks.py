@@ -221,6 +221,32 @@ def test_the_compiled_kernel_has_the_same_bits_and_counts(
         assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
+@pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
+@cases
+@pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_backends_on_random_bits(
+    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, grid: tuple[int, int], fmt: Format, dtype: torch.dtype
+) -> None:
+    """Blocks with and without NaN and Inf, of subnormals or zeros only; more than are worked on together."""
+    monkeypatch.setattr(backends, "_failure", None)
+    bits = torch.randint(-(2**31), 2**31, (131, 4300), generator=torch.Generator().manual_seed(3))
+    # Rows of subnormals, of zeros, and of numbers below 2.
+    bits[3:40] &= 0x807FFFFF - 2**32
+    bits[40:44] = 0
+    bits[44:90] &= 0xBFFFFFFF - 2**32
+    x = bits.to(torch.int32).view(torch.float32).to(dtype)
+    results = []
+    for backend in ("compiled", "reference"):
+        monkeypatch.setattr(backends, "_chosen", backend)
+        values, _, row, block_row = run(x, fmt, recipe, grid)
+        results.append((values, quantize_blocks(x, fmt, grid, recipe).scale, row, block_row))
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert torch.equal(actual.isnan(), expected.isnan())
+    assert results[0][2][STATISTICS.index("nonfinite")] > 0
+
+
 def test_a_dtype_that_is_not_the_format_s_is_refused() -> None:
     with pytest.raises(ValueError, match=r"E4M3 is stored as bfloat16 or in its own dtype, not as .*e5m2"):
         quantize_blocks(torch.ones(2, 2), E4M3, (1, 0), RowwiseScaling(), dtype=torch.float8_e5m2)
