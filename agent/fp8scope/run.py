@@ -262,6 +262,9 @@ class Run(Controls, Lifecycle):
         with self.guard.shield("ending the attachment"):
             self.detach()
         self._callbacks, self._failure = callbacks, failure
+        if self._early:
+            names = ", ".join(sorted(map(str, self._early)))[:200]
+            self.guard.tell_once("early", "no step followed that %s could be recorded with.", names)
 
     def _begin_step(self) -> None:
         self._switch_layers()

@@ -93,6 +93,16 @@ def test_after_finish_nothing_is_recorded(
     assert caplog.text.count("the run is finished") == 1
 
 
+def test_values_that_no_step_followed(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = regression()
+    run = fp8scope.attach(model, optimizer)
+    train(model, optimizer, 1)
+    run.detach()
+    run.log(accuracy=0.5)
+    run.finish()
+    assert "no step followed that accuracy could be recorded with" in caplog.text
+
+
 def test_values_that_are_none(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
