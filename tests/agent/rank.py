@@ -32,7 +32,8 @@ def main(wrap: str, steps: int, victim: int, when: int, agree: bool) -> None:
     else:
         for layer in (model[0], model[2]):
             fully_shard(layer)
-        wrapped = fully_shard(model)
+        fully_shard(model)
+        wrapped = model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if agree:
         sync_amaxes_after(optimizer, model)

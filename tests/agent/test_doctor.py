@@ -107,7 +107,7 @@ def test_space(free: int, state: str, settings: Settings, monkeypatch: pytest.Mo
         def __init__(self) -> None:
             self.free = free
 
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage())
     assert check_space(settings).state == state
 
 

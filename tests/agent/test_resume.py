@@ -200,7 +200,7 @@ def test_a_resume_that_cannot_be_meant(resume: Any, settings: Settings) -> None:
 
 def test_init_takes_it(server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     given = str(uuid.uuid4())
-    where = {"url": server.url, "token": server.token, "directory": settings.directory}
+    where: dict[str, Any] = {"url": server.url, "token": server.token, "directory": settings.directory}
     first = fp8scope.init(**where, resume=given)
     assert (first.id, first.attempt) == (given, 0)
     first.finish()
