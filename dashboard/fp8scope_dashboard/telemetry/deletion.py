@@ -8,7 +8,9 @@ turned away.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from uuid import UUID
 
 from django.db import connection, models, transaction
@@ -42,10 +44,12 @@ class Progress:
 
 def begin(run: Run) -> Progress:
     """Hide a run and have it deleted by a job. Asking twice is asking once."""
+    first = Run.objects.filter(pk=run.pk).update(deleted_at=timezone.now())
     size = storage.of_run(run.pk).bytes
-    if Run.objects.filter(pk=run.pk).update(deleted_at=timezone.now(), deleted_bytes=size):
+    if first:
+        Run.with_deleted.filter(pk=run.pk).update(deleted_bytes=size)
         run_changed(run.pk, run.project_id, "state")
-        _start_job(run.pk)
+        transaction.on_commit(lambda: Thread(target=_start_job, args=[run.pk], daemon=True).start())
     return Progress(size, size, done=False)
 
 
@@ -127,13 +131,9 @@ def _vacuum(tables: list[str]) -> None:
 
 
 def _start_job(run_id: UUID) -> None:
-    """Ask a worker for it; where the queue is away, the sweeper finds the run."""
+    """Ask a worker for it, on a thread of its own: where the queue is away, the sweeper finds the run."""
     from fp8scope_dashboard.ingest.tasks import delete_run as job
 
-    def start() -> None:
-        try:
-            job.delay(str(run_id))
-        except Exception:  # whatever Redis or Celery raise: the run is marked, and that is what counts
-            return
-
-    transaction.on_commit(start)
+    # Whatever Redis or Celery raise: the run is marked, and that is what counts.
+    with suppress(Exception):
+        job.delay(str(run_id))
