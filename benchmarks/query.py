@@ -69,26 +69,28 @@ class Reader:
 
 
 def fill(
-    environment: dict[str, str], options: argparse.Namespace, name: str, tensors: int, steps: int
+    environment: dict[str, str], options: argparse.Namespace, tensors: int, steps: int
 ) -> dict[str, Any]:
-    """Put a run into the store."""
-    filler = str(Path(__file__).with_name("store_fill.py"))
-    command = [sys.executable, filler, "--recording", str(options.recording),
-               "--tensors", str(tensors), "--steps", str(steps), "--name", name]  # fmt: skip
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE, text=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+    """Put a run into the store, unless an earlier benchmark has."""
     import psycopg
 
+    name = f"{tensors} x {steps}"
     with psycopg.connect(environment["DATABASE_URL"], autocommit=True) as database:
-        rows = database.execute(
-            "SELECT name FROM runs_tensor WHERE run_id = %s ORDER BY index", [found["run"]]
-        )
-        names = [row[0] for row in rows]
-        for table in ("telemetry_tile", "telemetry_rollup", "telemetry_block"):
-            database.execute(f"VACUUM ANALYZE {table}")
-    return {**found, "tensors": tensors, "names": names}
+        stored = database.execute(
+            "SELECT id FROM runs_run JOIN telemetry_rolling ON run_id = id WHERE name = %s AND NOT pending",
+            [name],
+        ).fetchone()
+        if stored is None:
+            filler = str(Path(__file__).with_name("store_fill.py"))
+            command = [sys.executable, filler, "--recording", str(options.recording),
+                       "--tensors", str(tensors), "--steps", str(steps), "--name", name]  # fmt: skip
+            surroundings = {**os.environ, **environment}
+            done = subprocess.run(command, env=surroundings, check=True, stdout=subprocess.PIPE, text=True)
+            stored = (json.loads(done.stdout)["run"],)
+            for table in ("telemetry_tile", "telemetry_rollup", "telemetry_block"):
+                database.execute(f"VACUUM ANALYZE {table}")
+        rows = database.execute("SELECT name FROM runs_tensor WHERE run_id = %s ORDER BY index", [stored[0]])
+        return {"run": str(stored[0]), "tensors": tensors, "names": [row[0] for row in rows]}
 
 
 def measure(
@@ -154,7 +156,9 @@ def main() -> None:
     parser.add_argument("--long-tensors", type=int, help="of the run ten times longer; default: a tenth")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--cold-rounds", type=int, default=6)
-    parser.add_argument("--directory", type=Path, help="where the database lies while it runs")
+    parser.add_argument(
+        "--directory", type=Path, help="keeps the installation and its runs for the next time"
+    )
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     import store_data
@@ -166,14 +170,14 @@ def main() -> None:
     store_data.record(options.recording, 2400)
     few = options.long_tensors or max(1, options.tensors // 10)
     with (
-        tempfile.TemporaryDirectory(dir=options.directory) as scratch,
-        Supervisor(Path(scratch) / "up", port=0) as supervisor,
+        tempfile.TemporaryDirectory() as scratch,
+        Supervisor(options.directory or Path(scratch) / "up", port=0) as supervisor,
     ):
         reader = Reader(supervisor.url, make_token(supervisor))
         environment = supervisor.environment
-        wide = fill(environment, options, "wide", options.tensors, options.steps)
-        short = fill(environment, options, "short", few, options.steps)
-        long = fill(environment, options, "long", few, 10 * options.steps)
+        wide = fill(environment, options, options.tensors, options.steps)
+        short = fill(environment, options, few, options.steps)
+        long = fill(environment, options, few, 10 * options.steps)
         figures: dict[str, Any] = {}
         growths = {}
         for kind, ask in (("series", reader.series), ("heatmap", reader.heatmap)):

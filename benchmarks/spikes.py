@@ -60,7 +60,7 @@ def session(supervisor: Any) -> str:
 def chart(url: str, cookie: str, run: dict[str, Any]) -> dict[str, Any]:
     """The figure of a tensor as the page asks for it first."""
     tensor = run["tensor"].replace("#", "%23")
-    address = f"{url}/p/{run['project']}/runs/{run['run']}/figures/tensor?tensor={tensor}"
+    address = f"{url}/p/{run['project']}/runs/{run['run']}/figures/tensor.json?tensor={tensor}"
     answer = urllib3.request("GET", address, headers={"cookie": cookie}, redirect=False)
     if answer.status != 200:
         raise SystemExit(f"{address}: {answer.status}")

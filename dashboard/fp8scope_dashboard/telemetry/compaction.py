@@ -8,6 +8,7 @@ of ingest.Receipt, which compaction does not touch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
@@ -34,19 +35,19 @@ FULL_POINTS = 64_000_000
 FULL_CHUNKS = 4_096
 # So many blocks that are not full are merged although together they are not full either.
 MOST_SMALL_BLOCKS = 16
-# A message that is missing is waited for this long before later ones are put into a block without it. When it
-# comes after all, it makes a block of its own.
+# A message that is missing is waited for this long before later ones are put into a block without it. When
+# it comes after all, it makes a block of its own.
 GRACE = timedelta(minutes=2)
 # Nothing more is expected of a run that has been silent so long.
 ABANDONED = timedelta(hours=1)
 OVER = (RunState.FINISHED, RunState.FAILED)
-# Transactions for one run before the others have their turn.
+# Transactions for one run, and seconds after which no further one is begun: then others have their turn.
 CHANGES_AT_ONCE = 16
+SECONDS_AT_ONCE = 60.0
 
 
 def runs_to_compact() -> list[UUID]:
-    """Runs with a writer that has enough in chunks, or any when the run is over; and those left unfinished.
-    """
+    """Runs with a writer that has enough in chunks, or any when the run is over; and those left unfinished."""
     now = timezone.now()
     ended = Q(run__state__in=OVER) | Q(run__heartbeat_at__lt=now - ABANDONED)
     chunks = Chunk.objects.order_by("run_id").values("run_id", "writer")
@@ -64,15 +65,17 @@ def runs_to_compact() -> list[UUID]:
 
 
 def compact_run(run_id: UUID, most: int = CHANGES_AT_ONCE) -> int:
-    """Make up to `most` changes, each a transaction. Returns how many: fewer than `most` means that all is
-    done.
+    """Make up to `most` changes, each a transaction; none is begun after SECONDS_AT_ONCE.
 
-    Safe to run at any time, twice, and by several workers at once.
+    Safe to run at any time, twice, and by several workers at once. Returns how many; `most` when there may be
+    more to do, fewer when all is done.
     """
-    changes = 0
+    changes, deadline = 0, time.monotonic() + SECONDS_AT_ONCE
     for step in (_chunks_to_block, _merge_blocks, rolling.roll):
         while changes < most and _locked(run_id, step):
             changes += 1
+            if time.monotonic() > deadline:
+                return most
     if changes < most:
         _locked(run_id, _settle)
     return changes

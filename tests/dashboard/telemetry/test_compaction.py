@@ -438,3 +438,18 @@ def test_long_lines_come_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.isnan(line.values[line.steps == 505]).all()
     assert 505 in line.steps
     assert (np.diff(line.times.astype(np.int64)) >= 0).all()
+
+
+def test_a_slow_worker_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "SECONDS_AT_ONCE", 0.0)
+    recorder = Recorder.of_new_run(["a", "b"])
+    record(recorder, 80)
+    over()
+    before = everything(recorder)
+    # As many as asked for, as far as the caller knows, so that it comes again; but one in truth.
+    assert compaction.compact_run(recorder.run.id, 5) == 5
+    assert Block.objects.count() == 1
+    while compaction.compact_run(recorder.run.id, 5):
+        pass
+    assert everything(recorder) == before
+    assert not Chunk.objects.exists()
