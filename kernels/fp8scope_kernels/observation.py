@@ -100,7 +100,9 @@ class HighPrecisionObserver:
             return
         try:
             with torch.no_grad():
-                self.write(role, slot, x.detach())
+                # Of a sharded tensor each rank sees its part; the parts add up.
+                part = x.to_local() if hasattr(x, "to_local") else x
+                self.write(role, slot, part.detach())
         except Exception as error:
             if self.on_error is None:
                 raise

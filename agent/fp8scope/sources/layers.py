@@ -84,4 +84,6 @@ class HighPrecisionLayers:
 
 def is_foreign(layer: nn.Module) -> bool:
     """Whether another library quantises in this layer, so that another source observes it."""
-    return type(layer).__module__.partition(".")[0] in ("torchao", "transformer_engine")
+    return any(
+        cls.__module__.partition(".")[0] in ("torchao", "transformer_engine") for cls in type(layer).__mro__
+    )

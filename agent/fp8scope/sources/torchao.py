@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8scope.sources.base import OnError, local, path_of
-from fp8scope.sources.boards import COUNTS, NUMEL, SCALE, Board, Boards
+from fp8scope.sources.boards import COUNTS, NONFINITE, NUMEL, SCALE, Board, Boards
 from fp8scope.sources.hooks import replace_observer, shapes_of
 from fp8scope_kernels import (
     E4M3,
@@ -70,8 +70,11 @@ class Float8Layers:
 
 def is_float8_linear(module: nn.Module) -> bool:
     """Whether this is torchao's layer; torchao is imported by whoever made one."""
-    cls = type(module)
-    return cls.__name__ == "Float8Linear" and cls.__module__.startswith("torchao.")
+    # FSDP makes a class of its own of it.
+    return any(
+        cls.__name__ == "Float8Linear" and cls.__module__.startswith("torchao.")
+        for cls in type(module).__mro__
+    )
 
 
 def casts_of(config: Any) -> dict[Role, Cast]:
@@ -130,7 +133,11 @@ class Float8Observer(HighPrecisionObserver):
             count_cast_already(slot.row, x)
             return
         x = local(x)
-        if x.numel():
+        if role == "weight" and x.numel() < slot.info.numel:
+            # This rank's shard: the layer casts the whole weight, with a scale that is not known from it.
+            add_extent(slot.row, x.numel(), measure(x))
+            slot.row[SCALE:NONFINITE].fill_(torch.nan)
+        elif x.numel():
             count_cast(slot, x, self._casts[role])
 
 

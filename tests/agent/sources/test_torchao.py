@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim, hp_tensor_to_float8_dynamic
 
+from fp8scope.sources.torchao import Float8Observer
 from fp8scope_kernels import E4M3, E5M2, exponent_histogram
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -163,6 +164,33 @@ def test_the_recipe_is_told() -> None:
     collector = Watched(float8_model("rowwise")).collector
     assert collector.recipe["recipe"] == "torchao.float8"
     assert collector.recipe["weight"] == "float8_e4m3fn rowwise" and collector.recipe["power_of_two"] is True
+
+
+def test_of_a_sharded_weight_only_what_a_part_can_tell_is_told() -> None:
+    """FSDP makes a class of its own of the layer, and keeps a part of the weight on each rank."""
+    model = float8_model("tensorwise")
+    layer = model[0]
+    layer.__class__ = type("FSDPFloat8Linear", (type(layer),), {})
+    watched = Watched(model)
+    assert watched.tensors == 6
+    (observer,) = [hook for hook in layer._forward_hooks.values() if isinstance(hook, Float8Observer)]
+    part = next(layer.parameters()).detach()[:8]
+    step = watched.step(lambda: observer.write("weight", observer.slots["weight"], part))
+    row = step.row("0.weight")
+    assert (row[NUMEL], row[AMAX], row[-1]) == (8 * 32, float(part.abs().max()), 0)
+    assert torch.isnan(torch.tensor(row[SCALE:-1])).all()
+
+
+def test_weights_that_come_as_fp8_show_their_scale() -> None:
+    model = float8_model("tensorwise")
+    watched = Watched(model)
+    seen = Seen(model[0])
+    watched.step(lambda: model(torch.randn(4, 32)))
+    gathered = seen.cast("weight")
+    (observer,) = [hook for hook in model[0]._forward_hooks.values() if isinstance(hook, Float8Observer)]
+    row = watched.step(lambda: observer.write("weight", observer.slots["weight"], gathered)).row("0.weight")
+    assert row[NUMEL] == 48 * 32 and row[SCALE] == float(gathered._scale)
+    assert torch.isnan(torch.tensor([row[AMAX], *row[SATURATED:]])).all()
 
 
 def test_copies_are_not_counted() -> None:
