@@ -47,7 +47,7 @@ SECONDS_AT_ONCE = 60.0
 
 
 def runs_to_compact() -> list[UUID]:
-    """Runs with a writer that has enough in chunks, or any when the run is over; and those left unfinished."""
+    """Runs with enough in chunks, or any once the run is over; and those left unfinished."""
     now = timezone.now()
     ended = Q(run__state__in=OVER) | Q(run__heartbeat_at__lt=now - ABANDONED)
     chunks = Chunk.objects.order_by("run_id").values("run_id", "writer")
