@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -57,11 +58,14 @@ def test_it_works(server: WireServer) -> None:
     )
 
 
-def test_without_conversion_it_trains_exactly_as_alone(server: WireServer) -> None:
-    alone = launch(server, SCRIPTS / "plain.py", command=())
-    watched = launch(server, SCRIPTS / "plain.py")
-    assert watched.stdout == alone.stdout and len(alone.stdout.split()) == 5
-    assert watched.returncode == alone.returncode == 0
+def test_without_conversion_it_trains_exactly_as_alone(
+    server: WireServer, here: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["plain.py"])
+    runpy.run_path(str(SCRIPTS / "plain.py"), run_name="__main__")
+    alone = capsys.readouterr().out
+    assert here(SCRIPTS / "plain.py") == 0
+    assert capsys.readouterr().out == alone and len(alone.split()) == 5
     assert server.run.registration["name"].startswith("plain ")
     assert {"1.input", "3.weight"} <= set(names_of(server.run))
 
@@ -188,9 +192,12 @@ def without_our_lines(told: str) -> list[str]:
 
 def test_an_error_inside_of_what_we_replaced_shows_nothing_of_us(server: WireServer, tmp_path: Path) -> None:
     script = write(tmp_path, f"{TRAIN}\ntrain(2)\nmodel(torch.ones(2, 16)).backward()\n")
-    alone, watched = launch(server, script, command=()), launch(server, script)
-    assert alone.stderr.splitlines()[-1].startswith("RuntimeError: grad can be implicitly created")
-    assert without_our_lines(watched.stderr) == alone.stderr.splitlines()
+    told = without_our_lines(launch(server, script).stderr)
+    assert told[0].startswith("Traceback") and told[-1].startswith(
+        "RuntimeError: grad can be implicitly created"
+    )
+    places = [line.split('"')[1] for line in told if line.startswith("  File ")]
+    assert places[0] == str(script) and all("torch" in place for place in places[1:])
     # That a step before was recorded well does not make it a success.
     assert server.run.steps == [1, 2] and server.run.finish["state"] == "failed"
     assert "grad can be implicitly created" in server.run.finish["error"]

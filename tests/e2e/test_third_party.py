@@ -63,6 +63,7 @@ def test_it_works(
     tab.page.get_by_role("heading", name=script).wait_for()
     tab.draw_everything()
     tab.page.get_by_text("Recipe and configuration").click()
+    tab.page.evaluate("scrollTo(0, 0)")
     tab.screenshot(f"third-party-{script}", tmp_path)
     # The loss of every step, the tensors by the model's own names, and how they are quantised.
     assert tab.points("loss") == STEPS
