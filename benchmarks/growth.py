@@ -108,8 +108,9 @@ def start(
     return child
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes] | None) -> None:
     """SIGKILL a process with its children."""
+    assert child is not None
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -247,16 +248,13 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         visitor.start()
         before = transactions(replica_url)
         deaths = {}
-        for name, kill in (
-            ("web", lambda: end(webs[0])),
-            ("worker", lambda: end(workers[0])),
-            ("replica", lambda: end(replica.child)),
-        ):
+        asked = 0
+        for name, victim in (("web", webs[0]), ("worker", workers[0]), ("replica", replica.child)):
             time.sleep(options.seconds / 4)
             if name == "replica":
                 asked = transactions(replica_url) - before
             deaths[name] = sum(map(crash.lines, files))
-            kill()
+            end(victim)
         time.sleep(options.seconds / 4)
         stop.set()
         visitor.stop = True

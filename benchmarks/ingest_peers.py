@@ -6,10 +6,11 @@ ours is imported here.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import multiprocessing
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -48,6 +49,8 @@ def install(venv: Path) -> Path:
 
 def one(peer: str, python: Path, directory: Path, seconds: float, processes: int) -> float:
     """Start a peer's server on an empty directory, send to it, stop it."""
+    import psutil
+
     directory.mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -61,6 +64,7 @@ def one(peer: str, python: Path, directory: Path, seconds: float, processes: int
         "GRADIO_ANALYTICS_ENABLED": "False",
         "HF_HUB_OFFLINE": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     commands = {
         "trackio": [
@@ -110,7 +114,11 @@ def one(peer: str, python: Path, directory: Path, seconds: float, processes: int
                 raise SystemExit(f"{peer}: {done.stderr[-3000:]}\n{(directory / 'log').read_text()[-2000:]}")
             return float(json.loads(done.stdout.splitlines()[-1]))
         finally:
-            os.killpg(server.pid, signal.SIGKILL)
+            # MLflow's helpers have sessions of their own.
+            main = psutil.Process(server.pid)
+            for process in (*main.children(recursive=True), main):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
             server.wait()
 
 
@@ -133,12 +141,9 @@ def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 def trackio_sender(url: str, run: int) -> Callable[[int], int]:
     """Post rows as trackio's client does: `bulk_log`, a dictionary of metrics a step; 4 steps a request."""
-    import httpx
-    from trackio.remote_client import RemoteClient
-
-    client: Any = RemoteClient(
-        url, write_token="benchmark", verbose=False, httpx_kwargs={"timeout": httpx.Timeout(300)}
-    )
+    remote = importlib.import_module("trackio.remote_client")
+    options = {"timeout": 300.0}
+    client = remote.RemoteClient(url, write_token="benchmark", verbose=False, httpx_kwargs=options)
 
     def send(step: int) -> int:
         logs = [
@@ -154,22 +159,21 @@ def trackio_sender(url: str, run: int) -> Callable[[int], int]:
             for i in range(4)
         ]
         client.predict(api_name="/bulk_log", logs=logs, hf_token=None)
-        return 4 * len(logs[0]["metrics"])
+        return 4 * TENSORS * len(STATISTICS)
 
     return send
 
 
 def mlflow_sender(url: str, run: int) -> Callable[[int], int]:
     """MLflow's `log_batch`, which takes at most 1,000 metrics."""
-    from mlflow import MlflowClient
-    from mlflow.entities import Metric
-
-    client = MlflowClient(url)
+    mlflow = importlib.import_module("mlflow")
+    metric = importlib.import_module("mlflow.entities").Metric
+    client = mlflow.MlflowClient(url)
     run_id = client.create_run("0", run_name=f"run{run}").info.run_id
 
     def send(step: int) -> int:
         metrics = [
-            Metric(name, value, 1_767_225_600_000 + step, step) for name, value in row(step // 4).items()
+            metric(name, value, 1_767_225_600_000 + step, step) for name, value in row(step // 4).items()
         ]
         part = metrics[step % 4 :: 4]
         client.log_batch(run_id, metrics=part, synchronous=True)
@@ -210,7 +214,7 @@ def send_all(peer: str, url: str, seconds: float, processes: int) -> float:
     rates = [points / taken for points, taken in (results.get(timeout=seconds * 5 + 200) for _ in workers)]
     for worker in workers:
         worker.join()
-    return sum(rates)
+    return float(sum(rates))
 
 
 if __name__ == "__main__":
