@@ -116,6 +116,8 @@ class Boards:
     def __init__(self) -> None:
         self.all: list[Board] = []
         self.catalogue: list[TensorInfo] = []
+        self.sampling = False
+        """Whether this is a sampled step."""
         self._places: dict[str, int] = {}
         self._by_kind: dict[tuple[torch.device, bool], Board] = {}
 
@@ -143,6 +145,7 @@ class Boards:
 
     def sample(self, value: bool) -> None:
         """Set whether the step that begins is a sampled one."""
+        self.sampling = value
         for board in self.all:
             board.sampling = value
             if value and not board.every_step:

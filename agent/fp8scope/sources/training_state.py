@@ -82,19 +82,20 @@ class TrainingState:
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._boards.sampling:
+            return
         # A closure has yet to compute the gradients.
         if not has_closure(args, kwargs):
             self._note_gradients(optimizer)
         for name, parameter in self._parameters():
-            if self._slot(name, parameter, "update").buffer.sampling:
-                self._before[name] = _spread(parameter).clone()
+            self._before[name] = _spread(parameter).clone()
 
     def _note_gradients(self, optimizer: Optimizer) -> None:
         scale = getattr(optimizer, "grad_scale", None)
         for name, parameter in self._parameters():
             gradient = parameter.grad
             slot = self._slot(name, parameter, "weight_grad")
-            if not slot.buffer.sampling or gradient is None or gradient.layout != torch.strided:
+            if gradient is None or gradient.layout != torch.strided:
                 continue
             gradient = local(gradient)
             extent = measure(gradient)
@@ -105,24 +106,25 @@ class TrainingState:
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._before:
+            return
         if has_closure(args, kwargs):
             self._note_gradients(optimizer)
+        ratios: dict[torch.device, list[tuple[Slot, Tensor]]] = {}
         for name, parameter in self._parameters():
             before = self._before.get(name)
             if before is None or parameter.grad is None:
                 continue
-            self._note_update(name, parameter, before)
+            slot = self._slot(name, parameter, "update")
+            ratios.setdefault(before.device, []).append((slot, _note_update(slot, parameter, before)))
             if not self._counts_itself:
                 self._note_moments(name, parameter, optimizer.state.get(parameter, {}))
         self._before.clear()
-
-    def _note_update(self, name: str, parameter: Tensor, before: Tensor) -> None:
-        update = _spread(parameter).double() - before.double()
-        slot = self._slot(name, parameter, "update")
-        _write(slot, update.numel(), measure(update))
-        ratio = update.norm() / before.double().norm()
-        board = self._boards.on(before.device, every_step=False)
-        board.note("update_ratio", [slot], torch.where(torch.isfinite(ratio), ratio, torch.nan).reshape(1))
+        for device, found in ratios.items():
+            together = torch.stack([ratio for _, ratio in found])
+            known = torch.where(torch.isfinite(together), together, torch.nan)
+            board = self._boards.on(device, every_step=False)
+            board.note("update_ratio", [slot for slot, _ in found], known)
 
     def _note_moments(self, name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
         moments = [
@@ -142,6 +144,15 @@ class TrainingState:
             slot = board.buffer.register(f"{name}.{role}", format=None, shape=shape, role=role)
             self._slots[name, role] = slot
         return slot
+
+
+def _note_update(slot: Slot, parameter: Tensor, before: Tensor) -> Tensor:
+    """Write how a parameter has changed; returns norm(update) / norm(weight), without dimensions."""
+    before = before.double()
+    update = _spread(parameter).double() - before
+    _write(slot, update.numel(), measure(update))
+    ratio: Tensor = update.norm() / before.norm()
+    return ratio
 
 
 class _Hook:
