@@ -44,7 +44,7 @@ from fp8scope_kernels import DelayedScaling, convert, fp8_layers
 
 HERE = Path(__file__).resolve().parent
 SHAPE = Shape(layers=6, width=384, heads=6, context=128)
-BATCH = 2
+BATCH = 4
 BLOCK = 6
 """Steps in a row with or without: what the agent does in the background falls into the steps after."""
 SETTLE = 0.8
