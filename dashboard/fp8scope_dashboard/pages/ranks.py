@@ -14,6 +14,7 @@ from fp8scope_dashboard.pages.verdicts import Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.runs.services import SILENT_AFTER
 from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.codec import Float64s
 
 SHOWN = 64
 ATTEMPTS_SHOWN = 50
@@ -64,13 +65,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Tensors whose scale is not the same on all ranks that stored `step`."""
+    """Tensors whose scale is not the same on all ranks that stored `step`.
+
+    `apart`: the ranks that differ from more than half of all; none where no scale has such a majority.
+    """
 
     step: int
     count: int
     names: list[str]
     compared: int
     weights: bool
+    apart: list[int]
 
 
 @dataclass(frozen=True)
@@ -190,4 +195,14 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
         [name for _, name, _ in found[:NAMED]],
         len(scales),
         any(role == "weight" for _, _, role in found),
+        _apart(table[:, wrong], list(scales))[:SHOWN],
     )
+
+
+def _apart(scales: Float64s, ranks: Sequence[int]) -> list[int]:
+    """Ranks (rows of float64[ranks, tensors]) that do not have what more than half of them have."""
+    # The median is the majority's value where there is a majority.
+    median = np.nanmedian(scales, axis=0)
+    same = np.abs(scales - median) <= RELATIVE * np.abs(median)
+    agreed = same.sum(axis=0) > len(ranks) / 2
+    return [rank for rank, row in zip(ranks, ~same & ~np.isnan(scales) & agreed, strict=True) if row.any()]

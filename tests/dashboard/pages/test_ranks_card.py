@@ -93,6 +93,7 @@ def test_weights_whose_scales_differ(run: Run) -> None:
     assert found is not None
     # At the last step that all have; the inputs' scales are each rank's own.
     assert (found.step, found.names, found.compared, found.weights) == (25, ["0.weight"], 3, True)
+    assert found.apart == [2]
 
 
 def test_activations_have_to_agree_where_the_recipe_says_so(run: Run) -> None:
@@ -103,6 +104,8 @@ def test_activations_have_to_agree_where_the_recipe_says_so(run: Run) -> None:
     run.refresh_from_db()
     found = ranks_of(run).disagreement
     assert found is not None and (found.names, found.weights) == (["0.input"], False)
+    # Of two nobody can tell which one is right.
+    assert found.apart == []
 
 
 def test_attempts_and_what_was_replaced(run: Run) -> None:
