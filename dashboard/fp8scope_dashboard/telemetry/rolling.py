@@ -221,12 +221,12 @@ def _finest(run: Run, first: int, last: int) -> Iterable[tuple[tuple[str, int], 
             )
     tensors = Tensor.objects.filter(run=run).count()
     for tile in range(-(-tensors // WIDTH)):
-        indices = np.arange(tile * WIDTH, (tile + 1) * WIDTH)
+        indices = np.arange(tile * WIDTH, min((tile + 1) * WIDTH, tensors))
         merged_tile = across_ranks(raw.tensor_parts(run.id, run.statistics, indices, first, last - 1))
         named: Named = {}
         for column in _columns(run):
             if merged_tile is None or not len(merged_tile.steps):
-                named[column] = blank(WIDTH, count)
+                named[column] = blank(len(indices), count)
                 continue
             values = derive(column.removeprefix(TENSOR), merged_tile.values)
             named[column] = aggregate(merged_tile.steps, values, FINEST, bucket, count)
@@ -250,6 +250,8 @@ class _Work:
 
     def __init__(self, run_id: UUID, cuts: dict[int, int]) -> None:
         self._run_id, self._cutoffs = run_id, cuts
+        # How many of a group's series the run has.
+        self._series: dict[tuple[str, int], int] = {}
 
     def get(self, group: tuple[str, int], names: list[str], stride: int, first: int, end: int) -> Named:
         """Parts of the buckets first..end - 1."""
@@ -263,14 +265,14 @@ class _Work:
             parts["last"][0, known] = found.times[known].astype(np.int64)
             parts["count"][0, known] = 1.0
             return {raw.AXIS: parts}
-        count = WIDTH if kind == TENSOR else 1
-        indices = tile * WIDTH + np.arange(count)
+        indices = tile * WIDTH + np.arange(self._series[group])
         found = rollups.read(self._run_id, names, indices, stride, first, end - 1, PARTS, self._cutoffs)
         return found.values
 
     def put(self, group: tuple[str, int], stride: int, first: int, named: Named, stored: int) -> None:
         """Write buckets from `first` on; of those before `stored` the others stay."""
         kind, tile = group
+        self._series[group] = len(next(iter(named.values()))["count"])
         end = first + next(iter(named.values()))["count"].shape[1]
         for span in range(first // SPAN, (end - 1) // SPAN + 1):
             low, high = max(first, span * SPAN), min(end, (span + 1) * SPAN)
@@ -330,4 +332,4 @@ def _encode(
         nothing = same_from_terms(statistic, terms, parts)
     if nothing:
         return dict.fromkeys(PARTS)
-    return {part: encode_matrix(array) for part, array in parts.items()}
+    return {part: encode_matrix(array, WIDTH if kind == TENSOR else 1) for part, array in parts.items()}

@@ -69,10 +69,11 @@ def cut_tile(offsets: Sequence[int], body: bytes | memoryview, count: int) -> li
     return [view[low - begin : high - begin] for low, high in zip(offsets[:-1], offsets[1:], strict=True)]
 
 
-def encode_matrix(values: Float64s) -> tuple[list[int], bytes] | None:
-    """Encode float64[series, rows], NaN being no value."""
+def encode_matrix(values: Float64s, series: int = 0) -> tuple[list[int], bytes] | None:
+    """Encode float64[series, rows], NaN being no value; up to `series`, further ones without any value."""
     present: Bools = ~np.isnan(values)
-    return encode_tile([encode_series(row, there) for row, there in zip(values, present, strict=True)])
+    encoded = [encode_series(row, there) for row, there in zip(values, present, strict=True)]
+    return encode_tile(encoded + [b""] * (series - len(encoded)))
 
 
 def decode_matrix(offsets: Sequence[int], body: bytes | memoryview, out: Float64s) -> None:
