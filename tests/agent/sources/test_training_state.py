@@ -11,7 +11,6 @@ import torch
 from agent.sources.watching import AMAX, NONFINITE, NUMEL, SATURATED, SCALE, Watched
 from torch import Tensor, nn
 
-from fp8scope.sources.training_state import UPDATE_ELEMENTS
 from fp8scope_kernels import Fp8AdamW
 
 
@@ -120,8 +119,9 @@ def test_our_own_optimizer_counts_its_state_itself(level: Any) -> None:
     assert steps[0].row("0.weight.update")[NUMEL] and not steps[1].row("0.weight.update")[NUMEL]
 
 
-def test_a_large_weight_is_looked_at_in_part() -> None:
-    linear = nn.Linear(512, 3 * UPDATE_ELEMENTS // 512, bias=False)
+def test_a_large_weight_is_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fp8scope.sources.training_state.UPDATE_ELEMENTS", 1024)
+    linear = nn.Linear(64, 48, bias=False)
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.5)
     watched = Watched(linear, optimizer)
 
@@ -130,8 +130,8 @@ def test_a_large_weight_is_looked_at_in_part() -> None:
         optimizer.step()
 
     step = watched.step(work)
-    assert step.row("weight.update")[NUMEL] == UPDATE_ELEMENTS
-    assert step.row("weight.weight_grad")[NUMEL] == 3 * UPDATE_ELEMENTS
+    assert step.row("weight.update")[NUMEL] == 1024
+    assert step.row("weight.weight_grad")[NUMEL] == 3 * 1024
     assert step.extra("update_ratio", "weight.update") == pytest.approx(0.5, rel=1e-5)
 
 
