@@ -176,7 +176,7 @@ class Capture:
         if root is None or call is None or not isinstance(loss, Tensor) or loss.numel() != 1 or not outputs:
             raise _NothingError("the script calls backward on something that is no scalar loss of its model.")
         (args, kwargs), random_state = call
-        slopes = torch.autograd.grad(loss, outputs, allow_unused=True)
+        slopes: Sequence[Any] = torch.autograd.grad(loss, outputs, allow_unused=True)
         weighted = [index for index, slope in enumerate(slopes) if slope is not None]
         # A model that returns its loss beside what the loss was computed from: the loss says it all.
         weighted = [index for index in weighted if outputs[index].numel() == 1] or weighted

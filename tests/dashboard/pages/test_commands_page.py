@@ -8,7 +8,6 @@ import pytest
 from dashboard.loop.conftest import tell
 from dashboard.pages.conftest import Visitor
 from dashboard.recording import Recorder, make_run
-from django.http import HttpResponse
 from django.test import Client
 
 from fp8scope_dashboard.alerts.models import Rule, RuleAction
@@ -38,17 +37,16 @@ def page(visitor: Visitor, run: Run, rest: str = "") -> str:
     return answer.content.decode()
 
 
-def ask(visitor: Visitor, run: Run, **form: Any) -> HttpResponse:
-    answer: HttpResponse = visitor.client.post(
-        visitor.address(f"runs/{run.id}/commands/new"), form, follow=True
-    )
-    return answer
+def ask(visitor: Visitor, run: Run, **form: Any) -> str:
+    """The page that somebody sees after they have asked."""
+    address = visitor.address(f"runs/{run.id}/commands/new")
+    return visitor.client.post(address, form, follow=True).content.decode()
 
 
 def test_it_works(member: Visitor, writer: Recorder) -> None:
     shown = page(member, writer.run)
     assert "Steer the run" in shown and '<option value="blocks.0.up">' in shown
-    answer = ask(member, writer.run, **FORM).content.decode()
+    answer = ask(member, writer.run, **FORM)
     assert "Asked for: change precision" in answer
     (command,) = Command.objects.all()
     assert command.arguments == {"patterns": ["blocks.*.up", "blocks.1.down"], "precision": "bf16"}
@@ -95,7 +93,7 @@ def test_other_commands(
 def test_what_cannot_be_meant_is_told(
     member: Visitor, writer: Recorder, form: dict[str, str], message: str
 ) -> None:
-    assert message in ask(member, writer.run, **form).content.decode()
+    assert message in ask(member, writer.run, **form)
     assert not Command.objects.exists()
 
 

@@ -48,6 +48,8 @@ const connect = () => {
     say(JSON.parse(event.data).source === "polling" ? "polling" : "live");
     // What happened while nobody listened.
     if (wasConnected) flush(true);
+    // What changes rarely, and has changed between the page's rendering and now, would not be told again.
+    else for (const element of document.querySelectorAll("[data-catch-up]")) window.htmx?.trigger(element, "fp8:refresh");
     wasConnected = true;
   });
   stream.addEventListener("change", (event) => note(JSON.parse(event.data).kind));
