@@ -14,6 +14,7 @@ from contract.wire_client import WireClient
 from django.core.cache import cache
 from live_servers import Server
 
+from fp8scope.cli import main
 from fp8scope.config import Settings
 from fp8scope.exporting import TransferError, download
 from fp8scope.importing import File, Upload
@@ -104,18 +105,6 @@ def everything(run_id: uuid.UUID) -> dict[str, Any]:
             for _, data in found:
                 mine += [row_of(data, i) for i in range(len(data))]
         rows[str(writer)] = mine
-    fields = (
-        "name",
-        "precision",
-        "recipe",
-        "config",
-        "environment",
-        "tags",
-        "group",
-        "baseline",
-        "seed",
-        "total_steps",
-    )
     return {
         "run": {name: getattr(run, name) for name in (*RUN, "created_at", "state", "error", "last_scalars")},
         "counted": (run.rows_stored, run.points_stored, run.last_step, run.rows_dropped, run.agent_errors),
@@ -240,3 +229,28 @@ def test_deletion_over_the_api(server: Server, client: WireClient) -> None:
     last = client.request("DELETE")
     assert (last.status, last.json) == (200, {"done": True, "share": 1.0, "bytes_left": 0})
     assert WireClient(server.url, server.token).request("DELETE").code == "unknown_run"
+
+
+def test_from_a_terminal(
+    server: Server,
+    client: WireClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FP8SCOPE_URL", server.url)
+    monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
+    assert main(["export", str(client.run), "--format", "csv"]) == 0
+    path = Path(f"{client.run}.csv")
+    assert f"{path}: {path.stat().st_size:,} bytes" in capsys.readouterr().out
+    new = uuid.uuid4()
+    assert main(["import", str(path), "--id", str(new)]) == 0
+    assert str(new) in capsys.readouterr().out
+    assert everything(new) == everything(client.run)
+    assert main(["export", str(uuid.uuid4())]) == 1
+    assert "has no run" in capsys.readouterr().err
+    monkeypatch.setenv("FP8SCOPE_TOKEN", "fp8s_wrong")
+    assert main(["import", str(path)]) == 1
+    assert "token" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [tmp_path / path]
