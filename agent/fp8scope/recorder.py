@@ -5,7 +5,8 @@ loses at most the last completed step. Steps that are longer than a switch of th
 recorder's thread. For shorter ones the training thread writes what is left itself, as long as the disk is
 quick, and else waits for the recorder. That waiting is bounded: see WAIT_AT_MOST and the two after it. A disk
 that is slower than these bounds puts at risk what is in the queue, and nothing else can: not a network, nor a
-server.
+server. What is not bounded is a disk that was quick and hangs from one write to the next, where it was the
+training thread's turn: that one step ends when the disk answers.
 
 A step whose values are still being computed by a device is not completed in this sense.
 """

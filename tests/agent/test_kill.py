@@ -114,7 +114,6 @@ def test_a_disk_that_hangs_does_not_stop_the_training(
     server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released, hangs = threading.Event(), threading.Event()
-    run = Run(settings, blank_registration("hanging disk"))
     append = FileSegment.append
 
     def hang(self: FileSegment, data: bytes) -> None:
@@ -123,6 +122,7 @@ def test_a_disk_that_hangs_does_not_stop_the_training(
         append(self, data)
 
     monkeypatch.setattr(FileSegment, "append", hang)
+    run = Run(settings, blank_registration("hanging disk"))
     for _ in range(50):
         with run.step() as step:
             step.log(loss=1.0)
