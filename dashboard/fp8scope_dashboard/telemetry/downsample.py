@@ -19,7 +19,9 @@ def keep(steps: Int64s, values: Float64s, points: int) -> Int64s:
 
     Half of them by MinMaxLTTB (Van Der Donckt et al., 2023), which keeps the look of the line. The other half
     is the minimum and the maximum of each of points // 4 buckets of equally many samples, so that no one-step
-    spike is lost: the LTTB step alone keeps only one of two spikes that are close to each other.
+    spike is lost: the LTTB step alone keeps only one of two spikes that are close to each other. Of the first
+    half, points // 8 go to the samples that stand out most from both neighbours, so that several spikes in one
+    bucket stay.
     First and last sample are always kept. Values that are not finite are chosen apart (up to half as many,
     taken from those points): the two ends of each stretch of them, thinned evenly where these are too many.
 
@@ -56,5 +58,16 @@ def _keep_finite(steps: Int64s, values: Float64s, points: int) -> Int64s:
         return np.arange(len(values))
     buckets = points // 4
     extremes = MIN_MAX.downsample(values, n_out=2 * buckets)
-    shape = MIN_MAX_LTTB.downsample(np.ascontiguousarray(steps), values, n_out=max(3, points - 2 * buckets))
-    return np.union1d(extremes, shape).astype(np.int64)
+    spikes = _sharpest(values, points // 8)
+    room = max(3, points - 2 * buckets - len(spikes))
+    shape = MIN_MAX_LTTB.downsample(np.ascontiguousarray(steps), values, n_out=room)
+    kept: Int64s = np.union1d(np.union1d(extremes, shape), spikes).astype(np.int64)
+    return kept
+
+
+def _sharpest(values: Float64s, count: int) -> Int64s:
+    """The samples that stand out most from both of their neighbours, on the same side."""
+    before, after = values[1:-1] - values[:-2], values[1:-1] - values[2:]
+    height = np.where(before * after > 0, np.minimum(np.abs(before), np.abs(after)), 0.0)
+    count = min(count, int(np.count_nonzero(height)))
+    return np.argpartition(-height, count - 1)[:count] + 1 if count else np.zeros(0, np.int64)

@@ -102,3 +102,13 @@ def test_steps_with_gaps() -> None:
 def test_too_few_points_asked_for() -> None:
     with pytest.raises(ValueError, match="at least 8"):
         keep(np.arange(10), np.zeros(10), 7)
+
+
+def test_many_spikes_stay_however_close_they_are() -> None:
+    random = np.random.default_rng(5)
+    values = random.random(100_000)
+    places = np.sort(random.choice(np.arange(1, 99_999), 50, replace=False))
+    values[places] = 10.0 + random.random(50)
+    kept = keep(np.arange(100_000), values, 1_200)
+    assert len(kept) <= 1_200
+    assert set(places.tolist()) <= set(kept.tolist())
