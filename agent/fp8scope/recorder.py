@@ -76,12 +76,13 @@ class Recorder:
         if wait > 0 and not self._quick:
             while self._is_behind(but) and time.monotonic() < began + wait:
                 time.sleep(POLL_SECONDS)
-        elif wait > 0 and self.lock.acquire(timeout=wait):
-            try:
-                with self._guard.shield("recording"):
+        elif wait > 0:
+            # Not `acquire(timeout=...)`: Ctrl-C between it and the `try` would leave the lock taken for ever.
+            while self.lock.locked() and time.monotonic() < began + wait:
+                time.sleep(POLL_SECONDS / 10)
+            if not self.lock.locked():
+                with self.lock, self._guard.shield("recording"):
                     self._drain()
-            finally:
-                self.lock.release()
         self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
 
     def drain(self) -> bool:
@@ -112,6 +113,7 @@ class Recorder:
         """Record what is in the queue up to the first entry that a device still works on."""
         while self._queue and self._queue[0].is_ready():
             entry = self._queue.popleft()
+            end = self.spool.end if self.spool is not None else 0
             try:
                 if isinstance(entry, Catalogue):
                     self._tensors[entry.offset :] = entry.tensors
@@ -121,6 +123,12 @@ class Recorder:
                     with self._guard.shield(f"recording ({entry.kind.name.lower()})"):
                         self._record(entry)
                     self._quick = time.monotonic() - began < UNNOTICED
+            except BaseException:
+                # Ctrl-C, in the middle of our own work: nothing that was handed over may be lost by it.
+                if self.spool is not None and self.spool.end == end:
+                    self._queue.appendleft(entry)
+                    self._recorded -= 1
+                raise
             finally:
                 self._recorded += 1
 
