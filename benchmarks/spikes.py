@@ -3,7 +3,7 @@
 A run of 100,000 steps has 50 steps at which one tensor's amax is ten times (or more) as high as at any
 other. The chart of the run's page (the figure that the browser fetches when the page is opened, signed in,
 no zoom) is asked for once over HTTP, and the spikes in it are counted: points at that very step with that
-very height. `shown_1m` is the same on a run of a million steps, which is drawn from roll-ups.
+very height. `shown_longer` is the same on a run ten times longer, which is drawn from roll-ups.
 
     python benchmarks/spikes.py --recording DIR [--steps 100000] [--spikes 50]
 """
@@ -119,7 +119,7 @@ def main() -> None:
     figures = {}
     with tempfile.TemporaryDirectory() as scratch, Supervisor(Path(scratch) / "up", port=0) as supervisor:
         cookie = session(supervisor)
-        for key, steps in (("shown", options.steps), ("shown_1m", 10 * options.steps)):
+        for key, steps in (("shown", options.steps), ("shown_longer", 10 * options.steps)):
             run = fill(supervisor.environment, options.recording, steps, options.spikes)
             figures[key] = shown(chart(supervisor.url, cookie, run), run["spikes"])
     print(json.dumps({"benchmark": "spikes", **figures, "of": options.spikes, "steps": options.steps}))

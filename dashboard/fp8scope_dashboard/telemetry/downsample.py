@@ -20,8 +20,8 @@ def keep(steps: Int64s, values: Float64s, points: int) -> Int64s:
     Half of them by MinMaxLTTB (Van Der Donckt et al., 2023), which keeps the look of the line. The other half
     is the minimum and the maximum of each of points // 4 buckets of equally many samples, so that no one-step
     spike is lost: the LTTB step alone keeps only one of two spikes that are close to each other. Of the first
-    half, points // 8 go to the samples that stand out most from both neighbours, so that several spikes in one
-    bucket stay.
+    half, points // 8 go to the samples that stand out most from both neighbours, so that several in
+    one bucket stay.
     First and last sample are always kept. Values that are not finite are chosen apart (up to half as many,
     taken from those points): the two ends of each stretch of them, thinned evenly where these are too many.
 
