@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fp8scope import cli
 from fp8scope.hooks import live_runs
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parent / "programs"
 Launch = Callable[..., int]
 
 

@@ -181,7 +181,7 @@ def test_a_compiled_model(which: str, server: WireServer) -> None:
     losses = train(called, optimizer, 4, lm_loss)
     assert run.finish().errors == 0
     assert server.run.steps == [1, 2, 3, 4] and server.run.scalars("loss") == pytest.approx(losses)
-    # The names are the model's, whatever it is wrapped in. One whole graph must not be broken by observing it.
+    # The names are the model's, whatever it is wrapped in. Observing must not break one whole graph.
     assert ("body.0.weight" in names_of(server)) == (which != "in place")
     # A model that is called from inside a graph tells nothing of its inputs.
     tokens = [32.0, 64.0, 96.0, 128.0] if which == "compiled" else [None] * 4

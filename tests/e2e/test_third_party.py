@@ -15,7 +15,7 @@ from fp8scope_dashboard.runs.models import Run
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-SCRIPTS = Path(__file__).parents[1] / "agent" / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "agent" / "programs"
 STEPS = 30
 
 

@@ -80,8 +80,15 @@ def extend_catalogue(
         for t in body.tensors
     ]
     try:
-        place = {"rank": body.rank, "hostname": body.hostname, "attempt": body.attempt}
-        count = catalogue.extend(found, writer, body.offset, entries, **place)
+        count = catalogue.extend(
+            found,
+            writer,
+            body.offset,
+            entries,
+            rank=body.rank,
+            hostname=body.hostname,
+            attempt=body.attempt,
+        )
     except catalogue.CatalogueGapError as error:
         raise CatalogueGapRefusalError(
             f"The catalogue has {error.length} entries; these begin at {body.offset}.",

@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
 from fp8scope_dashboard.ingest import schemas
+from fp8scope_dashboard.ingest.api import ERRORS
 from fp8scope_dashboard.ingest.auth import run_of
 from fp8scope_dashboard.ingest.errors import InvalidError
 from fp8scope_dashboard.runs.models import Run, Tensor
@@ -21,7 +22,6 @@ from fp8scope_dashboard.telemetry.downsample import FEWEST
 
 ARROW = "application/vnd.apache.arrow.stream"
 MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
-ERRORS = frozenset({401, 404, 422, 500, 503})
 
 router = Router(tags=["telemetry"])
 Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; what is stored when left out.")]
