@@ -78,9 +78,9 @@ class Recorder:
                 time.sleep(POLL_SECONDS)
         elif wait > 0:
             # Not `acquire(timeout=...)`: Ctrl-C between it and the `try` would leave the lock taken for ever.
-            while self.lock.locked() and time.monotonic() < began + wait:
+            while (held := self.lock.locked()) and time.monotonic() < began + wait:
                 time.sleep(POLL_SECONDS / 10)
-            if not self.lock.locked():
+            if not held:
                 with self.lock, self._guard.shield("recording"):
                     self._drain()
         self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
