@@ -97,7 +97,7 @@ def test_nothing_yet_says_what_is_missing(admin: Visitor, name: str) -> None:
 def test_scalars(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.healthy.id}/figures/scalar.json"
     assert get(admin, path)["figure"]["layout"]["yaxis"]["title"]["text"] == "tokens / s"
-    assert get(admin, path, name="grad_norm")["figure"]["layout"]["yaxis"]["title"]["text"] == "grad norm"
+    assert get(admin, path, name="grad_norm")["figure"]["layout"]["yaxis"]["title"]["text"] == "Gradient norm"
     assert "empty" in get(admin, path, name="unheard_of")
 
 
