@@ -80,7 +80,7 @@ def test_every_module_is_in_the_wheel(source: Path, wheel: Path) -> None:
     for folder in ("agent/fp8scope", "kernels/fp8scope_kernels", "dashboard/fp8scope_dashboard"):
         root = source / folder
         for file in root.rglob("*"):
-            wanted = file.suffix == ".py" or "templates" in file.parts or "static" in file.parts
+            wanted = file.suffix in (".py", ".cpp") or "templates" in file.parts or "static" in file.parts
             if file.is_file() and wanted and "__pycache__" not in file.parts:
                 assert str(file.relative_to(root.parent)) in packed
 

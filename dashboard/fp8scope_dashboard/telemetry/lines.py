@@ -108,8 +108,7 @@ def _line(
     last: int | None,
     points: int | None,
 ) -> Series:
-    """Of a range that is short, or wanted whole, every row; else the extremes of its buckets, and its ends.
-    """
+    """Of a range that is short, or wanted whole, every row; else its buckets' extremes, and its ends."""
     stored = step_range(run_id)
     if stored is None:
         return _no_series()
