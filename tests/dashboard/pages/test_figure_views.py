@@ -110,6 +110,22 @@ def test_the_map_of_tensors(admin: Visitor, seeded: Seeded) -> None:
     assert [TENSORS[i] for i in worst["indices"]] == worst["names"]
 
 
+def test_tensors_without_the_statistic_take_no_room(admin: Visitor) -> None:
+    """A master gradient has an amax, but is never cast: it cannot overflow."""
+    run = make_run(admin.project, "with gradients", precision="fp8")
+    recorder = Recorder(run, tensors=["up.input", "up.weight_grad"])
+    never = [0.0, np.nan]
+    recorder.rows(
+        [1, 2],
+        {},
+        {"amax": [[1, 2]] * 2, "numel": [[9, 9]] * 2, "saturated": [never] * 2, "nonfinite": [never] * 2},
+    )
+    path = f"runs/{run.id}/figures/heatmap.json"
+    assert get(admin, path)["figure"]["layout"]["meta"] == {"indices": [0], "names": ["up.input"]}
+    both = get(admin, path, statistic="amax", order="worst")["figure"]["layout"]["meta"]
+    assert both["names"] == ["up.weight_grad", "up.input"]
+
+
 def test_choosing_tensors(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.faulty.id}/figures/heatmap.json"
     names = get(admin, path, role="grad_output", filter="MLP.up")["figure"]["layout"]["meta"]["names"]

@@ -117,23 +117,26 @@ def _heatmap(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
     found = queries.heatmap(
         run.id, statistic, tensors=chosen, first=options.first, last=options.last, columns=columns
     )
-    if request.GET.get("order") == "worst":
-        with np.errstate(invalid="ignore"):
-            peaks = np.nan_to_num(np.fmax.reduce(found.values, axis=1, initial=-np.inf), neginf=-1.0)
-        order = np.argsort(-peaks, kind="stable")
-        names, indices, values = (
-            [found.names[i] for i in order],
-            [found.indices[i] for i in order],
-            found.values[order],
-        )
-    else:
-        names, indices, values = found.names, found.indices, found.values
+    order = _rows(found.values, worst_first=request.GET.get("order") == "worst")
+    names, indices = [found.names[i] for i in order], [found.indices[i] for i in order]
+    values = found.values[order]
     drawn = heatmap_figure(names, found.step_edges, values, statistic, options.theme, compact=options.compact)
     # The browser needs them to know which tensor was clicked.
     drawn.update_layout(meta={"indices": indices, "names": names})
     return figure_answer(
         drawn, f"{glossary.title(statistic)} of {len(names)} tensors of {run.name}, step by step."
     )
+
+
+def _rows(values: NDArray[np.float64], *, worst_first: bool) -> NDArray[np.intp]:
+    """The heat map's rows that have any value (an optimizer's state never overflows); all if none has."""
+    seen = ~np.isnan(values).all(axis=1)
+    rows = np.flatnonzero(seen if seen.any() else ~seen)
+    if not worst_first:
+        return rows
+    with np.errstate(invalid="ignore"):
+        peaks = np.nan_to_num(np.fmax.reduce(values[rows], axis=1, initial=-np.inf), neginf=-1.0)
+    return rows[np.argsort(-peaks, kind="stable")]
 
 
 def _chosen_tensors(request: HttpRequest, run: Run) -> list[int]:
