@@ -207,7 +207,7 @@ def test_torchaos_layers_are_bisected_too() -> None:
         (make_model(), lambda x: 3.0, "a tensor of one element"),
         (make_model(), lambda x: x, "a tensor of one element"),
     ],
-    ids=str,
+    ids=["no layer", "a number", "a matrix"],
 )
 def test_what_cannot_be_bisected_is_said(
     model: nn.Module, loss: Any, message: str, settings: Settings

@@ -88,7 +88,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
         (re.compile("up"), {"0.up", "1.up"}),
         ("", set()),
     ],
-    ids=str,
+    ids=["path", "glob", "several", "expression", "part of a path", "expression for a part", "empty"],
 )
 def test_patterns(pattern: Any, found: set[str]) -> None:
     assert set(find([make_model()], pattern).paths) == found

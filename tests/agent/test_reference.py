@@ -355,7 +355,10 @@ def test_a_step_without_a_loss_is_told(settings: Settings, caplog: pytest.LogCap
         ({"optimizer": None}, "torch.optim.Optimizer"),
         ({"train_step": 3}, "one training step"),
     ],
-    ids=str,
+    ids=[
+        *("every 1", "every 2.5", "steps 1", "steps 9 every 8", "steps 1001", "policy", "tolerance 0"),
+        *("tolerance nan", "keep_on", "also", "optimizer", "train_step"),
+    ],
 )
 def test_arguments_are_checked_at_once(change: dict[str, Any], message: str, settings: Settings) -> None:
     training, run = Training(), begin(settings)
