@@ -5,7 +5,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
 .PHONY: help install demo test test-gpu bench-gpu lint format types check browser bench clean
@@ -32,7 +32,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/fp8scope demo $(DEMO_ARGS)
 
-# As many test processes as cores, but not more than four, each on one core: --numprocesses 0 runs them in one.
+# One test process more than cores (many wait for servers), at most four, each on one core: JOBS=0 runs all in one.
 test: $(INSTALLED) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) $(TEST_ARGS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,10 @@ WITHOUT_SERVERS = tuple(TESTS / name for name in ("kernels", "agent", "gpu"))
 
 # So that tests can import what they share, by its path below tests/.
 sys.path.insert(0, str(TESTS))
+
+# Under nohup and its like SIGINT is ignored, and the programs that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 servers = pytest.StashKey[ExitStack]()
 
