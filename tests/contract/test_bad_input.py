@@ -353,7 +353,8 @@ def test_addresses_and_methods_that_are_not_there(server: Server) -> None:
     for method, path, status, code in [
         ("GET", "/api/v1/nothing", 404, "not_found"),
         ("GET", "/api/v2/runs", 404, "not_found"),
-        ("DELETE", f"/api/v1/runs/{uuid.uuid4()}", 405, "method_not_allowed"),
+        ("PATCH", f"/api/v1/runs/{uuid.uuid4()}", 405, "method_not_allowed"),
+        ("DELETE", f"/api/v1/runs/{uuid.uuid4()}", 404, "unknown_run"),
         ("GET", f"/api/v1/runs/{uuid.uuid4()}/batches", 405, "method_not_allowed"),
         ("GET", "/api/v1/runs/not-a-uuid", 422, "invalid"),
     ]:
