@@ -17,10 +17,12 @@ from fp8scope_dashboard.alerts.models import Channel, Event, Rule
 from fp8scope_dashboard.pages.urls import urlpatterns
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
-READ += ["evidence", "settings", "token_list"]
+READ += ["evidence", "settings", "token_list", "ranks", "run_commands", "run_reports", "report_figure"]
+READ += ["run_data", "run_export"]
 STREAMS = ["project_events", "run_events"]
-MEMBER = ["acknowledge", "mute", "token_create", "token_revoke", "rule_change"]
-ADMIN = ["channel_create", "channel_change", "margins"]
+MEMBER = ["acknowledge", "mute", "token_create", "token_revoke", "rule_change", "command_new"]
+MEMBER += ["run_delete"]
+ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 
 
 class Addresses:
@@ -47,7 +49,8 @@ class Addresses:
     def of(self, name: str) -> str:
         route = str(next(one.pattern for one in urlpatterns if one.name == name))
         known = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
-        known |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "name": "loss", "slug": self.slug}
+        known |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
+        known |= {"name": "bisect" if name == "report_figure" else "loss", "form": "csv"}
         return reverse(name, kwargs={key: known[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
 
@@ -85,9 +88,13 @@ def test_another_projects_member_finds_nothing(stranger: Visitor, addresses: Add
 
 def test_ids_of_another_project_are_not_found_in_ones_own(stranger: Visitor, addresses: Addresses) -> None:
     addresses.slug = stranger.project.slug
-    for name in ("run", "spark", "figure", "evidence", "run_events"):
+    mine = ("ranks", "run_commands", "run_reports", "report_figure", "run_data", "run_export")
+    for name in ("run", "spark", "figure", "evidence", "run_events", *mine):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
-    for name in ("acknowledge", "mute", "token_revoke", "rule_change", "channel_change"):
+    for name in (
+        *("acknowledge", "mute", "token_revoke", "rule_change", "channel_change"),
+        *("command_new", "run_delete"),
+    ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
     assert Channel.objects.filter(pk=addresses.channel.pk).exists()
