@@ -59,6 +59,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert sync_all(settings) == []
 
 
+@pytest.mark.slow
 def test_fsdp_on_four_ranks_one_of_them_killed_and_restarted(server: WireServer, settings: Settings) -> None:
     """torchrun begins all ranks again: the same run, the next attempt."""
     options = ("--standalone", "--max-restarts", "1", "--monitor-interval", "0.1")

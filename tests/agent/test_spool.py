@@ -191,7 +191,10 @@ def test_a_durable_spool_writes_through(durable: bool, tmp_path: Path) -> None:
     spool.append(Kind.ROW, b"a step")
     assert spool._active is not None
     (descriptor,) = [
-        int(link.name) for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).endswith(".log")
+        int(link.name)
+        for link in Path("/proc/self/fd").iterdir()
+        if Path(os.path.realpath(link)).parent == tmp_path.resolve()
+        and os.path.realpath(link).endswith(".log")
     ]
     assert bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DSYNC) == durable
     spool.close()

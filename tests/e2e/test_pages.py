@@ -28,8 +28,7 @@ def addresses(server: Server, seeded: Seeded) -> dict[str, str]:
     return found | {name: f"{own}{name}/" for name in ("compare", "evaluations", "alerts", "settings")}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
 def test_it_works(
     open_tab: OpenTab, server: Server, seeded: Seeded, width: int, theme: str, tmp_path: Path
 ) -> None:

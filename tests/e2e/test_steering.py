@@ -78,8 +78,7 @@ def reported(server: Server) -> str:
     return f"/p/{server.project.slug}/runs/{run.id}/"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
 def test_it_works(open_tab: OpenTab, server: Server, width: int, theme: str, tmp_path: Path) -> None:
     path = reported(server)
     tab = open_tab(width, theme)

@@ -13,7 +13,7 @@ from live_servers import Server, Worker
 
 from fp8scope_dashboard.runs.models import Run
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 SCRIPTS = Path(__file__).parents[1] / "agent" / "programs"
 STEPS = 30
