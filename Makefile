@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 
 # One test process more than cores (many wait for servers), at most four, each on one core: JOBS=0 runs all in one.
 test: $(INSTALLED) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TEST_ARGS)
 
 # On a machine with a CUDA device; elsewhere the GPU tests are skipped with a line that says so.
 test-gpu: $(INSTALLED)

@@ -94,8 +94,8 @@ def test_a_catalogue_gap_sends_the_catalogue_from_its_beginning(
             train_step(model)
     assert run.finish().complete
     posts = [path for _, path in server.requests if path.endswith("/tensors")]
-    # Who writes, the tensors, and after the gap all of it from the beginning.
-    assert len(posts) == 3 and len(server.run.rows) == 3
+    # The tensors (a slow start tells before them who writes), and after the gap all of it from the beginning.
+    assert len(posts) in (2, 3) and len(server.run.rows) == 3
 
 
 def test_a_batch_that_is_too_large_is_halved_until_it_fits(server: WireServer, settings: Settings) -> None:

@@ -48,8 +48,9 @@ def test_it_works(finished: dict[str, Any]) -> None:
         assert run["points_stored"] == run["points_sent"] > 0
         assert run["final_loss"] < 3.5
     healthy, faulty = runs["fp8 delayed scaling"], runs["fp8 stale scales"]
-    # Every step: six scalars, and seven statistics of three tensors of twelve layers.
-    assert healthy["points_stored"] == STEPS * (6 + 7 * 3 * 12)
+    # Every step: seven statistics of three tensors of twelve layers, six scalars, and what this machine measures.
+    statistics = 7 * 3 * 12
+    assert STEPS * (6 + statistics) <= healthy["points_stored"] <= STEPS * (40 + statistics)
     assert healthy["verdict"] in ("within", "over")
     assert {score["metric"] for score in healthy["scores"]} == {"next-byte accuracy", "nll"}
     assert all(run["alerts"] == [] for run in runs.values() if run["fault_at"] is None)
