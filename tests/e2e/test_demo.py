@@ -48,7 +48,7 @@ def test_it_works(finished: dict[str, Any]) -> None:
         assert run["points_stored"] == run["points_sent"] > 0
         assert run["final_loss"] < 3.5
     healthy, faulty = runs["fp8 delayed scaling"], runs["fp8 stale scales"]
-    # Every step: seven statistics of three tensors of twelve layers, six scalars, and what this machine measures.
+    # Every step: seven statistics of three tensors of twelve layers, and the scalars that this machine has.
     statistics = 7 * 3 * 12
     assert STEPS * (6 + statistics) <= healthy["points_stored"] <= STEPS * (40 + statistics)
     assert healthy["verdict"] in ("within", "over")
