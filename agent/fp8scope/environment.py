@@ -24,7 +24,7 @@ _HARMLESS_NAME = re.compile(
     r"(?i)(tokens|tokeni[sz]|token_?(id|count|num|len|per|type|embed)|num_?token|author)"
 )
 _SECRET_VALUE = re.compile(
-    r"\b(?:fp8s_|hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{8,}|eyJ[\w\-]{8,}\.[\w\-]+\.[\w\-]+"
+    r"\b(?:fp8s_|hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{8,}|(?<![\w\-])eyJ[\w\-]{8,}\.[\w\-]+\.[\w\-]+"
 )
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 # Possessive, and only from the beginning of a word: a file of one long word must not take for ever.

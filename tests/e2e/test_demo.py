@@ -88,6 +88,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_everything(running: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
     process, link = running
     # The address is printed once it answers.
@@ -99,6 +100,7 @@ def test_ctrl_c_stops_everything(running: tuple[subprocess.Popen[str], str], tmp
     assert left_running(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_ends_the_demo(
     running: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:

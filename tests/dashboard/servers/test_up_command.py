@@ -17,6 +17,9 @@ from dashboard.servers.installation import Up, eventually, names_below, processe
 from fp8scope_dashboard.commands import COMMANDS, main
 from fp8scope_dashboard.servers import process
 
+# Each starts a whole installation.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
