@@ -17,6 +17,7 @@ from typing import Any
 
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.ranks import Job
+from fp8scope.spool import find_spools
 from fp8scope.transport import Action, Transport
 
 ASK_SECONDS = 3.0
@@ -156,8 +157,7 @@ def write_ledger(directory: Path, identity: Identity, *, over: bool) -> None:
 
 def send_leftovers(run: str, settings: Settings, own: Path) -> threading.Thread | None:
     """In the background, send what dead processes have left of this run; None when there is nothing."""
-    folder = settings.directory / run
-    left = [found.parent for found in sorted(folder.glob("*/cursor")) if found.parent != own]
+    left = [spool for spool in find_spools(settings.directory / run) if spool != own]
     if settings.mode != "online" or not left:
         return None
 

@@ -9,9 +9,10 @@ One thread appends; another reads and forgets. Positions count bytes since the b
 """
 
 import contextlib
+import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fp8scope.records import FRAME, MAX_PAYLOAD, Kind, Record, TornRecordError, check_frame, frame
@@ -24,6 +25,14 @@ RESERVE_BYTES = 16 << 20
 """Memory for what is not a row: an evaluation or the end of the run still goes in when rows are dropped."""
 
 Preamble = Callable[[], Sequence[tuple[Kind, bytes]]]
+
+
+def find_spools(directory: Path) -> Iterator[Path]:
+    """Every spool at or below `directory`; others may remove theirs meanwhile."""
+    for folder, names, files in os.walk(directory):
+        names.sort()
+        if "cursor" in files:
+            yield Path(folder)
 
 
 class SpoolFullError(OSError):

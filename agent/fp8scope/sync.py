@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fp8scope.guard import Guard, configure_logging
 from fp8scope.records import Kind, dump_json
 from fp8scope.segments import Owner, SpoolBusyError
 from fp8scope.sender import Sender
-from fp8scope.spool import Spool
+from fp8scope.spool import Spool, find_spools
 
 logger = logging.getLogger("fp8scope")
 
@@ -75,13 +75,6 @@ def sync(arguments: list[str]) -> int:
     if not reports:
         print("Nothing to send.")
     return 1 if any(report.problem or report.refused for report in reports) else 0
-
-
-def find_spools(directory: Path) -> Iterator[Path]:
-    """Every spool at or below `directory`."""
-    for cursor in sorted(directory.rglob("cursor")):
-        if cursor.is_file():
-            yield cursor.parent
 
 
 def _sync_all(spools: list[Path], settings: Settings, patience: float) -> list[SyncReport]:

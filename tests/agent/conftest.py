@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from agent.wire_server import WireServer  # noqa: E402
 
 import fp8scope.hooks  # noqa: E402
 from fp8scope.config import Settings  # noqa: E402
+from fp8scope.worker import Worker  # noqa: E402
 
 # On a busy machine any example may take long; that says nothing about the code.
 hypothesis.settings.register_profile("busy", deadline=None)
@@ -46,7 +48,27 @@ def settings(server: WireServer, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]]:
+    """The background threads that a test starts end with it: one that goes on trying to send would find the
+    server of a later test at its address.
+    """
+    started: list[Worker] = []
+    start = Worker.start
+
+    def start_and_note(worker: Worker) -> None:
+        started.append(worker)
+        start(worker)
+
+    monkeypatch.setattr(Worker, "start", start_and_note)
+    yield started
+    for worker in started:
+        worker.stop()
+    deadline = time.monotonic() + 60
+    assert [worker for worker in started if not worker.join(deadline)] == []
+
+
+@pytest.fixture(autouse=True)
+def alone(workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test sees this user's configuration, nor leaves a run, a logger or a hook behind."""
     for name in [one for one in os.environ if one.startswith("FP8SCOPE_")] + ["RANK", "WORLD_SIZE"]:
         monkeypatch.delenv(name, raising=False)

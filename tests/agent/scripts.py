@@ -10,7 +10,8 @@ from pathlib import Path
 from agent.wire_server import WireServer
 
 from fp8scope.config import Settings
-from fp8scope.sync import SyncReport, find_spools, sync_one
+from fp8scope.spool import find_spools
+from fp8scope.sync import SyncReport, sync_one
 
 BEGIN = """
 import os, signal, sys, threading, time

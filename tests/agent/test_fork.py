@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from fp8scope.config import Settings
 from fp8scope.registration import blank_registration
 from fp8scope.run import Run
-from fp8scope.sync import find_spools, sync_one
+from fp8scope.spool import find_spools
+from fp8scope.sync import sync_one
 
 
 def record(run: Run, first: int, last: int) -> None:

@@ -18,7 +18,8 @@ from fp8scope.config import Settings
 from fp8scope.registration import blank_registration
 from fp8scope.run import Run
 from fp8scope.segments import FileSegment
-from fp8scope.sync import find_spools, sync_one
+from fp8scope.spool import find_spools
+from fp8scope.sync import sync_one
 
 # The child tells on its standard output each step that it has completed, before it begins the next.
 CHILD = """

@@ -19,7 +19,7 @@ from fp8scope.config import ConfigurationError, Settings
 from fp8scope.registration import blank_registration
 from fp8scope.resume import Identity, identify, read_ledger, write_ledger
 from fp8scope.run import Run
-from fp8scope.sync import find_spools
+from fp8scope.spool import find_spools
 
 
 def record(run: Run, count: int, **options: Any) -> None:

@@ -25,7 +25,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert server.run.steps == list(range(1, 51))
     assert server.run.finish["state"] == "failed"
     # Why, and where the training was.
-    assert "SIGTERM" in server.run.finish["error"] and "in wait" in server.run.finish["error"]
+    assert "SIGTERM" in server.run.finish["error"] and 'File "<string>"' in server.run.finish["error"]
     assert sync_all(settings) == []
 
 

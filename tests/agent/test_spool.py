@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from fp8scope.cursor import Cursor, Progress
 from fp8scope.records import FRAME, Kind, Record
 from fp8scope.segments import Owner, SpoolBusyError
-from fp8scope.spool import MAGIC, Spool, SpoolFullError
+from fp8scope.spool import MAGIC, Spool, SpoolFullError, find_spools
 
 
 def everything(spool: Spool, position: int = 0) -> list[Record]:
@@ -138,6 +139,33 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         Spool(tmp_path)
     first.close()
     Spool(tmp_path).close()
+
+
+def test_others_may_remove_spools_while_one_looks_for_them(tmp_path: Path) -> None:
+    lasting = tmp_path / "run" / "z"
+    lasting.mkdir(parents=True)
+    (lasting / "cursor").touch()
+    looked = threading.Event()
+
+    def come_and_go() -> None:
+        passing = [tmp_path / f"{number}" / "writer" for number in range(20)]
+        while not looked.is_set():
+            for one in passing:
+                one.mkdir(parents=True)
+                (one / "cursor").touch()
+            for one in passing:
+                (one / "cursor").unlink()
+                one.rmdir()
+                one.parent.rmdir()
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(300):
+            assert list(find_spools(tmp_path))[-1] == lasting
+    finally:
+        looked.set()
+        other.join()
 
 
 def test_a_cursor_survives_being_torn(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from live_servers import Server
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.sync import find_spools, sync_one
+from fp8scope.spool import find_spools
+from fp8scope.sync import sync_one
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
 

@@ -51,3 +51,14 @@ def converter(recipe: "Recipe | None") -> Convert | None:
             logger.warning("no layer was converted to FP8:\n%s", report)
 
     return convert
+
+
+def kept(begin: Begin, keep: "Callable[[Run], object]") -> Begin:
+    """`begin`, which hands the run that it makes to `keep` as well."""
+
+    def begin_and_keep(**arguments: Any) -> "Run":
+        run = begin(**arguments)
+        keep(run)
+        return run
+
+    return begin_and_keep

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import fp8scope
 from fp8scope.attachment import attach_run, check
 from fp8scope.attachment.inputs import token_count
-from fp8scope.integrations.common import Begin, Convert, converter, scalars_of
+from fp8scope.integrations.common import Begin, Convert, converter, kept, scalars_of
 from fp8scope.measures.clock import BACKWARD, DATA, FORWARD, OTHER
 
 if TYPE_CHECKING:
@@ -171,13 +171,7 @@ def join(trainer: Any, begin: Begin, convert: Convert | None, tokens_per_step: i
         return
     callback = Fp8scopeCallback(tokens_per_step=tokens_per_step)
     callback._convert = convert
-
-    def begin_and_keep(**arguments: Any) -> "Run":
-        run = begin(**arguments)
-        keep(run)
-        return run
-
-    callback._begin = begin_and_keep
+    callback._begin = kept(begin, keep)
     trainer.callbacks.append(callback)
     callback.setup(trainer, trainer.lightning_module, "fit")
     if trainer.optimizers:

@@ -7,7 +7,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 import fp8scope
 from fp8scope.attachment import attach_run, check
-from fp8scope.integrations.common import Begin, Convert, converter, scalars_of
+from fp8scope.integrations.common import Begin, Convert, converter, kept, scalars_of
 from fp8scope.sources.base import unwrapped
 
 if TYPE_CHECKING:
@@ -118,13 +118,7 @@ def join(trainer: Any, begin: Begin, convert: Convert | None, tokens_per_step: i
         return
     callback = Fp8scopeCallback(tokens_per_step=tokens_per_step)
     callback._convert = convert
-
-    def begin_and_keep(**arguments: Any) -> "Run":
-        run = begin(**arguments)
-        keep(run)
-        return run
-
-    callback._begin = begin_and_keep
+    callback._begin = kept(begin, keep)
     trainer.add_callback(callback)
     if trainer.state.max_steps and trainer.is_in_train and trainer.optimizer is not None:
         # Training has begun already: the script brought its own optimizer.
