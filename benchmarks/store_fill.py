@@ -73,7 +73,9 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
     return {"run": str(run.id), "project": project.slug, "tensor": f"{names[0]}#0", "spikes": spikes.tolist()}
 
 
-ROWS = 8_192
+STEPS_A_MESSAGE = 20
+ROWS = 8_180
+"""A full block, which ends where a message ends."""
 
 
 def store_block(
@@ -104,7 +106,11 @@ def store_block(
     places = (np.arange(len(steps)) + random.integers(0, len(recording.steps))) % len(recording.steps)
     loss = recording.scalars["loss"][places]
     rows = [
-        ("axis", 0, encode_tile([encode_integers(each) for each in (steps, times, steps // 20)])),
+        (
+            "axis",
+            0,
+            encode_tile([encode_integers(each) for each in (steps, times, steps // STEPS_A_MESSAGE)]),
+        ),
         ("scalar:loss", 0, encode_tile([encode_series(loss)])),
     ]
     for name in chosen:
@@ -116,19 +122,26 @@ def store_block(
                     encode_matrix(matrix(recording, name, tile, options.tensors, steps, spikes)),
                 )
             )
+    seq = begin // STEPS_A_MESSAGE
     with transaction.atomic():
         Block.objects.create(
-            run=run, writer=writer, seq=begin // 20, last_seq=int(steps[-1] // 20), first_step=begin,
-            last_step=int(steps[-1]), rows=len(steps), points=len(steps) * (options.tensors * len(chosen) +
-            1), received_at=run.created_at,
-        )  # fmt: skip
+            run=run,
+            writer=writer,
+            seq=seq,
+            last_seq=int(steps[-1] // STEPS_A_MESSAGE),
+            first_step=begin,
+            last_step=int(steps[-1]),
+            rows=len(steps),
+            points=len(steps) * (options.tensors * len(chosen) + 1),
+            received_at=run.created_at,
+        )
         sql.write(
             """
             INSERT INTO telemetry_tile (run_id, name, tile, writer, seq, offsets, body)
             VALUES (%s, %s, %s, %s, %s, %s, %s)
             """,
             (
-                (run.id, name, tile, writer, begin // 20, *encoded)
+                (run.id, name, tile, writer, seq, *encoded)
                 for name, tile, encoded in rows
                 if encoded is not None
             ),

@@ -7,8 +7,10 @@ from django.core.asgi import get_asgi_application
 from django.core.exceptions import ImproperlyConfigured
 
 from fp8scope_dashboard.ingest.body_limit import BodyLimit
+from fp8scope_dashboard.servers.memory import keep_freed_memory
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
+keep_freed_memory()
 
 application = BodyLimit(get_asgi_application())
 

@@ -46,8 +46,23 @@ def run_of(request: HttpRequest, run_id: UUID) -> Run:
     project = project_of(request)
     found = Run.objects.filter(pk=run_id, project=project).first()
     if found is None:
-        raise UnknownRunError(
-            f"The project {project.slug} has no run {run_id}.", "Register it first: PUT /api/v1/runs/{run}"
-        )
+        raise _unknown(project, run_id)
     found.project = project
     return found
+
+
+def check_run(request: HttpRequest, run_id: UUID) -> None:
+    """As `run_of`, where nothing of the run but its telemetry is asked for.
+
+    Raises:
+        UnknownRunError: as there.
+    """
+    project = project_of(request)
+    if not Run.objects.filter(pk=run_id, project=project).exists():
+        raise _unknown(project, run_id)
+
+
+def _unknown(project: Project, run_id: UUID) -> UnknownRunError:
+    return UnknownRunError(
+        f"The project {project.slug} has no run {run_id}.", "Register it first: PUT /api/v1/runs/{run}"
+    )

@@ -13,9 +13,9 @@ from ninja import Query, Router
 
 from fp8scope_dashboard.ingest import schemas
 from fp8scope_dashboard.ingest.api import ERRORS
-from fp8scope_dashboard.ingest.auth import run_of
+from fp8scope_dashboard.ingest.auth import check_run
 from fp8scope_dashboard.ingest.errors import InvalidError
-from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.runs.models import Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
 from fp8scope_dashboard.telemetry.downsample import FEWEST
@@ -63,14 +63,14 @@ def get_series(
     """A scalar, or a statistic of a tensor, over steps: no one-step spike is lost however few the points
     are.
     """
-    found = run_of(request, run)
+    check_run(request, run)
     if bool(scalar) == bool(tensor):
         raise InvalidError("Name either a scalar or a tensor.", "?scalar=loss or ?tensor=NAME&statistic=amax")
     if scalar:
-        line = queries.scalar(found.id, scalar, first=first, last=last, points=points)
+        line = queries.scalar(run, scalar, first=first, last=last, points=points)
     else:
-        index = _tensor(found, tensor)
-        line = queries.tensor_series(found.id, index, statistic, first=first, last=last, points=points)
+        index = _tensor(run, tensor)
+        line = queries.tensor_series(run, index, statistic, first=first, last=last, points=points)
     body = {"steps": line.steps.tolist(), "values": _numbers(line.values)}
     return HttpResponse(json.dumps(body, separators=(",", ":")), content_type="application/json")
 
@@ -89,7 +89,8 @@ def get_heatmap(
     Columns `tensor` and `values` (float64, null where nothing was observed); the steps at which the columns
     begin, and the one after the last, are the schema's metadata `step_edges`, a JSON list.
     """
-    found = queries.heatmap(run_of(request, run).id, statistic, first=first, last=last, columns=columns)
+    check_run(request, run)
+    found = queries.heatmap(run, statistic, first=first, last=last, columns=columns)
     flat = found.values.reshape(-1)
     cells = pa.array(flat, pa.float64(), mask=np.isnan(flat))
     values = pa.FixedSizeListArray.from_arrays(cells, max(1, found.values.shape[1]))
@@ -104,8 +105,8 @@ def get_heatmap(
     return HttpResponse(sink.getvalue().to_pybytes(), content_type=ARROW)
 
 
-def _tensor(run: Run, name: str) -> int:
-    index = Tensor.objects.filter(run=run, name=name).values_list("index", flat=True).first()
+def _tensor(run: UUID, name: str) -> int:
+    index = Tensor.objects.filter(run_id=run, name=name).values_list("index", flat=True).first()
     if index is None:
         raise InvalidError("The run has no such tensor.", "Names are <module path>.<role>.")
     return index

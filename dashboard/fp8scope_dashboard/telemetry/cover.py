@@ -8,13 +8,12 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.runs.models import Writer
-from fp8scope_dashboard.telemetry import rollups
+from fp8scope_dashboard.telemetry import rollups, sql
 from fp8scope_dashboard.telemetry.aggregates import FACTOR, FINEST
 from fp8scope_dashboard.telemetry.codec import Int64s
-from fp8scope_dashboard.telemetry.models import Chunk, Rolling
+from fp8scope_dashboard.telemetry.models import Chunk
 from fp8scope_dashboard.telemetry.rollups import Rolled
-from fp8scope_dashboard.telemetry.sources import cutoffs
+from fp8scope_dashboard.telemetry.sources import cutoffs_of
 
 Interval = tuple[int, int]
 """First and last step, both inclusive."""
@@ -41,12 +40,13 @@ def cover(
 
     `stride` None asks for raw rows; where retention has deleted them the finest buckets stand in.
     """
-    state = Rolling.objects.filter(run_id=run_id).first()
-    if state is None or (stride is None and first >= state.raw_from):
+    state = sql.fetch("SELECT until, raw_from FROM telemetry_rolling WHERE run_id = %(run)s", {"run": run_id})
+    if not state or (stride is None and first >= state[0][1]):
         return Cover([], [(first, last)])
-    cuts = cutoffs(Writer.objects.filter(run_id=run_id).values_list("attempt", "first_step"))
+    until, raw_from = state[0]
+    cuts = cutoffs_of(run_id)
     # Before the roll-ups are read: what leaves the chunks in between is noted as stale there.
-    late = _chunks_of(run_id, first, min(last, state.until - 1))
+    late = _chunks_of(run_id, first, min(last, until - 1))
 
     def ask(size: int, low: int, high: int) -> Rolled:
         found = rollups.read(run_id, names, tensors, size, low, high, parts, cuts)
@@ -58,11 +58,11 @@ def cover(
     _fill(ask, found, first, last, stride or 0)
     raw = []
     for begin, end in _joined(found.raw):
-        if begin < state.raw_from:
+        if begin < raw_from:
             # A bucket that is only partly asked for is better than nothing.
-            found.rolled.append(ask(FINEST, begin // FINEST, min(end, state.raw_from - 1) // FINEST))
-        if end >= state.raw_from:
-            raw.append((max(begin, state.raw_from), end))
+            found.rolled.append(ask(FINEST, begin // FINEST, min(end, raw_from - 1) // FINEST))
+        if end >= raw_from:
+            raw.append((max(begin, raw_from), end))
     return Cover(found.rolled, raw)
 
 

@@ -38,6 +38,8 @@ def keep(steps: Int64s, values: Float64s, points: int) -> Int64s:
     if len(values) <= points:
         return np.arange(len(values))
     finite = np.isfinite(values)
+    if finite.all():
+        return _keep_finite(steps, values, points)
     strange = _ends_of_stretches(~finite, points // 2)
     regular = np.flatnonzero(finite)
     kept = _keep_finite(steps[regular], values[regular], points - len(strange))
@@ -67,7 +69,11 @@ def _keep_finite(steps: Int64s, values: Float64s, points: int) -> Int64s:
 
 def _sharpest(values: Float64s, count: int) -> Int64s:
     """The samples that stand out most from both of their neighbours, on the same side."""
-    before, after = values[1:-1] - values[:-2], values[1:-1] - values[2:]
-    height = np.where(before * after > 0, np.minimum(np.abs(before), np.abs(after)), 0.0)
-    count = min(count, int(np.count_nonzero(height)))
-    return np.argpartition(-height, count - 1)[:count] + 1 if count else np.zeros(0, np.int64)
+    slopes = np.diff(values)
+    before, after = slopes[:-1], slopes[1:]
+    # A product of slopes could underflow; their signs cannot.
+    turns = np.flatnonzero(((before > 0) & (after < 0)) | ((before < 0) & (after > 0)))
+    if len(turns) > count:
+        height = np.minimum(np.abs(before[turns]), np.abs(after[turns]))
+        turns = turns[np.argpartition(height, len(height) - count)[len(height) - count :]]
+    return turns + 1

@@ -33,7 +33,7 @@ from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
 from fp8scope_dashboard.telemetry.merge import DERIVED, across_ranks, derive, first_of_each_step, sources
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, Tile
 from fp8scope_dashboard.telemetry.rollups import SPAN, first_difference
-from fp8scope_dashboard.telemetry.sources import cutoffs
+from fp8scope_dashboard.telemetry.sources import cutoffs_of
 from fp8scope_dashboard.telemetry.tiles import (
     WIDTH,
     cut_tile,
@@ -71,7 +71,7 @@ def raw_may_go_until(run_id: UUID) -> int:
     if state is None:
         return 0
     stale = state.until if state.stale_first is None else state.stale_first
-    until = min(state.until, stale, first_difference(_known(state), _cutoffs(run_id)))
+    until = min(state.until, stale, first_difference(_known(state), cutoffs_of(run_id)))
     return until // FINEST * FINEST
 
 
@@ -111,13 +111,9 @@ def _known(state: Rolling) -> dict[int, int]:
     return {int(attempt): step for attempt, step in state.cutoffs.items()}
 
 
-def _cutoffs(run_id: UUID) -> dict[int, int]:
-    return cutoffs(Writer.objects.filter(run_id=run_id).values_list("attempt", "first_step"))
-
-
 def _heed_attempts(run_id: UUID, state: Rolling) -> None:
     """What a later attempt has replaced since is rolled up anew, from its first step on."""
-    now = _cutoffs(run_id)
+    now = cutoffs_of(run_id)
     if now == _known(state):
         return
     state.until = min(state.until, first_difference(_known(state), now))

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.runs.models import Writer
+from fp8scope_dashboard.telemetry import sql
 from fp8scope_dashboard.telemetry.codec import Int64s
 
 EVERY_STEP = 2**63 - 1
@@ -35,10 +35,12 @@ class Source:
 
 def sources_of(run_id: UUID) -> dict[UUID, Source]:
     """The run's writers, the most authoritative first: lowest rank, then latest attempt, then the newest."""
-    rows = list(
-        Writer.objects.filter(run_id=run_id)
-        .order_by("rank", "-attempt", "-created_at", "uuid")
-        .values_list("uuid", "rank", "attempt", "first_step", "catalogue")
+    rows = sql.fetch(
+        """
+        SELECT uuid, rank, attempt, first_step, catalogue FROM runs_writer WHERE run_id = %(run)s
+        ORDER BY rank, attempt DESC, created_at DESC, uuid
+        """,
+        {"run": run_id},
     )
     cuts = cutoffs((attempt, first) for _, _, attempt, first, _ in rows)
     return {
@@ -47,6 +49,12 @@ def sources_of(run_id: UUID) -> dict[UUID, Source]:
         )
         for order, (uuid, rank, attempt, _, catalogue) in enumerate(rows)
     }
+
+
+def cutoffs_of(run_id: UUID) -> dict[int, int]:
+    """`cutoffs` of the run's writers."""
+    rows = sql.fetch("SELECT attempt, first_step FROM runs_writer WHERE run_id = %(run)s", {"run": run_id})
+    return cutoffs((attempt, first) for attempt, first in rows)
 
 
 def cutoffs(writers: Iterable[tuple[int, int | None]]) -> dict[int, int]:
@@ -73,10 +81,13 @@ def step_range(run_id: UUID) -> tuple[int, int] | None:
 
     What a later attempt has replaced counts no more.
     """
-    stored = Writer.objects.filter(run_id=run_id).values_list("attempt", "first_step", "last_step")
-    rows = [
-        (attempt, first, last) for attempt, first, last in stored if first is not None and last is not None
-    ]
+    rows = sql.fetch(
+        """
+        SELECT attempt, first_step, last_step FROM runs_writer
+        WHERE run_id = %(run)s AND first_step IS NOT NULL AND last_step IS NOT NULL
+        """,
+        {"run": run_id},
+    )
     if not rows:
         return None
     cuts = cutoffs((attempt, first) for attempt, first, _ in rows)
