@@ -22,8 +22,9 @@ from fp8scope.guard import Guard
 from fp8scope.recorder import Recorder
 from fp8scope.records import Kind, dump_json
 from fp8scope.segments import Owner
-from fp8scope.sender import AlertSink, CommandSink, Sender
+from fp8scope.sender import Sender
 from fp8scope.spool import Spool
+from fp8scope.tidings import AlertSink, CommandSink
 from fp8scope.worker import Worker
 
 __all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]

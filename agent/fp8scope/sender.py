@@ -7,7 +7,7 @@ consists of, so that a repetition, even by another process after a crash, is the
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fp8scope.config import Settings
@@ -17,12 +17,10 @@ from fp8scope.introduction import Introduction
 from fp8scope.messages import Message, Reader, write_refused
 from fp8scope.records import Kind, Record, dump_json
 from fp8scope.spool import Spool
+from fp8scope.tidings import AlertSink, CommandSink, Tidings
 from fp8scope.transport import Action, Backoff, Outcome, Transport
 
 logger = logging.getLogger("fp8scope")
-
-AlertSink = Callable[[Sequence[Mapping[str, Any]]], None]
-CommandSink = AlertSink
 
 
 class Sender:
@@ -51,8 +49,8 @@ class Sender:
         self._guard = guard
         self.hurry = not live
         """Send what there is at once instead of waiting for more to go along."""
-        self._on_alerts = on_alerts
-        self._on_commands = on_commands
+        # Commands are for a training that goes on.
+        self._tidings = Tidings(guard, on_alerts, on_commands if live else None)
         self.listening = False
         """Ask for commands often: somebody waits for one."""
         self._live = live
@@ -131,7 +129,7 @@ class Sender:
         if progress.sealed_end == 0:
             progress.sealed_end, progress.sealed_digest = message.end, message.digest
             self.cursor.save(durable=True)
-        path = f"/runs/{self.run}/{message.path}{self._query()}"
+        path = f"/runs/{self.run}/{message.path}{self._tidings.query(progress)}"
         outcome = self._transport.send("POST", path, message.body, message.content_type)
         if outcome.action is Action.DONE and self._is_for(outcome.answer, progress.seq):
             return self._acknowledge(message, outcome.answer)
@@ -164,7 +162,7 @@ class Sender:
             progress.finished = True
         # Grow again after a 413: the next rows may be smaller, and the server's bound another.
         self._reader.row_limit = min(self._reader.row_limit * 2, self._settings.batch_rows)
-        self._take_tidings(answer)
+        self._tidings.take(answer, progress)
         self.cursor.save()
         self.spool.forget(progress.position)
         self._through()
@@ -281,40 +279,13 @@ class Sender:
             "errors": errors,
             "pending": int(self.spool.read(progress.position) is not None),
         }
-        path = f"/runs/{self.run}/heartbeat{self._query()}"
+        path = f"/runs/{self.run}/heartbeat{self._tidings.query(progress)}"
         outcome = self._transport.send("POST", path, dump_json(document))
         self._heartbeat_at = time.monotonic() + self._settings.heartbeat_seconds
         # A heartbeat that does not arrive is not repeated: the next one says the same, later.
         self._errors_told = errors
         if outcome.action is not Action.DONE:
             return min(self._put_off(outcome), self._settings.heartbeat_seconds)
-        self._take_tidings(outcome.answer)
+        self._tidings.take(outcome.answer, progress)
         self._through()
         return self._settings.interval
-
-    def _query(self) -> str:
-        """What of the run's alerts and commands is known here; without commands_after none are sent."""
-        progress = self.cursor.progress
-        query = f"?alerts_after={progress.alerts_after}"
-        takes_commands = self._live and self._on_commands is not None
-        return f"{query}&commands_after={progress.commands_after}" if takes_commands else query
-
-    def _take_tidings(self, answer: Mapping[str, Any]) -> None:
-        """Hand over the alerts and commands that an answer brings, each once."""
-        progress = self.cursor.progress
-        if alerts := _fresh(answer.get("alerts"), progress.alerts_after):
-            progress.alerts_after = max(alert["id"] for alert in alerts)
-            with self._guard.shield("reading alerts"):
-                self._on_alerts(alerts)
-        if self._on_commands is None:
-            return
-        if commands := _fresh(answer.get("commands"), progress.commands_after):
-            progress.commands_after = max(command["id"] for command in commands)
-            with self._guard.shield("reading commands"):
-                self._on_commands(commands)
-
-
-def _fresh(found: Any, after: int) -> list[Mapping[str, Any]]:
-    """Those with an id greater than `after`; what is none of ours is passed over."""
-    items = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    return [one for one in items if isinstance(one.get("id"), int) and one["id"] > after]
