@@ -5,22 +5,16 @@ the traceback that it would have alone. What is recorded begins with its first t
 """
 
 import argparse
-import importlib.abc
-import importlib.util
-import io
 import logging
-import os
 import sys
-import types
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from pathlib import Path
-from types import CodeType, TracebackType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.config import ConfigurationError, settings_from
 from fp8scope.guard import configure_logging
 from fp8scope.hooks import live_runs
+from fp8scope.on_import import when_imported
+from fp8scope.program import ProgramNotFoundError, find_module, find_script
 from fp8scope.registration import blank_registration, check_registration
 
 if TYPE_CHECKING:
@@ -35,8 +29,6 @@ RECIPES = {
     "mxfp8": "MXFP8",
 }
 logger = logging.getLogger("fp8scope")
-_kept: list[object] = []
-"""What must live as long as the process."""
 
 
 def run(arguments: list[str]) -> int:
@@ -52,8 +44,8 @@ def run(arguments: list[str]) -> int:
         print(f"fp8scope: {error}", file=sys.stderr)
         return 2
     try:
-        program = _module(target) if module else _script(target)
-    except _NotFoundError as error:
+        program = find_module(target) if module else find_script(target)
+    except ProgramNotFoundError as error:
         print(f"fp8scope: {error}", file=sys.stderr)
         return 2
     watching = _Watching(options)
@@ -62,7 +54,7 @@ def run(arguments: list[str]) -> int:
     if not sys.flags.safe_path:
         sys.path[0] = program.directory
     try:
-        _execute(program)
+        program.execute()
     finally:
         watching.tell()
     return 0
@@ -167,145 +159,3 @@ class _Watching:
                 "nothing was recorded: no training step was seen. A step is a torch optimizer's, over "
                 "parameters of a torch.nn.Module that was called in training mode in this process."
             )
-
-
-class _NotFoundError(Exception):
-    """There is no such script or module."""
-
-
-class _Program:
-    """Something to be executed as `__main__`."""
-
-    def __init__(
-        self, argv0: str, directory: str, code: Callable[[], CodeType], spec: ModuleSpec | None
-    ) -> None:
-        self.argv0 = argv0
-        self.directory = directory
-        self.code = code
-        self.spec = spec
-
-
-def _script(path: str) -> _Program:
-    file = Path(path)
-    if file.is_dir():
-        raise _NotFoundError(f"{path} is a directory: name the script in it.")
-    if not file.is_file():
-        raise _NotFoundError(f"there is no script {path} (in {Path.cwd()}).")
-
-    def code() -> CodeType:
-        with io.open_code(str(file.absolute())) as source:
-            return compile(source.read(), str(file.absolute()), "exec", dont_inherit=True)
-
-    # Python puts the folder of the file itself first, not that of a link to it.
-    return _Program(path, str(file.resolve().parent), code, None)
-
-
-def _module(name: str) -> _Program:
-    directory, before = os.getcwd(), sys.path[0]
-    if not sys.flags.safe_path:
-        sys.path[0] = directory
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
-    except (ModuleNotFoundError, ValueError) as error:
-        sys.path[0] = before
-        raise _NotFoundError(f"there is no module {name} ({error}).") from None
-    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
-        raise _NotFoundError(f"there is no module {name} that could be run.")
-    loader, found = spec.loader, spec
-
-    def code() -> CodeType:
-        compiled = loader.get_code(found.name)
-        assert compiled is not None
-        return compiled
-
-    return _Program(spec.origin or name, directory, code, spec)
-
-
-def _execute(program: _Program) -> None:
-    """Run it as `__main__`, and end as it would have ended alone."""
-    module = types.ModuleType("__main__")
-    spec = program.spec
-    module.__dict__.update(
-        __annotations__={},
-        __builtins__=sys.modules["builtins"],
-        __cached__=None if spec is None else spec.cached,
-        __loader__=SourceFileLoader("__main__", program.argv0) if spec is None else spec.loader,
-        __package__=None if spec is None else spec.parent,
-        __spec__=spec,
-    )
-    # What the process began as goes on to use its own names; and the script's must be there at its exit.
-    _kept.extend((sys.modules["__main__"], module))
-    sys.modules["__main__"] = module
-    try:
-        code = program.code()
-        module.__file__ = code.co_filename
-        exec(code, module.__dict__)
-    except SystemExit as error:
-        for run in list(live_runs):
-            run._note_failure(error)
-        raise
-    except BaseException as error:
-        error.__traceback__ = without_ours(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
-        # It was shown, as the script's own; the interpreter does the rest (status, signals, exit handlers).
-        sys.excepthook = lambda kind, value, trace: None
-        raise
-
-
-def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of this package that lie between those of the script."""
-    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    frames = []
-    while trace is not None:
-        frames.append(trace)
-        trace = trace.tb_next
-    kept = None
-    for one in reversed(frames):
-        ours = one.tb_frame.f_code.co_filename.startswith(package)
-        # Where ours is the last, the error is ours: then it shows.
-        if not ours or kept is None and one is frames[-1] and one.tb_frame.f_code.co_filename != __file__:
-            one.tb_next = kept
-            kept = one
-    return kept
-
-
-def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call `call()` right after the module `name` was imported; now, if it was already."""
-    if name in sys.modules:
-        call()
-    else:
-        sys.meta_path.insert(0, _Finder(name, call))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the others find the module, and wraps its loader."""
-
-    def __init__(self, name: str, call: Callable[[], None]) -> None:
-        self._name = name
-        self._call = call
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-            call = self._call
-
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                # So that whoever asks for its loader later finds it as it was.
-                del loader.exec_module
-                try:
-                    call()
-                except Exception as error:
-                    logger.warning("nothing will be recorded: %s: %s", type(error).__name__, error)
-
-            loader: Any = spec.loader
-            loader.exec_module = exec_module
-        return spec
