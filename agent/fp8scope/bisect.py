@@ -21,9 +21,9 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
-from fp8scope.controls import wire_number
 from fp8scope.fallback import fp8_layers_of, precision_of, products_of, set_products
 from fp8scope.keeping import ModelState, RandomState
+from fp8scope.records import wire_number
 from fp8scope_kernels import PRODUCTS, Product
 
 LossFunction: TypeAlias = Callable[[Any], Tensor]

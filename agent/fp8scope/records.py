@@ -5,6 +5,7 @@ A record is `length (uint32) | crc32 of kind and payload (uint32) | kind (uint8)
 
 import enum
 import json
+import math
 import struct
 import zlib
 from collections.abc import Mapping
@@ -69,6 +70,13 @@ def _checksum(kind: int, payload: bytes) -> int:
 def dump_json(document: Mapping[str, Any]) -> bytes:
     """Canonical JSON: the same document is the same bytes, in every process."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def wire_number(value: float) -> float | str:
+    """A number as JSON can carry it: what is not finite, as docs/wire.md writes it."""
+    if math.isfinite(value):
+        return float(value)
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def load_json(payload: bytes) -> dict[str, Any]:

@@ -20,19 +20,19 @@ its own) happens again. Data is read once: the loader sees no difference.
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fp8scope.collector import host_number
 from fp8scope.config import ConfigurationError
-from fp8scope.controls import check_positive, wire_number
 from fp8scope.fallback import Found, fp8_layers_of, precision_of, set_precision
 from fp8scope.keeping import RandomState, TrainingState, clone_batch, restore_settings, settings_of
+from fp8scope.records import wire_number
+from fp8scope.verdict import MARGIN, averaged_over_ranks, check_tolerance, compare, host_numbers, loss_of
 
 if TYPE_CHECKING:
     from fp8scope.controls import Controls
@@ -42,8 +42,6 @@ logger = logging.getLogger("fp8scope")
 Policy = Literal["report", "fallback"]
 TrainStep: TypeAlias = Callable[..., Any]
 
-MARGIN = 0.0025
-"""Relative difference that counts as none, unless the project or the script says otherwise."""
 MAX_STEPS = 1000
 MAX_FAILURES = 3
 
@@ -66,31 +64,6 @@ class Window:
     first_step: int
     seconds: float
     batches: list[Batch] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Two losses of the same batches held against each other.
-
-    `delta`: (mean FP8 - mean BF16) / |mean BF16|. `noise`: the standard error of the mean paired difference,
-    relative alike; it says how even the difference is over the window, and nothing about another window.
-    """
-
-    delta: float
-    noise: float
-    within: bool
-
-
-def compare(fp8: Sequence[float], bf16: Sequence[float], tolerance: float) -> Verdict:
-    """Hold the arms against each other: within, if |delta| <= tolerance. What is not finite is not within."""
-    count = len(fp8)
-    scale = abs(math.fsum(bf16)) / count if all(map(math.isfinite, bf16)) else math.nan
-    differences = [(a - b) / scale if scale else math.nan for a, b in zip(fp8, bf16, strict=True)]
-    if not all(map(math.isfinite, differences)):
-        return Verdict(math.nan, math.nan, False)
-    delta = math.fsum(differences) / count
-    spread = math.fsum((one - delta) ** 2 for one in differences) / max(count - 1, 1)
-    return Verdict(delta, math.sqrt(spread / count), abs(delta) <= tolerance)
 
 
 class ReferenceWindow:
@@ -118,7 +91,7 @@ class ReferenceWindow:
         schedulers = [] if scheduler is None else [scheduler]
         self._also = [*schedulers, *also]
         self._every, self._steps, self._policy, self._place = every, steps, policy, keep_on
-        self._tolerance = None if tolerance is None else check_positive("tolerance", tolerance)
+        self._tolerance = check_tolerance(tolerance)
         self._check()
         self._calls = 0
         self._failures = 0
@@ -212,7 +185,7 @@ class ReferenceWindow:
             # Known only now where the step is opened by the forward pass.
             window.first_step = self._run._step
         with self._shielded("reading the loss of a training step"):
-            batch.loss = _loss_of(result)
+            batch.loss = loss_of(result)
             window.batches.append(batch)
         if batch.loss is None:
             self._window = None
@@ -235,8 +208,8 @@ class ReferenceWindow:
             began = time.perf_counter()
             layers = self._layers()
             bf16, kept = self._train_in_bf16(window, layers)
-            fp8 = [host_number(_on_host(batch.loss)) for batch in window.batches]
-            fp8, bf16 = _averaged_over_ranks(fp8, bf16, next(self._model.parameters()).device)
+            fp8 = host_numbers(batch.loss for batch in window.batches)
+            fp8, bf16 = averaged_over_ranks(fp8, bf16, next(self._model.parameters()).device)
             seconds = window.seconds + time.perf_counter() - began
             self._conclude(window, layers, fp8, bf16, kept, seconds)
 
@@ -258,14 +231,14 @@ class ReferenceWindow:
                     for optimizer, settings in zip(self._optimizers, batch.settings, strict=True):
                         restore_settings(optimizer, settings)
                     args, kwargs = clone_batch(batch.arguments)
-                    losses.append(_loss_of(self._train_step(*args, **kwargs)))
+                    losses.append(loss_of(self._train_step(*args, **kwargs)))
         finally:
             self._inside = False
             for layer, precision in configurations:
                 set_precision(layer, precision)
             # After it: going back to FP8 forgets the scales, which this brings back.
             now.restore()
-        return [host_number(_on_host(loss)) for loss in losses], now.nbytes + window.begin.nbytes
+        return host_numbers(losses), now.nbytes + window.begin.nbytes
 
     def _conclude(
         self,
@@ -312,60 +285,14 @@ class ReferenceWindow:
     def _layers(self) -> list[tuple[str, nn.Module]]:
         return [(path, one) for path, one in fp8_layers_of(self._model) if precision_of(one) == "fp8"]
 
-    def _shielded(self, what: str) -> "_Shield":
-        return _Shield(self, what)
-
-
-class _Shield:
-    """Keeps a window's own failure out of the training: told, counted, and after some of them no more
-    windows."""
-
-    def __init__(self, owner: ReferenceWindow, what: str) -> None:
-        self._owner = owner
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._owner._window = None
-        self._owner._failures += 1
-        self._owner._run.guard.error(self._what, f"{type(error).__name__}: {error}", error)
-        return True
-
-
-def _loss_of(result: Any) -> Tensor | float:
-    """The loss that a training step returned: a number, a tensor of one element, or something that has one as
-    `loss` or in first place. Raises TypeError when there is none.
-    """
-    if isinstance(result, dict):
-        result = result.get("loss")
-    elif isinstance(result, tuple | list) and result:
-        result = result[0]
-    elif not isinstance(result, Tensor | int | float) and hasattr(result, "loss"):
-        result = result.loss
-    if isinstance(result, Tensor):
-        # A clone: a compiled step may write its loss to the same place again.
-        return result.detach().clone()
-    if isinstance(result, bool) or not isinstance(result, int | float):
-        raise TypeError("train_step must return the loss")
-    return float(result)
-
-
-def _on_host(loss: Tensor | float | None) -> Tensor | float | None:
-    return loss.cpu() if isinstance(loss, Tensor) else loss
-
-
-def _averaged_over_ranks(
-    fp8: list[float], bf16: list[float], device: torch.device
-) -> tuple[list[float], list[float]]:
-    """Every rank's mean loss, so that all come to the same verdict."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
-        return fp8, bf16
-    both = torch.tensor([fp8, bf16], dtype=torch.float64, device=device)
-    distributed.all_reduce(both)
-    means = (both / distributed.get_world_size()).tolist()
-    return means[0], means[1]
+    @contextmanager
+    def _shielded(self, what: str) -> Iterator[None]:
+        """Keep a window's own failure out of the training: told, counted, and after some of them no more
+        windows.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._window = None
+            self._failures += 1
+            self._run.guard.error(what, f"{type(error).__name__}: {error}", error)

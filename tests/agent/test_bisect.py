@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from agent.test_reference import Training, begin, equal
+from agent.reference_training import Training, begin, equal
 from agent.wire_server import WireServer
 from torch import nn
 
 import fp8scope
 from fp8scope.bisect import Bisection, ProductError, bisect
 from fp8scope.config import Settings
-from fp8scope.controls import wire_number
+from fp8scope.records import wire_number
 from fp8scope_kernels import PRODUCTS, Fp8Linear, Recipe, fp8_layers
 
 
