@@ -119,7 +119,7 @@ def _accumulate(
     mask = torch.empty_like(tiles)
     finite = torch.lt(torch.abs(tiles, out=mask), torch.inf, out=torch.empty_like(tiles))
     magnitude = scaled.abs()
-    saturated = torch.gt(magnitude, format.max, out=mask).mul_(finite)
+    saturated = torch.gt(magnitude, format.limit, out=mask).mul_(finite)
     if block_row is not None:
         block_row[0] += scale.numel()
         block_row[1] += saturated.amax((1, 3)).sum()

@@ -44,8 +44,8 @@ def quantize_eagerly(
 
 
 def _count_saturated(x: Tensor, scaled: Tensor, room: Tensor, format: Format) -> Tensor:
-    """Finite elements with abs(x*s) > M. NaN compares false; Inf is above M and is taken out again."""
-    above = torch.abs(scaled, out=room).gt_(format.max).sum()
+    """Finite elements with abs(x*s) > limit. NaN compares false; Inf is above it and is taken out again."""
+    above = torch.abs(scaled, out=room).gt_(format.limit).sum()
     # With a scale of 0 or NaN (torchao's, for a tensor with an Inf) no product is above anything.
     return (above - room.copy_(x).abs_().eq_(torch.inf).sum()).clamp_(min=0)
 

@@ -75,6 +75,16 @@ class Format:
         return float(2.0**self.max_exponent) * (1 + last * self.epsilon)
 
     @property
+    def limit(self) -> float:
+        """What abs(x*s) is above where an element counts as saturated: the float32 next to M.
+
+        s is M / amax rounded to float32, which adds at most 2^-24 of it. So amax*s is at most M (1 + 2^-24),
+        less than one unit of float32 above M, and at most this once it is rounded too. What only those two
+        roundings put above M has lost nothing: it is M, clamped or rounded.
+        """
+        return self.max + float(2.0 ** (self.max_exponent - 23))
+
+    @property
     def smallest_normal(self) -> float:
         return float(2.0**self.min_exponent)
 

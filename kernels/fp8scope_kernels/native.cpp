@@ -74,8 +74,9 @@ float fp8scope_measure(const void* x, int64_t n, int wide, int threads) {
   return real(wide ? measure((const uint32_t*)x, n, threads) : measure((const uint16_t*)x, n, threads));
 }
 
-float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float max, Counts* c) {
-  return real(wide ? inspect((const uint32_t*)x, n, scale, max, *c) : inspect((const uint16_t*)x, n, scale, max, *c));
+float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float limit, Counts* c) {
+  const auto go = [&](auto* in) { return real(inspect(in, n, scale, limit, *c)); };
+  return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
 }
 
 // `wanted` has AMAX where `amax` (of the finite elements) and c->nonfinite are not known; returns the former.
@@ -87,9 +88,9 @@ float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, 
   else top = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
   if (wanted & AMAX) amax = top;
   // Rare: something saturates, or is not finite. A second look says how much.
-  if (wanted && !(amax * scale <= f->max)) {
+  if (wanted && !(amax * scale <= f->limit)) {
     c->nonfinite = 0;
-    amax = fp8scope_inspect(x, n, wide, scale, f->max, c);
+    amax = fp8scope_inspect(x, n, wide, scale, f->limit, c);
   }
   if (row) accumulate(row, n, amax, scale, *c);
   return amax;

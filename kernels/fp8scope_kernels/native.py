@@ -25,6 +25,7 @@ COUNTS, AMAX = 1, 2
 class _Format(ctypes.Structure):
     _fields_ = (
         ("max", ctypes.c_float),
+        ("limit", ctypes.c_float),
         ("smallest_normal", ctypes.c_float),
         ("smallest_subnormal", ctypes.c_float),
         ("mantissa_bits", ctypes.c_int32),
@@ -218,6 +219,6 @@ def _threads(x: Tensor) -> int:
 def _parameters(format: Format) -> _Format:
     # NaN has all bits set below the sign, in E4M3 and as torch writes it in E5M2.
     return _Format(
-        *(format.max, format.smallest_normal, format.smallest_subnormal),
+        *(format.max, format.limit, format.smallest_normal, format.smallest_subnormal),
         *(format.mantissa_bits, format.bias, 0x7F, format.max_exponent),
     )

@@ -40,7 +40,7 @@ bool choose_scales(const uint32_t* amax, float* scales, int64_t n, const Format&
     const float exact = real(bits(std::min(std::max(max / size, TINY), most)) & kept);
     const float floor = std::min(power / real(bits(std::max(size, TINY)) & INF), e8m0);
     scales[i] = amax[i] ? rule == 2 ? floor : exact : 1.0f;
-    saturating |= size * scales[i] > max ? 1u : 0u;
+    saturating |= size * scales[i] > f.limit ? 1u : 0u;
   }
   return saturating;
 }
@@ -76,10 +76,10 @@ void summarize(const float* scales, int64_t n, int rule, Counts& c) {
 
 // The largest finite element of a block, and what of it is rare with this scale.
 template <typename T>
-uint32_t inspect_block(const T* x, const Band& band, int64_t block, float scale, float max, Counts& rare) {
+uint32_t inspect_block(const T* x, const Band& band, int64_t block, float scale, float limit, Counts& rare) {
   uint32_t amax = 0;
   band.each_row(block, block + 1, [&](int64_t, int64_t at, int64_t n) {
-    amax = std::max(amax, inspect(x + at, n, scale, max, rare));
+    amax = std::max(amax, inspect(x + at, n, scale, limit, rare));
   });
   return amax;
 }
@@ -117,9 +117,9 @@ uint32_t quantize_band(const T* x, Out* q, float* scales, const Band& band, int 
       cast<Out>(x + at, q + at, n, scales[block], rounding);
     });
     for (int64_t block = first; saturating && block < last; block++) {
-      if (real(amax[block - first]) * scales[block] <= f.max) continue;
+      if (real(amax[block - first]) * scales[block] <= f.limit) continue;
       Counts rare = {};
-      inspect_block(x, band, block, scales[block], f.max, rare);
+      inspect_block(x, band, block, scales[block], f.limit, rare);
       c.saturated += rare.saturated;
       c.blocks++;
     }

@@ -59,8 +59,8 @@ template <typename T> INLINED inline T largest(const T* x, int64_t n) {
 }
 
 // What is rare: elements that saturate or are not finite, and the largest finite one.
-template <typename T> uint32_t inspect(const T* x, int64_t n, float scale, float max, Counts& c) {
-  const uint32_t limit = bits(max);
+template <typename T> uint32_t inspect(const T* x, int64_t n, float scale, float limit, Counts& c) {
+  const uint32_t most = bits(limit);
   uint32_t top = 0;
   for (int64_t start = 0; start < n; start += BLOCK) {
     // Counted in 32 bits, as wide as what is compared, and as patterns with masks, so that vectors do it.
@@ -70,7 +70,7 @@ template <typename T> uint32_t inspect(const T* x, int64_t n, float scale, float
       const uint32_t b = widen(x[i]) & ABS, finite = b & -uint32_t(b < INF);
       const uint32_t scaled = bits(real(finite) * scale);
       nonfinite += b >= INF;
-      saturated += (scaled > limit) & (scaled <= INF);
+      saturated += (scaled > most) & (scaled <= INF);
       top = std::max(top, finite);
     }
     c.saturated += saturated;

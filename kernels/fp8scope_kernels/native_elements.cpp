@@ -6,7 +6,7 @@
 
 // native.py has the same two structures.
 struct Format {
-  float max, smallest_normal, smallest_subnormal;
+  float max, limit, smallest_normal, smallest_subnormal;
   int32_t mantissa_bits, bias, nan, max_exponent;
 };
 struct Counts {

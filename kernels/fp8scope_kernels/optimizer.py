@@ -229,7 +229,7 @@ def _to_fp16(value: Tensor, scale: Tensor, extent: Extent, row: Tensor | None) -
         row[0] += value.numel()
         row[1] = torch.maximum(row[1], extent.amax)
         row[2] = scale
-        row[3] += ((scaled.abs() > FP16.max) & torch.isfinite(value)).sum()
+        row[3] += ((scaled.abs() > FP16.limit) & torch.isfinite(value)).sum()
         row[4] += (vanished & (value != 0)).sum()
         row[5] += (~vanished & (magnitude < FP16.smallest_normal)).sum()
         row[6] += extent.nonfinite

@@ -5,10 +5,13 @@
 | `numel`     | elements seen                                                                            |
 | `amax`      | max of abs(x) over the finite elements; 0 for an empty or all-non-finite tensor          |
 | `scale`     | s, the multiplier used at this step (not the one computed for the next)                  |
-| `saturated` | finite elements with abs(x*s) > M: what clamping changed                                 |
+| `saturated` | finite elements with abs(x*s) > limit, the float32 next above M: what clamping changed   |
 | `underflow` | elements with x != 0 and q == 0                                                          |
 | `subnormal` | elements with q != 0 below F's smallest normal                                           |
 | `nonfinite` | NaN or Inf elements of x: counted apart, so that they can never hide in amax             |
+
+Not > M: a scale M / amax is rounded, and so is its product with amax, which may then be this limit, but never
+more (see `Format.limit`). Such an element becomes M, as it should.
 """
 
 from dataclasses import dataclass

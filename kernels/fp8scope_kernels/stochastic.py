@@ -35,7 +35,7 @@ def round_stochastically(x: Tensor, format: Format, stochastic: Stochastic = Tru
 def count(x: Tensor, scaled: Tensor, q: Tensor, format: Format) -> Tensor:
     """[saturated, underflow, subnormal] of x, x*s before clamping, and the rounded value q: float64 [3]."""
     magnitude = q.abs()
-    saturated = (scaled.abs() > format.max) & torch.isfinite(x)
+    saturated = (scaled.abs() > format.limit) & torch.isfinite(x)
     underflow = (x != 0) & (magnitude == 0)
     subnormal = (magnitude > 0) & (magnitude < format.smallest_normal)
     return torch.stack([mask.sum() for mask in (saturated, underflow, subnormal)]).double()

@@ -231,6 +231,7 @@ def _format_bits(format: Format) -> dict[str, Any]:
     mantissa = round((format.max / 2.0**format.max_exponent - 1) * 2**format.mantissa_bits)
     return {
         "MAX": _bits_of(format.max),
+        "LIMIT": _bits_of(format.limit),
         "NORMAL": _bits_of(format.smallest_normal),
         "MANTISSA": format.mantissa_bits,
         "BIAS": format.bias,
@@ -239,7 +240,7 @@ def _format_bits(format: Format) -> dict[str, Any]:
 
 
 _NO_FORMAT: dict[str, Any] = {
-    **dict.fromkeys(("MAX", "NORMAL", "MANTISSA", "BIAS", "MAX_CODE", "BEYOND"), 0),
+    **dict.fromkeys(("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS", "MAX_CODE", "BEYOND"), 0),
     **dict.fromkeys(("SATURATE", "BYTES", "CAST", "TRANSPOSE", "COUNT"), False),
 }
 

@@ -33,17 +33,17 @@ def finite_bits(x: tl.tensor) -> tl.tensor:
 @triton.jit  # type: ignore[untyped-decorator]
 def round_to_code(
     magnitude: tl.tensor,
-    LIMIT: tl.constexpr,
+    LARGEST: tl.constexpr,
     NORMAL: tl.constexpr,
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
 ) -> tl.tensor:
-    """Bits of abs(x*s), cut off at LIMIT, to the nearest code of the format (without sign), ties to even.
+    """Bits of abs(x*s), cut off at LARGEST, to the nearest code of the format (without sign), ties to even.
 
-    LIMIT and NORMAL: the bits of the largest value wanted and of the format's smallest normal one.
+    LARGEST and NORMAL: the bits of the largest value wanted and of the format's smallest normal one.
     """
     cut: tl.constexpr = 23 - MANTISSA
-    magnitude = tl.minimum(magnitude, LIMIT)
+    magnitude = tl.minimum(magnitude, LARGEST)
     last = (magnitude >> cut) & 1
     normal = ((magnitude + ((1 << (cut - 1)) - 1) + last) >> cut) - ((127 - BIAS) << MANTISSA)
     # The last bit of this power of two is worth the smallest subnormal: float32's own rounding does the rest.
@@ -78,8 +78,8 @@ def quantized_bits(
     bits = scaled.to(tl.int32, bitcast=True)
     magnitude = bits & _ABS
     # Unclamped values still have to stay clear of the integers' limits: 4 M is beyond M for every rounding.
-    limit: tl.constexpr = MAX if SATURATE else MAX + (2 << 23)
-    code = round_to_code(magnitude, limit, NORMAL, MANTISSA, BIAS)
+    largest: tl.constexpr = MAX if SATURATE else MAX + (2 << 23)
+    code = round_to_code(magnitude, largest, NORMAL, MANTISSA, BIAS)
     number = magnitude <= _INF
     if BYTES:
         stored = code if SATURATE else tl.where(code > MAX_CODE, BEYOND, code)
@@ -105,9 +105,9 @@ def small_counts(x: tl.tensor, code: tl.tensor, MANTISSA: tl.constexpr) -> tl.te
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def is_saturated(x: tl.tensor, scaled: tl.tensor, MAX: tl.constexpr) -> tl.tensor:
-    """1 where x is finite and abs(x*s) > M, else 0: int32."""
-    beyond = (scaled.to(tl.int32, bitcast=True) & _ABS) > MAX
+def is_saturated(x: tl.tensor, scaled: tl.tensor, LIMIT: tl.constexpr) -> tl.tensor:
+    """1 where x is finite and abs(x*s) > `Format.limit`, else 0: int32. LIMIT: that as bits."""
+    beyond = (scaled.to(tl.int32, bitcast=True) & _ABS) > LIMIT
     return (beyond & ((x.to(tl.int32, bitcast=True) & _ABS) < _INF)).to(tl.int32)
 
 

@@ -60,6 +60,7 @@ def quantize_tiles(
     tiles_across: tl.tensor,
     tiles: tl.tensor,
     MAX: tl.constexpr,
+    LIMIT: tl.constexpr,
     NORMAL: tl.constexpr,
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
@@ -102,7 +103,7 @@ def quantize_tiles(
                 tl.store(q_t + (column[:, None] * rows + row[None, :]), tl.trans(stored), mask=beside)
             if COUNT:
                 small += widened(tl.sum(small_counts(wide, code, MANTISSA)))
-                saturated += tl.sum(is_saturated(wide, scaled, MAX)).to(tl.int64)
+                saturated += tl.sum(is_saturated(wide, scaled, LIMIT)).to(tl.int64)
     if COUNT or MEASURE:
         store_partials(partials, amax, saturated, small, nonfinite, tl.full((), 0, tl.int64))
 
@@ -125,6 +126,7 @@ def quantize_block_tiles(
     LARGEST_SCALE: tl.constexpr,
     MODE: tl.constexpr,
     MAX: tl.constexpr,
+    LIMIT: tl.constexpr,
     NORMAL: tl.constexpr,
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
@@ -173,7 +175,7 @@ def quantize_block_tiles(
             stored, code = quantized_bits(scaled, MAX, NORMAL, MANTISSA, BIAS, 0, 0, True, False)
             tl.store(q + (row[:, None] * columns + column[None, :]), stored, mask=inside)
             if COUNT:
-                beyond = is_saturated(wide, scaled, MAX)
+                beyond = is_saturated(wide, scaled, LIMIT)
                 spoilt = tl.maximum(spoilt, tl.max(beyond, 1))
                 saturated += tl.sum(beyond).to(tl.int64)
                 nonfinite += tl.sum(count_nonfinite(wide)).to(tl.int64)

@@ -11,6 +11,7 @@ from fp8scope_kernels import (
     STATISTICS,
     Extent,
     Format,
+    amax_to_scale,
     measure,
     quantize,
     quantize_values,
@@ -118,6 +119,27 @@ def test_every_tie_and_its_neighbours(device: torch.device, fmt: Format) -> None
     points = torch.cat((values, (values[1:] + values[:-1]) / 2))
     x = torch.cat([points, *(torch.nextafter(points, torch.tensor(t)) for t in (-torch.inf, torch.inf))])
     assert_same(x, device, 1.0, fmt, as_bytes=False)
+
+
+@pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
+def test_only_more_than_the_next_float32_counts_as_saturated(device: torch.device, fmt: Format) -> None:
+    upwards = torch.tensor(torch.inf)
+    limit = torch.nextafter(torch.tensor(fmt.max), upwards)
+    x = torch.stack((torch.tensor(fmt.max), limit, -limit, torch.nextafter(limit, upwards)))
+    assert run("triton", x.to(device), 1.0, fmt, as_bytes=False)[1][STATISTICS.index("saturated")] == 1
+    assert_same(x, device, 1.0, fmt, as_bytes=False)
+
+
+def test_current_scaling_never_counts_as_saturated(device: torch.device) -> None:
+    above = 0
+    for seed in range(30):
+        x = spread(3 * seed + 1, seed=seed)
+        amax = x.abs().max()
+        scale = amax_to_scale(amax, E4M3)
+        above += int(amax * scale > E4M3.max)
+        row = run("triton", x.to(device), scale.item(), E4M3, as_bytes=True)[1]
+        assert row[STATISTICS.index("saturated")] == 0
+    assert above > 0
 
 
 def test_random_bits(device: torch.device) -> None:

@@ -83,6 +83,34 @@ def test_rows_longer_than_a_tile(device: torch.device) -> None:
     assert_same(spread(5, 2100), device, E4M3, RowwiseScaling(), (1, 0))
 
 
+def test_scales_per_block_never_count_as_saturated(device: torch.device) -> None:
+    above = 0
+    for recipe, grid in (CASES["rows"], CASES["1x128"], (BlockScaling(power_of_two=False), (128, 128))):
+        for seed in range(5):
+            x = spread(33, 300, seed=seed)
+            _, scale, row, block_row = run("triton", x.to(device), E4M3, recipe, grid)
+            resolved = (min(grid[0], 33), grid[1] or 300)
+            of_each = scale[:, 0, :, 0].repeat_interleave(resolved[0], 0).repeat_interleave(resolved[1], 1)
+            above += int((x.abs() * of_each[:33, :300] > E4M3.max).sum())
+            assert row[STATISTICS.index("saturated")] == 0
+            assert block_row[BLOCK_STATISTICS.index("saturated_blocks")] == 0
+    assert above > 0
+
+
+@pytest.mark.parametrize(("units", "counted"), [(0, 0), (1, 0), (2, 1)])
+def test_blocks_count_from_two_units_above_the_largest(
+    device: torch.device, units: int, counted: int
+) -> None:
+    """The rule of the specification takes s = 1 for every amax from 256 to 512."""
+    x = torch.ones(2, 32)
+    x[1, 3] = -(E4M3.max + 2**-15 * units)
+    recipe, grid = CASES["MX, floor"]
+    _, _, row, block_row = run("triton", x.to(device), E4M3, recipe, grid)
+    # Both of `run`'s calls add to the rows.
+    assert row[STATISTICS.index("saturated")] == 2 * counted
+    assert block_row[BLOCK_STATISTICS.index("saturated_blocks")] == 2 * counted
+
+
 @cases
 def test_an_empty_matrix(device: torch.device, recipe: Recipe, grid: tuple[int, int]) -> None:
     assert_same(torch.empty(0, 64), device, E4M3, recipe, grid)

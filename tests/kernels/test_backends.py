@@ -190,23 +190,28 @@ def test_measured_beforehand_or_in_the_same_pass(spoilt: bool, scale: float) -> 
 @pytest.mark.parametrize("rounded", [E4M3, E5M2], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("measured", [False, True])
 def test_the_largest_element_at_the_boundary(backend: Backend, rounded: Format, measured: bool) -> None:
-    """s is rounded, so that amax * s may be one unit of float32 above M: counted exactly where it is.
+    """s is rounded, so that amax * s may be one unit of float32 above M: that is not counted, two units are.
 
-    In float64 it is above M more often; the product that counts is the float32 one, which is what is clamped.
+    With the next larger s it is two units above in some. What counts is the float32 product, which is what is
+    clamped.
     """
     set_backend(backend)
-    row, expected, exceeding = torch.zeros(len(STATISTICS), dtype=torch.float64), 0, 0
+    row, expected, above = torch.zeros(2, len(STATISTICS), dtype=torch.float64), 0, 0
+    limit = torch.nextafter(torch.tensor(rounded.max), torch.tensor(torch.inf))
     for amax in torch.rand(500, generator=torch.Generator().manual_seed(1)):
         scale = amax_to_scale(amax, rounded)
         product = amax * scale
         assert rounded.max * (1 - 2**-23) <= product <= rounded.max * (1 + 2**-23)
-        expected += int(product > rounded.max)
-        exceeding += amax.item() * scale.item() > rounded.max
+        larger = torch.nextafter(scale, torch.tensor(torch.inf))
+        above += int(product > rounded.max)
+        expected += int(amax * larger > limit)
         x = amax.reshape(1)
-        q = quantize(x, scale, rounded, row, extent=measure(x) if measured else None)
-        assert q.data.float().item() == rounded.max
-    assert 0 < expected < exceeding
-    assert row[STATISTICS.index("saturated")] == expected
+        for s, into in ((scale, row[0]), (larger, row[1])):
+            q = quantize(x, s, rounded, into, extent=measure(x) if measured else None)
+            assert q.data.float().item() == rounded.max
+    assert above > 0
+    assert 0 < expected < 500
+    assert row[:, STATISTICS.index("saturated")].tolist() == [0, expected]
 
 
 @needs_compiler

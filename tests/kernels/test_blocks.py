@@ -57,6 +57,7 @@ def brute_force(
     height, width = grid[0] or x.shape[0], grid[1] or x.shape[1]
     q, scales, saturated_blocks, used = np.empty_like(x), np.empty_like(x), 0, []
     total = dict.fromkeys(STATISTICS, 0.0)
+    limit = np.nextafter(np.float32(fmt.max), np.float32(np.inf))
     for top in range(0, x.shape[0], height):
         for left in range(0, x.shape[1], width):
             where = (slice(top, top + height), slice(left, left + width))
@@ -66,7 +67,7 @@ def brute_force(
             scaled = block * scale
             q[where] = np.clip(scaled, -fmt.max, fmt.max).astype(WITNESSES[fmt.name]).astype(np.float32)
             scales[where] = scale
-            saturated = int((finite & (np.abs(scaled) > fmt.max)).sum())
+            saturated = int((finite & (np.abs(scaled) > limit)).sum())
             saturated_blocks += saturated > 0
             used.append(float(scale))
             total["saturated"] += saturated

@@ -38,6 +38,7 @@ def brute_force(x: Tensor, scale: float, fmt: Format) -> dict[str, float]:
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = (x.float().numpy() * np.float32(scale)).astype(np.float64)
     finite = np.isfinite(wide)
+    limit = np.nextafter(np.float32(fmt.max), np.float32(np.inf))
     table = np.array(sorted(v for v in {fmt.decode(c) for c in range(2**fmt.bits)} if math.isfinite(v)))
     clamped = np.clip(np.where(finite, scaled, 0.0), -fmt.max, fmt.max)
     nearest = np.abs(table[None, :] - clamped[:, None])
@@ -49,7 +50,7 @@ def brute_force(x: Tensor, scale: float, fmt: Format) -> dict[str, float]:
         "numel": float(wide.size),
         "amax": float(np.abs(wide[finite]).max()) if finite.any() else 0.0,
         "scale": float(np.float32(scale)),
-        "saturated": float((finite & (np.abs(scaled) > fmt.max)).sum()),
+        "saturated": float((finite & (np.abs(scaled) > limit)).sum()),
         "underflow": float(((wide != 0) & (q == 0)).sum()),
         "subnormal": float(((q != 0) & (np.abs(q) < fmt.smallest_normal)).sum()),
         "nonfinite": float((~finite).sum()),
@@ -133,7 +134,7 @@ def test_an_empty_tensor(make: object) -> None:
 
 @BOTH
 def test_without_clamping_the_same_is_counted(make: object) -> None:
-    """`saturated` counts what lies beyond M, whatever then becomes of it."""
+    """`saturated` counts what lies beyond the limit, whatever then becomes of it."""
     row = torch.zeros(len(STATISTICS), dtype=torch.float64)
     x = all_bfloat16()
     make(x, torch.tensor(1.0), E4M3, row, saturate=False)  # type: ignore[operator]

@@ -72,6 +72,7 @@ def test_properties_follow_from_the_values(fmt: Format) -> None:
     finite = sorted({value for value in values if math.isfinite(value)})
     positive = [value for value in finite if value > 0]
     assert fmt.max == finite[-1]
+    assert fmt.limit == float(np.nextafter(np.float32(fmt.max), np.float32(np.inf)))
     assert fmt.signed == (finite[0] == -fmt.max)
     assert (0.0 in finite) == fmt.has_subnormals
     assert fmt.smallest_subnormal == positive[0]

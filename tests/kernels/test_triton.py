@@ -119,7 +119,7 @@ def test_the_pass_over_blocks_compiles(tall: bool) -> None:
     sizes = dict.fromkeys(("rows", "columns", "row_stride", "block_width", "blocks_across", "tiles"), "i32")
     bits = triton_backend._format_bits(E4M3)
     constants = {
-        **{name: bits[name] for name in ("MAX", "NORMAL", "MANTISSA", "BIAS")},
+        **{name: bits[name] for name in ("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS")},
         **triton_backend._scale_rule(RowwiseScaling(), E4M3),
         "TALL": tall,
         "COUNT": True,

@@ -16,6 +16,7 @@ class Term:
     reading: str = ""
 
 
+_BEYOND = "|x·s| above M by more than float32's own rounding"
 _SCALED = "x is the tensor before quantisation, s its scale, M the format's largest finite value."
 
 GLOSSARY: Final[Mapping[str, Term]] = {
@@ -101,10 +102,10 @@ GLOSSARY: Final[Mapping[str, Term]] = {
         "A little in activations can be harmless. The same tensor step after step is not.",
     ),
     "saturation_rate": Term(
-        "Saturation rate", f"Finite elements with |x·s| > M, over all elements. {_SCALED}"
+        "Saturation rate", f"Finite elements with {_BEYOND}, over all elements. {_SCALED}"
     ),
     "saturated": Term(
-        "Saturated", f"Number of finite elements with |x·s| > M: what clipping changed. {_SCALED}"
+        "Saturated", f"Number of finite elements with {_BEYOND}: what clipping changed. {_SCALED}"
     ),
     "underflow_rate": Term(
         "Underflow rate",

@@ -79,8 +79,9 @@ def brute_force(x: Tensor, scale: Tensor, largest: float, smallest_normal: float
     """[saturated, underflow, subnormal, nonfinite] element by element, from q as some cast has made it."""
     scaled = (x.float() * scale).abs()
     q = q.float().abs()
+    limit = torch.nextafter(torch.tensor(largest), torch.tensor(torch.inf))
     return [
-        float(((scaled > largest) & torch.isfinite(x)).sum()),
+        float(((scaled > limit) & torch.isfinite(x)).sum()),
         float(((q == 0) & (x != 0)).sum()),
         float(((q > 0) & (q < smallest_normal)).sum()),
         float((~torch.isfinite(x)).sum()),
