@@ -1,7 +1,6 @@
 """A run's life in this process: its writers, how it is continued, and how it ends."""
 
-import logging
-import sys
+import abc
 import threading
 import time
 import traceback
@@ -12,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from fp8scope.config import Settings
+from fp8scope.ending import failure, tell_what_is_left, with_place_of
 from fp8scope.entries import Entry, FinishReport, Place
-from fp8scope.environment import clean, redact
 from fp8scope.guard import Guard
 from fp8scope.hooks import live_runs
 from fp8scope.pipeline import Pipeline
@@ -21,15 +20,12 @@ from fp8scope.records import Kind, dump_json
 from fp8scope.resume import Identity, identity_from_state, send_leftovers, write_ledger
 from fp8scope.worker import Forkable
 
-logger = logging.getLogger("fp8scope")
-
-MAX_ERROR_TEXT = 20_000
 FINISH_SECONDS = 30.0
 MAX_REWINDS = 100
 """Attempts that one process may begin by going back to earlier steps."""
 
 
-class Lifecycle(Forkable):
+class Lifecycle(Forkable, abc.ABC):
     """What `Run` is made of beside steps and what is logged in them."""
 
     def __init__(
@@ -126,21 +122,25 @@ class Lifecycle(Forkable):
 
     # What a run adds
 
+    @abc.abstractmethod
     def _before_finish(self) -> None:
-        raise NotImplementedError
+        """The run is about to end, and still takes what is recorded."""
 
+    @abc.abstractmethod
     def _after_finish(self) -> None:
-        raise NotImplementedError
+        """The run has ended."""
 
+    @abc.abstractmethod
     def _announce_again(self) -> None:
         """Another writer begins: have everything described to it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _take_alerts(self, found: Sequence[Mapping[str, Any]]) -> None:
-        raise NotImplementedError
+        """The server's answer brought these; on the sender's thread."""
 
+    @abc.abstractmethod
     def _take_commands(self, found: Sequence[Mapping[str, Any]]) -> None:
-        raise NotImplementedError
+        """As `_take_alerts`."""
 
     # Writers
 
@@ -232,10 +232,7 @@ class Lifecycle(Forkable):
         with self.guard.shield("noting a failure"):
             if isinstance(error, SystemExit) and error.code in (None, 0):
                 return
-            self._fail("".join(traceback.format_exception(error)))
-
-    def _fail(self, text: str) -> None:
-        self._failure = redact(clean(text[-MAX_ERROR_TEXT:]))
+            self._failure = failure("".join(traceback.format_exception(error)))
 
     def _terminate(self, why: str, timeout: float) -> None:
         """End as failed, on another thread than the training's, which may go on meanwhile: its hooks are left
@@ -244,9 +241,7 @@ class Lifecycle(Forkable):
         if self._report is None:
             self._report = FinishReport(complete=False)
             with self.guard.shield("writing the run out"):
-                training = sys._current_frames().get(self._thread)
-                where = "".join(traceback.format_stack(training)) if training is not None else ""
-                self._fail(f"{why}\n\nThe training was here:\n{where}" if where else why)
+                self._failure = failure(with_place_of(self._thread, why))
                 document = self._finish_document()
                 self._report = self._finish(timeout, lambda: document)
 
@@ -267,7 +262,9 @@ class Lifecycle(Forkable):
         if not self._forked:
             write_ledger(self._settings.directory, self._identity(), over=not self._failure)
         if not report.complete and self._pipeline.started:
-            self._tell_what_is_left(report)
+            sender = self._pipeline.sender
+            trouble = sender.trouble if sender is not None else ""
+            tell_what_is_left(self.name, self._settings.mode, report, trouble)
         return report
 
     def _finish_document(self) -> dict[str, Any]:
@@ -280,22 +277,3 @@ class Lifecycle(Forkable):
             "dropped": dropped,
             "errors": errors,
         }
-
-    def _tell_what_is_left(self, report: FinishReport) -> None:
-        sender = self._pipeline.sender
-        why = f" ({sender.trouble})" if sender is not None and sender.trouble else ""
-        if report.directory is None:
-            logger.warning(
-                "run %s: not everything was sent%s, and there was no disk to keep it on.", self.name, why
-            )
-        elif self._settings.mode == "offline":
-            logger.info(
-                "run %s is kept in %s: upload it with: fp8scope sync %s", self.name, *[report.directory] * 2
-            )
-        else:
-            logger.warning(
-                "run %s: not everything was sent yet%s. Nothing is lost; send it with: fp8scope sync %s",
-                self.name,
-                why,
-                report.directory,
-            )

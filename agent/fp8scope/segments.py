@@ -1,5 +1,6 @@
 """What the spool is made of: segments in files or in memory, and the lock on its folder."""
 
+import abc
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ class SpoolBusyError(RuntimeError):
     """Another process is using this spool."""
 
 
-class Segment:
+class Segment(abc.ABC):
     """Consecutive bytes of the log from position `base` on."""
 
     def __init__(self, base: int) -> None:
@@ -27,18 +28,23 @@ class Segment:
     def end(self) -> int:
         return self.base + self.length
 
+    @abc.abstractmethod
     def append(self, data: bytes) -> None:
-        raise NotImplementedError
+        """Add to its end. Raises OSError where that is not possible."""
 
+    @abc.abstractmethod
     def read(self, position: int, size: int) -> bytes:
-        raise NotImplementedError
+        """`size` bytes from `position` of the log on; fewer at its end."""
 
+    @abc.abstractmethod
     def flush(self) -> None:
         """Ask the machine to put what was written on the disk."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Let go of the file."""
 
+    @abc.abstractmethod
     def delete(self) -> None:
         """Remove what was stored."""
 
@@ -102,6 +108,15 @@ class MemorySegment(Segment):
     def read(self, position: int, size: int) -> bytes:
         offset = position - self.base
         return bytes(self._data[offset : offset + size])
+
+    def flush(self) -> None:
+        """There is no disk to put it on."""
+
+    def close(self) -> None:
+        """There is no file to let go of."""
+
+    def delete(self) -> None:
+        """It goes with the object."""
 
 
 def sync_directory(directory: Path) -> None:
