@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
-from fp8scope.collector import NOTHING, BusyError, Collector, Snapshot, is_tensor, whole_steps
+from fp8scope.collector import BusyError, Collector, is_tensor, whole_steps
 from fp8scope.config import Settings
 from fp8scope.controls import Controls
+from fp8scope.entries import Entry
 from fp8scope.environment import plain
 from fp8scope.evaluation import evaluation_document
 from fp8scope.hooks import live_runs
 from fp8scope.lifecycle import Lifecycle
 from fp8scope.measures import Measures
-from fp8scope.pipeline import Catalogue, Entry
-from fp8scope.records import Histograms, Kind, Row, dump_json
+from fp8scope.records import Kind, dump_json
 from fp8scope.registration import blank_registration
 from fp8scope.repository import RepositoryLookup
 from fp8scope.resume import Identity
 from fp8scope.step import MAX_SCALARS, Step
+from fp8scope.step_entries import catalogue_of, histograms_of, row_of
 
 if TYPE_CHECKING:
     import torch
@@ -318,8 +319,7 @@ class Run(Controls, Lifecycle):
             scalars.setdefault("tokens", float(self._tokens))
             scalars.setdefault("tokens_per_second", step._tokens / max(seconds, 1e-9))
         if (grown := self._collector.new_tensors()) is not None:
-            offset, tensors, statistics = grown
-            self._pipeline.put(Catalogue(offset, [_describe(tensor) for tensor in tensors], statistics))
+            self._pipeline.put(catalogue_of(*grown))
         if self._pipeline.is_full(self._collector.row_bytes):
             self._collector.discard()
             self.guard.drop(1, "the disk is slower than the training, and the queue is full")
@@ -331,28 +331,9 @@ class Run(Controls, Lifecycle):
         except BusyError as busy:
             self.guard.drop(1, str(busy))
             return
-        number, now, guard = step.number, step._ended_at, self.guard
-
-        def payload() -> bytes:
-            seen = snapshot.read() if snapshot is not None else NOTHING
-            measured = reading.read() if reading is not None else {}
-            values = {**measured, **scalars, **seen.scalars}
-            return Row(number, now, guard.counts()[0], values, seen.statistics, seen.extras).encode()
-
-        # A copy from a device ends after the events by which the step was timed.
-        source = snapshot if snapshot is not None and snapshot.event is not None else reading
-        self._pipeline.put(Entry(Kind.ROW, payload, source))
+        self._pipeline.put(row_of(step, snapshot, self.guard))
         if snapshot is not None and snapshot.sampled:
-            self._put_histograms(snapshot, number, now)
-
-    def _put_histograms(self, snapshot: Snapshot, number: int, now: int) -> None:
-        def payload() -> bytes:
-            seen = snapshot.read()
-            if not len(seen.histogram_tensors):
-                return b""
-            return Histograms(number, now, seen.histogram_tensors, seen.histogram_counts).encode()
-
-        self._pipeline.put(Entry(Kind.HISTOGRAM, payload, snapshot))
+            self._pipeline.put(histograms_of(step, snapshot))
 
     def _source_failed(self, kind: str, error: Exception) -> None:
         self.guard.error(kind, f"{type(error).__name__}: {error}", error)
@@ -366,17 +347,6 @@ class Run(Controls, Lifecycle):
             alert = self._alerts.popleft()
             for callback in self._callbacks:
                 callback(alert)
-
-
-def _describe(tensor: Any) -> dict[str, Any]:
-    return {
-        "name": tensor.name,
-        "module": tensor.module,
-        "role": tensor.role,
-        "format": tensor.format,
-        "shape": list(tensor.shape),
-        "numel": tensor.numel,
-    }
 
 
 def disabled_run(name: str = "") -> Run:
