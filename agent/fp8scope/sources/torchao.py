@@ -170,7 +170,7 @@ def _count_rows(slot: Slot, x: Tensor, scale: Tensor, format: Format) -> Tensor:
     scaled = x.float() * scale
     values = to_fp8_saturated(scaled, format)
     magnitude, q = scaled.abs(), values.float().abs()
-    saturated = (magnitude > format.max) & torch.isfinite(x)
+    saturated = (magnitude > format.limit) & torch.isfinite(x)
     row, blocks = slot.row, slot.block_row
     add_extent(row, x.numel(), measure(x))
     row[SCALE] = scale.median()
