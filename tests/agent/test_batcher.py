@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from agent.wire_server import read_batch
+from agent.wire_messages import read_batch
 from hypothesis import given
 from hypothesis import strategies as st
 

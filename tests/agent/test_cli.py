@@ -8,7 +8,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from agent.wire_server import Fault, WireServer
+from agent.faulty_http import Fault
+from agent.wire_server import WireServer
 
 from fp8scope import cli
 from fp8scope.config import Settings, credentials_path, read_logins

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from agent.faulty_http import Fault
 from agent.models import tiny_model, train_step
-from agent.wire_server import Fault, WireServer
+from agent.wire_server import WireServer
 
 import fp8scope
 from fp8scope import Command

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from agent.wire_server import Fault, WireServer
+from agent.faulty_http import Fault
+from agent.wire_server import WireServer
 
 from fp8scope.config import Settings
 from fp8scope.pipeline import FinishReport

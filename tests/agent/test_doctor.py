@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent.wire_server import Fault, WireServer
+from agent.faulty_http import Fault
+from agent.wire_server import WireServer
 
 from fp8scope import cli, doctor
 from fp8scope.config import Settings

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from agent.launching import Launch, here, own_settings
-from agent.wire_server import StoredRun, WireServer
+from agent.stored_run import StoredRun
+from agent.wire_server import WireServer
 from examples_folder import EXAMPLES, example
 
 __all__ = ["here"]

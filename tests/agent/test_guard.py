@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent.wire_server import Fault, WireServer
+from agent.faulty_http import Fault
+from agent.wire_server import WireServer
 
 from fp8scope.config import Settings
 from fp8scope.guard import Guard

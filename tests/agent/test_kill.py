@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent.wire_server import Fault, WireServer
+from agent.faulty_http import Fault
+from agent.wire_server import WireServer
 
 from fp8scope import cli
 from fp8scope.config import Settings

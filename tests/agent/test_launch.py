@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from agent.launching import SCRIPTS, Launch, here, own_settings
-from agent.wire_server import StoredRun, WireServer
+from agent.stored_run import StoredRun
+from agent.wire_server import WireServer
 
 from fp8scope import cli
 

@@ -2,7 +2,8 @@
 
 import pytest
 from agent.launching import SCRIPTS, Launch, here
-from agent.wire_server import StoredRun, WireServer
+from agent.stored_run import StoredRun
+from agent.wire_server import WireServer
 
 __all__ = ["here"]
 

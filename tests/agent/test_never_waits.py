@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from agent.faulty_http import Fault
 from agent.models import tiny_model, train_step
-from agent.wire_server import Fault, WireServer
+from agent.wire_server import WireServer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agent.faulty_http import Fault
 from agent.models import tiny_model, train_step
-from agent.wire_server import Fault, WireServer, read_batch
+from agent.wire_messages import read_batch
+from agent.wire_server import WireServer
 
 from fp8scope.config import Settings
 from fp8scope.registration import blank_registration

@@ -4,8 +4,9 @@ import signal
 import time
 
 import pytest
+from agent.faulty_http import Fault
 from agent.scripts import run_script, said, script, sync_all
-from agent.wire_server import Fault, WireServer
+from agent.wire_server import WireServer
 
 from fp8scope.config import Settings
 

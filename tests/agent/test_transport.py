@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from agent.wire_server import Fault, WireServer
+from agent.faulty_http import Fault
+from agent.wire_server import WireServer
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from agent.faulty_http import Fault
 from agent.models import tiny_model, train_step
-from agent.wire_server import EXPONENT_BINS, Fault, WireServer
+from agent.wire_messages import EXPONENT_BINS
+from agent.wire_server import WireServer
 from torch import nn
 
 import fp8scope
