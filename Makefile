@@ -65,9 +65,10 @@ format: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-# benchmarks/calibration.py is not among them: it needs a directory of loss curves.
+# All but two: calibration.py needs a directory of loss curves, gpu_kernels.py a GPU (make bench-gpu). It takes hours.
+BENCHMARKS = agent_overhead bisection chaos compaction crash deletion fp6 growth ingest kill linear optimizer_state outage quantize query recipes spikes storage watching web_server
 bench: $(INSTALLED)
-	@for name in chaos fp6 linear optimizer_state quantize recipes web_server; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

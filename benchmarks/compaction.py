@@ -8,7 +8,7 @@ compacting it by compaction's own code in one process, until nothing is left: bl
 over the same alone; rounds by turns, the median of their ratios. The senders post bodies encoded beforehand
 (ingest.py's agents).
 
-    python benchmarks/compaction.py --recording DIR [--points 20000000] [--rounds 3] [--seconds 8]
+    python benchmarks/compaction.py [--recording DIR] [--points 20000000] [--rounds 3] [--seconds 8]
 """
 
 from __future__ import annotations
@@ -134,9 +134,13 @@ def ingest_rate(url: str, token: str, options: argparse.Namespace) -> float:
 
 def main() -> None:
     """Measure, and print one JSON line."""
+    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    sys.path.insert(0, str(Path(__file__).parent))
+    import store_data
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--recording", type=Path, required=True, help="made when there is none; see store_data.py"
+        "--recording", type=Path, default=store_data.RECORDING, help="made when there is none"
     )
     parser.add_argument("--points", type=int, default=20_000_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -144,11 +148,9 @@ def main() -> None:
     parser.add_argument("--compact", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--forever", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
     if options.compact:
         compact(options.recording, options.points, options.forever)
         return
-    import store_data
     from chaos import make_token
 
     from fp8scope_dashboard.servers.supervisor import Supervisor

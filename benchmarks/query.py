@@ -13,7 +13,7 @@ Asked over HTTP, from the request to the last byte, one after the other:
   answered one question about another run. p50 and p95 without a suffix are warm. `growth` is the greater of
   the two p50 on the longer run over that of a run of `--steps` with as many tensors.
 
-    python benchmarks/query.py --recording DIR [--tensors 1000] [--steps 100000] [--directory DIR]
+    python benchmarks/query.py [--recording DIR] [--tensors 1000] [--steps 100000] [--directory DIR]
 """
 
 from __future__ import annotations
@@ -147,9 +147,13 @@ def quantiles(times: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure, and print one JSON line."""
+    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    sys.path.insert(0, str(Path(__file__).parent))
+    import store_data
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--recording", type=Path, required=True, help="made when there is none; see store_data.py"
+        "--recording", type=Path, default=store_data.RECORDING, help="made when there is none"
     )
     parser.add_argument("--tensors", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100_000)
@@ -160,8 +164,6 @@ def main() -> None:
         "--directory", type=Path, help="keeps the installation and its runs for the next time"
     )
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
-    import store_data
     from chaos import make_token
 
     from fp8scope_dashboard.servers.supervisor import Supervisor

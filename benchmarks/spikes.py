@@ -5,7 +5,7 @@ other. The chart of the run's page (the figure that the browser fetches when the
 no zoom) is asked for once over HTTP, and the spikes in it are counted: points at that very step with that
 very height. `shown_longer` is the same on a run ten times longer, which is drawn from roll-ups.
 
-    python benchmarks/spikes.py --recording DIR [--steps 100000] [--spikes 50]
+    python benchmarks/spikes.py [--recording DIR] [--steps 100000] [--spikes 50]
 """
 
 from __future__ import annotations
@@ -102,15 +102,17 @@ def numbers(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def main() -> None:
     """Measure, and print one JSON line."""
+    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    sys.path.insert(0, str(Path(__file__).parent))
+    import store_data
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--recording", type=Path, required=True, help="made when there is none; see store_data.py"
+        "--recording", type=Path, default=store_data.RECORDING, help="made when there is none"
     )
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--spikes", type=int, default=50)
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
-    import store_data
 
     from fp8scope_dashboard.servers.supervisor import Supervisor
 

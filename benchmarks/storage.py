@@ -11,9 +11,9 @@ The peers get the same statistics of the first `--peer-steps` steps, as their ow
 same machine: trackio to its SQLite, MLflow to its file store and to SQLite, TensorBoard to its event file.
 Their bytes are the growth of their directory from a run of one step to one of all.
 
-    python benchmarks/storage.py --recording DIR [--steps 2400] [--peer-steps 200] [--peers-venv DIR]
+    python benchmarks/storage.py [--recording DIR] [--steps 2400] [--peer-steps 200] [--peers-venv DIR]
 
-The recording is made when DIR has none (some minutes) and kept for the next time.
+The recording is made when there is none (some minutes) and kept for the next time.
 """
 
 from __future__ import annotations
@@ -169,15 +169,19 @@ def main() -> None:
         peer, source, directory, steps = sys.argv[2:]
         log_to(peer, source, directory, int(steps))
         return
+    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    sys.path.insert(0, str(Path(__file__).parent))
+    import store_data
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--recording", type=Path, required=True)
+    parser.add_argument(
+        "--recording", type=Path, default=store_data.RECORDING, help="made when there is none"
+    )
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--peer-steps", type=int, default=200)
     parser.add_argument("--peers-venv", type=Path, help="kept between runs; temporary by default")
     parser.add_argument("--no-peers", action="store_true")
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
-    import store_data
 
     options.recording.mkdir(parents=True, exist_ok=True)
     store_data.record(options.recording, options.steps)

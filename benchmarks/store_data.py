@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 LAYERS, WIDTH, CONTEXT, BATCH = 9, 128, 64, 8
 DONE = "steps"
+RECORDING = Path(__file__).parents[1] / ".benchmarks" / "recording"
+"""Where the benchmarks keep theirs, unless they are told another directory."""
 
 
 @dataclass(frozen=True)
