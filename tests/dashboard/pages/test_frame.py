@@ -16,7 +16,8 @@ from django.test import Client
 
 import fp8scope_dashboard.pages
 from fp8scope_dashboard.pages.finders import PlotlyFinder
-from fp8scope_dashboard.pages.glossary import GLOSSARY, STATISTICS, title
+from fp8scope_dashboard.pages.glossary import GLOSSARY, title
+from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.middleware import POLICY, content_security_policy
 
 FOLDER = Path(fp8scope_dashboard.pages.__file__).parent

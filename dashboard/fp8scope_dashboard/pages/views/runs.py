@@ -14,11 +14,12 @@ from django.utils.cache import patch_cache_control
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import EventState
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.pages import glossary, steering
+from fp8scope_dashboard.pages import steering
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.arms import Arm, Arms
 from fp8scope_dashboard.pages.efficiency import recent_figures
 from fp8scope_dashboard.pages.figures.sparkline import WIDTH, sparkline
+from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, summarise, verdict_of
 from fp8scope_dashboard.pages.verdicts import STATES, Badge
@@ -98,7 +99,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     scalars = [name for name in queries.scalar_names(shown.id) if name not in ("loss", "tokens")]
     tensors = Tensor.objects.filter(run=shown)
     context |= {
-        "statistics": [name for name in glossary.STATISTICS if name in statistics],
+        "statistics": [name for name in STATISTICS if name in statistics],
         "scalars": sorted(
             scalars, key=lambda name: (SECONDARY.index(name) if name in SECONDARY else 99, name)
         ),
