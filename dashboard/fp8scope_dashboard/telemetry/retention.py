@@ -13,18 +13,23 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import rolling
 from fp8scope_dashboard.telemetry.aggregates import FINEST
 from fp8scope_dashboard.telemetry.locks import lock_run
-from fp8scope_dashboard.telemetry.models import Block, Rolling, Tile
+from fp8scope_dashboard.telemetry.models import Block, Histogram, Rolling, Tile
 
 # Blocks deleted in one transaction: some thousands of tiles.
 BLOCKS_AT_ONCE = 50
+# Messages with histograms deleted in one transaction: some tens of megabytes.
+HISTOGRAMS_AT_ONCE = 200
 
 
 def runs_due() -> list[UUID]:
-    """Runs with blocks that are older than their project keeps raw values."""
+    """Runs with blocks or histograms that are older than their project keeps raw values."""
     now, found = timezone.now(), []
     runs = Run.objects.filter(project__raw_days__isnull=False).values_list("id", "project__raw_days")
     for run_id, days in runs.iterator():
-        if days and Block.objects.filter(run_id=run_id, received_at__lt=now - timedelta(days=days)).exists():
+        if not days:
+            continue
+        old = {"run_id": run_id, "received_at__lt": now - timedelta(days=days)}
+        if any(model._default_manager.filter(**old).exists() for model in (Block, Histogram)):
             found.append(run_id)
     return found
 
@@ -33,14 +38,17 @@ def retain_run(run_id: UUID) -> int:
     """Delete the raw values that the project's policy no longer keeps. Returns the number of rows (steps).
 
     Only what is rolled up goes, in whole blocks: a block that holds a later step stays. Safe to be killed and
-    repeated. What is not rolled up yet (a run without compaction) is kept, whatever its age.
+    repeated. What is not rolled up yet (a run without compaction) is kept, whatever its age. Histograms are
+    never rolled up: all that are too old go.
     """
     days = Run.objects.filter(pk=run_id).values_list("project__raw_days", flat=True).first()
     if days is None:
         return 0
-    rows = 0
-    while deleted := _delete_some(run_id, timezone.now() - timedelta(days=days)):
+    rows, age = 0, timedelta(days=days)
+    while deleted := _delete_some(run_id, timezone.now() - age):
         rows += deleted
+    while _delete_histograms(run_id, timezone.now() - age):
+        pass
     return rows
 
 
@@ -64,6 +72,21 @@ def _delete_some(run_id: UUID, before: datetime) -> int:
             )
     _answer_from_rollups(run_id, until, chosen[-1][3])
     return sum(rows for _, _, rows, _ in chosen)
+
+
+@transaction.atomic
+def _delete_histograms(run_id: UUID, before: datetime) -> int:
+    lock_run(run_id, wait=True)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            DELETE FROM telemetry_histogram WHERE run_id = %(run)s AND (writer, seq) IN (
+                SELECT writer, seq FROM telemetry_histogram
+                WHERE run_id = %(run)s AND received_at < %(before)s LIMIT %(most)s)
+            """,
+            {"run": run_id, "before": before, "most": HISTOGRAMS_AT_ONCE},
+        )
+        return int(cursor.rowcount)
 
 
 def _answer_from_rollups(run_id: UUID, until: int, last_deleted: int) -> None:

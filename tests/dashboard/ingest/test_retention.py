@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 
 import numpy as np
 import pytest
+from contract.test_histograms import counts, message
+from contract.wire_client import WireClient
 from dashboard.telemetry.recorder import Recorder
 from django.utils import timezone
 
 from fp8scope_dashboard.ingest import tasks
-from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.telemetry import compaction, queries, retention
-from fp8scope_dashboard.telemetry.models import Block, Rolling, Tile
+from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.telemetry import compaction, histograms, locks, queries, retention, storage
+from fp8scope_dashboard.telemetry.models import Block, Histogram, Rolling, Tile
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,3 +79,64 @@ def test_in_many_transactions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(retention, "BLOCKS_AT_ONCE", 1)
     tasks.retain_run(str(run.pk))
     assert not Tile.objects.exists()
+
+
+def sampled(run: Run, steps: range, days: int) -> None:
+    """Histograms of the run's first tensor at these steps, received so many days ago."""
+    writer = Writer.objects.get(run=run).uuid
+    client = WireClient("", None, run.pk, writer)
+    for step in steps:
+        body = message(client, 10_000 + step, step, {0: counts(e0=step)})
+        histograms.append(run.pk, writer, 10_000 + step, step, [0], body)
+    Histogram.objects.filter(step__in=steps).update(received_at=timezone.now() - timedelta(days=days))
+
+
+def test_histograms_go_with_the_values(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled(run, range(100, 600, 100), DAYS + 1)
+    sampled(run, range(600, 900, 100), DAYS - 1)
+    before = storage.of_run(run.pk).tables["telemetry_histogram"]
+    monkeypatch.setattr(retention, "HISTOGRAMS_AT_ONCE", 2)
+    assert retention.retain_run(run.pk) == STEPS
+    assert sorted(Histogram.objects.values_list("step", flat=True)) == [600, 700, 800]
+    assert queries.histogram(run.pk, 0, 599) is None
+    found = queries.histogram(run.pk, 0, 650)
+    assert found is not None and (found.step, found.total) == (600, 600)
+    after = storage.of_run(run.pk).tables["telemetry_histogram"]
+    assert after[1] == 3 and after[0] < before[0]
+
+
+def test_a_run_that_has_only_old_histograms_is_due(run: Run) -> None:
+    assert retention.retain_run(run.pk) == STEPS and retention.runs_due() == []
+    sampled(run, range(100, 101), DAYS - 1)
+    assert retention.runs_due() == []
+    sampled(run, range(200, 201), DAYS + 1)
+    assert retention.runs_due() == [run.pk]
+    assert retention.retain_run(run.pk) == 0 and retention.runs_due() == []
+    assert Histogram.objects.get().step == 100
+
+
+def test_killed_between_two_transactions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled(run, range(100, 900, 100), DAYS + 1)
+    monkeypatch.setattr(retention, "HISTOGRAMS_AT_ONCE", 3)
+    transactions = iter(range(4))
+
+    def lock_run(run_id: uuid.UUID, *, wait: bool) -> bool:
+        if next(transactions, None) is None:
+            raise KeyboardInterrupt
+        return locks.lock_run(run_id, wait=wait)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(retention, "lock_run", lock_run)
+        retention.retain_run(run.pk)
+    # Blocks took two transactions (the second found none), histograms the other two.
+    assert not Block.objects.exists() and Histogram.objects.count() == 2
+    assert retention.runs_due() == [run.pk]
+    retention.retain_run(run.pk)
+    assert not Histogram.objects.exists() and retention.runs_due() == []
+
+
+def test_histograms_without_a_policy_are_kept(run: Run) -> None:
+    sampled(run, range(100, 300, 100), 10_000)
+    run.project.raw_days = None
+    run.project.save()
+    assert retention.retain_run(run.pk) == 0 and Histogram.objects.count() == 2
