@@ -20,6 +20,9 @@ WORST = 3
 EVERY_TENSOR = 20_000
 OPEN_ALERTS_SHOWN = 3
 
+NAME_A_BASELINE = 'baseline="bf16" in fp8scope.attach or fp8scope.init, or fp8scope run --baseline bf16'
+"""How a run says what it is compared with."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -171,7 +174,7 @@ def _why_none(run: Run, is_baseline: bool) -> str:
         return "Other runs are compared with this group."
     if run.baseline:
         return f"The comparison with “{run.baseline}” comes a moment after both sides have logged a loss."
-    return 'Name the group of BF16 runs to compare with: fp8scope.init(…, baseline="bf16").'
+    return f"Name the group of BF16 runs to compare with: {NAME_A_BASELINE}."
 
 
 def baseline_groups(project_id: int) -> set[str]:

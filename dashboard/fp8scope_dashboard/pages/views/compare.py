@@ -21,7 +21,7 @@ from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
 from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.loading import AXIS_TITLES, Options, loss_curves
-from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, verdict_of
+from fp8scope_dashboard.pages.summary import NAME_A_BASELINE, Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
@@ -116,7 +116,7 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpRespo
         margins.append(float(result.get("margin") or project.margin))
         curves.append(_delta_curve(run, arms, result, curve))
     if not curves:
-        return empty_answer('A delta needs an FP8 run with a baseline: fp8scope.init(…, baseline="bf16").')
+        return empty_answer(f"A delta needs an FP8 run with a baseline: {NAME_A_BASELINE}.")
     drawn = delta_figure(curves, margins[-1], options.theme, compact=options.compact, x_title=x_name)
     last = "; ".join(f"{curve.name} {percent(float(curve.delta[-1]), signed=True)}" for curve in curves)
     return figure_answer(drawn, f"Relative difference to BF16 at the end: {last}.")
