@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope.collector import EMPTY, Observed
+from fp8scope.snapshot import EMPTY, Observed
 from fp8scope.sources.boards import NOTES, SAMPLED_STATISTICS, Board
 from fp8scope_kernels import BLOCK_STATISTICS, EXPONENT_BINS, SAMPLE_SIZE, STATISTICS
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
-from fp8scope.collector import BusyError, Collector, is_tensor, whole_steps
+from fp8scope.collector import Collector, is_tensor, whole_steps
 from fp8scope.config import Settings
 from fp8scope.controls import Controls
 from fp8scope.entries import Entry
@@ -19,6 +19,7 @@ from fp8scope.records import Kind, dump_json
 from fp8scope.registration import blank_registration
 from fp8scope.repository import RepositoryLookup
 from fp8scope.resume import Identity
+from fp8scope.snapshot import BusyError
 from fp8scope.step import MAX_SCALARS, Step
 from fp8scope.step_entries import catalogue_of, histograms_of, row_of
 

@@ -7,10 +7,10 @@ of them, once the device has sent what they refer to.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fp8scope.collector import NOTHING, Snapshot
 from fp8scope.entries import Catalogue, Entry
 from fp8scope.guard import Guard
 from fp8scope.records import Histograms, Kind, Row
+from fp8scope.snapshot import NOTHING, Snapshot
 from fp8scope.step import Step
 
 if TYPE_CHECKING:

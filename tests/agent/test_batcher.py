@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope.batcher import CONTENT_TYPE, Batch, encode_batch
-from fp8scope.collector import EMPTY
 from fp8scope.records import Row, TornRecordError
+from fp8scope.snapshot import EMPTY
 
 STATISTICS = ("numel", "amax", "scale", "saturated", "underflow", "subnormal", "nonfinite")
 IDS = {

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fp8scope.collector import NOTHING, Collector, Observed
+from fp8scope.collector import Collector
+from fp8scope.snapshot import NOTHING, Observed
 from fp8scope.sources import Watching
 from fp8scope_kernels import STATISTICS
 
