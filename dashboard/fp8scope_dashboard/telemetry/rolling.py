@@ -1,4 +1,4 @@
-"""Building roll-ups, and keeping them true when rows come late or a run begins anew.
+"""When roll-ups are made, and made again because rows came late or a run began anew; buckets.py makes them.
 
 Roll-ups are made of what a query would answer, so that merging ranks and attempts is done once, here. They
 cover all steps below Rolling.until; what has come later for these steps is noted as stale and rolled up
@@ -7,41 +7,21 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-import numpy as np
 from django.db.models import F, Max, Min
 from django.db.models.functions import Greatest, Least
 from django.utils import timezone
 
-from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
 from fp8scope_dashboard.runs.services import SILENT_AFTER
-from fp8scope_dashboard.telemetry import raw, rollups, sql
-from fp8scope_dashboard.telemetry.aggregates import (
-    FACTOR,
-    FINEST,
-    PARTS,
-    STRIDES,
-    Parts,
-    aggregate,
-    blank,
-    combine,
-    same_from_terms,
-)
-from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
-from fp8scope_dashboard.telemetry.merge import DERIVED, across_ranks, derive, first_of_each_step, sources
+from fp8scope_dashboard.telemetry import raw
+from fp8scope_dashboard.telemetry.aggregates import FINEST
+from fp8scope_dashboard.telemetry.buckets import write
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, Tile
-from fp8scope_dashboard.telemetry.rollups import SPAN, first_difference
+from fp8scope_dashboard.telemetry.rollups import first_difference
 from fp8scope_dashboard.telemetry.sources import cutoffs_of
-from fp8scope_dashboard.telemetry.tiles import (
-    WIDTH,
-    cut_tile,
-    decode_integers,
-    encode_matrix,
-    encode_series,
-    encode_tile,
-)
+from fp8scope_dashboard.telemetry.tiles import WIDTH, cut_tile, decode_integers
 
 # Rolled up in one transaction; the second bounds its memory: 64 MB of one tile's statistics.
 MOST_STEPS = 16_384
@@ -50,8 +30,6 @@ MOST_CELLS = 8_000_000
 FEWEST_STEPS = 2_048
 # A run of fewer steps is answered from its blocks.
 SHORT_RUN = 1_024
-
-Named = dict[str, Parts]
 
 
 def note_block(run_id: UUID, first_step: int, last_step: int) -> None:
@@ -86,7 +64,7 @@ def roll(run: Run) -> bool:
     if state.stale_first is not None and state.stale_last is not None:
         first = state.stale_first // FINEST * FINEST
         last = min(_up(state.stale_last + 1), state.until, first + _most_steps(run))
-        _write(run, state, first, last)
+        write(run, _known(state), state.until, first, last)
         done = last > state.stale_last
         state.stale_first, state.stale_last = (None, None) if done else (last, state.stale_last)
         state.save(update_fields=["stale_first", "stale_last"])
@@ -101,7 +79,7 @@ def roll(run: Run) -> bool:
     if not state.until and _ended(run) and end - first < SHORT_RUN:
         return False
     last = min(end, first + _most_steps(run))
-    _write(run, state, first, last)
+    write(run, _known(state), state.until, first, last)
     state.until = last
     state.save(update_fields=["until"])
     return True
@@ -167,165 +145,3 @@ def _most_steps(run: Run) -> int:
 
 def _up(step: int) -> int:
     return -(-step // FINEST) * FINEST
-
-
-def _write(run: Run, state: Rolling, first: int, last: int) -> None:
-    """Roll up the steps first..last - 1 (multiples of FINEST), and the larger buckets that this completes."""
-    until = max(state.until, last)
-    work = _Work(run.id, _known(state))
-    fresh = _finest(run, first, last)
-    tiles = []
-    for tile, named in fresh:
-        work.put(tile, FINEST, first // FINEST, named, state.until // FINEST)
-        tiles.append(tile)
-    for fine in STRIDES[:-1]:
-        stride = fine * FACTOR
-        low, high = first // stride, min(-(-last // stride), until // stride)
-        if high <= low:
-            return
-        for tile, names in tiles_names(tiles, run):
-            children = work.get(tile, names, fine, low * FACTOR, high * FACTOR)
-            named = {name: combine(parts, fine) for name, parts in children.items()}
-            work.put(tile, stride, low, named, state.until // stride)
-
-
-def tiles_names(tiles: Iterable[tuple[str, int]], run: Run) -> Iterable[tuple[tuple[str, int], list[str]]]:
-    """The columns that each group holds: see `_finest`."""
-    for group in tiles:
-        yield group, _columns(run) if group[0] == TENSOR else [group[0]]
-
-
-def _columns(run: Run) -> list[str]:
-    """The run's tensor columns, derived ones after those that they are derived from."""
-    stored = list(run.statistics)
-    derived = [name for name in DERIVED if set(sources(name)) <= set(stored)]
-    return [TENSOR + name for name in (*stored, *derived)]
-
-
-def _finest(run: Run, first: int, last: int) -> Iterable[tuple[tuple[str, int], Named]]:
-    """Parts of the finest buckets of everything: one tile of all tensor columns, or one scalar, at a time."""
-    bucket, count = first // FINEST, (last - first) // FINEST
-    yield (raw.AXIS, 0), {raw.AXIS: _axis(run.id, first, last)}
-    for name in sorted(run.last_scalars):
-        parts = list(raw.scalar_parts(run.id, name, first, last - 1))
-        if parts:
-            merged = first_of_each_step(parts)
-            values = merged.values[name][None]
-            yield (
-                (SCALAR + name, 0),
-                {SCALAR + name: aggregate(merged.steps, values, FINEST, bucket, count, nan_is_value=True)},
-            )
-    tensors = Tensor.objects.filter(run=run).count()
-    for tile in range(-(-tensors // WIDTH)):
-        indices = np.arange(tile * WIDTH, min((tile + 1) * WIDTH, tensors))
-        merged_tile = across_ranks(raw.tensor_parts(run.id, run.statistics, indices, first, last - 1))
-        named: Named = {}
-        for column in _columns(run):
-            if merged_tile is None or not len(merged_tile.steps):
-                named[column] = blank(len(indices), count)
-                continue
-            values = derive(column.removeprefix(TENSOR), merged_tile.values)
-            named[column] = aggregate(merged_tile.steps, values, FINEST, bucket, count)
-        yield (TENSOR, tile), named
-
-
-def _axis(run_id: UUID, first: int, last: int) -> Parts:
-    """The time (us since 1970) of each bucket's last row."""
-    bucket, count = first // FINEST, (last - first) // FINEST
-    steps: Int64s = np.zeros(0, np.int64)
-    times: Float64s = np.zeros(0)
-    for part in raw.tensor_parts(run_id, (), np.zeros(0, np.int64), first, last - 1):
-        steps = np.concatenate([steps, part.steps])
-        times = np.concatenate([times, part.times.astype(np.int64).astype(np.float64)])
-    order = np.argsort(steps, kind="stable")
-    return aggregate(steps[order], times[order][None], FINEST, bucket, count)
-
-
-class _Work:
-    """Rows of the table by group (see `_finest`), read and written within one transaction."""
-
-    def __init__(self, run_id: UUID, cuts: dict[int, int]) -> None:
-        self._run_id, self._cutoffs = run_id, cuts
-        # How many of a group's series the run has.
-        self._series: dict[tuple[str, int], int] = {}
-
-    def get(self, group: tuple[str, int], names: list[str], stride: int, first: int, end: int) -> Named:
-        """Parts of the buckets first..end - 1."""
-        kind, tile = group
-        if kind == raw.AXIS:
-            found = rollups.read(
-                self._run_id, [], np.zeros(0, np.int64), stride, first, end - 1, (), self._cutoffs
-            )
-            parts = blank(1, end - first)
-            known = ~np.isnat(found.times)
-            parts["last"][0, known] = found.times[known].astype(np.int64)
-            parts["count"][0, known] = 1.0
-            return {raw.AXIS: parts}
-        indices = tile * WIDTH + np.arange(self._series[group])
-        found = rollups.read(self._run_id, names, indices, stride, first, end - 1, PARTS, self._cutoffs)
-        return found.values
-
-    def put(self, group: tuple[str, int], stride: int, first: int, named: Named, stored: int) -> None:
-        """Write buckets from `first` on; of those before `stored` the others stay."""
-        kind, tile = group
-        self._series[group] = len(next(iter(named.values()))["count"])
-        end = first + next(iter(named.values()))["count"].shape[1]
-        for span in range(first // SPAN, (end - 1) // SPAN + 1):
-            low, high = max(first, span * SPAN), min(end, (span + 1) * SPAN)
-            kept = min(max(stored, high), (span + 1) * SPAN)
-            whole = {
-                name: {part: array[:, low - first : high - first] for part, array in parts.items()}
-                for name, parts in named.items()
-            }
-            if low > span * SPAN or kept > high:
-                old = self.get(group, list(named), stride, span * SPAN, kept)
-                for name, parts in whole.items():
-                    for part, array in old[name].items():
-                        array[:, low - span * SPAN : high - span * SPAN] = parts[part]
-                whole = old
-            self._write_span(kind, tile, stride, span, kept - span * SPAN, whole)
-
-    def _write_span(self, kind: str, tile: int, stride: int, span: int, buckets: int, named: Named) -> None:
-        gone: list[tuple[object, ...]] = []
-        rows: list[tuple[object, ...]] = []
-        for name, parts in named.items():
-            for part, encoded in _encode(kind, name, parts, named).items():
-                key = (self._run_id, name, stride, part, tile, span)
-                if encoded is None:
-                    gone.append(key)
-                else:
-                    rows.append((*key, buckets, *encoded))
-        sql.write(
-            """
-            DELETE FROM telemetry_rollup
-            WHERE run_id = %s AND name = %s AND stride = %s AND part = %s AND tile = %s AND span = %s
-            """,
-            gone,
-        )
-        sql.write(
-            """
-            INSERT INTO telemetry_rollup (run_id, name, stride, part, tile, span, buckets, offsets, body)
-            VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
-            ON CONFLICT (run_id, name, stride, part, tile, span) DO UPDATE
-            SET buckets = EXCLUDED.buckets, offsets = EXCLUDED.offsets, body = EXCLUDED.body
-            """,
-            rows,
-        )
-
-
-def _encode(
-    kind: str, name: str, parts: Parts, named: Mapping[str, Parts]
-) -> dict[str, tuple[list[int], bytes] | None]:
-    """The bodies of a column's parts; None where none is needed."""
-    if kind == raw.AXIS:
-        return {
-            "last": encode_tile([encode_series(parts["last"][0], ~np.isnan(parts["last"][0]))]) or ([], b"")
-        }
-    statistic = name.removeprefix(TENSOR)
-    nothing = not parts["count"].any() and bool(np.isnan(parts["undefined"]).all())
-    if kind == TENSOR and statistic in DERIVED:
-        terms = {term: named[TENSOR + term] for term in sources(statistic)}
-        nothing = same_from_terms(statistic, terms, parts)
-    if nothing:
-        return dict.fromkeys(PARTS)
-    return {part: encode_matrix(array, WIDTH if kind == TENSOR else 1) for part, array in parts.items()}
