@@ -9,7 +9,7 @@ from django.http import HttpRequest, StreamingHttpResponse
 from ninja import Router, Schema
 
 from fp8scope_dashboard.exports import formats, streaming
-from fp8scope_dashboard.ingest.api import ERRORS
+from fp8scope_dashboard.ingest.answers import ERRORS
 from fp8scope_dashboard.ingest.auth import run_of
 from fp8scope_dashboard.ingest.schemas import ErrorOut
 
@@ -41,5 +41,5 @@ def export_run(
 @router.get("/runs/{run}/export/{progress}", response={200: ExportProgress, ERRORS: ErrorOut})
 def export_progress(request: HttpRequest, run: UUID, progress: UUID) -> dict[str, Any]:
     """How far the export is that was asked for with this `progress`; null where that is not known."""
-    found = run_of(request, run)
-    return {"rows": found.rows_stored, "rows_written": streaming.rows_written(found, progress)}
+    written, rows = streaming.progress_of(run_of(request, run), progress)
+    return {"rows": rows, "rows_written": written}

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Query, Router, Status
 
 from fp8scope_dashboard.ingest import schemas, services
+from fp8scope_dashboard.ingest.answers import ANSWERS, ERRORS, Known, answer, take, tidings
 from fp8scope_dashboard.ingest.auth import run_of
 from fp8scope_dashboard.ingest.batch import Batch, read_envelope
 from fp8scope_dashboard.ingest.envelope import open_envelope
 from fp8scope_dashboard.ingest.errors import InvalidError, MalformedError, NotArrowError
 from fp8scope_dashboard.ingest.histograms import read_histograms, store_histograms
 from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
-from fp8scope_dashboard.ingest.ledger import Message, MessageKind, identify
+from fp8scope_dashboard.ingest.ledger import identify
 from fp8scope_dashboard.ingest.pressure import gate
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
-ERRORS = frozenset({400, 401, 404, 409, 413, 422, 429, 500, 503})
 
 router = Router(tags=["ingest"])
-AlertsAfter = Annotated[int, Query(ge=0, le=2**63 - 1, description="Greatest alert id that was handled.")]
-CommandsAfter = Annotated[
-    int | None,
-    Query(
-        ge=0,
-        le=2**63 - 1,
-        description="Greatest command id that was taken. Without it no commands come.",
-    ),
-]
-ANSWERS: dict[Any, Any] = {201: schemas.Receipt, 200: schemas.Receipt, ERRORS: schemas.ErrorOut}
 
 BATCH_BODY = {
     "required": True,
@@ -77,42 +68,34 @@ HISTOGRAM_BODY = {
 
 
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
-def send_batch(
-    request: HttpRequest, run: UUID, alerts_after: AlertsAfter = 0, commands_after: CommandsAfter = None
-) -> Status[Any]:
+def send_batch(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
     """Store rows, once however often they are sent."""
     found = run_of(request, run)
     body = request.body
-    kind = (request.content_type or "").lower()
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise MalformedError("Content-Encoding is not supported.", "Compress the Arrow buffers instead.")
+    kind = _content_type(request)
     if kind == ARROW:
         envelope = open_envelope(body)
         with gate.admit(envelope.decompressed_bytes + len(body)):
             batch = read_envelope(envelope, body)
-            return _store_batch(found, batch, body, alerts_after, commands_after)
+            return _store_batch(found, batch, body, known)
     if kind == JSON:
         # Parsed JSON takes several times its bytes.
         with gate.admit(8 * len(body)):
             document = parse_json(body)
             positions = services.tensor_positions(found, writer_in(document))
             batch = read_json(document, run, positions)
-            return _store_batch(found, batch, body, alerts_after, commands_after)
+            return _store_batch(found, batch, body, known)
     raise NotArrowError(
         f"A batch cannot be of type {kind[:100]!r}.", f"Set Content-Type to {ARROW} or {JSON}."
     )
 
 
 @router.post("/runs/{run}/histograms", response=ANSWERS, openapi_extra={"requestBody": HISTOGRAM_BODY})
-def send_histograms(
-    request: HttpRequest, run: UUID, alerts_after: AlertsAfter = 0, commands_after: CommandsAfter = None
-) -> Status[Any]:
+def send_histograms(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
     """Store the exponents of some tensors' elements in one sampled step."""
     found = run_of(request, run)
     body = request.body
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise MalformedError("Content-Encoding is not supported.", "Compress the Arrow buffers instead.")
-    if (request.content_type or "").lower() != ARROW:
+    if _content_type(request) != ARROW:
         raise NotArrowError("Histograms are sent as an Arrow IPC stream.", f"Set Content-Type to {ARROW}.")
     envelope = open_envelope(body)
     with gate.admit(envelope.decompressed_bytes + len(body)):
@@ -120,19 +103,14 @@ def send_histograms(
         _check_run(found, histograms.run)
         message = identify(found.id, histograms.writer, histograms.seq, "histogram", body)
         stored = store_histograms(found, message, histograms)
-    return answer(found, message, stored, alerts_after, commands_after)
+    return answer(found, message, stored, known)
 
 
 @router.post("/runs/{run}/evaluations", response=ANSWERS)
 def send_evaluation(
-    request: HttpRequest,
-    run: UUID,
-    body: schemas.EvaluationIn,
-    alerts_after: AlertsAfter = 0,
-    commands_after: CommandsAfter = None,
+    request: HttpRequest, run: UUID, body: schemas.EvaluationIn, known: Query[Known]
 ) -> Status[Any]:
     """Store the scores of one evaluation, item by item."""
-    found = run_of(request, run)
     scores = services.Scores(
         step=body.step,
         name=body.name,
@@ -143,21 +121,12 @@ def send_evaluation(
         item_ids=body.item_ids,
         clusters=body.clusters,
     )
-    message = _identify(request, found, body.writer, body.seq, "evaluation")
-    stored = services.store_evaluation(found, message, scores)
-    return answer(found, message, stored, alerts_after, commands_after)
+    return take(request, run, body, "evaluation", partial(services.store_evaluation, scores=scores), known)
 
 
 @router.post("/runs/{run}/finish", response=ANSWERS)
-def finish_run(
-    request: HttpRequest,
-    run: UUID,
-    body: schemas.FinishIn,
-    alerts_after: AlertsAfter = 0,
-    commands_after: CommandsAfter = None,
-) -> Status[Any]:
+def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Query[Known]) -> Status[Any]:
     """One writer is done; the run is over when all are."""
-    found = run_of(request, run)
     ending = services.Ending(
         failed=body.state == "failed",
         ends_run=body.ends_run,
@@ -167,37 +136,28 @@ def finish_run(
         dropped=body.dropped,
         errors=body.errors,
     )
-    message = _identify(request, found, body.writer, body.seq, "finish")
-    stored = services.store_finish(found, message, ending)
-    return answer(found, message, stored, alerts_after, commands_after)
+    return take(request, run, body, "finish", partial(services.store_finish, ending=ending), known)
 
 
 @router.post("/runs/{run}/heartbeat", response={200: schemas.Pulse, ERRORS: schemas.ErrorOut})
-def beat(
-    request: HttpRequest,
-    run: UUID,
-    body: schemas.HeartbeatIn,
-    alerts_after: AlertsAfter = 0,
-    commands_after: CommandsAfter = None,
-) -> dict[str, Any]:
+def beat(request: HttpRequest, run: UUID, body: schemas.HeartbeatIn, known: Query[Known]) -> dict[str, Any]:
     """A writer lives, though it has nothing to send."""
     found = run_of(request, run)
     state = runs.heartbeat(found, body.writer, dropped=body.dropped, errors=body.errors)
-    tidings = _tidings(found, body.writer, alerts_after, commands_after)
-    return {"state": state.value, **tidings}
+    return {"state": state.value, **tidings(found, body.writer, known)}
 
 
-def _identify(request: HttpRequest, run: Run, writer: UUID, seq: int, kind: MessageKind) -> Message:
-    return identify(run.id, writer, seq, kind, request.body)
+def _content_type(request: HttpRequest) -> str:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise MalformedError("Content-Encoding is not supported.", "Compress the Arrow buffers instead.")
+    return (request.content_type or "").lower()
 
 
-def _store_batch(
-    run: Run, batch: Batch, body: bytes, alerts_after: int, commands_after: int | None
-) -> Status[Any]:
+def _store_batch(run: Run, batch: Batch, body: bytes, known: Known) -> Status[Any]:
     _check_run(run, batch.run)
     message = identify(run.id, batch.writer, batch.seq, "batch", body)
     stored = services.store_batch(run, message, batch)
-    return answer(run, message, stored, alerts_after, commands_after, rows=batch.rows, points=batch.points)
+    return answer(run, message, stored, known, rows=batch.rows, points=batch.points)
 
 
 def _check_run(run: Run, said: UUID) -> None:
@@ -205,32 +165,3 @@ def _check_run(run: Run, said: UUID) -> None:
         raise InvalidError(
             f"The message belongs to run {said}.", "fp8scope.run must be the run in the address."
         )
-
-
-def answer(
-    run: Run,
-    message: Message,
-    stored: bool,
-    alerts_after: int,
-    commands_after: int | None,
-    *,
-    rows: int = 0,
-    points: int = 0,
-) -> Status[Any]:
-    """The answer to a message: what became of it, and the alerts and commands that its writer has to know."""
-    body = {
-        "status": "stored" if stored else "duplicate",
-        "seq": message.seq,
-        "rows": rows,
-        "points": points,
-        **_tidings(run, message.writer, alerts_after, commands_after),
-    }
-    return Status(201 if stored else 200, body)
-
-
-def _tidings(run: Run, writer: UUID, alerts_after: int, commands_after: int | None) -> dict[str, Any]:
-    from fp8scope_dashboard.alerts.services import alerts_after as alerts
-    from fp8scope_dashboard.loop.commands import commands_for
-
-    commands = [] if commands_after is None else commands_for(run, writer, commands_after)
-    return {"alerts": alerts(run.id, alerts_after), "commands": commands}

@@ -10,7 +10,7 @@ from django.utils import timezone
 from ninja import Router, Status
 
 from fp8scope_dashboard.ingest import limits, schemas
-from fp8scope_dashboard.ingest.api import ERRORS
+from fp8scope_dashboard.ingest.answers import ERRORS
 from fp8scope_dashboard.ingest.auth import project_of, run_of
 from fp8scope_dashboard.ingest.errors import (
     CatalogueGapRefusalError,

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
 from fp8scope_dashboard.ingest import schemas
-from fp8scope_dashboard.ingest.api import ERRORS
+from fp8scope_dashboard.ingest.answers import ERRORS
 from fp8scope_dashboard.ingest.auth import check_run
 from fp8scope_dashboard.ingest.errors import InvalidError
 from fp8scope_dashboard.runs.models import Tensor
