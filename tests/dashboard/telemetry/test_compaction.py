@@ -3,91 +3,21 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.telemetry.compacting import compact, everything, over, record, spans
 from dashboard.telemetry.recorder import Recorder
-from django.core.cache import cache
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import F, Sum
 from django.utils import timezone
 
-from fp8scope_dashboard.runs.models import Run, RunState
-from fp8scope_dashboard.telemetry import compaction, lines, locks, queries, rolling, tasks
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import compaction, lines, queries
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "ENOUGH_CHUNKS", 8)
-    monkeypatch.setattr(compaction, "FULL_ROWS", 100)
-    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 4)
-    monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
-    monkeypatch.setattr(rolling, "SHORT_RUN", 1)
-
-
-def record(recorder: Recorder, batches: int, rows: int = 3) -> None:
-    rng = np.random.default_rng(batches)
-    for _ in range(batches):
-        begin = recorder.seq * rows
-        values = rng.integers(0, 9, (rows, 2)).astype(float)
-        values[rng.random((rows, 2)) < 0.2] = math.nan
-        loss = [None if rng.random() < 0.2 else float(v) for v in rng.random(rows)]
-        recorder.send(
-            range(begin, begin + rows),
-            {"loss": loss, f"sometimes_{recorder.seq % 3}": [math.nan] * rows},
-            {"amax": values, "numel": np.full((rows, 2), 8.0)},
-        )
-
-
-def over(recorder: Recorder | None = None) -> None:
-    runs = Run.objects.all() if recorder is None else Run.objects.filter(pk=recorder.run.pk)
-    runs.update(state=RunState.FINISHED)
-
-
-def compact(recorder: Recorder) -> int:
-    """Everything that there is to do; returns the number of changes."""
-    total = 0
-    while changes := compaction.compact_run(recorder.run.id):
-        total += changes
-    return total
-
-
-def everything(recorder: Recorder) -> list[Any]:
-    """All that can be asked for, in a form that compares NaN as equal."""
-    run = recorder.run.id
-    found: list[Any] = [run]
-    for name in queries.scalar_names(run):
-        series = queries.scalar(run, name)
-        found.append((name, series.steps.tolist(), repr(series.values.tolist()), series.times.tolist()))
-    for name in queries.statistic_names(run):
-        for index in range(2):
-            series = queries.tensor_series(run, index, name)
-            found.append((name, index, series.steps.tolist(), series.values.tolist()))
-        found.append(repr(queries.heatmap(run, name, columns=7).values.tolist()))
-        found.append(queries.top(run, name))
-    found.append(repr(queries.latest_statistics(run)))
-    for writer in queries.writers(run):
-        rows = queries.stream(run, writer, 0, 1000)
-        found.append(np.concatenate([data.steps for _, data in rows]).tolist() if rows else [])
-        loss = [
-            (value, logged)
-            for _, data in rows
-            if "loss" in data.scalars
-            for value, logged in zip(data.scalars["loss"].tolist(), data.logged["loss"].tolist(), strict=True)
-        ]
-        found.append(repr(loss))
-    return found
-
-
-def spans() -> list[tuple[int, int, int]]:
-    return list(Block.objects.order_by("seq").values_list("seq", "last_seq", "rows"))
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_blocks")]
 
 
 def test_it_works() -> None:
@@ -262,142 +192,6 @@ def test_the_database_itself_takes_everything_with_the_run() -> None:
     assert not Tile.objects.exists()
 
 
-@pytest.mark.django_db(transaction=True)
-def test_several_workers_at_once() -> None:
-    recorders = [Recorder.of_new_run(["a", "b"]) for _ in range(3)]
-    for recorder in recorders:
-        record(recorder, 60)
-    over()
-    before = [everything(recorder) for recorder in recorders]
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for _ in range(20):
-                for recorder in recorders:
-                    compaction.compact_run(recorder.run.id, most=2)
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            connection.close()
-
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for thread in workers:
-        thread.start()
-    for thread in workers:
-        thread.join(120)
-    assert failures == []
-    for recorder in recorders:
-        compact(recorder)
-    assert [everything(recorder) for recorder in recorders] == before
-    assert not Chunk.objects.exists()
-    assert Block.objects.aggregate(rows=Sum("rows"))["rows"] == 3 * 180
-
-
-@pytest.mark.django_db(transaction=True)
-def test_answers_stay_the_same_while_compaction_runs() -> None:
-    recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 100)
-    over()
-    before = everything(recorder)
-    done = threading.Event()
-
-    def work() -> None:
-        try:
-            while compaction.compact_run(recorder.run.id, most=1):
-                pass
-        finally:
-            connection.close()
-            done.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    while not done.is_set():
-        assert everything(recorder) == before
-    thread.join(60)
-    assert everything(recorder) == before
-    assert not Chunk.objects.exists()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_run_that_another_worker_is_at_is_left_alone() -> None:
-    recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 8)
-    held, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            assert locks.lock_run(recorder.run.id)
-            held.set()
-            go_on.wait(60)
-        connection.close()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(60)
-    assert compaction.compact_run(recorder.run.id) == 0
-    go_on.set()
-    thread.join(60)
-    assert compaction.compact_run(recorder.run.id) == 1
-
-
-def test_the_sweeper_finds_the_runs_that_need_it() -> None:
-    busy, idle, ended = (Recorder.of_new_run(["a", "b"]) for _ in range(3))
-    record(busy, 8)
-    record(idle, 7)
-    record(ended, 2)
-    over(ended)
-    assert set(compaction.runs_to_compact()) == {busy.run.id, ended.run.id}
-    for run_id in compaction.runs_to_compact():
-        tasks.compact_run(str(run_id))
-    # A run that goes on is looked at again, one that is over and compacted is not.
-    assert compaction.runs_to_compact() == [busy.run.id]
-    assert not Chunk.objects.exclude(run=idle.run).exists()
-
-
-def test_what_a_dead_worker_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 90)
-    over()
-    # It dies after the last chunk has become part of a block: nothing but the mark tells that there is more
-    # to do.
-    while Chunk.objects.exists():
-        compaction.compact_run(recorder.run.id, most=1)
-    assert compaction.runs_to_compact() == [recorder.run.id]
-    compact(recorder)
-    assert compaction.runs_to_compact() == []
-
-
-@pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The jobs in the queue, of which none is done."""
-    jobs: list[str] = []
-    monkeypatch.setattr(tasks.compact_run, "delay", jobs.append)
-    yield jobs
-    for run in Run.objects.all():
-        cache.delete(tasks._mark(run.id))
-
-
-def test_runs_have_their_turn_one_after_the_other(queue: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "CHANGES_AT_ONCE", 1)
-    monkeypatch.setattr(compaction.compact_run, "__defaults__", (1,))
-    large, small = sorted((Recorder.of_new_run(["a", "b"]) for _ in range(2)), key=lambda each: each.run.id)
-    record(large, 120)
-    record(small, 8)
-    tasks.sweep()
-    tasks.sweep()
-    assert queue == [str(large.run.id), str(small.run.id)]
-    done = []
-    while queue:
-        done.append(queue.pop(0))
-        tasks.compact_run(done[-1])
-    assert done[:4] == [str(large.run.id), str(small.run.id)] * 2
-    assert not Chunk.objects.filter(run=small.run).exists()
-    assert Chunk.objects.filter(run=large.run).count() < 8
-    tasks.sweep()
-    assert len(queue) == 2
-
-
 def test_merged_chunks_of_the_first_version_are_compacted() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 6)
@@ -438,18 +232,3 @@ def test_long_lines_come_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.isnan(line.values[line.steps == 505]).all()
     assert 505 in line.steps
     assert (np.diff(line.times.astype(np.int64)) >= 0).all()
-
-
-def test_a_slow_worker_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "SECONDS_AT_ONCE", 0.0)
-    recorder = Recorder.of_new_run(["a", "b"])
-    record(recorder, 80)
-    over()
-    before = everything(recorder)
-    # As many as asked for, as far as the caller knows, so that it comes again; but one in truth.
-    assert compaction.compact_run(recorder.run.id, 5) == 5
-    assert Block.objects.count() == 1
-    while compaction.compact_run(recorder.run.id, 5):
-        pass
-    assert everything(recorder) == before
-    assert not Chunk.objects.exists()

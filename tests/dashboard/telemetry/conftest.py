@@ -1,0 +1,15 @@
+"""What tests of compaction share."""
+
+import pytest
+
+from fp8scope_dashboard.telemetry import compaction, rolling
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few rows are as many as compaction waits for."""
+    monkeypatch.setattr(compaction, "ENOUGH_CHUNKS", 8)
+    monkeypatch.setattr(compaction, "FULL_ROWS", 100)
+    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 4)
+    monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(rolling, "SHORT_RUN", 1)
