@@ -25,7 +25,7 @@ MAX_REWINDS = 100
 """Attempts that one process may begin by going back to earlier steps."""
 
 
-class Lifecycle(Forkable, abc.ABC):
+class Lifecycle(Forkable):
     """What `Run` is made of beside steps and what is logged in them."""
 
     def __init__(

@@ -1,5 +1,6 @@
 """A background thread that does one thing again and again, and what happens to it when the process forks."""
 
+import abc
 import contextlib
 import os
 import threading
@@ -91,7 +92,7 @@ _reloaded = "_forkable" in globals()
 _forkable: "weakref.WeakSet[Forkable]" = _forkable if _reloaded else weakref.WeakSet()  # noqa: F821
 
 
-class Forkable:
+class Forkable(abc.ABC):
     """Is told when it finds itself in a forked child, where its threads do not run and its files are not its
     own.
     """
@@ -99,8 +100,9 @@ class Forkable:
     def __init__(self) -> None:
         _forkable.add(self)
 
+    @abc.abstractmethod
     def after_fork_in_child(self) -> None:
-        raise NotImplementedError
+        """Called by the child, right after the fork."""
 
 
 def _after_fork_in_child() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import os
 import shutil
@@ -25,7 +26,7 @@ START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
 
-class EmbeddedServer:
+class EmbeddedServer(abc.ABC):
     """What the two servers share: one directory, one socket, one child.
 
     Args:
@@ -146,9 +147,9 @@ class EmbeddedServer:
         return self.data_dir
 
     @property
+    @abc.abstractmethod
     def url(self) -> str:
         """Where to connect."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         """Whatever must be in place before the child can start."""
@@ -156,13 +157,13 @@ class EmbeddedServer:
     def clear(self) -> None:
         """Remove what a killed server leaves and a new one would stumble over."""
 
+    @abc.abstractmethod
     def command(self) -> Sequence[str]:
         """The child's command line."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def answers(self) -> bool:
         """Whether the server accepts work now."""
-        raise NotImplementedError
 
     def _make_socket_dir(self) -> None:
         if self.socket_dir == self.data_dir:
