@@ -151,10 +151,10 @@ class EmbeddedServer(abc.ABC):
     def url(self) -> str:
         """Where to connect."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most need nothing
         """Whatever must be in place before the child can start."""
 
-    def clear(self) -> None:
+    def clear(self) -> None:  # noqa: B027 - most leave nothing
         """Remove what a killed server leaves and a new one would stumble over."""
 
     @abc.abstractmethod
