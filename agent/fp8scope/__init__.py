@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
 from fp8scope.commands import Command, check_allowed
-from fp8scope.config import ConfigurationError, settings_from
+from fp8scope.config import ConfigurationError, Settings, settings_from
 from fp8scope.environment import describe_environment, plain
 from fp8scope.guard import configure_logging
 from fp8scope.hooks import current_run, finish_previous, install_hooks
@@ -134,20 +134,26 @@ def init(
         return Run(settings, registration)
     identity = identify(resume, settings)
     registration["environment"] = describe_environment()
-    if settings.mode == "online" and not (settings.url and settings.token):
-        missing = "a server's address" if not settings.url else "a token"
-        logging.getLogger("fp8scope").warning(
-            "%s is missing (FP8SCOPE_URL and FP8SCOPE_TOKEN, or `fp8scope login`): the run is kept in %s.",
-            missing,
-            settings.directory,
-        )
-        settings = replace(settings, mode="offline")
+    settings = _offline_without_server(settings)
     install_hooks()
     finish_previous()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
     run.shadow = shadow
     run.look_up_repository()
     return run
+
+
+def _offline_without_server(settings: Settings) -> Settings:
+    """The settings; where there is no server to send to, those of a run that is only kept. That is told."""
+    if settings.mode != "online" or (settings.url and settings.token):
+        return settings
+    missing = "a server's address" if not settings.url else "a token"
+    logging.getLogger("fp8scope").warning(
+        "%s is missing (FP8SCOPE_URL and FP8SCOPE_TOKEN, or `fp8scope login`): the run is kept in %s.",
+        missing,
+        settings.directory,
+    )
+    return replace(settings, mode="offline")
 
 
 def attach(

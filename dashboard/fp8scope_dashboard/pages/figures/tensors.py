@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -61,26 +62,7 @@ def heatmap_figure(
         ygap=1 if len(names) <= NAMED_ROWS else 0,
         hoverongaps=False,
         hovertemplate="<b>%{y}</b><br>step %{x:.0f}<br>" + title + " %{customdata:.4~g}<extra></extra>",
-        colorbar={
-            "tickvals": ticks,
-            "ticktext": labels,
-            "thickness": 10,
-            "outlinewidth": 0,
-            "tickfont": {"size": 11, "color": theme.muted},
-            **(
-                {
-                    "orientation": "h",
-                    "x": 0,
-                    "xanchor": "left",
-                    "y": 1.0,
-                    "yanchor": "bottom",
-                    "len": 1.0,
-                    "ypad": 2,
-                }
-                if compact
-                else {"len": 1.0, "x": 1.005, "xpad": 4, "ypad": 0}
-            ),
-        },
+        colorbar=_colour_bar(ticks, labels, theme, compact=compact),
     )
     length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
     shown = len(names) <= NAMED_ROWS
@@ -100,6 +82,31 @@ def heatmap_figure(
         plot_bgcolor=theme.surface,
     )
     return figure
+
+
+def _colour_bar(
+    ticks: Sequence[float], labels: Sequence[str], theme: Theme, *, compact: bool
+) -> dict[str, Any]:
+    """At the right; above the map where there is little room."""
+    place: dict[str, Any] = {"len": 1.0, "x": 1.005, "xpad": 4, "ypad": 0}
+    if compact:
+        place = {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1.0,
+            "yanchor": "bottom",
+            "len": 1.0,
+            "ypad": 2,
+        }
+    return {
+        "tickvals": ticks,
+        "ticktext": labels,
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickfont": {"size": 11, "color": theme.muted},
+        **place,
+    }
 
 
 def shortened(name: str, length: int) -> str:
