@@ -66,9 +66,8 @@ def download(settings: Settings, run: uuid.UUID, form: str, path: Path) -> int:
     pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(settings.connect_timeout, read=300))
     draft = path.with_name(path.name + ".part")
     try:
-        answer = pool.request(
-            "GET", address, {"format": form, "progress": name}, headers=headers, preload_content=False
-        )
+        fields = {"format": form, "progress": name}
+        answer = pool.request("GET", address, fields=fields, headers=headers, preload_content=False)
         if answer.status != 200:
             outcome = classify(answer.status, answer.headers, answer.read(1 << 16))
             raise TransferError(outcome.message or f"HTTP {answer.status}")
