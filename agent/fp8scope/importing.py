@@ -5,11 +5,10 @@ arrived counts once. An imported run has an id of its own, computed from the one
 """
 
 import argparse
-import json
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,17 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fp8scope.batcher import CONTENT_TYPE, PROTOCOL
 from fp8scope.config import ConfigurationError, Settings
+from fp8scope.exported import BINS, File, Part
 from fp8scope.exporting import TransferError, connected
 from fp8scope.guard import configure_logging
 from fp8scope.records import dump_json
 from fp8scope.transport import Action, Backoff, Transport
 
-FORMAT = 1
-KEY = "fp8scope"
 TENSORS_AT_ONCE = 2000
-# Of one message: 8 MiB of float64.
-MOST_CELLS = 1 << 20
-BLOCK = 64 << 20
 PATIENCE_SECONDS = 120.0
 
 
@@ -49,7 +44,7 @@ def import_(arguments: list[str]) -> int:
             TextColumn("rows"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True)
         ) as bar:
             upload = Upload(settings, File(options.file), options.id)
-            task = bar.add_task("rows", total=upload.file.description["rows"])
+            task = bar.add_task("rows", total=upload.file.rows)
             for rows in upload.send():
                 bar.update(task, completed=rows)
     except (ConfigurationError, TransferError, OSError, pa.ArrowException) as error:
@@ -57,64 +52,6 @@ def import_(arguments: list[str]) -> int:
         return 1
     print(upload.page)
     return 0
-
-
-class File:
-    """An export, as Parquet or CSV. `description` is what it says of the run.
-
-    Raises:
-        TransferError: it is not an export of ours, or a newer one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as file:
-            self._csv = file.read(len(KEY) + 1) == f"#{KEY}".encode()
-        text = self._first_line() if self._csv else self._footer()
-        try:
-            self.description: dict[str, Any] = json.loads(text)
-            version = self.description["format"]
-        except (ValueError, KeyError, TypeError):
-            raise TransferError(f"{path} is not a file that `fp8scope export` wrote") from None
-        if version != FORMAT:
-            raise TransferError(
-                f"{path} has format {version}, this fp8scope reads {FORMAT}: install a newer one"
-            )
-
-    def _first_line(self) -> bytes:
-        with self.path.open("rb") as file:
-            return file.readline().partition(b" ")[2]
-
-    def _footer(self) -> bytes:
-        from pyarrow import parquet
-
-        try:
-            return (parquet.read_schema(self.path).metadata or {}).get(KEY.encode(), b"")
-        except pa.ArrowInvalid:
-            return b""
-
-    def pieces(self) -> Iterator[pa.RecordBatch]:
-        """The rows, some at a time. A statistic of a CSV file is a column for each tensor."""
-        if self._csv:
-            yield from self._read_csv()
-        else:
-            from pyarrow import parquet
-
-            yield from parquet.ParquetFile(self.path).iter_batches(batch_size=4096)
-
-    def _read_csv(self) -> Iterator[pa.RecordBatch]:
-        from pyarrow import csv
-
-        with self.path.open("rb") as file:
-            file.readline()
-            header = next(iter(csv.open_csv(file, csv.ReadOptions(block_size=BLOCK)))).schema.names
-        kinds: dict[str, pa.DataType] = {name: pa.float64() for name in header}
-        kinds |= {"writer": pa.int32(), "seq": pa.int64(), "step": pa.int64(), "evaluation": pa.string()}
-        kinds["time"] = pa.timestamp("us", tz="UTC")
-        convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
-        with self.path.open("rb") as file:
-            file.readline()
-            yield from csv.open_csv(file, csv.ReadOptions(block_size=BLOCK), convert_options=convert)
 
 
 class Upload:
@@ -127,6 +64,7 @@ class Upload:
         self._transport = Transport(settings)
         self._writers = file.description["writers"]
         self._catalogues = [np.asarray(each, np.int64) for each in file.description["catalogues"]]
+        self._places = [{int(tensor): at for at, tensor in enumerate(each)} for each in self._catalogues]
         self._tensors = {each["name"]: place for place, each in enumerate(file.description["tensors"])}
         self._seqs = [0] * len(self._writers)
         self._sent = [(0, 0)] * len(self._writers)
@@ -142,12 +80,14 @@ class Upload:
         for writer in self._writers:
             self._send_catalogue(writer)
         rows = 0
-        for writer, part in _messages(self.file.pieces(), self._cells()):
-            if isinstance(part, str):
-                self._send_scores(writer, json.loads(part))
+        for part in self.file.parts(self._cells()):
+            if part.kind == "rows":
+                self._send_rows(part.writer, part.rows)
+            elif part.kind == "histogram":
+                self._send_histograms(part)
             else:
-                self._send_rows(writer, part)
-                rows += part.num_rows
+                self._send_document(part)
+            rows += part.rows.num_rows
             yield rows
         for place, writer in enumerate(self._writers):
             if writer["finished"]:
@@ -167,23 +107,34 @@ class Upload:
     def _send_rows(self, writer: int, part: pa.RecordBatch) -> None:
         described = self._writers[writer]
         catalogue = self._catalogues[described["catalogue"]]
-        metadata = {
-            "protocol": PROTOCOL,
-            "run": self.run,
-            "writer": described["uuid"],
-            "seq": self._seqs[writer],
-            "dropped": described["dropped"],
-        }
+        metadata = {**self._metadata(writer), "dropped": described["dropped"]}
         body = encode(part, self._tensors, catalogue, metadata)
         answer = self._post("POST", "/batches", body, CONTENT_TYPE)
         sent, points = self._sent[writer]
         self._sent[writer] = (sent + part.num_rows, points + int(answer["points"]))
         self._seqs[writer] += 1
 
-    def _send_scores(self, writer: int, scores: Mapping[str, Any]) -> None:
-        document = {**scores, "writer": self._writers[writer]["uuid"], "seq": self._seqs[writer]}
-        self._post("POST", "/evaluations", dump_json(document))
-        self._seqs[writer] += 1
+    def _send_histograms(self, part: Part) -> None:
+        places = self._places[self._writers[part.writer]["catalogue"]]
+        body = encode_histograms(part, places, self._metadata(part.writer))
+        self._post("POST", "/histograms", body, CONTENT_TYPE)
+        self._seqs[part.writer] += 1
+
+    def _send_document(self, part: Part) -> None:
+        document = part.document()
+        if part.kind == "report":
+            document = {**dict(document.pop("document", {})), **document}
+        place = {"writer": self._writers[part.writer]["uuid"], "seq": self._seqs[part.writer]}
+        self._post("POST", f"/{part.kind}s", dump_json({**document, **place}))
+        self._seqs[part.writer] += 1
+
+    def _metadata(self, writer: int) -> dict[str, object]:
+        return {
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "writer": self._writers[writer]["uuid"],
+            "seq": self._seqs[writer],
+        }
 
     def _finish(self, place: int, writer: Mapping[str, Any]) -> None:
         rows, points = self._sent[place]
@@ -210,24 +161,6 @@ class Upload:
             time.sleep(max(outcome.wait or 0.0, backoff.next(), 0.01))
 
 
-def _messages(pieces: Iterator[pa.RecordBatch], cells: int) -> Iterator[tuple[int, Any]]:
-    """Rows of one writer whose steps do not decrease, cut as agents cut them; or an evaluation's JSON."""
-    most = max(1, MOST_CELLS // cells)
-    for piece in pieces:
-        writers = piece.column("writer").to_numpy()
-        steps = piece.column("step").to_numpy()
-        scores = piece.column("evaluation").is_valid().to_numpy(zero_copy_only=False)
-        ends = (np.diff(writers) != 0) | (np.diff(steps) < 0) | (np.diff(scores.astype(np.int8)) != 0)
-        ends |= scores[1:]
-        bounds = [0, *(np.flatnonzero(ends) + 1).tolist(), len(steps)]
-        for begin, end in zip(bounds, bounds[1:], strict=False):
-            if begin < end and scores[begin]:
-                yield int(writers[begin]), piece.column("evaluation")[begin].as_py()
-                continue
-            for at in range(begin, end, most):
-                yield int(writers[at]), piece.slice(at, min(most, end - at))
-
-
 def encode(
     part: pa.RecordBatch, tensors: Mapping[str, int], catalogue: Any, metadata: Mapping[str, object]
 ) -> bytes:
@@ -251,10 +184,32 @@ def encode(
         flat = matrix[:, catalogue].reshape(-1)
         values = pa.array(flat, pa.float64(), mask=np.isnan(flat))
         add(name, pa.FixedSizeListArray.from_arrays(values, len(catalogue)))
+    return _serialise(fields, columns, metadata)
+
+
+def encode_histograms(part: Part, places: Mapping[int, int], metadata: Mapping[str, object]) -> bytes:
+    """Histograms of an export as docs/wire.md has them; `places`: of the run's tensors in the catalogue.
+
+    Raises:
+        TransferError: they are none.
+    """
+    columns = {
+        "step": part.rows.column("step"),
+        "time": part.rows.column("time"),
+        "tensor": pa.array(part.tensors(places)),
+        "counts": pa.FixedSizeListArray.from_arrays(part.counts(), BINS),
+    }
+    fields = [pa.field(name, column.type) for name, column in columns.items()]
+    return _serialise(fields, list(columns.values()), metadata)
+
+
+def _serialise(
+    fields: "Sequence[pa.Field[Any]]", columns: "Sequence[pa.Array[Any]]", metadata: Mapping[str, object]
+) -> bytes:
     schema = pa.schema(fields, metadata={f"fp8scope.{key}": str(value) for key, value in metadata.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-        stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        stream.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
     return sink.getvalue().to_pybytes()
 
 

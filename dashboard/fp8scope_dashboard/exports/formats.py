@@ -23,11 +23,17 @@ MEDIA_TYPES: Final[dict[Format, str]] = {
 # The file's metadata key (Parquet), or the beginning of its first line (CSV), before the description as JSON.
 KEY: Final = "fp8scope"
 
+# Of a row group, before compression; one piece more than that at most.
+GROUP_BYTES: Final = 8 * MOST_CELLS
+
 OnRows = Callable[[int], None]
 
 
 def write(content: Content, form: Format, on_rows: OnRows = lambda rows: None) -> Iterator[bytes]:
-    """The file's bytes; `on_rows` is told how many rows have been written so far."""
+    """The file's bytes; `on_rows` is told how many rows have been written so far.
+
+    Histograms are in a Parquet file only: as text each would be 279 numbers, most of them 0.
+    """
     return _parquet(content, on_rows) if form == "parquet" else _csv(content, on_rows)
 
 
@@ -66,16 +72,14 @@ def _parquet(content: Content, on_rows: OnRows) -> Iterator[bytes]:
 
 def _gathered(content: Content) -> Iterator[pa.Table]:
     """Small pieces (a run that is not compacted has many) put together, for row groups worth their header."""
-    width = max(1, len(content.scalars) + len(content.statistics) * len(content.tensors))
-    together = max(1, MOST_CELLS // width)
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    size = 0
     for piece in content.pieces():
         waiting.append(piece)
-        rows += piece.num_rows
-        if rows >= together:
+        size += piece.nbytes
+        if size >= GROUP_BYTES:
             yield pa.Table.from_batches(waiting)
-            waiting, rows = [], 0
+            waiting, size = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting)
 

@@ -26,19 +26,19 @@ _under_way = 0
 
 
 def respond(run: Run, form: formats.Format, progress: UUID | None = None) -> StreamingHttpResponse:
-    """The file as an answer. `progress` is a name of the client's choice, for `rows_written`.
+    """The file as an answer. `progress` is a name of the client's choice, for `progress_of`.
 
     Raises:
         SlowDownError: this process sends as many exports as it may.
     """
     if _under_way >= MOST_EXPORTS:
         raise SlowDownError("Other exports are being written.", "Try again when one of them is done.")
-    content = content_of(run)
+    content = content_of(run, with_histograms=form == "parquet")
 
     def note(rows: int) -> None:
         # Redis may be away: an export without progress is an export all the same.
         with suppress(Exception):
-            cache.set(_key(run.pk, progress), rows, PROGRESS_SECONDS)
+            cache.set(_key(run.pk, progress), (rows, content.rows), PROGRESS_SECONDS)
 
     parts = formats.write(content, form, note if progress else lambda rows: None)
     answer = StreamingHttpResponse(_stream(parts), content_type=formats.MEDIA_TYPES[form])
@@ -48,13 +48,13 @@ def respond(run: Run, form: formats.Format, progress: UUID | None = None) -> Str
     return answer
 
 
-def rows_written(run: Run, progress: UUID) -> int | None:
-    """How many rows of an export are written; None where that is not known."""
+def progress_of(run: Run, progress: UUID) -> tuple[int | None, int]:
+    """How many rows of an export are written (None where that is not known), and how many it will have."""
     try:
         found = cache.get(_key(run.pk, progress))
     except Exception:  # whatever a Redis that is away raises
-        return None
-    return None if found is None else int(found)
+        found = None
+    return found or (None, run.rows_stored)
 
 
 def _key(run_id: UUID, progress: UUID | None) -> str:

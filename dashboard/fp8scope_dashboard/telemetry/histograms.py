@@ -15,8 +15,10 @@ import psycopg
 import pyarrow as pa
 from django.db import connection
 from django.db.models import Max
+from numpy.typing import NDArray
 
-from fp8scope_dashboard.telemetry.codec import Float64s
+from fp8scope_dashboard.telemetry import sql
+from fp8scope_dashboard.telemetry.codec import TIME, Float64s, Int64s
 from fp8scope_dashboard.telemetry.models import Histogram as Stored
 from fp8scope_dashboard.telemetry.sources import EVERY_STEP, sources_of
 
@@ -24,6 +26,8 @@ from fp8scope_dashboard.telemetry.sources import EVERY_STEP, sources_of
 MIN_EXPONENT: Final = -149
 MAX_EXPONENT: Final = 127
 EXPONENT_BINS: Final = MAX_EXPONENT - MIN_EXPONENT + 3
+# Messages that `histogram_rows` reads together, at most.
+MESSAGES_AT_ONCE: Final = 128
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,25 @@ class Histogram:
     @property
     def total(self) -> float:
         return self.zeros + float(self.counts.sum()) + self.nonfinite
+
+
+@dataclass(frozen=True)
+class HistogramRows:
+    """Histograms of one writer in the order in which they were sent: a row is one tensor in one message.
+
+    Attributes:
+        seqs: int64[n], the message that each came in.
+        steps: int64[n].
+        times: datetime64[us][n], UTC, when the step ended.
+        tensors: int64[n], the Tensor.index.
+        counts: float64[n, 279]: zeros, then one bin for each exponent, then NaN and infinities.
+    """
+
+    seqs: Int64s
+    steps: Int64s
+    times: NDArray[np.datetime64]
+    tensors: Int64s
+    counts: Float64s
 
 
 def append(run_id: UUID, writer: UUID, seq: int, step: int, tensors: Sequence[int], body: bytes) -> None:
@@ -94,9 +117,59 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram |
     return Histogram(chosen, float(counts[0]), counts[1:-1], float(counts[-1]))
 
 
+def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, most: int) -> HistogramRows | None:
+    """Whole messages of one writer from next_seq on: to read every histogram once. None at the end.
+
+    Up to `most` rows, or one message more than that. Go on at the last seq + 1.
+    """
+    found = sql.fetch(
+        """
+        SELECT seq, step, tensors, body FROM (
+            SELECT *, sum(cardinality(tensors)) OVER (ORDER BY seq) - cardinality(tensors) AS before FROM (
+                SELECT seq, step, tensors, body FROM telemetry_histogram
+                WHERE run_id = %(run)s AND writer = %(writer)s AND seq >= %(first)s
+                ORDER BY seq LIMIT %(limit)s
+            ) AS next
+        ) AS counted WHERE before < %(most)s ORDER BY seq
+        """,
+        {"run": run_id, "writer": writer, "first": next_seq, "limit": MESSAGES_AT_ONCE, "most": most},
+    )
+    if not found:
+        return None
+    seqs, steps, tensors, bodies = zip(*found, strict=True)
+    tables, lengths = [_table(body) for body in bodies], [len(each) for each in tensors]
+    return HistogramRows(
+        np.repeat(np.array(seqs, np.int64), lengths),
+        np.repeat(np.array(steps, np.int64), lengths),
+        np.concatenate([table.column(TIME).to_numpy() for table in tables]),
+        np.concatenate([np.asarray(each, np.int64) for each in tensors]),
+        np.concatenate([_matrix(table) for table in tables]),
+    )
+
+
+def histogram_count(run_id: UUID) -> int:
+    """How many rows the run's histograms are: one for each tensor of each message."""
+    [(count,)] = sql.fetch(
+        """
+        SELECT coalesce(sum(cardinality(tensors)), 0)::bigint FROM telemetry_histogram
+        WHERE run_id = %(run)s
+        """,
+        {"run": run_id},
+    )
+    return int(count)
+
+
 def _counts(row: Stored, tensor: int) -> Float64s:
-    with pa.ipc.open_stream(pa.py_buffer(row.body)) as stream:
-        column = stream.read_all().column("counts").combine_chunks()
+    found: Float64s = _matrix(_table(row.body))[row.tensors.index(tensor)]
+    return found
+
+
+def _table(body: bytes | memoryview) -> pa.Table:
+    with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
+        return stream.read_all()
+
+
+def _matrix(table: pa.Table) -> Float64s:
+    column = table.column("counts").combine_chunks()
     values = cast("pa.FixedSizeListArray[Any]", column).flatten().to_numpy(zero_copy_only=False)
-    place = row.tensors.index(tensor)
-    return np.asarray(values.reshape(-1, EXPONENT_BINS)[place], np.float64)
+    return np.asarray(values, np.float64).reshape(-1, EXPONENT_BINS)

@@ -17,21 +17,32 @@ from fp8scope_dashboard.telemetry.heatmaps import (
     statistic_names,
     top,
 )
-from fp8scope_dashboard.telemetry.histograms import Histogram, histogram
+from fp8scope_dashboard.telemetry.histograms import (
+    EXPONENT_BINS,
+    Histogram,
+    HistogramRows,
+    histogram,
+    histogram_count,
+    histogram_rows,
+)
 from fp8scope_dashboard.telemetry.lines import Series, scalar, scalars, tensor_series
 from fp8scope_dashboard.telemetry.ranks import by_rank
 from fp8scope_dashboard.telemetry.sources import sources_of, step_range
 from fp8scope_dashboard.telemetry.streams import contiguous_until, stream
 
 __all__ = [
+    "EXPONENT_BINS",
     "Heatmap",
     "Histogram",
+    "HistogramRows",
     "Latest",
     "Series",
     "by_rank",
     "contiguous_until",
     "heatmap",
     "histogram",
+    "histogram_count",
+    "histogram_rows",
     "latest_statistics",
     "scalar",
     "scalar_names",

@@ -1,4 +1,4 @@
-"""A run taken away and brought back is the same run: every value, every hole, every writer, every score."""
+"""A run taken away and brought back is the same run: every value, hole, writer, score and report."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from contract.wire_client import WireClient
+from dashboard.loop.test_reports import ANNOTATION, BISECT, REFERENCE
 from django.core.cache import cache
 from live_servers import Server
 
+from fp8scope import exporting
 from fp8scope.cli import main
 from fp8scope.config import Settings
+from fp8scope.exported import File
 from fp8scope.exporting import TransferError, download
-from fp8scope.importing import File, Upload
+from fp8scope.importing import Upload
 from fp8scope_dashboard.analysis.models import Evaluation
+from fp8scope_dashboard.loop.models import Report
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import compaction, queries
 
 NAMES = ["blocks.0.up.input", "blocks.0.up.weight", 'odd "name", with comma']
 FORMATS = ("parquet", "csv")
 WRITER = ("uuid", "rank", "hostname", "attempt", "catalogue", "failed", "error")
+REPORT = ("writer", "step", "kind", "document")
 SCORES = ("writer", "step", "name", "metric", "kind", "items", "item_ids", "clusters")
 RUN = (
     "name",
@@ -70,6 +75,9 @@ def client(server: Server) -> WireClient:
               "items": [1, 0, 1], "item_ids": ["x", "y", "z"], "clusters": ["c", "c", "d"]}  # fmt: skip
     assert first.request("POST", "/evaluations", json=scores).status == 201
     first.send(first.batch(3, [8], tensors={"amax": [[7.0, 8.0, 9.0]], "underflow": [[1.0, 2.0, None]]}))
+    for seq, report in enumerate((BISECT, REFERENCE, ANNOTATION), start=4):
+        document = {**report, "writer": str(first.writer), "seq": seq}
+        assert first.request("POST", "/reports", json=document).status == 201
     other = WireClient(server.url, server.token, run=first.run)
     other.catalogue(NAMES[::-1][:2], rank=1, hostname="node2")
     other.send(other.batch(0, [1, 2], tensors={"amax": [[1.0, 2.0], [3.0, 4.0]]}))
@@ -110,6 +118,7 @@ def everything(run_id: uuid.UUID) -> dict[str, Any]:
         "counted": (run.rows_stored, run.points_stored, run.last_step, run.rows_dropped, run.agent_errors),
         "tensors": [(t.name, t.module, t.role, t.format, t.shape, t.numel) for t in tensors],
         "writers": sorted(Writer.objects.filter(run=run).values_list(*WRITER)),
+        "reports": list(Report.objects.filter(run=run).values_list(*REPORT)),
         "scores": list(Evaluation.objects.filter(run=run).values_list(*SCORES)),
         "rows": rows,
     }  # fmt: skip
@@ -167,9 +176,9 @@ def test_parquet_opens_anywhere(server: Server, client: WireClient, tmp_path: Pa
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
     table = pyarrow.parquet.read_table(path)
-    assert table.num_rows == Run.objects.get().rows_stored + 1
+    assert table.num_rows == Run.objects.get().rows_stored + 1 + 3
     assert table.schema.names[:4] == ["writer", "seq", "step", "time"]
-    assert {"scalar:loss", "scalar:lr", "tensor:amax", "tensor:underflow", "evaluation"} <= set(
+    assert {"scalar:loss", "scalar:lr", "tensor:amax", "tensor:underflow", "evaluation", "report"} <= set(
         table.schema.names
     )
 
@@ -188,14 +197,35 @@ def _downloaded(server: Server, run: uuid.UUID, form: str, path: Path) -> Path:
     return path
 
 
+def test_the_command_gets_what_it_asks_for(
+    server: Server, client: WireClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    ask = exporting._written
+
+    def written(*what: Any) -> int:
+        told.append(ask(*what))
+        return told[-1]
+
+    monkeypatch.setattr(exporting, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(exporting, "_written", written)
+    for form, magic in (("parquet", b"PAR1"), ("csv", b"#fp8")):
+        path = _downloaded(server, client.run, form, tmp_path / form)
+        assert path.read_bytes().startswith(magic)
+        assert told[-1] == File(path).rows == 16
+    cache.clear()
+
+
 def test_progress_is_told(server: Server, client: WireClient) -> None:
     name = uuid.uuid4()
     answer = client.request("GET", f"/export?format=csv&progress={name}")
     assert answer.status == 200
-    assert answer.headers["X-Fp8scope-Rows"] == "12"
+    assert answer.headers["X-Fp8scope-Rows"] == "16"
     assert "attachment" in answer.headers["Content-Disposition"]
     told = client.request("GET", f"/export/{name}").json
-    assert told == {"rows": 12, "rows_written": 13}
+    assert told == {"rows": 16, "rows_written": 16}
+    told = client.request("GET", f"/export/{uuid.uuid4()}").json
+    assert told == {"rows": 12, "rows_written": None}
     cache.clear()
 
 
@@ -207,7 +237,14 @@ def test_what_is_not_there(server: Server, client: WireClient, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"step,loss\n1,2\n", b"#fp8scope nonsense\n", b'#fp8scope {"format": 99}\n']
+    "content",
+    [
+        b"",
+        b"step,loss\n1,2\n",
+        b"#fp8scope nonsense\n",
+        b'#fp8scope {"format": 99}\n',
+        b'#fp8scope {"format": 1}\n',
+    ],
 )
 def test_files_of_others(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
