@@ -9,10 +9,11 @@ Three questions, one JSON line:
                         every step (75 tensors, 7 statistics, and the measures), over the same without:
                         median of `--pairs` pairs of blocks of steps, `step_ratio_range` its quartiles
     thread_us_per_step  microseconds of the training thread for a step of 1,002 tensors x 7 statistics and 10
-                        scalars: `tight` (step after step) and `cold` (after 30 ms of training); medians
+                        scalars: `tight` (step after step), `paced` (10 ms apart) and `cold` (after 30 ms
+                        of training); medians
     peer_us_per_step    the same for 1,000 values with wandb (offline), trackio, mlflow (asynchronous, SQLite)
                         and tensorboard
-    times_less          the best of them over ours, tight and cold
+    times_less          the best of them over ours
     rss_mib             resident memory after a tenth, half and all of `--memory-steps` steps
 
 The agent sends to a server of its own (agent_sink.py) throughout. The peers are installed into the virtual
@@ -196,7 +197,9 @@ def peer_times(name: str, python: Path) -> dict[str, float]:
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {kind: round(statistics.median(run[kind] for run in runs), 1) for kind in ("tight", "cold")}
+    return {
+        kind: round(statistics.median(run[kind] for run in runs), 1) for kind in ("tight", "paced", "cold")
+    }
 
 
 def main() -> None:
@@ -230,7 +233,7 @@ def main() -> None:
                     / found["thread_us_per_step"][kind],
                     1,
                 )
-                for kind in ("tight", "cold")
+                for kind in ("tight", "paced", "cold")
             }
         found["rss_mib"] = memory_growth(arguments.memory_steps, url, directory)
     found["cold_steps"] = COLD_STEPS

@@ -3,8 +3,9 @@
     python benchmarks/agent_peers.py {wandb,trackio,mlflow,tensorboard} DIRECTORY STEPS
 
 Runs with that tracker installed, and torch. Each is used the way its users would, writing locally. Prints one
-JSON line: microseconds a step on the training thread, the median, `tight` (step after step) and `cold` (after
-a training step that has filled the caches with other things).
+JSON line: microseconds a step on the training thread, the median, `tight` (step after step), `paced` (10 ms
+of small matrix products before each) and `cold` (after a training step that has filled the caches with other
+things).
 """
 
 import json
@@ -44,21 +45,33 @@ class TrainingStep:
 
 
 def measure(log: Log, steps: int, before: Log = lambda step: None) -> dict[str, float]:
-    """Microseconds that `log(step)` takes: medians of `steps` in a row, and of COLD_STEPS after training.
+    """Microseconds that `log(step)` takes: medians of `steps` in a row, and of COLD_STEPS after
+    10 ms of small products and after a step of training.
 
     `before(step)` is called before each, and not timed.
     """
-    train = TrainingStep()
-    tight, cold = [], []
-    for step in range(steps):
-        before(step)
-        tight.append(_timed(log, step))
-    time.sleep(1.0)
-    for step in range(steps, steps + COLD_STEPS):
-        before(step)
-        train()
-        cold.append(_timed(log, step))
-    return {"tight": statistics.median(tight) * 1e6, "cold": statistics.median(cold) * 1e6}
+    work: dict[str, Callable[[], object]] = {"tight": lambda: None, "paced": products, "cold": TrainingStep()}
+    found, step = {}, 0
+    for kind, count in (("tight", steps), ("paced", COLD_STEPS), ("cold", COLD_STEPS)):
+        times = []
+        for _ in range(count):
+            before(step)
+            work[kind]()
+            times.append(_timed(log, step))
+            step += 1
+        found[kind] = statistics.median(times) * 1e6
+        time.sleep(1.0)
+    return found
+
+
+def products() -> None:
+    """10 ms of small matrix products: what logging needs may stay in the caches."""
+    import torch
+
+    matrix = torch.ones(256, 256)
+    end = time.perf_counter() + 0.01
+    while time.perf_counter() < end:
+        torch.mm(matrix, matrix)
 
 
 def _timed(log: Log, step: int) -> float:
