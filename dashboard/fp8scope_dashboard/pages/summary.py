@@ -174,6 +174,10 @@ def _why_none(run: Run, is_baseline: bool) -> str:
         return "Other runs are compared with this group."
     if run.baseline:
         return f"The comparison with “{run.baseline}” comes a moment after both sides have logged a loss."
+    if run.precision == "bf16":
+        if run.group:
+            return f"An FP8 run is compared with this group when it names it: baseline=“{run.group}”."
+        return "Give the BF16 runs a group (group=“bf16”), and FP8 runs can be compared with it."
     return f"Name the group of BF16 runs to compare with: {NAME_A_BASELINE}."
 
 

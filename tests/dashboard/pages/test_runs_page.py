@@ -105,6 +105,7 @@ def test_a_run_that_has_only_begun(admin: Visitor) -> None:
 def test_a_baseline_and_a_run_without_one(admin: Visitor) -> None:
     alone = make_run(admin.project, "alone", precision="fp8")
     seed = make_run(admin.project, "seed", precision="bf16", group="bf16")
+    assert "compared with this group when it names it: baseline=“bf16”" in html(admin, f"runs/{seed.id}/")
     make_run(admin.project, "fp8", precision="fp8", baseline="bf16")
     assert "No baseline" in html(admin, f"runs/{alone.id}/")
     assert "Other runs are compared with this group." in html(admin, f"runs/{seed.id}/")
