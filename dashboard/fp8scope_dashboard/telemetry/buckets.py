@@ -69,7 +69,7 @@ def _finest(run: Run, first: int, last: int) -> Iterable[tuple[tuple[str, int], 
     bucket, count = first // FINEST, (last - first) // FINEST
     yield (raw.AXIS, 0), {raw.AXIS: _axis(run.id, first, last)}
     for name in sorted(run.last_scalars):
-        parts = list(raw.scalar_parts(run.id, name, first, last - 1))
+        parts = list(raw.scalar_parts(run.id, name, (first, last - 1)))
         if parts:
             merged = first_of_each_step(parts)
             values = merged.values[name][None]
@@ -80,7 +80,7 @@ def _finest(run: Run, first: int, last: int) -> Iterable[tuple[tuple[str, int], 
     tensors = Tensor.objects.filter(run=run).count()
     for tile in range(-(-tensors // WIDTH)):
         indices = np.arange(tile * WIDTH, min((tile + 1) * WIDTH, tensors))
-        merged_tile = across_ranks(raw.tensor_parts(run.id, run.statistics, indices, first, last - 1))
+        merged_tile = across_ranks(raw.tensor_parts(run.id, run.statistics, indices, (first, last - 1)))
         named: Named = {}
         for column in _columns(run):
             if merged_tile is None or not len(merged_tile.steps):
@@ -96,7 +96,7 @@ def _axis(run_id: UUID, first: int, last: int) -> Parts:
     bucket, count = first // FINEST, (last - first) // FINEST
     steps: Int64s = np.zeros(0, np.int64)
     times: Float64s = np.zeros(0)
-    for part in raw.tensor_parts(run_id, (), np.zeros(0, np.int64), first, last - 1):
+    for part in raw.tensor_parts(run_id, (), np.zeros(0, np.int64), (first, last - 1)):
         steps = np.concatenate([steps, part.steps])
         times = np.concatenate([times, part.times.astype(np.int64).astype(np.float64)])
     order = np.argsort(steps, kind="stable")

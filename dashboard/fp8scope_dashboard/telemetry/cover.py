@@ -13,10 +13,7 @@ from fp8scope_dashboard.telemetry.aggregates import FACTOR, FINEST
 from fp8scope_dashboard.telemetry.codec import Int64s
 from fp8scope_dashboard.telemetry.models import Chunk
 from fp8scope_dashboard.telemetry.rollups import Rolled
-from fp8scope_dashboard.telemetry.sources import cutoffs_of
-
-Interval = tuple[int, int]
-"""First and last step, both inclusive."""
+from fp8scope_dashboard.telemetry.sources import Interval, cutoffs_of
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _fill(values: Float64s, edges: Int64s, steps: Int64s, rows: Float64s) -> Non
 
 
 def _merged(run_id: UUID, names: Sequence[str], tensors: list[int], first: int, last: int) -> Merged | None:
-    return across_ranks(raw.tensor_parts(run_id, names, np.array(tensors), first, last))
+    return across_ranks(raw.tensor_parts(run_id, names, np.array(tensors), (first, last)))
 
 
 def _tensor_names(run_id: UUID, tensors: Sequence[int] | None) -> dict[int, str]:

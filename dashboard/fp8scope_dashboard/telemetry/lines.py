@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.telemetry import raw
 from fp8scope_dashboard.telemetry.aggregates import STRIDES
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
-from fp8scope_dashboard.telemetry.cover import Cover, Interval, cover
+from fp8scope_dashboard.telemetry.cover import Cover, cover
 from fp8scope_dashboard.telemetry.downsample import keep
 from fp8scope_dashboard.telemetry.merge import across_ranks, derive, first_of_each_step, sources
 from fp8scope_dashboard.telemetry.rollups import Rolled
-from fp8scope_dashboard.telemetry.sources import step_range
+from fp8scope_dashboard.telemetry.sources import Interval, step_range
 
 # Over so many steps a thinned line is chosen from every row, beyond from buckets' extremes: so many at most.
 MOST_ROWS: Final = 131_072
 MOST_BUCKETS: Final = 16_384
-Exact = Callable[[int, int], "Series"]
-"""Every row of steps first..last."""
+Exact = Callable[[list[Interval]], "Series"]
+"""Every row of these steps."""
 LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "undefined")
 
 
@@ -51,8 +51,8 @@ def scalar(
     NaN and infinities are values. Empty when there is none.
     """
 
-    def exact(low: int, high: int) -> Series:
-        parts = list(raw.scalar_parts(run_id, name, low, high))
+    def exact(between: list[Interval]) -> Series:
+        parts = list(raw.scalar_parts(run_id, name, *between))
         if not parts:
             return _no_series()
         merged = first_of_each_step(parts)
@@ -87,9 +87,9 @@ def tensor_series(
     `first`, `last` and `points` as for `scalar`.
     """
 
-    def exact(low: int, high: int) -> Series:
+    def exact(between: list[Interval]) -> Series:
         wanted = sources(statistic)
-        merged = across_ranks(raw.tensor_parts(run_id, wanted, np.array([tensor_index]), low, high))
+        merged = across_ranks(raw.tensor_parts(run_id, wanted, np.array([tensor_index]), *between))
         if merged is None:
             return _no_series()
         values = derive(statistic, merged.values)[0]
@@ -124,7 +124,8 @@ def _line(
         found = cover(run_id, [name], np.array([tensor]), LINE_PARTS, low + 1, high - 1, stride)
         found = Cover(found.rolled, _touching([(low, low), *found.raw, (high, high)]))
     lines = [_extremes(rolled, name, low, high) for rolled in found.rolled]
-    lines += [exact(begin, end) for begin, end in found.raw]
+    if found.raw:
+        lines.append(exact(found.raw))
     return _thinned(_joined(lines), points)
 
 

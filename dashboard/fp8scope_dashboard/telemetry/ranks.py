@@ -16,7 +16,7 @@ def by_rank(run_id: UUID, statistic: str, tensors: Int64s, step: int) -> dict[in
     Of several writers of a rank the most authoritative counts. Ranks without the step are left out.
     """
     found: dict[int, tuple[int, Float64s]] = {}
-    for part in tensor_parts(run_id, (statistic,), tensors, step, step):
+    for part in tensor_parts(run_id, (statistic,), tensors, (step, step)):
         values = part.values[statistic]
         if values.shape[1] and (part.rank not in found or part.order < found[part.rank][0]):
             found[part.rank] = part.order, np.asarray(values[:, -1], np.float64)

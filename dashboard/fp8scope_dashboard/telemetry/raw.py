@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.telemetry import sql
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode
 from fp8scope_dashboard.telemetry.merge import Part
-from fp8scope_dashboard.telemetry.sources import EVERY_STEP, Source, sources_of
+from fp8scope_dashboard.telemetry.sources import EVERY_STEP, Interval, Source, sources_of
 from fp8scope_dashboard.telemetry.tiles import cut_tile, decode_integers, decode_series, tile_of
 
 AXIS = "axis"
@@ -46,15 +46,18 @@ STATEMENT = """
         FROM telemetry_block b
         JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
         LEFT JOIN wanted w ON w.tile = t.tile AND t.name <> 'axis'
-        WHERE b.run_id = %(run)s AND t.run_id = %(run)s AND b.last_step >= %(first)s AND b.first_step <=
-        %(last)s
+        WHERE b.run_id = %(run)s AND t.run_id = %(run)s AND EXISTS (
+                SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
+                WHERE b.last_step >= i.low AND b.first_step <= i.high)
             AND t.name = ANY(%(columns)s::text[]) AND t.tile = ANY(%(tiles)s::int[] || 0)
             AND (t.name = 'axis' OR w.tile IS NOT NULL)
             AND (%(writer)s::uuid IS NULL OR b.writer = %(writer)s) AND b.last_seq >= %(next_seq)s
         UNION ALL
         SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, NULL, body, true
-        FROM telemetry_chunk
-        WHERE run_id = %(run)s AND last_step >= %(first)s AND first_step <= %(last)s
+        FROM telemetry_chunk c
+        WHERE run_id = %(run)s AND EXISTS (
+                SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
+                WHERE c.last_step >= i.low AND c.first_step <= i.high)
             AND (%(writer)s::uuid IS NULL OR writer = %(writer)s) AND last_seq >= %(next_seq)s
         ORDER BY 1, 2
         OFFSET 0
@@ -66,13 +69,15 @@ STATEMENT = """
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which columns of which rows. `names` are the wire's; `tensors` matters to tensor columns only."""
+    """Which columns of which rows. `names` are the wire's; `tensors` matters to tensor columns only.
+
+    `between`: the steps, intervals in order that do not touch.
+    """
 
     run_id: UUID
     names: tuple[str, ...]
     tensors: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
-    first: int = 0
-    last: int = EVERY_STEP
+    between: tuple[Interval, ...] = ((0, EVERY_STEP),)
 
 
 @dataclass
@@ -92,19 +97,19 @@ class Segment:
 
 
 def tensor_parts(
-    run_id: UUID, statistics: Sequence[str], tensors: Int64s, first: int, last: int
+    run_id: UUID, statistics: Sequence[str], tensors: Int64s, *between: Interval
 ) -> Iterator[Part]:
-    """Stored statistics of some tensors over steps first..last, one part a writer: float64[T, R] by name."""
-    wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, first, last)
+    """Stored statistics of some tensors over intervals of steps, one part a writer: float64[T, R] by name."""
+    wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, between)
     for source, segment in _by_writer(wanted):
         values = {name: segment.values[TENSOR + name] for name in statistics}
         yield Part(source.rank, source.order, segment.steps, segment.times, values)
 
 
-def scalar_parts(run_id: UUID, name: str, first: int, last: int) -> Iterator[Part]:
+def scalar_parts(run_id: UUID, name: str, *between: Interval) -> Iterator[Part]:
     """A scalar's rows that have a value, one part a writer: float64[R]."""
     column = SCALAR + name
-    for source, segment in _by_writer(Wanted(run_id, (column,), first=first, last=last)):
+    for source, segment in _by_writer(Wanted(run_id, (column,), between=between)):
         logged = segment.logged[column]
         values = {name: segment.values[column][0, logged]}
         yield Part(source.rank, source.order, segment.steps[logged], segment.times[logged], values)
@@ -117,10 +122,9 @@ def _by_writer(wanted: Wanted) -> Iterator[tuple[Source, Segment]]:
         if writer not in known:  # began after the writers were read
             continue
         source = known[writer]
-        until = min(wanted.last, source.until - 1)
         segments = []
         for _, block in groupby(mine, key=lambda row: row[1]):
-            segment = read_segment(list(block), wanted, source, until)
+            segment = read_segment(list(block), wanted, source)
             if len(segment.steps):
                 segments.append(segment)
         if segments:
@@ -137,8 +141,8 @@ def _fetch(
     parameters = {
         "run": wanted.run_id,
         "columns": [AXIS, *wanted.names],
-        "first": max(wanted.first, 0),
-        "last": min(wanted.last, EVERY_STEP),
+        "firsts": [max(first, 0) for first, _ in wanted.between],
+        "lasts": [min(last, EVERY_STEP) for _, last in wanted.between],
         "tiles": list(places),
         "lows": [min(each) for each in places.values()],
         "highs": [max(each) for each in places.values()],
@@ -151,14 +155,14 @@ def _fetch(
     return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
 
 
-def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source, until: int) -> Segment:
-    """One block's or chunk's wanted rows, of steps wanted.first..until."""
+def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) -> Segment:
+    """One block's or chunk's wanted rows, up to where the writer counts."""
     if rows[0][4] is None:
-        return _read_chunk(rows[0], wanted, source, until)
+        return _read_chunk(rows[0], wanted, source)
     _, seq, last_seq, count, _, _, _, offsets, axis = rows[0]
     series = cut_tile(offsets, axis, AXES)
     steps = decode_integers(series[STEPS], count)
-    chosen = _between(steps, wanted.first, until)
+    chosen = _chosen(steps, wanted.between, source.until)
     segment = _blank(
         wanted,
         (seq, last_seq),
@@ -206,14 +210,14 @@ def _blank(
     return Segment(span, seqs, steps, times, values, logged)
 
 
-def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source, until: int) -> Segment:
+def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source) -> Segment:
     seq, last_seq, body = row[1], row[2], row[8]
     data = decode(
         body,
         scalars={name.removeprefix(SCALAR) for name in wanted.names if name.startswith(SCALAR)},
         statistics={name.removeprefix(TENSOR) for name in wanted.names if name.startswith(TENSOR)},
     )
-    chosen = _between(data.steps, wanted.first, until)
+    chosen = _chosen(data.steps, wanted.between, source.until)
     seqs = np.full(len(data), seq, np.int64) if data.seqs is None else data.seqs
     segment = _blank(wanted, (seq, last_seq), lambda: seqs[chosen], data.steps[chosen], data.times[chosen])
     for name, values in data.scalars.items():
@@ -228,11 +232,18 @@ def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source, until: int
     return segment
 
 
-def _between(steps: Int64s, first: int, last: int) -> slice | NDArray[np.bool_]:
-    """The rows of these steps: a slice where steps only grow, which they nearly always do."""
-    if len(steps) < 2 or (np.diff(steps) >= 0).all():
-        return slice(*np.searchsorted(steps, [first, last + 1]))
-    return (steps >= first) & (steps <= last)
+def _chosen(steps: Int64s, between: Sequence[Interval], until: int) -> slice | NDArray[np.bool_]:
+    """The rows of these steps: a slice where steps only grow, which they nearly always do.
+
+    `until`: the first step that does not count.
+    """
+    if len(between) == 1 and (len(steps) < 2 or (np.diff(steps) >= 0).all()):
+        ((first, last),) = between
+        return slice(*np.searchsorted(steps, [first, min(last + 1, until)]))
+    chosen = np.zeros(len(steps), bool)
+    for first, last in between:
+        chosen |= (steps >= first) & (steps <= last)
+    return chosen & (steps < until)
 
 
 def join(segments: list[Segment]) -> Segment:

@@ -12,6 +12,8 @@ from fp8scope_dashboard.telemetry import sql
 from fp8scope_dashboard.telemetry.codec import Int64s
 
 EVERY_STEP = 2**63 - 1
+Interval = tuple[int, int]
+"""First and last step, both inclusive."""
 
 
 @dataclass(frozen=True)
