@@ -26,8 +26,9 @@ from fp8scope_dashboard.telemetry.tiles import WIDTH, cut_tile, decode_integers
 # Rolled up in one transaction; the second bounds its memory: 64 MB of one tile's statistics.
 MOST_STEPS = 16_384
 MOST_CELLS = 8_000_000
-# While a run goes on, roll-ups are made of this many new steps at least.
-FEWEST_STEPS = 2_048
+# While a run goes on, roll-ups are made of this many new steps at least: each time the last row of every
+# column is written anew, and what it was before takes room until the next vacuum.
+FEWEST_STEPS = 8_192
 # A run of fewer steps is answered from its blocks.
 SHORT_RUN = 1_024
 
