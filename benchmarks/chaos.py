@@ -1,6 +1,6 @@
 """Kill every server, one after another, while a model trains: is every point stored, did a step notice?
 
-    python benchmarks/chaos.py [--steps 1500] [--kills 1]
+    python benchmarks/chaos.py [--steps 3000] [--kills 1]
 
 Starts a whole installation, trains a small FP8 model against it in a process of its own, and sends SIGKILL
 to the web server, the worker, PostgreSQL and Redis in turn, `--kills` times each. Prints one JSON line:
@@ -167,7 +167,7 @@ def make_token(supervisor: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--kills", type=int, default=1, help="how often each server is killed")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
