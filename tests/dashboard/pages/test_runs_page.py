@@ -107,7 +107,8 @@ def test_a_baseline_and_a_run_without_one(admin: Visitor) -> None:
     seed = make_run(admin.project, "seed", precision="bf16", group="bf16")
     assert "compared with this group when it names it: baseline=“bf16”" in html(admin, f"runs/{seed.id}/")
     make_run(admin.project, "fp8", precision="fp8", baseline="bf16")
-    assert "No baseline" in html(admin, f"runs/{alone.id}/")
+    page = html(admin, f"runs/{alone.id}/")
+    assert "No baseline" in page and "run.log_config" in page and "<pre" not in page.split("Environment")[0]
     assert "Other runs are compared with this group." in html(admin, f"runs/{seed.id}/")
 
 
