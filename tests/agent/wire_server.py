@@ -130,9 +130,10 @@ class WireServer:
         if not document.get("name") or set(document) - known:
             raise Refusal(422, "invalid", f"unknown fields {set(document) - known}")
         new = run not in self.runs
-        # What was registered first stays, what it left open is filled in.
+        # What was registered first stays, what it left open is filled in; the configuration is added to.
         first = self.runs.setdefault(run, StoredRun(registration=document)).registration
         first["environment"] = {**document.get("environment", {}), **first.get("environment", {})}
+        first["config"] = {**first.get("config", {}), **document.get("config", {})}
         page = {"id": run, "project": "default", "url": f"{self.url}/runs/{run}", "state": "running"}
         return (201 if new else 200), page
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,8 @@ from fp8scope_dashboard.runs.models import DeletedRun, Run, RunState, Writer
 # An agent sends a heartbeat at least every 10 s.
 SILENT_AFTER = timedelta(seconds=60)
 MOST_WRITERS = 20_000
+# Characters of JSON that a run's configuration may grow to.
+MOST_CONFIG = 8 << 20
 
 
 class RunConflictError(Exception):
@@ -35,7 +38,8 @@ class TooManyWritersError(Exception):
 
 
 def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple[Run, bool]:
-    """Create the run unless it is there. What was registered first stays; what it left open is filled in.
+    """Create the run unless it is there. What was registered first stays; what it left open is filled in, and
+    the configuration grows with what is logged to it later.
 
     Returns the run and whether it is new.
 
@@ -57,7 +61,8 @@ def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple
 
 def _complete(run: Run, fields: Mapping[str, Any]) -> bool:
     """Take over what is learnt only after a run began: its recipe and precision from a model that is watched,
-    and what looking at the environment took a while to find. Whether there was anything.
+    what looking at the environment took a while to find, and configuration that the script logged on the way
+    (of a key that is there already the new value). Whether there was anything.
     """
     environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
     late: dict[str, Any] = {}
@@ -67,6 +72,9 @@ def _complete(run: Run, fields: Mapping[str, Any]) -> bool:
         late["recipe"] = recipe
         if run.precision == "unknown":
             late["precision"] = fields.get("precision", "unknown")
+    config = {**run.config, **(fields.get("config") or {})}
+    if config != run.config and len(json.dumps(config)) <= MOST_CONFIG:
+        late["config"] = config
     if not late:
         return False
     Run.objects.filter(pk=run.pk).update(**late)

@@ -57,6 +57,20 @@ def test_what_is_learnt_later_fills_in_what_was_left_open(project: Project) -> N
     assert run.recipe == {"recipe": "DelayedScaling"} and run.precision == "fp8"
 
 
+def test_configuration_that_is_logged_later_is_added(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = uuid.uuid4()
+    services.register(run_id, project, {"name": "a", "config": {"lr": 1e-3, "layers": 12}})
+    services.register(run_id, project, {"name": "a", "config": {"lr": 1e-4, "trainer": {"max_steps": 2}}})
+    run = Run.objects.get()
+    assert run.config == {"lr": 1e-4, "layers": 12, "trainer": {"max_steps": 2}}
+    monkeypatch.setattr(services, "MOST_CONFIG", 100)
+    services.register(run_id, project, {"name": "a", "config": {"text": "x" * 100}})
+    services.register(run_id, project, {"name": "a"})
+    assert Run.objects.get().config == run.config
+
+
 def test_a_precision_that_was_given_is_not_found_out(project: Project) -> None:
     run_id = uuid.uuid4()
     services.register(run_id, project, {"name": "a", "precision": "bf16"})
