@@ -2,17 +2,19 @@
 
 import os
 
+import django
 from django.conf import settings
-from django.core.asgi import get_asgi_application
 from django.core.exceptions import ImproperlyConfigured
 
+from fp8scope_dashboard.handler import Handler
 from fp8scope_dashboard.ingest.body_limit import BodyLimit
 from fp8scope_dashboard.servers.memory import keep_freed_memory
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
 
-application = BodyLimit(get_asgi_application())
+django.setup(set_prefix=False)
+application = BodyLimit(Handler())
 
 if getattr(settings, "SECRET_KEY_IS_RANDOM", False) and "base" in os.environ["DJANGO_SETTINGS_MODULE"]:
     raise ImproperlyConfigured("Set FP8SCOPE_SECRET_KEY (50 random characters) before serving.")

@@ -110,6 +110,8 @@ def _locked(run: Run) -> DetectorState:
 def _read_writers(work: Pass) -> None:
     writers = list(Writer.objects.filter(run=work.run).order_by("rank", "-created_at", "uuid"))
     for writer in writers:
+        if writer.imported:
+            continue
         leads = writer.rank == writers[0].rank
         columns: list[str] | None = None
         for data in _new_chunks(work, writer.uuid):
@@ -197,6 +199,8 @@ def _rates(data: ChunkData, width: int) -> np.ndarray[tuple[int, int], np.dtype[
 def _read_baseline(work: Pass) -> None:
     chosen = [rule for rule in work.rules if rule.kind == "above_baseline"]
     if not chosen or not work.run.baseline:
+        return
+    if not Writer.objects.filter(run=work.run, imported=False).exists():
         return
     states = work.state(RUN_WIDE).state
     for rule in chosen:

@@ -12,7 +12,14 @@ from fp8scope_dashboard.accounts.models import ApiToken, Project
 from fp8scope_dashboard.accounts.services import authenticate_token
 from fp8scope_dashboard.ingest.errors import BadTokenError, NoTokenError, UnknownRunError
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import replica, sql
 
+# Before every answer about telemetry: one statement, and not one that the ORM has to compose.
+RUN_AND_TENSOR = """
+    SELECT tensor.index FROM runs_run run
+    LEFT JOIN runs_tensor tensor ON tensor.run_id = run.id AND tensor.name = %(name)s
+    WHERE run.id = %(run)s AND run.project_id = %(project)s
+"""
 HINT = "Make one on the project's settings page and set FP8SCOPE_TOKEN, or run `fp8scope login`."
 
 
@@ -57,9 +64,21 @@ def check_run(request: HttpRequest, run_id: UUID) -> None:
     Raises:
         UnknownRunError: as there.
     """
+    tensor_of(request, run_id, None)
+
+
+def tensor_of(request: HttpRequest, run_id: UUID, name: str | None) -> int | None:
+    """As `check_run`; the Tensor.index of the run's tensor of this name, None where it has none.
+
+    Raises:
+        UnknownRunError: as there.
+    """
     project = project_of(request)
-    if not Run.objects.filter(pk=run_id, project=project).exists():
+    rows = sql.fetch(RUN_AND_TENSOR, {"run": run_id, "project": project.pk, "name": name}, replica.PRIMARY)
+    if not rows:
         raise _unknown(project, run_id)
+    index: int | None = rows[0][0]
+    return index
 
 
 def _unknown(project: Project, run_id: UUID) -> UnknownRunError:

@@ -65,6 +65,7 @@ class CatalogueIn(Schema):
     rank: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     hostname: Annotated[Text, Field(max_length=255)] = ""
     attempt: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    imported: bool = False
     offset: Natural = 0
     tensors: Annotated[list[TensorIn], Field(max_length=limits.TENSORS_PER_REQUEST)]
 

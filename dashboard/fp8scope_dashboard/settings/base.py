@@ -86,7 +86,7 @@ TEMPLATES = [
     },
 ]
 
-# PostgreSQL only. A pool instead of persistent connections: under ASGI each request has a thread of its own.
+# PostgreSQL only. A pool instead of persistent connections: there are more threads than connections.
 DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/fp8scope")
 DATABASES: dict[str, Any] = {
     "default": {

@@ -10,13 +10,16 @@ Parts, each float64[series, buckets], NaN where the bucket has no value:
 is none |
 | `undefined` | the first step, minus the bucket's first, with a value of NaN; only scalars have such |
 
+Of a few values, or of one that does not change, most parts say the same: those that `implied` computes from
+others need not be stored.
+
 From a point's `max` and `argmax` a line can be drawn through points that are really there, at their own
 steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -27,6 +30,16 @@ from fp8scope_dashboard.telemetry.merge import DERIVED
 
 PARTS: Final = ("max", "min", "argmax", "argmin", "last", "sum", "count", "undefined")
 Parts = dict[str, Float64s]
+BLANK: Final = {part: 0.0 if part == "count" else np.nan for part in PARTS}
+"""Of a bucket without values."""
+IMPLIED_FROM: Final[Mapping[str, tuple[str, ...]]] = {
+    "min": ("max",),
+    "argmin": ("argmax",),
+    "last": ("max",),
+    "count": ("max",),
+    "sum": ("max", "min", "count"),
+}
+"""Parts that others may stand for. The order is that in which they can be restored."""
 
 FINEST: Final = 64
 FACTOR: Final = 8
@@ -97,9 +110,32 @@ def combine(fine: Parts, stride: int) -> Parts:
 
 def blank(series: int, buckets: int) -> Parts:
     """Parts of buckets without values."""
-    parts = {name: np.full((series, buckets), np.nan) for name in PARTS}
-    parts["count"][:] = 0.0
-    return parts
+    return {part: np.full((series, buckets), nothing) for part, nothing in BLANK.items()}
+
+
+def implied(part: str, parts: Mapping[str, Float64s]) -> Float64s:
+    """A part (of IMPLIED_FROM) as it is where each bucket has one value, or the same again and again."""
+    if part == "count":
+        return (~np.isnan(parts["max"])).astype(np.float64)
+    if part == "sum":
+        with np.errstate(invalid="ignore"):  # infinity times no values
+            total = parts["max"] * parts["count"]
+        # Both infinities have no sum.
+        return np.where(parts["max"] == parts["min"], total, np.nan)
+    return parts[IMPLIED_FROM[part][0]]
+
+
+def spare(parts: Parts) -> set[str]:
+    """The parts that are as `implied` says, down to the sign of a zero."""
+    return {part for part in IMPLIED_FROM if _identical(implied(part, parts), parts[part])}
+
+
+def with_stand_ins(parts: Iterable[str]) -> tuple[str, ...]:
+    """These parts, and those that they may be implied from."""
+    found = dict.fromkeys(parts)
+    for part in tuple(found):
+        found |= dict.fromkeys(IMPLIED_FROM.get(part, ()))
+    return tuple(found)
 
 
 def needed(statistic: str, parts: tuple[str, ...]) -> tuple[str, ...]:
@@ -122,7 +158,8 @@ def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part
     if part == "count":
         return np.where(under["max"] > 0, under["count"], 0.0)
     if part.startswith("arg"):
-        return _changing(over, part)
+        # An array of its own: the caller may write into it.
+        return np.where(under["max"] > 0, _changing(over, part), np.nan)
     divisor = under["last"] if part == "last" else under["max"]
     total = sum((term[part] for term in over), np.zeros_like(divisor))
     return np.divide(total, divisor, out=np.full_like(divisor, np.nan), where=divisor > 0)
@@ -154,3 +191,10 @@ def _changing(over: list[Mapping[str, Float64s]], part: str) -> Float64s:
 def _first(hit: NDArray[np.bool_], offsets: Int64s, starts: Int64s, stride: int) -> NDArray[np.int32]:
     """The smallest offset of each segment's hits, `stride` where there is none."""
     return np.minimum.reduceat(np.where(hit, offsets.astype(np.int32), np.int32(stride)), starts, axis=1)
+
+
+def _identical(one: Float64s, other: Float64s) -> bool:
+    known = ~np.isnan(other)
+    return np.array_equal(one, other, equal_nan=True) and bool(
+        (np.signbit(one[known]) == np.signbit(other[known])).all()
+    )

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated
 from uuid import UUID
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
 from fp8scope_dashboard.ingest import schemas
 from fp8scope_dashboard.ingest.answers import ERRORS
-from fp8scope_dashboard.ingest.auth import check_run
+from fp8scope_dashboard.ingest.auth import check_run, tensor_of
 from fp8scope_dashboard.ingest.errors import InvalidError
-from fp8scope_dashboard.runs.models import Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
 from fp8scope_dashboard.telemetry.downsample import FEWEST
 
 ARROW = "application/vnd.apache.arrow.stream"
 MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
+NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 router = Router(tags=["telemetry"])
 Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; what is stored when left out.")]
@@ -63,16 +65,18 @@ def get_series(
     """A scalar, or a statistic of a tensor, over steps: no one-step spike is lost however few the points
     are.
     """
-    check_run(request, run)
+    index = tensor_of(request, run, tensor)
     if bool(scalar) == bool(tensor):
         raise InvalidError("Name either a scalar or a tensor.", "?scalar=loss or ?tensor=NAME&statistic=amax")
     if scalar:
-        line = queries.scalar(run, scalar, first=first, last=last, points=points)
+        line = queries.scalar(run, scalar, first=first, last=last, points=points, timed=False)
+    elif index is None:
+        raise InvalidError("The run has no such tensor.", "Names are <module path>.<role>.")
     else:
-        index = _tensor(run, tensor)
-        line = queries.tensor_series(run, index, statistic, first=first, last=last, points=points)
-    body = {"steps": line.steps.tolist(), "values": _numbers(line.values)}
-    return HttpResponse(json.dumps(body, separators=(",", ":")), content_type="application/json")
+        line = queries.tensor_series(
+            run, index, statistic, first=first, last=last, points=points, timed=False
+        )
+    return HttpResponse(_line_as_json(line), content_type="application/json")
 
 
 @router.get("/runs/{run}/heatmap", response={ERRORS: schemas.ErrorOut}, openapi_extra=HEATMAP_ANSWER)
@@ -105,17 +109,10 @@ def get_heatmap(
     return HttpResponse(sink.getvalue().to_pybytes(), content_type=ARROW)
 
 
-def _tensor(run: UUID, name: str) -> int:
-    index = Tensor.objects.filter(run_id=run, name=name).values_list("index", flat=True).first()
-    if index is None:
-        raise InvalidError("The run has no such tensor.", "Names are <module path>.<role>.")
-    return index
-
-
-def _numbers(values: Float64s) -> list[float | str]:
-    """As JSON can hold them: NaN and infinities as the strings of docs/wire.md."""
-    plain: list[float | str] = values.tolist()
-    names = {np.inf: "Infinity", -np.inf: "-Infinity"}
-    for place in np.flatnonzero(~np.isfinite(values)).tolist():
-        plain[place] = names.get(float(values[place]), "NaN")
-    return plain
+def _line_as_json(line: queries.Series) -> bytes:
+    """Numbers as they are, each to the last bit; NaN and infinities as the strings of docs/wire.md."""
+    values: Float64s | list[float | str] = np.ascontiguousarray(line.values)
+    if not np.isfinite(line.values).all():
+        values = [each if math.isfinite(each) else NAMES.get(each, "NaN") for each in line.values.tolist()]
+    body = {"steps": np.ascontiguousarray(line.steps), "values": values}
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -10,6 +10,7 @@ import numpy as np
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import raw, rollups, sql
 from fp8scope_dashboard.telemetry.aggregates import (
+    BLANK,
     FACTOR,
     FINEST,
     PARTS,
@@ -19,36 +20,67 @@ from fp8scope_dashboard.telemetry.aggregates import (
     blank,
     combine,
     same_from_terms,
+    spare,
 )
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
+from fp8scope_dashboard.telemetry.late import united
 from fp8scope_dashboard.telemetry.merge import DERIVED, across_ranks, derive, first_of_each_step, sources
 from fp8scope_dashboard.telemetry.rollups import SPAN
 from fp8scope_dashboard.telemetry.tiles import WIDTH, encode_matrix, encode_series, encode_tile
 
 Named = dict[str, Parts]
+# Numbers of one tile that are read at once: 64 MB.
+MOST_CELLS = 8_000_000
+# A run has larger buckets from so many of them on: before, the smaller ones are few enough.
+FEWEST_BUCKETS = 32
 
 
-def write(run: Run, cutoffs: dict[int, int], stored: int, first: int, last: int) -> None:
+def write(run: Run, cutoffs: dict[int, int], stored: int, raw_from: int, first: int, last: int) -> None:
     """Roll up the steps first..last - 1 (multiples of FINEST), and the larger buckets that this completes.
 
     `cutoffs`: as in sources.cutoffs, those that count now. `stored`: all steps below have been rolled up.
+    `raw_from`: of those below this there may be no rows any more, and what there is is added.
     """
     until = max(stored, last)
     work = _Work(run.id, cutoffs)
     fresh = _finest(run, first, last)
     tiles = []
     for tile, named in fresh:
+        work.add(tile, first // FINEST, named, min(last, stored, raw_from) // FINEST)
         work.put(tile, FINEST, first // FINEST, named, stored // FINEST)
         tiles.append(tile)
     for fine in STRIDES[:-1]:
         stride = fine * FACTOR
-        low, high = first // stride, min(-(-last // stride), until // stride)
-        if high <= low:
+        if until // stride < FEWEST_BUCKETS:
+            _forget(run.id, stride)
             return
-        for tile, names in _tiles_names(tiles, run):
-            children = work.get(tile, names, fine, low * FACTOR, high * FACTOR)
-            named = {name: combine(parts, fine) for name, parts in children.items()}
-            work.put(tile, stride, low, named, stored // stride)
+        for low, high in _completed(stride, stored, first, last):
+            for tile, names in _tiles_names(tiles, run):
+                children = work.get(tile, names, fine, low * FACTOR, high * FACTOR)
+                named = {name: combine(parts, fine) for name, parts in children.items()}
+                work.put(tile, stride, low, named, stored // stride)
+
+
+def _completed(stride: int, stored: int, first: int, last: int) -> Iterable[tuple[int, int]]:
+    """The larger buckets, as (first, end), that are to be written now that the steps first..last - 1 are."""
+    until = max(stored, last)
+    low, high = first // stride, min(-(-last // stride), until // stride)
+    if stored // stride < FEWEST_BUCKETS and min(low, stored // stride):
+        # Too few until now: from the beginning.
+        yield 0, min(low, stored // stride)
+    if low < high:
+        yield low, high
+
+
+def forget_from(run_id: UUID, step: int) -> None:
+    """Delete the rows of the table that begin at this step or later."""
+    statement = "DELETE FROM telemetry_rollup WHERE run_id = %s AND span * %s * stride >= %s"
+    sql.write(statement, [(run_id, SPAN, step)])
+
+
+def _forget(run_id: UUID, stride: int) -> None:
+    """No buckets so large, or larger: what there are were made when it was longer, or before this was so."""
+    sql.write("DELETE FROM telemetry_rollup WHERE run_id = %s AND stride >= %s", [(run_id, stride)])
 
 
 def _tiles_names(tiles: Iterable[tuple[str, int]], run: Run) -> Iterable[tuple[tuple[str, int], list[str]]]:
@@ -66,29 +98,52 @@ def _columns(run: Run) -> list[str]:
 
 def _finest(run: Run, first: int, last: int) -> Iterable[tuple[tuple[str, int], Named]]:
     """Parts of the finest buckets of everything: one tile of all tensor columns, or one scalar, at a time."""
-    bucket, count = first // FINEST, (last - first) // FINEST
     yield (raw.AXIS, 0), {raw.AXIS: _axis(run.id, first, last)}
     for name in sorted(run.last_scalars):
-        parts = list(raw.scalar_parts(run.id, name, (first, last - 1)))
-        if parts:
-            merged = first_of_each_step(parts)
-            values = merged.values[name][None]
-            yield (
-                (SCALAR + name, 0),
-                {SCALAR + name: aggregate(merged.steps, values, FINEST, bucket, count, nan_is_value=True)},
-            )
-    tensors = Tensor.objects.filter(run=run).count()
+        yield (SCALAR + name, 0), {SCALAR + name: _scalar(run.id, name, first, last)}
+    tensors = Tensor.objects.filter(run=run).count() if run.statistics else 0
     for tile in range(-(-tensors // WIDTH)):
         indices = np.arange(tile * WIDTH, min((tile + 1) * WIDTH, tensors))
-        merged_tile = across_ranks(raw.tensor_parts(run.id, run.statistics, indices, (first, last - 1)))
-        named: Named = {}
-        for column in _columns(run):
-            if merged_tile is None or not len(merged_tile.steps):
-                named[column] = blank(len(indices), count)
-                continue
-            values = derive(column.removeprefix(TENSOR), merged_tile.values)
-            named[column] = aggregate(merged_tile.steps, values, FINEST, bucket, count)
+        pieces = [_tensors(run, indices, *steps) for steps in _pieces(run, first, last)]
+        named = {column: _beside([piece.pop(column) for piece in pieces]) for column in _columns(run)}
         yield (TENSOR, tile), named
+
+
+def _pieces(run: Run, first: int, last: int) -> Iterable[tuple[int, int]]:
+    """The steps first..last - 1 in pieces, of which each has MOST_CELLS numbers of a tile at most."""
+    steps = MOST_CELLS // (WIDTH * max(1, len(run.statistics)))
+    size = max(FINEST, steps // FINEST * FINEST)
+    for begin in range(first, last, size):
+        yield begin, min(last, begin + size)
+
+
+def _tensors(run: Run, indices: Int64s, first: int, last: int) -> Named:
+    """Parts of the finest buckets of all columns of some tensors."""
+    bucket, count = first // FINEST, (last - first) // FINEST
+    merged = across_ranks(raw.tensor_parts(run.id, run.statistics, indices, (first, last - 1)))
+    if merged is None or not len(merged.steps):
+        return {column: blank(len(indices), count) for column in _columns(run)}
+    return {
+        column: aggregate(
+            merged.steps, derive(column.removeprefix(TENSOR), merged.values), FINEST, bucket, count
+        )
+        for column in _columns(run)
+    }
+
+
+def _beside(pieces: list[Parts]) -> Parts:
+    """Parts of the buckets of all pieces."""
+    return {part: np.concatenate([piece[part] for piece in pieces], axis=1) for part in PARTS}
+
+
+def _scalar(run_id: UUID, name: str, first: int, last: int) -> Parts:
+    """Parts of a scalar's finest buckets; blank ones, too: an earlier attempt may have had values there."""
+    bucket, count = first // FINEST, (last - first) // FINEST
+    parts = list(raw.scalar_parts(run_id, name, (first, last - 1)))
+    if not parts:
+        return blank(1, count)
+    merged = first_of_each_step(parts)
+    return aggregate(merged.steps, merged.values[name][None], FINEST, bucket, count, nan_is_value=True)
 
 
 def _axis(run_id: UUID, first: int, last: int) -> Parts:
@@ -127,6 +182,17 @@ class _Work:
         found = rollups.read(self._run_id, names, indices, stride, first, end - 1, PARTS, self._cutoffs)
         return found.values
 
+    def add(self, group: tuple[str, int], first: int, named: Named, end: int) -> None:
+        """Put into the finest buckets first..end - 1 what they have held before, too."""
+        if first >= end:
+            return
+        self._series[group] = len(next(iter(named.values()))["count"])
+        old = self.get(group, list(named), FINEST, first, end)
+        for name, parts in named.items():
+            head = {part: array[:, : end - first] for part, array in parts.items()}
+            for part, array in united(old[name], head, once_a_step=name.startswith(SCALAR)).items():
+                parts[part][:, : end - first] = array
+
     def put(self, group: tuple[str, int], stride: int, first: int, named: Named, stored: int) -> None:
         """Write buckets from `first` on; of those before `stored` the others stay."""
         kind, tile = group
@@ -143,6 +209,8 @@ class _Work:
                 old = self.get(group, list(named), stride, span * SPAN, kept)
                 for name, parts in whole.items():
                     for part, array in old[name].items():
+                        # Between what is rolled up and these: nothing, but what an earlier attempt had.
+                        array[:, max(stored - span * SPAN, 0) : low - span * SPAN] = BLANK[part]
                         array[:, low - span * SPAN : high - span * SPAN] = parts[part]
                 whole = old
             self._write_span(kind, tile, stride, span, kept - span * SPAN, whole)
@@ -190,4 +258,7 @@ def _encode(
         nothing = same_from_terms(statistic, terms, parts)
     if nothing:
         return dict.fromkeys(PARTS)
-    return {part: encode_matrix(array, WIDTH if kind == TENSOR else 1) for part, array in parts.items()}
+    # A derived statistic's count says that it has rows of its own.
+    spared = spare(parts) - ({"count"} if statistic in DERIVED else set())
+    width = WIDTH if kind == TENSOR else 1
+    return {part: None if part in spared else encode_matrix(array, width) for part, array in parts.items()}

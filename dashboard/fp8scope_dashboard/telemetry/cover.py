@@ -35,7 +35,8 @@ def cover(
 ) -> Cover:
     """Answer steps first..last from buckets of at most `stride` steps, the rest from raw rows.
 
-    `stride` None asks for raw rows; where retention has deleted them the finest buckets stand in.
+    `stride` None asks for raw rows; where retention has deleted them the finest buckets stand in. These are
+    trusted in spite of rows that came late: such are added to them with the next compaction.
     """
     state = sql.fetch("SELECT until, raw_from FROM telemetry_rolling WHERE run_id = %(run)s", {"run": run_id})
     if not state or (stride is None and first >= state[0][1]):
@@ -43,24 +44,28 @@ def cover(
     until, raw_from = state[0]
     cuts = cutoffs_of(run_id)
     # Before the roll-ups are read: what leaves the chunks in between is noted as stale there.
-    late = _chunks_of(run_id, first, min(last, until - 1))
+    late = _chunks_of(run_id, max(first, raw_from), min(last, until - 1))
 
     def ask(size: int, low: int, high: int) -> Rolled:
-        found = rollups.read(run_id, names, tensors, size, low, high, parts, cuts)
-        for begin, end in late:
+        found = rollups.read(run_id, names, tensors, size, low, high, parts, cuts, raw_from)
+        for start, end in late:
+            begin = max(start, raw_from)
             found.covered[max(begin // size - low, 0) : max(end // size + 1 - low, 0)] = False
         return found
 
     found = Cover([], [])
     _fill(ask, found, first, last, stride or 0)
-    raw = []
+    raw: list[Interval] = []
     for begin, end in _joined(found.raw):
         if begin < raw_from:
             # A bucket that is only partly asked for is better than nothing.
-            found.rolled.append(ask(FINEST, begin // FINEST, min(end, raw_from - 1) // FINEST))
+            rolled = ask(FINEST, begin // FINEST, min(end, raw_from - 1) // FINEST)
+            found.rolled.append(rolled)
+            for low in (rolled.first + np.flatnonzero(~rolled.covered)).tolist():
+                raw.append((max(begin, low * FINEST), min(end, (low + 1) * FINEST - 1)))
         if end >= raw_from:
             raw.append((max(begin, raw_from), end))
-    return Cover(found.rolled, raw)
+    return Cover(found.rolled, _joined(raw))
 
 
 def _fill(ask: Callable[[int, int, int], Rolled], found: Cover, first: int, last: int, stride: int) -> None:

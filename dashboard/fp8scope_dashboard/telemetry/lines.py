@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -17,19 +18,19 @@ from fp8scope_dashboard.telemetry.cover import Cover, cover
 from fp8scope_dashboard.telemetry.downsample import keep
 from fp8scope_dashboard.telemetry.merge import across_ranks, derive, first_of_each_step, sources
 from fp8scope_dashboard.telemetry.rollups import Rolled
-from fp8scope_dashboard.telemetry.sources import Interval, step_range
+from fp8scope_dashboard.telemetry.sources import Interval, Stored, stored_of
 
 # Over so many steps a thinned line is chosen from every row, beyond from buckets' extremes: so many at most.
 MOST_ROWS: Final = 131_072
 MOST_BUCKETS: Final = 16_384
-Exact = Callable[[list[Interval]], "Series"]
+Exact = Callable[[list[Interval], Stored], "Series"]
 """Every row of these steps."""
 LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "undefined")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: steps int64[N] increasing, values float64[N], times datetime64[us][N] (UTC).
+    """One line: steps int64[N] increasing, values float64[N], times datetime64[us][N] (UTC, or NaT).
 
     Of a long thinned line a time is that of the last step in the point's bucket.
     """
@@ -43,16 +44,23 @@ class Series:
 
 
 def scalar(
-    run_id: UUID, name: str, *, first: int | None = None, last: int | None = None, points: int | None = None
+    run_id: UUID,
+    name: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    points: int | None = None,
+    timed: bool = True,
 ) -> Series:
     """A scalar over steps first..last (inclusive; all when None), at most `points` samples of it when given.
 
     Where several writers logged the same step the lowest rank's value counts, and of its attempts the latest.
-    NaN and infinities are values. Empty when there is none.
+    NaN and infinities are values. Empty when there is none. Who needs no times says so with `timed`: it is
+    quicker, and the times may be NaT.
     """
 
-    def exact(between: list[Interval]) -> Series:
-        parts = list(raw.scalar_parts(run_id, name, *between))
+    def exact(between: list[Interval], stored: Stored) -> Series:
+        parts = list(raw.scalar_parts(run_id, name, *between, known=stored.sources, timed=timed))
         if not parts:
             return _no_series()
         merged = first_of_each_step(parts)
@@ -81,19 +89,25 @@ def tensor_series(
     first: int | None = None,
     last: int | None = None,
     points: int | None = None,
+    timed: bool = True,
 ) -> Series:
     """A statistic (stored or derived) of one tensor, over all ranks: counts are added, else the largest.
 
-    `first`, `last` and `points` as for `scalar`.
+    `first`, `last`, `points` and `timed` as for `scalar`.
     """
 
-    def exact(between: list[Interval]) -> Series:
-        wanted = sources(statistic)
-        merged = across_ranks(raw.tensor_parts(run_id, wanted, np.array([tensor_index]), *between))
+    def exact(between: list[Interval], stored: Stored) -> Series:
+        wanted, tensors = sources(statistic), np.array([tensor_index])
+        merged = across_ranks(
+            raw.tensor_parts(run_id, wanted, tensors, *between, known=stored.sources, timed=timed)
+        )
         if merged is None:
             return _no_series()
         values = derive(statistic, merged.values)[0]
-        seen = ~np.isnan(values)
+        unseen = np.isnan(values)
+        if not unseen.any():
+            return Series(merged.steps, values, merged.times)
+        seen = ~unseen
         return Series(merged.steps[seen], values[seen], merged.times[seen])
 
     return _line(run_id, TENSOR + statistic, tensor_index, exact, first, last, points)
@@ -109,32 +123,49 @@ def _line(
     points: int | None,
 ) -> Series:
     """Of a range that is short, or wanted whole, every row; else its buckets' extremes, and its ends."""
-    stored = step_range(run_id)
-    if stored is None:
+    stored = stored_of(run_id)
+    if stored.steps is None:
         return _no_series()
-    low = stored[0] if first is None else max(first, stored[0])
-    high = stored[1] if last is None else min(last, stored[1])
+    low = stored.steps[0] if first is None else max(first, stored.steps[0])
+    high = stored.steps[1] if last is None else min(last, stored.steps[1])
     if low > high:
         return _no_series()
-    stride = None if points is None else _stride(high - low + 1)
-    if stride is None:
-        found = cover(run_id, [name], np.array([tensor]), LINE_PARTS, low, high, None)
-    else:
-        # The line begins and ends where the run does: the first and the last row are read as they are.
-        found = cover(run_id, [name], np.array([tensor]), LINE_PARTS, low + 1, high - 1, stride)
-        found = Cover(found.rolled, _touching([(low, low), *found.raw, (high, high)]))
+    stride = None if points is None else _stride(high - low + 1, points)
+    found = _found(run_id, name, tensor, stored, low, high, stride)
     lines = [_extremes(rolled, name, low, high) for rolled in found.rolled]
     if found.raw:
-        lines.append(exact(found.raw))
+        lines.append(exact(found.raw, stored))
     return _thinned(_joined(lines), points)
 
 
-def _stride(steps: int) -> int | None:
-    """The finest buckets of which there are not too many; None where every row can be read."""
+def _stride(steps: int, points: int) -> int | None:
+    """The largest buckets that give enough points to choose from; None where every row can be read."""
     if steps <= MOST_ROWS:
         return None
-    few: list[int] = [stride for stride in STRIDES if steps // stride <= MOST_BUCKETS]
-    return few[0] if few else STRIDES[-1]
+    few: int = next((stride for stride in STRIDES if steps // stride <= MOST_BUCKETS), STRIDES[-1])
+    # Of each bucket there are its smallest and its largest value.
+    enough: list[int] = [stride for stride in STRIDES if 2 * (steps // stride) >= points]
+    return max([few, *enough])
+
+
+def _found(
+    run_id: UUID, name: str, tensor: int, stored: Stored, low: int, high: int, stride: int | None
+) -> Cover:
+    """Steps low..high out of buckets of at most `stride`, and where the rows themselves are to be read."""
+    if stride is None and low >= stored.raw_from:
+        return Cover([], [(low, high)])
+    ask = partial(cover, run_id, [name], np.array([tensor]), LINE_PARTS)
+    if stride is None:
+        return ask(low, high, None)
+    # The line begins and ends where the run does: the first and the last row are read as they are, and with
+    # them their neighbours in the same bucket where they are still kept.
+    begin, end = -(-(low + 1) // stride) * stride, high // stride * stride - 1
+    if begin > end or low < stored.raw_from:
+        begin = low + 1
+    if begin > end or end + 1 < stored.raw_from:
+        end = high - 1
+    found = ask(begin, end, stride)
+    return Cover(found.rolled, _touching([(low, begin - 1), *found.raw, (end + 1, high)]))
 
 
 def _touching(intervals: list[Interval]) -> list[Interval]:
@@ -164,7 +195,7 @@ def _extremes(rolled: Rolled, name: str, low: int, high: int) -> Series:
 
 def _joined(lines: list[Series]) -> Series:
     """By step, each step once."""
-    if len(lines) == 1 and (len(lines[0]) < 2 or bool((np.diff(lines[0].steps) > 0).all())):
+    if len(lines) == 1 and (len(lines[0]) < 2 or bool((lines[0].steps[1:] > lines[0].steps[:-1]).all())):
         return lines[0]
     if not lines:
         return _no_series()

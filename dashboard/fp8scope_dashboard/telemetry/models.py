@@ -69,8 +69,9 @@ class Tile(models.Model):
 class RollUp(models.Model):
     """One aggregate of up to 128 series over up to 1,024 neighbouring buckets of `stride` steps.
 
-    Of what a query would answer: ranks and attempts are merged. `part` is one of telemetry.aggregates.PARTS.
-    Span j holds the buckets 1024 j to 1024 j + 1023, of which the first `buckets` are there.
+    Of what a query would answer: ranks and attempts are merged. `part` is one of telemetry.aggregates.PARTS;
+    those that the others tell have no row (see aggregates.implied). Span j holds the buckets 1024 j to
+    1024 j + 1023, of which the first `buckets` are there.
     """
 
     pk = models.CompositePrimaryKey("run_id", "name", "stride", "part", "tile", "span")

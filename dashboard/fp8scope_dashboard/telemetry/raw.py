@@ -3,12 +3,12 @@ writes.
 
 One SQL statement finds both, so that it sees one state of the tables: a row that compaction moves meanwhile
 is neither missed nor doubled. Of a tile only the wanted series are fetched, and of a series only the wanted
-rows kept.
+rows kept. The rows' times, most of a block's axis, are left out where nobody asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
@@ -26,6 +26,7 @@ from fp8scope_dashboard.telemetry.tiles import cut_tile, decode_integers, decode
 AXIS = "axis"
 STEPS, TIMES, SEQS = 0, 1, 2
 AXES = 3
+NO_TIME = np.datetime64("NaT", "us")
 # Of so few series all that is found may be held in memory.
 FEW_SERIES = 4
 
@@ -37,12 +38,18 @@ STATEMENT = """
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
     )
     SELECT writer, seq, last_seq, rows, name, tile, low,
-        CASE WHEN whole THEN offsets ELSE offsets[low + 1 : high + 2] END,
-        CASE WHEN whole THEN body
+        CASE WHEN untimed THEN
+                ARRAY[offsets[1], offsets[2], offsets[2], offsets[2] + offsets[4] - offsets[3]]
+            WHEN whole THEN offsets
+            ELSE offsets[low + 1 : high + 2] END,
+        CASE WHEN untimed THEN
+                substring(body FROM 1 FOR offsets[2]) || substring(body FROM offsets[3] + 1)
+            WHEN whole THEN body
             ELSE substring(body FROM offsets[low + 1] + 1 FOR offsets[high + 2] - offsets[low + 1]) END
     FROM (
         SELECT b.writer, b.seq, b.last_seq, b.rows, t.name, t.tile, w.low, w.high, t.offsets, t.body,
-            w.low IS NULL OR cardinality(t.offsets) = 0 AS whole
+            w.low IS NULL OR cardinality(t.offsets) = 0 AS whole,
+            t.name = 'axis' AND cardinality(t.offsets) > 0 AND NOT %(timed)s AS untimed
         FROM telemetry_block b
         JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
         LEFT JOIN wanted w ON w.tile = t.tile AND t.name <> 'axis'
@@ -53,7 +60,7 @@ STATEMENT = """
             AND (t.name = 'axis' OR w.tile IS NOT NULL)
             AND (%(writer)s::uuid IS NULL OR b.writer = %(writer)s) AND b.last_seq >= %(next_seq)s
         UNION ALL
-        SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, NULL, body, true
+        SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, NULL, body, true, false
         FROM telemetry_chunk c
         WHERE run_id = %(run)s AND EXISTS (
                 SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
@@ -71,13 +78,15 @@ STATEMENT = """
 class Wanted:
     """Which columns of which rows. `names` are the wire's; `tensors` matters to tensor columns only.
 
-    `between`: the steps, intervals in order that do not touch.
+    `between`: the steps, intervals in order that do not touch. `timed`: whether the rows' times are wanted;
+    else they are NaT, where leaving them out saves something.
     """
 
     run_id: UUID
     names: tuple[str, ...]
     tensors: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
     between: tuple[Interval, ...] = ((0, EVERY_STEP),)
+    timed: bool = True
 
 
 @dataclass
@@ -97,26 +106,41 @@ class Segment:
 
 
 def tensor_parts(
-    run_id: UUID, statistics: Sequence[str], tensors: Int64s, *between: Interval
+    run_id: UUID,
+    statistics: Sequence[str],
+    tensors: Int64s,
+    *between: Interval,
+    known: Mapping[UUID, Source] | None = None,
+    timed: bool = True,
 ) -> Iterator[Part]:
-    """Stored statistics of some tensors over intervals of steps, one part a writer: float64[T, R] by name."""
-    wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, between)
-    for source, segment in _by_writer(wanted):
+    """Stored statistics of some tensors over intervals of steps, one part a writer: float64[T, R] by name.
+
+    `known`: the run's writers, where they have been read already. `timed` as in `Wanted`.
+    """
+    wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, between, timed)
+    for source, segment in _by_writer(wanted, known):
         values = {name: segment.values[TENSOR + name] for name in statistics}
         yield Part(source.rank, source.order, segment.steps, segment.times, values)
 
 
-def scalar_parts(run_id: UUID, name: str, *between: Interval) -> Iterator[Part]:
-    """A scalar's rows that have a value, one part a writer: float64[R]."""
+def scalar_parts(
+    run_id: UUID,
+    name: str,
+    *between: Interval,
+    known: Mapping[UUID, Source] | None = None,
+    timed: bool = True,
+) -> Iterator[Part]:
+    """A scalar's rows that have a value, one part a writer: float64[R]. Else as `tensor_parts`."""
     column = SCALAR + name
-    for source, segment in _by_writer(Wanted(run_id, (column,), between=between)):
+    for source, segment in _by_writer(Wanted(run_id, (column,), between=between, timed=timed), known):
         logged = segment.logged[column]
         values = {name: segment.values[column][0, logged]}
         yield Part(source.rank, source.order, segment.steps[logged], segment.times[logged], values)
 
 
-def _by_writer(wanted: Wanted) -> Iterator[tuple[Source, Segment]]:
-    known = sources_of(wanted.run_id)
+def _by_writer(wanted: Wanted, known: Mapping[UUID, Source] | None) -> Iterator[tuple[Source, Segment]]:
+    if known is None:
+        known = sources_of(wanted.run_id)
     rows = _fetch(wanted, list(known))
     for writer, mine in groupby(rows, key=lambda row: row[0]):
         if writer not in known:  # began after the writers were read
@@ -149,6 +173,7 @@ def _fetch(
         "writers": writers,
         "writer": writer,
         "next_seq": next_seq,
+        "timed": wanted.timed,
     }
     # Row by row is for what may be large.
     few = len(wanted.tensors) <= FEW_SERIES
@@ -163,12 +188,13 @@ def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) ->
     series = cut_tile(offsets, axis, AXES)
     steps = decode_integers(series[STEPS], count)
     chosen = _chosen(steps, wanted.between, source.until)
+    inside = steps[chosen]
+    if wanted.timed:
+        times = decode_integers(series[TIMES], count)[chosen].view("datetime64[us]")
+    else:
+        times = np.broadcast_to(NO_TIME, inside.shape)
     segment = _blank(
-        wanted,
-        (seq, last_seq),
-        lambda: decode_integers(series[SEQS], count)[chosen],
-        steps[chosen],
-        decode_integers(series[TIMES], count)[chosen].view("datetime64[us]"),
+        wanted, (seq, last_seq), lambda: decode_integers(series[SEQS], count)[chosen], inside, times
     )
     if not len(segment.steps):
         return segment
@@ -178,7 +204,7 @@ def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) ->
         here.setdefault(tile, []).append((place, row))
     for _, _, _, _, name, tile, low, offsets, body in rows[1:]:
         highest = max(place for place, _ in here[tile])
-        slices = cut_tile(offsets, body, highest - low + 1)
+        slices = cut_tile(offsets, body, highest - low + 1, low)
         for place, row in here[tile]:
             values, present = _decode_chosen(slices[place - low], count, chosen)
             segment.values[name][row] = values
@@ -237,7 +263,7 @@ def _chosen(steps: Int64s, between: Sequence[Interval], until: int) -> slice | N
 
     `until`: the first step that does not count.
     """
-    if len(between) == 1 and (len(steps) < 2 or (np.diff(steps) >= 0).all()):
+    if len(between) == 1 and (steps[1:] >= steps[:-1]).all():
         ((first, last),) = between
         return slice(*np.searchsorted(steps, [first, min(last + 1, until)]))
     chosen = np.zeros(len(steps), bool)

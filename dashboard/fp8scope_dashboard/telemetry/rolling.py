@@ -17,15 +17,14 @@ from fp8scope_dashboard.runs.models import Run, RunState, Writer
 from fp8scope_dashboard.runs.services import SILENT_AFTER
 from fp8scope_dashboard.telemetry import raw
 from fp8scope_dashboard.telemetry.aggregates import FINEST
-from fp8scope_dashboard.telemetry.buckets import write
+from fp8scope_dashboard.telemetry.buckets import forget_from, write
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, Tile
 from fp8scope_dashboard.telemetry.rollups import first_difference
 from fp8scope_dashboard.telemetry.sources import cutoffs_of
-from fp8scope_dashboard.telemetry.tiles import WIDTH, cut_tile, decode_integers
+from fp8scope_dashboard.telemetry.tiles import cut_tile, decode_integers
 
-# Rolled up in one transaction; the second bounds its memory: 64 MB of one tile's statistics.
+# Rolled up in one transaction, which bounds its memory: 256 KB of each part of each of a tile's statistics.
 MOST_STEPS = 16_384
-MOST_CELLS = 8_000_000
 # While a run goes on, roll-ups are made of this many new steps at least: each time the last row of every
 # column is written anew, and what it was before takes room until the next vacuum.
 FEWEST_STEPS = 8_192
@@ -64,8 +63,8 @@ def roll(run: Run) -> bool:
     _heed_attempts(run.id, state)
     if state.stale_first is not None and state.stale_last is not None:
         first = state.stale_first // FINEST * FINEST
-        last = min(_up(state.stale_last + 1), state.until, first + _most_steps(run))
-        write(run, _known(state), state.until, first, last)
+        last = min(_up(state.stale_last + 1), state.until, first + MOST_STEPS)
+        write(run, _known(state), state.until, state.raw_from, first, last)
         done = last > state.stale_last
         state.stale_first, state.stale_last = (None, None) if done else (last, state.stale_last)
         state.save(update_fields=["stale_first", "stale_last"])
@@ -79,8 +78,8 @@ def roll(run: Run) -> bool:
         return False
     if not state.until and _ended(run) and end - first < SHORT_RUN:
         return False
-    last = min(end, first + _most_steps(run))
-    write(run, _known(state), state.until, first, last)
+    last = min(end, first + MOST_STEPS)
+    write(run, _known(state), state.until, state.raw_from, first, last)
     state.until = last
     state.save(update_fields=["until"])
     return True
@@ -100,8 +99,11 @@ def _heed_attempts(run_id: UUID, state: Rolling) -> None:
         state.stale_first = state.stale_last = None
     elif state.stale_last is not None:
         state.stale_last = min(state.stale_last, state.until - 1)
+    # Of the later attempt there are all rows.
+    state.raw_from = min(state.raw_from, state.until)
+    forget_from(run_id, state.until)
     state.cutoffs = now
-    state.save(update_fields=["until", "stale_first", "stale_last", "cutoffs"])
+    state.save(update_fields=["until", "stale_first", "stale_last", "raw_from", "cutoffs"])
 
 
 def _ended(run: Run) -> bool:
@@ -137,11 +139,6 @@ def _next_step(run: Run, start: int) -> int | None:
         steps = decode_integers(series[raw.STEPS], block.rows)
         found.append(int(steps[steps >= start].min()))
     return min(found, default=None)
-
-
-def _most_steps(run: Run) -> int:
-    cells = MOST_CELLS // (WIDTH * max(1, len(run.statistics)))
-    return max(FINEST, min(MOST_STEPS, cells) // FINEST * FINEST)
 
 
 def _up(step: int) -> int:

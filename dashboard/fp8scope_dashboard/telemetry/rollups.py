@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.telemetry import sql
-from fp8scope_dashboard.telemetry.aggregates import FINEST, Parts, from_terms, needed
+from fp8scope_dashboard.telemetry.aggregates import (
+    BLANK,
+    FINEST,
+    IMPLIED_FROM,
+    Parts,
+    from_terms,
+    implied,
+    needed,
+    with_stand_ins,
+)
 from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
 from fp8scope_dashboard.telemetry.merge import DERIVED, sources
 from fp8scope_dashboard.telemetry.sources import EVERY_STEP
@@ -76,11 +85,13 @@ def read(
     last: int,
     parts: tuple[str, ...],
     cutoffs: dict[int, int],
+    raw_from: int = 0,
 ) -> Rolled:
     """Parts of the buckets first..last (inclusive) of columns by the wire's names, derived statistics
     included.
 
-    `cutoffs` are those that count now (see sources.cutoffs): buckets rolled up under others are not covered.
+    `cutoffs` are those that count now (see sources.cutoffs): buckets rolled up under others are not covered,
+    nor are those with rows that came late, but for steps below `raw_from`, whose roll-ups are all there is.
     """
     rows = _fetch(run_id, names, tensors, stride, first, last, parts)
     count = last - first + 1
@@ -96,8 +107,9 @@ def read(
             covered[inside] = True
         else:
             cells.add(name, part, tile, span, buckets, low, offsets, body)
+    cells.restore({part for name in names for part in needed(_bare(name), parts)})
     if rows:
-        _distrust(covered, first, stride, rows[0][:4], cutoffs)
+        _distrust(covered, first, stride, rows[0][:4], cutoffs, raw_from)
     stamps = np.full(count, "NaT", "datetime64[us]")
     known = ~np.isnan(times)
     stamps[known] = times[known].astype(np.int64).view("datetime64[us]")
@@ -121,7 +133,7 @@ def _fetch(
     bare = [_bare(name) for name in names]
     derived = [name for name, statistic in zip(names, bare, strict=True) if statistic in DERIVED]
     stored = {_column(term) for s in bare if s in DERIVED for term in sources(s)}
-    every = {part for statistic in bare for part in needed(statistic, parts)}
+    every = with_stand_ins(part for statistic in bare for part in needed(statistic, parts))
     return sql.fetch(
         STATEMENT,
         {
@@ -145,6 +157,8 @@ class _Cells:
     def __init__(self, tensors: Int64s, first: int, count: int) -> None:
         self._tensors, self._first, self._count = tensors, first, count
         self._values: dict[tuple[str, str], Float64s] = {}
+        # By name, tile and span: the place (series, buckets) of the rows, and of which parts there are any.
+        self._stored: dict[tuple[str, int, int], tuple[tuple[list[int], slice], set[str]]] = {}
         # By derived name, where (series, buckets) it has rows of its own.
         self._own: dict[str, NDArray[np.bool_]] = {}
         self._places: dict[int, list[tuple[int, int]]] = {}
@@ -164,15 +178,25 @@ class _Cells:
         body: bytes,
     ) -> None:
         here = self._places[tile]
-        series = cut_tile(offsets, body, max(place for place, _ in here) - low + 1)
+        series = cut_tile(offsets, body, max(place for place, _ in here) - low + 1, low)
         matrix = self._matrix(name, part)
         shift = span * SPAN - self._first
         for place, row in here:
             _spread(series[place - low], buckets, shift, matrix[row])
+        cells = [row for _, row in here], slice(max(shift, 0), max(shift + buckets, 0))
+        self._stored.setdefault((name, tile, span), (cells, set()))[1].add(part)
         if part == "count" and _bare(name) in DERIVED:
-            own = self._own.setdefault(name, np.zeros(matrix.shape, bool))
-            rows = [row for _, row in here]
-            own[rows, max(shift, 0) : max(shift + buckets, 0)] = True
+            self._own.setdefault(name, np.zeros(matrix.shape, bool))[cells] = True
+
+    def restore(self, wanted: Collection[str]) -> None:
+        """Compute those of the wanted parts that were not stored, since others stand for them."""
+        order = [part for part in IMPLIED_FROM if part in with_stand_ins(wanted)]
+        for (name, _, _), (cells, stored) in self._stored.items():
+            for part in order:
+                # Without a largest value there is none.
+                if part not in stored and "max" in stored:
+                    known = {other: self._matrix(name, other)[cells] for other in with_stand_ins((part,))}
+                    self._matrix(name, part)[cells] = implied(part, known)
 
     def of(self, name: str, part: str) -> Float64s:
         statistic = _bare(name)
@@ -189,8 +213,7 @@ class _Cells:
     def _matrix(self, name: str, part: str) -> Float64s:
         key = (name, part)
         if key not in self._values:
-            nothing = 0.0 if part == "count" else np.nan
-            self._values[key] = np.full((len(self._tensors), self._count), nothing)
+            self._values[key] = np.full((len(self._tensors), self._count), BLANK[part])
         return self._values[key]
 
 
@@ -213,12 +236,14 @@ def _distrust(
     stride: int,
     state: tuple[Any, ...],
     cutoffs: dict[int, int],
+    raw_from: int,
 ) -> None:
     """Uncover the buckets that end after what is rolled up, and those with rows that came late."""
     until, stale_first, stale_last, known = state
     until = min(until, first_difference(known_cutoffs(known), cutoffs))
     covered[max(until // stride - first, 0) :] = False
-    if stale_first is not None:
+    if stale_first is not None and stale_last >= raw_from:
+        stale_first = max(stale_first, raw_from)
         covered[max(stale_first // stride - first, 0) : max(stale_last // stride + 1 - first, 0)] = False
 
 

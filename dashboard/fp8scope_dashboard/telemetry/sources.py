@@ -35,22 +35,47 @@ class Source:
     catalogue: Int64s
 
 
-def sources_of(run_id: UUID) -> dict[UUID, Source]:
-    """The run's writers, the most authoritative first: lowest rank, then latest attempt, then the newest."""
+@dataclass(frozen=True)
+class Stored:
+    """What is to be known of a run's telemetry before any of it is read.
+
+    Attributes:
+        sources: the run's writers, the most authoritative first: lowest rank, then latest attempt, then the
+            newest.
+        steps: the first and the last stored step that counts; None when nothing is stored.
+        raw_from: of the steps before, retention has left only the roll-ups.
+    """
+
+    sources: dict[UUID, Source]
+    steps: Interval | None
+    raw_from: int
+
+
+def stored_of(run_id: UUID) -> Stored:
+    """All of it as of one moment."""
     rows = sql.fetch(
         """
-        SELECT uuid, rank, attempt, first_step, catalogue FROM runs_writer WHERE run_id = %(run)s
+        SELECT uuid, rank, attempt, first_step, last_step, catalogue, raw_from
+        FROM runs_writer w LEFT JOIN telemetry_rolling r ON r.run_id = w.run_id
+        WHERE w.run_id = %(run)s
         ORDER BY rank, attempt DESC, created_at DESC, uuid
         """,
         {"run": run_id},
     )
-    cuts = cutoffs((attempt, first) for _, _, attempt, first, _ in rows)
-    return {
+    cuts = cutoffs((attempt, first) for _, _, attempt, first, _, _, _ in rows)
+    found = {
         uuid: Source(
             uuid, rank, order, attempt, cuts.get(attempt, EVERY_STEP), np.asarray(catalogue, np.int64)
         )
-        for order, (uuid, rank, attempt, _, catalogue) in enumerate(rows)
+        for order, (uuid, rank, attempt, _, _, catalogue, _) in enumerate(rows)
     }
+    steps = _range([(attempt, first, last) for _, _, attempt, first, last, _, _ in rows], cuts)
+    return Stored(found, steps, (rows[0][6] if rows else None) or 0)
+
+
+def sources_of(run_id: UUID) -> dict[UUID, Source]:
+    """`Stored.sources` of the run."""
+    return stored_of(run_id).sources
 
 
 def cutoffs_of(run_id: UUID) -> dict[int, int]:
@@ -84,14 +109,19 @@ def step_range(run_id: UUID) -> tuple[int, int] | None:
     What a later attempt has replaced counts no more.
     """
     rows = sql.fetch(
-        """
-        SELECT attempt, first_step, last_step FROM runs_writer
-        WHERE run_id = %(run)s AND first_step IS NOT NULL AND last_step IS NOT NULL
-        """,
-        {"run": run_id},
+        "SELECT attempt, first_step, last_step FROM runs_writer WHERE run_id = %(run)s", {"run": run_id}
     )
-    if not rows:
+    return _range(rows, cutoffs((attempt, first) for attempt, first, _ in rows))
+
+
+def _range(
+    writers: Iterable[tuple[int, int | None, int | None]], cuts: dict[int, int]
+) -> tuple[int, int] | None:
+    """Of each writer: its attempt, and the first and last step that it has stored."""
+    known = [
+        (attempt, first, last) for attempt, first, last in writers if first is not None and last is not None
+    ]
+    if not known:
         return None
-    cuts = cutoffs((attempt, first) for attempt, first, _ in rows)
-    first = min(first for _, first, _ in rows)
-    return first, max(first, *(min(last, cuts.get(attempt, last + 1) - 1) for attempt, _, last in rows))
+    begin = min(first for _, first, _ in known)
+    return begin, max(begin, *(min(last, cuts.get(attempt, last + 1) - 1) for attempt, _, last in known))

@@ -25,9 +25,9 @@ def stream(statement: str, parameters: dict[str, Any]) -> Iterator[tuple[Any, ..
         yield from cursor.stream(statement, parameters, binary=True)
 
 
-def fetch(statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """All of a query's rows."""
-    reading = connections[database()]
+def fetch(statement: str, parameters: dict[str, Any], using: str | None = None) -> list[tuple[Any, ...]]:
+    """All of a query's rows, from the database `using` where that must not be a replica."""
+    reading = connections[using or database()]
     reading.ensure_connection()
     with reading.wrap_database_errors, psycopg.Cursor(reading.connection) as cursor:
         return cursor.execute(statement, parameters, binary=True).fetchall()

@@ -7,7 +7,9 @@ from datetime import timedelta
 
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import connection
 from django.http import Http404
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts import services
@@ -153,3 +155,21 @@ def test_who_was_shut_out_has_no_role(project: Project) -> None:
     assert services.role_in(root, project) is None
     with pytest.raises(Http404):
         services.require_project(root, "default")
+
+
+def test_a_token_comes_whole_and_with_its_project(project: Project) -> None:
+    Project.objects.create(slug="another", name="Another")
+    Project.objects.filter(pk=project.pk).update(margin=0.5, raw_days=7)
+    _, secret = services.create_token(project, "cluster", person())
+    services.authenticate_token(secret)  # its first use is noted
+    expected = ApiToken.objects.select_related("project").get()
+    with CaptureQueriesContext(connection) as asked:
+        found = services.authenticate_token(secret)
+        assert found is not None
+        for one, other in ((found, expected), (found.project, expected.project)):
+            assert one == other and not one.get_deferred_fields() and not one._state.adding
+            for field in type(other)._meta.concrete_fields:
+                assert getattr(one, field.attname) == getattr(other, field.attname), field
+    assert not asked.captured_queries, "the one that is needed is written out"
+    services.revoke_token(found)
+    assert services.authenticate_token(secret) is None

@@ -17,8 +17,22 @@ from dashboard.servers.installation import Up, eventually, names_below, processe
 from fp8scope_dashboard.commands import COMMANDS, main
 from fp8scope_dashboard.servers import process
 
-# Each starts a whole installation.
-pytestmark = pytest.mark.slow
+# What starts a whole installation of its own, or two.
+own_installation = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """An installation that runs, for tests that leave it as it is; it must end well, and say nothing more."""
+    place = tmp_path_factory.mktemp("shared")
+    with Up(place / "data") as running:
+        yield running
+    assert running.process.returncode == 0
+    assert names_below(place) == []
+    assert status_of(running.url + "/") == 0
+    # A person sees the address, not the servers' chatter: that is in the files.
+    chatter = re.compile(r"^(postgres|redis|prepare|worker) +\|(?!.*(ERROR|FATAL))", re.M)
+    assert not chatter.search(running.output), running.output
 
 
 @pytest.fixture(autouse=True)
@@ -27,21 +41,14 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     eventually(lambda: names_below(tmp_path) == [], f"nothing runs below {tmp_path}")
 
 
-def test_it_works(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as up:
-        assert 0 < status_of(up.url + "/") < 500
-        assert up.sign_in_link.startswith(up.url + "/")
-        assert len(processes_below(tmp_path)) >= 5
-    assert up.process.returncode == 0
-    assert names_below(tmp_path) == []
-    assert status_of(up.url + "/") == 0
-    # A person sees the address, not the servers' chatter: that is in the files.
-    assert not re.search(r"^(postgres|redis|prepare|worker) +\|(?!.*(ERROR|FATAL))", up.output, re.M), (
-        up.output
-    )
-    assert "database system is ready" in (tmp_path / "data" / "logs" / "postgres.log").read_text()
+def test_it_works(up: Up) -> None:
+    assert 0 < status_of(up.url + "/") < 500
+    assert up.sign_in_link.startswith(up.url + "/")
+    assert len(processes_below(up.data_dir)) >= 5
+    assert "database system is ready" in (up.data_dir / "logs" / "postgres.log").read_text()
 
 
+@own_installation
 def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     up = Up(tmp_path, "--port", "0", "--verbose").wait_ready()
     assert "database system is ready" in up.output
@@ -57,6 +64,7 @@ def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     assert names_below(tmp_path) == []
 
 
+@own_installation
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     up = Up(tmp_path).wait_ready()
     family = processes_below(tmp_path)
@@ -67,6 +75,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         assert 0 < status_of(again.url + "/") < 500
 
 
+@own_installation
 def test_survivors_of_a_killed_supervisor_are_stopped_by_the_next(tmp_path: Path) -> None:
     """Stopped (SIGSTOP) children cannot act on the signal that the kernel sends them."""
     up = Up(tmp_path).wait_ready()
@@ -80,12 +89,11 @@ def test_survivors_of_a_killed_supervisor_are_stopped_by_the_next(tmp_path: Path
         assert 0 < status_of(again.url + "/") < 500
 
 
-def test_a_second_one_on_the_same_directory_says_so(tmp_path: Path) -> None:
-    with Up(tmp_path) as first:
-        second = Up(tmp_path)
-        assert second.finish() == 1
-        assert f"{tmp_path} is in use by process {first.process.pid}" in second.output
-        assert 0 < status_of(first.url + "/") < 500
+def test_a_second_one_on_the_same_directory_says_so(up: Up) -> None:
+    second = Up(up.data_dir)
+    assert second.finish() == 1
+    assert f"{up.data_dir} is in use by process {up.process.pid}" in second.output
+    assert 0 < status_of(up.url + "/") < 500
 
 
 def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
@@ -126,33 +134,31 @@ def test_each_command_has_a_line_of_help() -> None:
         assert (command.__doc__ or "").splitlines()[0].endswith(".")
 
 
+@own_installation
 def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
     with Up(tmp_path / ("long" * 40) / "with a space") as up:
         assert 0 < status_of(up.url + "/") < 500
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is served by another user's processes")
-def test_the_database_does_not_run_as_root(tmp_path: Path) -> None:
-    with Up(tmp_path):
-        owners = {one.name(): one.username() for one in processes_below(tmp_path)}
+def test_the_database_does_not_run_as_root(up: Up) -> None:
+    owners = {one.name(): one.username() for one in processes_below(up.data_dir)}
     assert owners["postgres"] == "pgserver"
     assert pwd.getpwnam("pgserver").pw_uid != 0
 
 
-def test_secrets_stay_out_of_the_logs(tmp_path: Path) -> None:
-    with Up(tmp_path) as up:
-        assert status_of(up.sign_in_link) != 0
-        assert status_of(up.sign_in_link + "nonsense/") == 404
-        key = (tmp_path / "secret_key").read_text()
-        assert (tmp_path / "secret_key").stat().st_mode & 0o777 == 0o600
-        listed = [argument for one in processes_below(tmp_path) for argument in one.cmdline()]
+def test_secrets_stay_out_of_the_logs(up: Up) -> None:
+    assert status_of(up.sign_in_link) != 0
+    assert status_of(up.sign_in_link + "nonsense/") == 404
+    key = (up.data_dir / "secret_key").read_text()
+    assert (up.data_dir / "secret_key").stat().st_mode & 0o777 == 0o600
+    listed = [argument for one in processes_below(up.data_dir) for argument in one.cmdline()]
     secrets = [key, up.sign_in_link.rstrip("/").rpartition("/")[2]]
-    logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "logs").iterdir())
+    logs = "".join(path.read_text(errors="replace") for path in (up.data_dir / "logs").iterdir())
     assert "Applying" in logs
     assert [secret for secret in secrets if secret in logs or any(secret in one for one in listed)] == []
 
 
-def test_the_process_tree_has_one_root(tmp_path: Path) -> None:
-    with Up(tmp_path) as up:
-        below = {one.pid for one in psutil.Process(up.process.pid).children(recursive=True)}
-        assert {one.pid for one in processes_below(tmp_path)} <= below
+def test_the_process_tree_has_one_root(up: Up) -> None:
+    below = {one.pid for one in psutil.Process(up.process.pid).children(recursive=True)}
+    assert {one.pid for one in processes_below(up.data_dir)} <= below

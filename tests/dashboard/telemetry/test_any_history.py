@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
-from fp8scope_dashboard.telemetry import compaction, lines, queries, rolling
+from fp8scope_dashboard.telemetry import buckets, compaction, lines, queries, rolling
 from fp8scope_dashboard.telemetry.models import Chunk
 
 pytestmark = pytest.mark.django_db
@@ -206,6 +206,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
     monkeypatch.setattr(rolling, "SHORT_RUN", 64)
     monkeypatch.setattr(rolling, "MOST_STEPS", 128)
+    monkeypatch.setattr(buckets, "MOST_CELLS", 64 * 128 * 4)
+    monkeypatch.setattr(buckets, "FEWEST_BUCKETS", 1)
     yield
 
 

@@ -1,0 +1,172 @@
+"""Views that say how they were called, and a client of ASGI applications; for test_handler.py."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import connections
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.urls import include, path, reverse
+from django.utils import translation
+
+from fp8scope_dashboard.accounts.models import Project
+
+Application = Callable[..., Any]
+Headers = Mapping[str, str]
+
+
+@dataclass
+class Answer:
+    """What an application sent."""
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    """What had happened in the views' module when the answer began."""
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
+
+
+# What the views below leave for the tests to see.
+events: list[str] = []
+meeting = threading.Barrier(2)
+
+
+def where(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(threading.current_thread().name)
+
+
+async def awaited(request: HttpRequest) -> HttpResponse:
+    asyncio.get_running_loop()
+    return HttpResponse(threading.current_thread().name)
+
+
+def echo(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.body)
+
+
+def database(request: HttpRequest) -> HttpResponse:
+    held.append(connections["default"])
+    held[0].ensure_connection()
+    return HttpResponse(str(Project.objects.count()))
+
+
+def meet(request: HttpRequest) -> HttpResponse:
+    meeting.wait(60)
+    return HttpResponse("met")
+
+
+def address(request: HttpRequest) -> HttpResponse:
+    language = translation.get_language()
+    translation.activate("de")
+    return HttpResponse(f"{reverse('address')} {language}")
+
+
+def parts(request: HttpRequest) -> StreamingHttpResponse:
+    async def count() -> AsyncIterator[bytes]:
+        try:
+            for i in range(int(request.GET["count"])):
+                yield b"%d " % i
+                await asyncio.sleep(0)
+            if "fail" in request.GET:
+                raise ValueError("in the midst of it")
+        finally:
+            events.append("stream ended")
+
+    return StreamingHttpResponse(count())
+
+
+def file(request: HttpRequest) -> FileResponse:
+    return FileResponse(open(__file__, "rb"))
+
+
+def bug(request: HttpRequest) -> HttpResponse:
+    raise ValueError("a bug")
+
+
+held: list[Any] = []
+urlpatterns = [
+    path("where", where),
+    path("awaited", awaited),
+    path("echo", echo),
+    path("database", database),
+    path("meet", meet),
+    path("address", address, name="address"),
+    path("parts", parts),
+    path("file", file),
+    path("bug", bug),
+    path("", include("fp8scope_dashboard.urls")),
+]
+
+
+def run(work: Callable[[], Any]) -> Any:
+    """Run it in a thread: this one's loop may be in use, by a browser that another test drives."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(work())).result()
+
+
+async def request(
+    application: Application,
+    target: str,
+    method: str = "GET",
+    headers: Headers | None = None,
+    pieces: tuple[bytes, ...] = (b"",),
+    root: str = "",
+    leaves_after: int | None = None,
+    answer: Answer | None = None,
+) -> Answer:
+    """Ask an ASGI application as a server would. `leaves_after`: so many parts, then the client is gone.
+
+    `answer` is filled while it comes.
+    """
+    answer = answer or Answer()
+    waiting = list(pieces)
+    gone = asyncio.Event()
+
+    async def receive() -> Mapping[str, Any]:
+        if waiting:
+            piece = waiting.pop(0)
+            return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            answer.status, answer.headers = message["status"], list(message["headers"])
+            answer.done = list(events)
+            return
+        answer.parts.append(message.get("body", b""))
+        if leaves_after is not None and len(answer.parts) >= leaves_after:
+            gone.set()
+
+    place, _, query = target.partition("?")
+    given = {"host": "testserver", **(headers or {})}
+    await application(
+        {
+            "type": "http",
+            "method": method,
+            "path": root + place,
+            "root_path": root,
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("testserver", 80),
+            "scheme": "http",
+        },
+        receive,
+        send,
+    )
+    return answer
+
+
+def ask(application: Application, target: str, *options: Any, **more: Any) -> Answer:
+    answer: Answer = run(lambda: request(application, target, *options, **more))
+    return answer

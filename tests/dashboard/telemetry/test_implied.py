@@ -1,0 +1,125 @@
+"""The parts that need not be stored are implied by the others, to the bit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.telemetry.aggregates import (
+    FINEST,
+    IMPLIED_FROM,
+    PARTS,
+    Parts,
+    aggregate,
+    combine,
+    from_terms,
+    implied,
+    spare,
+    with_stand_ins,
+)
+
+
+def test_it_works() -> None:
+    """One value in each of two buckets, none in the third."""
+    parts = aggregate(np.array([7, 100]), np.array([[0.5, -2.0]]), FINEST, 0, 3)
+    assert spare(parts) == {"min", "argmin", "last", "count", "sum"}
+    assert implied("count", parts).tolist() == [[1.0, 1.0, 0.0]]
+    np.testing.assert_array_equal(implied("sum", parts), [[0.5, -2.0, math.nan]])
+    # Twice the same: its count has to be told, and the sum follows.
+    parts = aggregate(np.array([7, 9, 100]), np.array([[0.5, 0.5, -2.0]]), FINEST, 0, 3)
+    assert spare(parts) == {"min", "argmin", "last", "sum"}
+
+
+def test_what_stands_for_a_part_is_read_with_it() -> None:
+    assert set(with_stand_ins(("sum",))) == {"sum", "max", "min", "count"}
+    assert set(with_stand_ins(("argmin", "undefined"))) == {"argmin", "argmax", "undefined"}
+    assert with_stand_ins(("max",)) == ("max",)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([math.inf, -math.inf], {"min", "argmin", "last", "count"}),  # there is no sum
+        ([1.0, 2.0], {"min", "argmin", "sum", "count"}),
+        ([2.0, 1.0, 2.0], {"min", "argmin", "sum", "count"}),
+        ([2.0, 1.0], {"min", "argmin", "last", "sum", "count"}),
+        ([0.5] * 3, {"count"}),
+        ([0.5], set()),
+    ],
+)
+def test_what_others_do_not_tell_is_kept(values: list[float], told: set[str]) -> None:
+    parts = aggregate(np.arange(len(values)), np.array([values]), FINEST, 0, 1)
+    assert set(IMPLIED_FROM) - spare(parts) == told
+
+
+def test_a_zero_keeps_its_sign() -> None:
+    parts = aggregate(np.arange(2), np.array([[-0.0, 0.0]]), FINEST, 0, 1)
+    parts |= {"max": np.array([[0.0]]), "last": np.array([[-0.0]])}
+    assert "last" not in spare(parts)
+
+
+def test_a_rate_of_terms_may_be_written_into() -> None:
+    """Not the terms' own arrays: a change of one would change the other."""
+    steps = np.arange(128)
+    terms = {
+        "saturated": aggregate(steps, np.arange(128.0)[None], FINEST, 0, 2),
+        "numel": aggregate(steps, np.full((1, 128), 4.0), FINEST, 0, 2),
+    }
+    arrays = [array for term in terms.values() for array in term.values()]
+    for part in PARTS:
+        computed = from_terms("saturation_rate", terms, part)
+        assert not any(np.shares_memory(computed, array) for array in arrays)
+    nothing = {"saturated": terms["saturated"], "numel": aggregate(steps, np.zeros((1, 128)), FINEST, 0, 2)}
+    assert np.isnan(from_terms("saturation_rate", nothing, "argmax")).all()
+
+
+KINDS = st.sampled_from(["dense", "constant", "sampled", "empty", "one"])
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Parts:
+    """Parts of buckets of three series, some of them alike or empty."""
+    steps = np.flatnonzero(np.random.default_rng(draw(st.integers(0, 99))).random(400) < 0.9)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    values = np.full((3, len(steps)), math.nan)
+    for row, kind in zip(values, draw(st.tuples(KINDS, KINDS, KINDS)), strict=True):
+        if kind == "dense":
+            row[:] = rng.choice([0.0, -0.0, 1.0, 0.1, -5.0, math.inf, -math.inf, math.nan], len(row))
+        elif kind == "constant":
+            row[:] = rng.choice([0.0, -0.0, 0.1, 8.0, math.inf])
+        elif kind == "sampled":
+            row[steps % 100 == 7] = rng.random(np.count_nonzero(steps % 100 == 7))
+        elif kind == "one":
+            row[rng.integers(0, len(row))] = rng.choice([-0.0, 3.0, -math.inf])
+    return aggregate(steps, values, FINEST, 0, 7, nan_is_value=draw(st.booleans()))
+
+
+@given(parts())
+def test_implied_is_identical(found: Parts) -> None:
+    spared = spare(found)
+    kept = {part: values for part, values in found.items() if part not in spared}
+    assert {"max", "argmax", "undefined"} <= set(kept)
+    for part in IMPLIED_FROM:
+        if part in spared:
+            kept[part] = implied(part, kept)
+    for part, values in found.items():
+        np.testing.assert_array_equal(kept[part], values)
+        known = ~np.isnan(values)
+        np.testing.assert_array_equal(np.signbit(kept[part][known]), np.signbit(values[known]))
+
+
+@given(parts())
+def test_what_is_implied_combines_as_what_was_stored(found: Parts) -> None:
+    """Larger buckets are made of what is read."""
+    padded = {part: np.concatenate([values, values[:, :1]], axis=1) for part, values in found.items()}
+    read = dict(padded)
+    for part in IMPLIED_FROM:
+        if part in spare(padded):
+            read[part] = implied(part, read)
+    one, other = combine(padded, FINEST), combine(read, FINEST)
+    for part, values in one.items():
+        np.testing.assert_array_equal(other[part], values)

@@ -1,0 +1,207 @@
+"""Steps whose raw rows are deleted: what their roll-ups answer, and what becomes of rows that come late."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from dashboard.telemetry.compacting import compact
+from dashboard.telemetry.recorder import Recorder
+from django.test import Client
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.exports.content import content_of
+from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.telemetry import queries, retention
+from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp
+
+pytestmark = pytest.mark.django_db
+
+STEPS, BATCH, LATE = 4096, 32, 20
+"""Batch LATE, of the steps 640 to 671, was held back."""
+FIRST, AFTER = LATE * BATCH, (LATE + 1) * BATCH
+LOSS = np.linspace(4.0, 2.0, STEPS)
+AMAX = np.stack([1.0 + np.arange(STEPS) % 7, 2.0 + np.arange(STEPS) % 5], axis=1)
+
+
+def send(recorder: Recorder, begin: int, end: int, seq: int | None = None, loss: Any = LOSS) -> None:
+    steps = list(range(begin, end))
+    counts = {"saturated": AMAX[begin:end], "numel": np.full((end - begin, 2), 100.0)}
+    recorder.send(steps, {"loss": loss[begin:end].tolist()}, {"amax": AMAX[begin:end], **counts}, seq=seq)
+
+
+def age(recorder: Recorder) -> None:
+    """All that is compacted now becomes old, and what may go is deleted."""
+    compact(recorder)
+    assert not Chunk.objects.exists()
+    Block.objects.update(received_at=timezone.now() - timedelta(days=100))
+    retention.retain_run(recorder.run.id)
+    assert not Block.objects.exists()
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """A run that is over, but for a batch that has not come; of its steps there are only roll-ups."""
+    recorder = Recorder.of_new_run(["a.input", "b.input"])
+    recorder.run.project.raw_days = 30
+    recorder.run.project.save()
+    for begin in range(0, STEPS, BATCH):
+        if begin == FIRST:
+            recorder.seq += 1
+        else:
+            send(recorder, begin, begin + BATCH)
+    Run.objects.update(state="finished")
+    age(recorder)
+    assert Rolling.objects.get().raw_from == STEPS
+    return recorder
+
+
+def parts_of_everything() -> list[Any]:
+    """The roll-ups, to the byte."""
+    order = ("name", "stride", "part", "tile", "span")
+    return [
+        (*row[:-1], bytes(row[-1])) for row in RollUp.objects.order_by(*order).values_list(*order, "body")
+    ]
+
+
+def heat(recorder: Recorder, statistic: str = "amax", first: int = 0, last: int = STEPS - 1) -> Any:
+    return queries.heatmap(
+        recorder.run.id, statistic, first=first, last=last, columns=(last + 1 - first) // 64
+    )
+
+
+def test_it_works(recorder: Recorder) -> None:
+    """What came late is added to what is known of its steps; nothing is lost, however often it is done."""
+    spike, low = LOSS.copy(), 650
+    spike[low] = 9.0
+    before = queries.scalar(recorder.run.id, "loss")
+    assert not ((before.steps >= FIRST) & (before.steps < AFTER)).any()
+    send(recorder, FIRST, AFTER, seq=LATE, loss=spike)
+    for _ in range(3):
+        found = queries.scalar(recorder.run.id, "loss")
+        # Every point that was known is there, whether the rows that came late are compacted or not.
+        assert {671, *before.steps.tolist()} - {672} <= {671, *found.steps.tolist()}
+        compact(recorder)
+        Rolling.objects.update(stale_first=FIRST, stale_last=AFTER, pending=True)
+    compact(recorder)
+    found = queries.scalar(recorder.run.id, "loss")
+    assert found.values[found.steps == low].tolist() == [9.0]
+    inside = (found.steps >= FIRST) & (found.steps < FIRST + 64)
+    assert found.steps[inside].tolist() == [650, 703]
+    np.testing.assert_array_equal(found.values[inside], spike[[650, 703]])
+    assert (heat(recorder).values == np.array([[7.0] * 64, [6.0] * 64])).all()
+
+
+def test_their_own_deletion_changes_nothing(recorder: Recorder) -> None:
+    send(recorder, FIRST, AFTER, seq=LATE)
+    compact(recorder)
+    before, line = parts_of_everything(), queries.tensor_series(recorder.run.id, 1, "saturation_rate")
+    age(recorder)
+    assert parts_of_everything() == before and Rolling.objects.get().raw_from == STEPS
+    assert len(line) == 2 * (STEPS // 64) and line.values.max() == 0.06
+    again = queries.tensor_series(recorder.run.id, 1, "saturation_rate")
+    assert (again.steps == line.steps).all() and (again.values == line.values).all()
+
+
+def test_another_rank_that_comes_late(recorder: Recorder) -> None:
+    """Of a scalar the lowest rank's value counts, where there is one; of an amax the largest."""
+    other = recorder.another(1, ["b.input", "a.input"])
+    steps = list(range(0, 128))
+    amax = np.full((128, 2), [50.0, 0.5])
+    loss = queries.scalar(recorder.run.id, "loss")
+    other.send(steps, {"loss": [100.0] * 128, "extra": [1.0] * 128}, {"amax": amax})
+    compact(other)
+    after = queries.scalar(recorder.run.id, "loss")
+    assert (after.steps == loss.steps).all() and (after.values == loss.values).all()
+    assert set(queries.scalar(recorder.run.id, "extra").values) == {1.0}
+    assert heat(recorder, last=255).values.tolist() == [[7.0] * 4, [50.0, 50.0, 6.0, 6.0]]
+    assert np.nanmin(queries.tensor_series(recorder.run.id, 0, "amax", last=127).values) == 0.5
+
+
+def test_a_tensor_that_comes_late(recorder: Recorder) -> None:
+    other = recorder.another(1, ["c.input"])
+    other.send(list(range(64, 128)), None, {"amax": np.full((64, 1), 3.0)})
+    compact(other)
+    assert heat(recorder, last=191).values[:2].tolist() == [[7.0] * 3, [6.0] * 3]
+    np.testing.assert_array_equal(heat(recorder, last=191).values[2], [math.nan, 3.0, math.nan])
+
+
+BACK = 1024
+"""A later attempt begins here: a multiple of the finest stride, so that nothing is cut in two."""
+
+
+@pytest.mark.parametrize("back", [BACK, BACK + 10])
+def test_a_later_attempt_begins_below(recorder: Recorder, back: int) -> None:
+    """What it records is seen at once, and what it replaces is not any more."""
+    again = recorder.another(0, ["a.input", "b.input"])
+    Writer.objects.filter(uuid=again.writer).update(attempt=1)
+    Run.objects.update(state="running")
+    before = queries.scalar(recorder.run.id, "loss", last=BACK - 1)
+    for begin in range(back, back + 160, BATCH):
+        send(again, begin, begin + BATCH, loss=LOSS / 2)
+        for points in (None, 100):
+            found = queries.scalar(recorder.run.id, "loss", points=points)
+            assert found.steps[-1] == begin + BATCH - 1 and found.values[-1] == LOSS[begin + BATCH - 1] / 2
+        whole = queries.scalar(recorder.run.id, "loss")
+        assert whole.steps[whole.steps >= back].tolist() == list(range(back, begin + BATCH))
+        compact(recorder)
+    Run.objects.update(state="finished")
+    age(again)
+    kept = queries.scalar(recorder.run.id, "loss", last=BACK - 1)
+    assert (kept.steps == before.steps).all() and (kept.values == before.values).all()
+    last = queries.scalar(recorder.run.id, "loss", first=back)
+    assert last.steps[-1] == back + 159 and (last.values == LOSS[last.steps] / 2).all()
+    assert heat(recorder, last=BACK - 1).values.tolist() == [[7.0] * 16, [6.0] * 16]
+
+
+def test_raw_rows_and_roll_ups_side_by_side(recorder: Recorder) -> None:
+    """A run that goes on: below there are roll-ups, above rows, and a question may ask for both."""
+    Run.objects.update(state="running")
+    loss = np.linspace(4.0, 2.0, STEPS + 100)
+    recorder.send(
+        list(range(STEPS, STEPS + 100)), {"loss": loss[STEPS:].tolist()}, {"amax": np.full((100, 2), 5.0)}
+    )
+    line = queries.scalar(recorder.run.id, "loss", first=STEPS - 640)
+    assert line.steps[line.steps >= STEPS].tolist() == list(range(STEPS, STEPS + 100))
+    # Of each bucket both extremes, which of a line that falls are its ends.
+    ends = [step for begin in range(STEPS - 640, STEPS, 64) for step in (begin, begin + 63)]
+    assert line.steps[line.steps < STEPS].tolist() == ends
+    cells = heat(recorder, first=STEPS - 128, last=STEPS + 63).values
+    assert cells.tolist() == [[7.0, 7.0, 5.0], [6.0, 6.0, 5.0]]
+    # Asked for from the middle of a bucket: of it the points that lie inside.
+    part = queries.scalar(recorder.run.id, "loss", first=100, last=200)
+    assert part.steps.tolist() == [127, 128, 191, 192]
+
+
+def test_over_the_api(recorder: Recorder) -> None:
+    client = Client(headers={"authorization": f"Bearer {create_token(recorder.run.project, 'reader')[1]}"})
+    base = f"/api/v1/runs/{recorder.run.id}"
+    send(recorder, FIRST, AFTER, seq=LATE)
+    compact(recorder)
+    series = client.get(f"{base}/series?tensor=b.input&statistic=amax&points=50").json()
+    assert 2 < len(series["steps"]) <= 50 and set(series["values"]) <= {2.0, 3.0, 4.0, 5.0, 6.0}
+    answer = client.get(f"{base}/heatmap?statistic=saturation_rate&columns=8")
+    table = pa.ipc.open_stream(answer.content).read_all()
+    assert table.to_pydict()["values"] == [[0.07] * 8, [0.06] * 8]
+    assert json.loads(table.schema.metadata[b"step_edges"])[-1] == STEPS
+
+
+def test_an_export_has_the_rows_that_there_are(recorder: Recorder) -> None:
+    """None of what is deleted, those that came late, and it says how many."""
+    empty = content_of(recorder.run, with_histograms=True)
+    assert empty.rows == 0 and list(empty.pieces()) == []
+    send(recorder, FIRST, AFTER, seq=LATE)
+    for _ in range(2):
+        recorder.run.refresh_from_db()
+        found = content_of(recorder.run, with_histograms=True)
+        table = pa.Table.from_batches(list(found.pieces()))
+        assert found.rows == found.description["rows"] == table.num_rows == BATCH
+        assert table.column("step").to_pylist() == list(range(FIRST, AFTER))
+        assert table.column("scalar:loss").to_pylist() == LOSS[FIRST:AFTER].tolist()
+        compact(recorder)

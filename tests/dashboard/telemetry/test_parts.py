@@ -1,0 +1,328 @@
+"""Each part of each roll-up is what a plain loop over the rows finds, whether it was stored or is implied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from dashboard.telemetry.compacting import compact, over
+from dashboard.telemetry.recorder import Recorder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.runs.models import Run, Tensor, Writer
+from fp8scope_dashboard.telemetry import buckets, compaction, lines, queries, rolling, rollups
+from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, STRIDES
+from fp8scope_dashboard.telemetry.models import Rolling, RollUp
+from fp8scope_dashboard.telemetry.sources import cutoffs_of
+from fp8scope_dashboard.telemetry.tiles import encode_series, encode_tile
+
+pytestmark = pytest.mark.django_db
+
+TENSORS = ("a", "b", "c")
+SCALARS = ("loss", "pace", "lost")
+Points = Mapping[int, float]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks, pieces and roll-ups of a few hundred steps."""
+    monkeypatch.setattr(compaction, "ENOUGH_ROWS", 100)
+    monkeypatch.setattr(compaction, "FULL_ROWS", 700)
+    monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(rolling, "SHORT_RUN", 64)
+    monkeypatch.setattr(rolling, "MOST_STEPS", 640)
+    monkeypatch.setattr(buckets, "MOST_CELLS", 128 * 7 * 192)
+    monkeypatch.setattr(buckets, "FEWEST_BUCKETS", 2)
+    yield
+
+
+def rows(rng: np.random.Generator, steps: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scalars and statistics of all kinds: dense, constant, of every hundredth step, rare, not finite."""
+    size = (len(steps), len(TENSORS))
+    at = np.array(steps)
+    dense = rng.normal(size=size).astype(np.float32).astype(float)
+    dense[rng.random(size) < 0.05] = math.nan
+    dense[rng.random(size) < 0.01] = math.inf
+    dense[rng.random(size) < 0.01] = -math.inf
+    saturated = rng.integers(0, 3, size) * (rng.random(size) < 0.3)
+    error, signal, frozen = rng.random(size), rng.random(size) + 0.5, np.zeros(size)
+    signal[rng.random(size) < 0.1] = 0.0
+    for sampled in (error, signal, frozen):
+        sampled[at % 100 != 0] = math.nan
+    numel = np.where(rng.random((len(steps), 1)) < 0.01, 4.0, 8.0) + np.zeros(size)
+    statistics = {"amax": dense, "numel": numel, "saturated": saturated, "nonfinite": np.zeros(size)}
+    statistics |= {"sq_error": error, "sq_signal": signal, "scale_frozen": frozen}
+    choices = [1.0, -2.5, -0.0, math.nan, math.inf, -math.inf, None]
+    loss = [choices[i] for i in rng.choice(7, len(steps), p=[0.4, 0.3, 0.1, 0.04, 0.03, 0.03, 0.1])]
+    scalars = {"loss": loss, "pace": [0.25] * len(steps), "lost": [math.nan] * len(steps)}
+    return scalars, statistics
+
+
+def send(recorder: Recorder, rng: np.random.Generator, first: int, last: int, batch: int = 100) -> None:
+    for begin in range(first, last, batch):
+        steps = list(range(begin, min(begin + batch, last)))
+        recorder.send(steps, *rows(rng, steps))
+
+
+def by_hand(points: Points, stride: int, bucket: int) -> dict[str, float]:
+    """The parts of one bucket, by a plain loop."""
+    found = dict.fromkeys(PARTS, math.nan) | {"count": 0.0}
+    for step in sorted(points):
+        place, value = step - bucket * stride, points[step]
+        if not 0 <= place < stride:
+            continue
+        if math.isnan(value):
+            found["undefined"] = place if math.isnan(found["undefined"]) else found["undefined"]
+            continue
+        if not found["count"] or value > found["max"]:
+            found["max"], found["argmax"] = value, place
+        if not found["count"] or value < found["min"]:
+            found["min"], found["argmin"] = value, place
+        found["sum"] = found["sum"] + value if found["count"] else value
+        found["last"] = value
+        found["count"] += 1
+    return found
+
+
+def points_of(run: UUID, name: str, tensor: int) -> Points:
+    """Every row, out of the blocks and chunks."""
+    kind, _, bare = name.partition(":")
+    series = queries.scalar(run, bare) if kind == "scalar" else queries.tensor_series(run, tensor, bare)
+    return dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+
+
+def check(run: UUID) -> dict[int, int]:
+    """All parts of all buckets that count as rolled up; returns how many buckets of each stride there are."""
+    until = Rolling.objects.values_list("until", flat=True).get(run=run)
+    scalars = [f"scalar:{name}" for name in queries.scalar_names(run)]
+    tensors = [f"tensor:{name}" for name in queries.statistic_names(run)]
+    indices = np.arange(Tensor.objects.filter(run=run).count())
+    points = {(name, 0): points_of(run, name, 0) for name in scalars}
+    points |= {(name, i): points_of(run, name, i) for name in tensors for i in indices.tolist()}
+    found = {}
+    for stride in STRIDES:
+        count = -(-until // stride) + 1
+        rolled = {
+            name: rollups.read(run, [name], which, stride, 0, count - 1, PARTS, cutoffs_of(run))
+            for names, which in ((scalars, indices[:1]), (tensors, indices))
+            for name in names
+        }
+        for (name, tensor), series in points.items():
+            covered = np.flatnonzero(rolled[name].covered).tolist()
+            found[stride] = len(covered)
+            for bucket in covered:
+                expected = by_hand(series, stride, bucket)
+                for part, values in rolled[name].values[name].items():
+                    tolerance = 1e-9 if part == "sum" else 0.0
+                    np.testing.assert_allclose(
+                        values[tensor, bucket],
+                        expected[part],
+                        rtol=tolerance,
+                        err_msg=f"{part} of {name} {tensor} in bucket {bucket} of {stride}",
+                    )
+    return {stride: count for stride, count in found.items() if count}
+
+
+def stored() -> list[Any]:
+    rows = RollUp.objects.order_by("name", "stride", "part", "tile", "span")
+    fields = ("name", "stride", "part", "tile", "span", "buckets", "offsets", "body")
+    return [(*row[:-1], bytes(row[-1])) for row in rows.values_list(*fields)]
+
+
+def parts_of(name: str, stride: int = FINEST) -> set[str]:
+    return set(RollUp.objects.filter(name=name, stride=stride).values_list("part", flat=True))
+
+
+def test_it_works() -> None:
+    recorder = Recorder.of_new_run(TENSORS)
+    send(recorder, np.random.default_rng(0), 1, 1800)
+    over()
+    compact(recorder)
+    assert check(recorder.run.id) == {64: 29, 512: 3}
+
+
+def test_what_others_stand_for_is_not_stored() -> None:
+    recorder = Recorder.of_new_run(TENSORS)
+    steps = list(range(640))
+    scalars, statistics = rows(np.random.default_rng(1), steps)
+    statistics["numel"][:] = 8.0
+    recorder.send(steps, scalars, statistics)
+    over()
+    compact(recorder)
+    assert parts_of("tensor:amax") == set(PARTS) - {"undefined"}
+    for sampled in ("sq_error", "sq_signal", "scale_frozen"):
+        assert parts_of(f"tensor:{sampled}") == {"max", "argmax"}
+    for steady in ("tensor:numel", "tensor:nonfinite", "scalar:pace"):
+        assert parts_of(steady) == {"max", "argmax", "count"}
+    assert parts_of("scalar:lost") == {"undefined"}
+    assert not parts_of("tensor:noise_to_signal") and not parts_of("tensor:saturation_rate")
+    check(recorder.run.id)
+
+
+def test_in_many_pieces_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Recorder.of_new_run(TENSORS)
+    monkeypatch.setattr(rolling, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(buckets, "MOST_CELLS", 10_000_000)
+    send(whole, np.random.default_rng(2), 3, 2300, batch=1000)
+    over()
+    compact(whole)
+    at_once = stored()
+    whole.run.delete()
+    monkeypatch.setattr(rolling, "MOST_STEPS", 192)
+    monkeypatch.setattr(buckets, "MOST_CELLS", 1)
+    pieces = Recorder.of_new_run(TENSORS)
+    rng = np.random.default_rng(2)
+    for begin in (3, 1003, 2003):
+        send(pieces, rng, begin, min(begin + 1000, 2300), batch=1000)
+        compact(pieces)
+    over()
+    compact(pieces)
+    assert {row[1] for row in at_once} == {64, 512}
+    assert stored() == at_once
+
+
+def test_larger_buckets_come_with_the_length_of_the_run() -> None:
+    recorder = Recorder.of_new_run(TENSORS)
+    rng = np.random.default_rng(3)
+    for last, found in (
+        (700, {64: 10}),
+        (1000, {64: 15}),
+        (1100, {64: 17, 512: 2}),
+        (1700, {64: 26, 512: 3}),
+    ):
+        recorder.run.refresh_from_db()
+        send(recorder, rng, (recorder.run.last_step or -1) + 1, last)
+        compact(recorder)
+        assert check(recorder.run.id) == found
+        values = queries.heatmap(recorder.run.id, "amax", columns=2).values
+        exact = [points_of(recorder.run.id, "tensor:amax", i) for i in range(3)]
+        np.testing.assert_array_equal(values.max(axis=1), [max(points.values()) for points in exact])
+
+
+def test_an_attempt_that_leaves_a_hole_shows_nothing_of_the_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps that the second attempt has reached again are its alone, though a third goes on further up."""
+    monkeypatch.setattr(rollups, "SPAN", 8)
+    monkeypatch.setattr(buckets, "SPAN", 8)
+    first = Recorder.of_new_run(TENSORS)
+    rng = np.random.default_rng(4)
+    send(first, rng, 0, 2000)
+    compact(first)
+    check(first.run.id)
+    for attempt, begin, end in ((1, 200, 300), (2, 1400, 1700)):
+        again = first.another(0, TENSORS)
+        Writer.objects.filter(uuid=again.writer).update(attempt=attempt)
+        send(again, rng, begin, end)
+    over()
+    compact(first)
+    found = points_of(first.run.id, "tensor:numel", 0)
+    assert list(found) == [*range(300), *range(1400, 1700)]
+    check(first.run.id)
+    monkeypatch.setattr(lines, "MOST_ROWS", 50)
+    line = queries.tensor_series(first.run.id, 0, "numel", points=20)
+    assert not [step for step in line.steps.tolist() if 300 <= step < 1400]
+
+
+def test_a_scalar_of_few_steps_is_in_the_larger_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it has no row among the steps that complete them; and it goes with its attempt."""
+    monkeypatch.setattr(rolling, "MOST_STEPS", 128)
+    recorder = Recorder.of_new_run(TENSORS)
+    recorder.send([10, 700], {"score": [3.0, 7.0]})
+    recorder.send(range(1024), {"loss": [1.0] * 1024})
+    compact(recorder)
+    over()
+    compact(recorder)
+    assert check(recorder.run.id) == {64: 16, 512: 2}
+    score = rollups.read(recorder.run.id, ["scalar:score"], np.zeros(1, int), 512, 0, 1, ("max",), {})
+    assert score.values["scalar:score"]["max"].tolist() == [[3.0, 7.0]]
+    again = recorder.another(0)
+    Writer.objects.filter(uuid=again.writer).update(attempt=1)
+    again.send(range(600, 1100), {"loss": [2.0] * 500})
+    compact(recorder)
+    assert queries.scalar(recorder.run.id, "score").values.tolist() == [3.0]
+    assert check(recorder.run.id) == {64: 18, 512: 2}
+
+
+def side_by_side(values: Any, series: int = 0) -> tuple[list[int], bytes] | None:
+    encoded = [encode_series(row, ~np.isnan(row)) for row in values]
+    return encode_tile(encoded + [b""] * (series - len(encoded)))
+
+
+def test_roll_ups_of_earlier_versions_are_read_and_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had every part, each series by itself, and buckets of every size."""
+    recorder = Recorder.of_new_run(TENSORS)
+    rng = np.random.default_rng(5)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(buckets, "spare", lambda parts: set())
+        earlier.setattr(buckets, "encode_matrix", side_by_side)
+        earlier.setattr(buckets, "FEWEST_BUCKETS", 1)
+        send(recorder, rng, 0, 900)
+        compact(recorder)
+    assert parts_of("tensor:sq_error") == set(PARTS) - {"undefined"}
+    assert check(recorder.run.id) == {64: 14, 512: 1}
+    late = recorder.another(1, TENSORS)
+    send(late, rng, 150, 300)
+    Writer.objects.filter(uuid=late.writer).update(finished_at="2026-01-01T00:00:00Z")
+    over(recorder)
+    compact(recorder)
+    assert check(recorder.run.id) == {64: 15}
+    assert parts_of("tensor:scale_frozen") == {"max", "argmax"}
+
+
+@given(st.data(), st.integers(0, 2**32))
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_however_a_run_came_its_parts_are_those_of_its_rows(data: st.DataObject, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rolling.MOST_STEPS = 64 * data.draw(st.integers(1, 12))
+    buckets.MOST_CELLS = 128 * 7 * 64 * data.draw(st.integers(1, 5))
+    buckets.FEWEST_BUCKETS = data.draw(st.integers(1, 4))
+    recorder = Recorder.of_new_run(TENSORS[:2])
+    second = recorder.another(1, TENSORS)
+    writers = [recorder, second]
+    places = [data.draw(st.integers(0, 700)) for _ in writers]
+    attempt = 0
+    for turn in range(data.draw(st.integers(2, 7))):
+        action = data.draw(st.sampled_from(["send", "send", "send", "late", "again", "compact"]))
+        which = data.draw(st.integers(0, len(writers) - 1))
+        writer = writers[which]
+        if action == "send":
+            length = data.draw(st.sampled_from([30, 200, 600]))
+            send_some(writer, rng, places[which], places[which] + length)
+            places[which] += length
+        elif action == "late":
+            send_some(recorder.another(2 + turn, TENSORS[1:]), rng, 100, 130)
+        elif action == "again":
+            attempt += 1
+            again = recorder.another(which % 2, TENSORS[::-1])
+            Writer.objects.filter(uuid=again.writer).update(attempt=attempt)
+            writers.append(again)
+            places.append(data.draw(st.integers(0, max(places))))
+        else:
+            compaction.compact_run(recorder.run.id, data.draw(st.sampled_from([1, 3, 100])))
+            if Rolling.objects.filter(run=recorder.run).exists():
+                check(recorder.run.id)
+    over(recorder)
+    compact(recorder)
+    if Rolling.objects.filter(run=recorder.run).exists():
+        check(recorder.run.id)
+
+
+def send_some(writer: Recorder, rng: np.random.Generator, first: int, last: int) -> None:
+    """Not every step, and as many tensors as the writer has."""
+    steps = [step for step in range(first, last) if rng.random() < 0.95]
+    if not steps:
+        return
+    scalars, statistics = rows(rng, steps)
+    width = len(Writer.objects.values_list("catalogue", flat=True).get(uuid=writer.writer))
+    writer.send(steps, scalars, {name: values[:, :width] for name, values in statistics.items()})
+    Run.objects.filter(pk=writer.run.pk).update(state="running")

@@ -1,0 +1,57 @@
+"""Buckets that rows are added to hold what one pass over all of these rows would have found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, Parts, aggregate, blank
+from fp8scope_dashboard.telemetry.codec import Int64s
+from fp8scope_dashboard.telemetry.late import united
+
+EXTREMES = ("max", "min", "argmax", "argmin", "undefined")
+BUCKETS = 6
+
+
+def some(steps: Int64s) -> Parts:
+    return aggregate(steps, VALUES[:, steps], FINEST, 0, BUCKETS, nan_is_value=True)
+
+
+VALUES = np.random.default_rng(0).integers(-5, 6, (3, BUCKETS * FINEST)).astype(float)
+VALUES[np.random.default_rng(1).random(VALUES.shape) < 0.1] = np.nan
+VALUES[0, 70], VALUES[1, 200] = np.inf, -np.inf
+
+
+def same(one: Parts, other: Parts, parts: tuple[str, ...] = PARTS) -> None:
+    for part in parts:
+        np.testing.assert_array_equal(one[part], other[part], err_msg=part)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_works(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    first = rng.random(BUCKETS * FINEST) < rng.choice([0.01, 0.3, 0.9])
+    # A bucket without any of the first, and one without any of the others.
+    first[:FINEST], first[FINEST : 2 * FINEST] = False, True
+    known, found = some(np.flatnonzero(first)), some(np.flatnonzero(~first))
+    whole = some(np.arange(BUCKETS * FINEST))
+    both = united(known, found)
+    same(both, whole, EXTREMES)
+    same(united(both, found), both)
+    same({part: both[part][:, :1] for part in PARTS}, {part: found[part][:, :1] for part in PARTS})
+    same({part: both[part][:, 1:2] for part in PARTS}, {part: known[part][:, 1:2] for part in PARTS})
+
+
+def test_nothing_added_is_nothing_changed() -> None:
+    known = some(np.arange(0, BUCKETS * FINEST, 3))
+    same(united(known, blank(3, BUCKETS)), known)
+    same(united(blank(3, BUCKETS), known), known)
+
+
+def test_a_full_bucket_takes_no_second_value_of_a_step() -> None:
+    steps = np.arange(2 * FINEST)
+    known = aggregate(steps, np.ones((1, len(steps))), FINEST, 0, 2)
+    known["count"][0, 1] -= 1
+    found = aggregate(steps, np.full((1, len(steps)), 9.0), FINEST, 0, 2)
+    assert united(known, found, once_a_step=True)["max"].tolist() == [[1.0, 9.0]]
+    assert united(known, found)["max"].tolist() == [[9.0, 9.0]]
