@@ -8,14 +8,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from fp8scope.exporting import TransferError
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
+# The first that has alerts.
+JUDGED = 3
 KEY = "fp8scope"
 SAID = {"id", "run", "rows", "tensors", "catalogues", "writers"}
 # Of one message: 8 MiB of float64.
@@ -25,10 +27,10 @@ BLOCK = 64 << 20
 BINS = 279
 WHOLE = {"writer": pa.int32(), "seq": pa.int64(), "step": pa.int64()}
 # What a row is that is no step of the run: the column that says so.
-DOCUMENTS = ("evaluation", "report")
+DOCUMENTS = ("evaluation", "report", "alert", "command")
 HISTOGRAM = "histogram"
 
-Kind = Literal["rows", "evaluation", "report", "histogram"]
+Kind = Literal["rows", "evaluation", "report", "alert", "command", "histogram"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Part:
     rows: pa.RecordBatch
 
     def document(self) -> dict[str, Any]:
-        """The JSON of an evaluation or a report."""
+        """The JSON of an evaluation, a report, an alert or a command."""
         try:
             found = json.loads(self.rows.column(self.kind)[0].as_py())
         except ValueError:
@@ -48,6 +50,10 @@ class Part:
         if not isinstance(found, dict):
             raise TransferError(f"the file is damaged: its {self.kind} is no JSON object")
         return found
+
+    def step(self) -> int:
+        """The step of its first row."""
+        return int(self.rows.column("step")[0].as_py())
 
     def counts(self) -> "pa.Array[Any]":
         """The histograms, one after the other."""
@@ -94,6 +100,11 @@ class File:
             )
         if lacking := SAID - self.description.keys():
             raise TransferError(f"{path} is damaged: its description lacks {', '.join(sorted(lacking))}")
+
+    @property
+    def judged(self) -> bool:
+        """Whether the run's alerts are in it, none if it had none."""
+        return bool(self.description["format"] >= JUDGED)
 
     @property
     def rows(self) -> int:
@@ -162,7 +173,7 @@ def _cut(piece: pa.RecordBatch, cells: int) -> Iterator[Part]:
 
     A message with very many histograms becomes several: each tensor's is found all the same.
     """
-    kinds: tuple[Kind, ...] = ("rows", "evaluation", "report", "histogram")
+    kinds: tuple[Kind, ...] = get_args(Kind)
     codes = _codes(piece, kinds)
     writers, seqs, steps = (piece.column(name).to_numpy() for name in ("writer", "seq", "step"))
     sampled = codes[1:] == kinds.index("histogram")

@@ -99,6 +99,7 @@ class Upload:
     def _send_catalogue(self, writer: Mapping[str, Any]) -> None:
         tensors = [self.file.description["tensors"][index] for index in self._catalogues[writer["catalogue"]]]
         place = {name: writer[name] for name in ("rank", "hostname", "attempt")}
+        place["imported"] = self.file.judged
         for offset in range(0, max(1, len(tensors)), TENSORS_AT_ONCE):
             chunk = tensors[offset : offset + TENSORS_AT_ONCE]
             document = {**place, "offset": offset, "tensors": chunk}
@@ -121,11 +122,16 @@ class Upload:
         self._seqs[part.writer] += 1
 
     def _send_document(self, part: Part) -> None:
-        document = part.document()
+        document, path = part.document(), "/reports"
         if part.kind == "report":
             document = {**dict(document.pop("document", {})), **document}
+        elif part.kind == "evaluation":
+            path = "/evaluations"
+        else:
+            # A record of what was, which nobody is told of and no process is given.
+            document = {"kind": f"past_{part.kind}", "step": part.step(), part.kind: document}
         place = {"writer": self._writers[part.writer]["uuid"], "seq": self._seqs[part.writer]}
-        self._post("POST", f"/{part.kind}s", dump_json({**document, **place}))
+        self._post("POST", path, dump_json({**document, **place}))
         self._seqs[part.writer] += 1
 
     def _metadata(self, writer: int) -> dict[str, object]:

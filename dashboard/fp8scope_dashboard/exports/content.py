@@ -6,7 +6,7 @@ docs/operating.md shows the columns. A piece has a bounded number of cells, howe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -15,18 +15,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.analysis.models import Evaluation
-from fp8scope_dashboard.loop.models import Report
+from fp8scope_dashboard.loop import past
+from fp8scope_dashboard.loop.models import Command, Report
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkData, Float64s, Int64s
 
-# 1 had neither reports nor histograms.
-FORMAT: Final = 2
+# 1 had neither reports nor histograms, 2 neither alerts nor commands.
+FORMAT: Final = 3
 # Of a piece; 16 MB of float64.
 MOST_CELLS = 2_000_000
 REGISTRATION = ("name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed")
 TENSOR_FIELDS = ("name", "module", "role", "format", "shape", "numel")
+DOCUMENTS = (Evaluation, Report, Event, Command)
 REPORT = ("step", "kind", "document")
 SCORES = ("step", "name", "metric", "kind", "higher_is_better", "items", "item_ids", "clusters")
 
@@ -73,6 +76,13 @@ class Content:
             yield from self._documents(source, Report, "report", REPORT)
             if self.with_histograms:
                 yield from self._histograms(source)
+        yield from self._past("alert", past.alerts_of(self.run_id))
+        yield from self._past("command", past.commands_of(self.run_id))
+
+    def _past(self, name: str, found: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[pa.RecordBatch]:
+        """Alerts or commands, a row each. They are no process's: the first one's stands for them."""
+        for step, document in found:
+            yield self._document(0, 0, step, name, document)
 
     def _cut(self, source: Source, data: ChunkData, last_seq: int) -> Iterator[pa.RecordBatch]:
         width = max(1, len(self.scalars) + len(self.statistics) * len(self.tensors))
@@ -119,10 +129,20 @@ class Content:
         for key in list(stored.values_list("pk", flat=True)):
             if (found := model._default_manager.filter(pk=key).first()) is None:
                 continue
-            text = json.dumps({field: getattr(found, field) for field in fields}, allow_nan=False)
-            values = {"writer": source.place, "seq": found.seq, "step": found.step, name: text}
-            types = {field: self.schema.field(field).type for field in values}
-            yield self._piece(1, {field: pa.array([values[field]], types[field]) for field in values})
+            document = {field: getattr(found, field) for field in fields}
+            yield self._document(source.place, found.seq, found.step, name, document)
+
+    def _document(
+        self, writer: int, seq: int, step: int, name: str, document: Mapping[str, Any]
+    ) -> pa.RecordBatch:
+        values = {
+            "writer": writer,
+            "seq": seq,
+            "step": step,
+            name: json.dumps(document, allow_nan=False),
+        }
+        types = {field: self.schema.field(field).type for field in values}
+        return self._piece(1, {field: pa.array([values[field]], types[field]) for field in values})
 
     def _histograms(self, source: Source) -> Iterator[pa.RecordBatch]:
         """A row for each tensor of each message."""
@@ -168,8 +188,8 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
     tensors = list(Tensor.objects.filter(run=run).order_by("index"))
     writers = list(Writer.objects.filter(run=run).order_by("attempt", "rank", "created_at", "uuid"))
     scalars, statistics = tuple(queries.scalar_names(run.pk)), tuple(run.statistics)
-    histograms = queries.histogram_count(run.pk) if with_histograms else 0
-    documents = sum(model._default_manager.filter(run=run).count() for model in (Evaluation, Report))
+    rows, histograms = queries.rows_kept(run.pk), queries.histogram_count(run.pk) if with_histograms else 0
+    documents = sum(model._default_manager.filter(run=run).count() for model in DOCUMENTS)
     fields: list[pa.Field[Any]] = [
         pa.field("writer", pa.int32(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
@@ -179,19 +199,21 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
         *(pa.field(TENSOR + name, pa.list_(pa.float64())) for name in statistics),
         pa.field("evaluation", pa.string()),
         pa.field("report", pa.string()),
+        pa.field("alert", pa.string()),
+        pa.field("command", pa.string()),
     ]
     if with_histograms:
         fields += [pa.field("tensor", pa.int32()), pa.field("histogram", pa.list_(pa.float64()))]
     return Content(
         run.pk,
-        {**_describe(run, tensors, writers), "histograms": histograms, "documents": documents},
+        {**_describe(run, tensors, writers), "rows": rows, "histograms": histograms, "documents": documents},
         pa.schema(fields),
         tuple(Source(i, one.uuid, np.asarray(one.catalogue, np.int64)) for i, one in enumerate(writers)),
         scalars,
         statistics,
         tuple(tensor.name for tensor in tensors),
         with_histograms,
-        run.rows_stored + documents + histograms,
+        rows + documents + histograms,
     )
 
 
@@ -222,7 +244,6 @@ def _describe(run: Run, tensors: list[Tensor], writers: list[Writer]) -> dict[st
             "created_at": run.created_at.isoformat(),
         },
         "state": run.state,
-        "rows": run.rows_stored,
         "points": run.points_stored,
         "tensors": [{name: getattr(tensor, name) for name in TENSOR_FIELDS} for tensor in tensors],
         "catalogues": [list(catalogue) for catalogue in catalogues],

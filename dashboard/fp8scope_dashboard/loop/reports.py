@@ -10,7 +10,7 @@ from django.utils import timezone
 from fp8scope_dashboard.events import run_changed
 from fp8scope_dashboard.ingest.errors import InvalidError
 from fp8scope_dashboard.ingest.ledger import Message, enter
-from fp8scope_dashboard.loop import schemas
+from fp8scope_dashboard.loop import past, schemas
 from fp8scope_dashboard.loop.commands import UnknownCommandError, note_result
 from fp8scope_dashboard.loop.models import Listener, Report
 from fp8scope_dashboard.runs import services as runs
@@ -23,11 +23,11 @@ ENVELOPE = {"writer", "seq", "step", "kind"}
 
 @transaction.atomic
 def store(run: Run, message: Message, body: schemas.ReportIn) -> bool:
-    """Store a report, a command's result or what a writer accepts. False: it was stored before.
+    """Store a report, a command's result, what a writer accepts, or what it was. False: it was stored before.
 
     Raises:
         WriterConflictError: another message has this seq.
-        InvalidError: the run has too many reports, or no such command.
+        InvalidError: the run has too many reports, no such command, or no past: it was not imported.
     """
     writer = runs.writer_of(run, message.writer)
     if not enter(message):
@@ -39,6 +39,13 @@ def store(run: Run, message: Message, body: schemas.ReportIn) -> bool:
         said = {"accepts": sorted(set(body.accepts)), "at": timezone.now()}
         Listener.objects.update_or_create(run=run, writer=message.writer, defaults=said)
         run_changed(run.id, run.project_id, "command", body.step)
+    elif isinstance(body, schemas.PastAlertIn | schemas.PastCommandIn):
+        if not writer.imported:
+            raise InvalidError("This process records a run now.", "Only an import brings back what was.")
+        if isinstance(body, schemas.PastAlertIn):
+            past.store_alert(run, body.alert)
+        else:
+            past.store_command(run, body.command)
     else:
         _store_report(run, message, body)
     return True

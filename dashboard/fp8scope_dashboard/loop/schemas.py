@@ -9,6 +9,7 @@ from ninja import Schema
 from pydantic import Field, FiniteFloat, model_validator
 
 from fp8scope_dashboard.ingest.schemas import Natural, Text
+from fp8scope_dashboard.loop.past import PastAlert, PastCommand
 
 MOST_PRODUCTS = 2_000
 MOST_WINDOW_STEPS = 1_000
@@ -99,6 +100,21 @@ class AcceptsIn(_ReportIn):
     accepts: Annotated[list[Word], Field(max_length=MOST_COMMANDS)]
 
 
+class PastAlertIn(_ReportIn):
+    """An alert that an imported run had where it was exported."""
+
+    kind: Literal["past_alert"]
+    alert: PastAlert
+
+
+class PastCommandIn(_ReportIn):
+    """A command that an imported run was given where it was exported; never carried out."""
+
+    kind: Literal["past_command"]
+    command: PastCommand
+
+
 ReportIn: TypeAlias = Annotated[
-    BisectIn | ReferenceIn | AnnotationIn | CommandResultIn | AcceptsIn, Field(discriminator="kind")
+    BisectIn | ReferenceIn | AnnotationIn | CommandResultIn | AcceptsIn | PastAlertIn | PastCommandIn,
+    Field(discriminator="kind"),
 ]

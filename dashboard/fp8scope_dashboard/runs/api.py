@@ -88,6 +88,7 @@ def extend_catalogue(
             rank=body.rank,
             hostname=body.hostname,
             attempt=body.attempt,
+            imported=body.imported,
         )
     except catalogue.CatalogueGapError as error:
         raise CatalogueGapRefusalError(

@@ -64,6 +64,7 @@ def extend(
     rank: int,
     hostname: str,
     attempt: int = 0,
+    imported: bool = False,
 ) -> int:
     """Append entries to the writer's catalogue; those that it has must be the same. Returns its length.
 
@@ -93,8 +94,8 @@ def extend(
         places.add(known[entry.name])
     writer.catalogue = [*writer.catalogue, *(known[entry.name] for entry in fresh)]
     is_new_attempt = attempt > writer.attempt
-    writer.rank, writer.hostname, writer.attempt = rank, hostname, attempt
-    writer.save(update_fields=["catalogue", "rank", "hostname", "attempt"])
+    writer.rank, writer.hostname, writer.attempt, writer.imported = rank, hostname, attempt, imported
+    writer.save(update_fields=["catalogue", "rank", "hostname", "attempt", "imported"])
     if is_new_attempt:
         reopen(run, writer)
     if fresh:

@@ -128,6 +128,8 @@ class Writer(models.Model):
     rank = models.IntegerField(default=0)
     hostname = models.CharField(max_length=255, blank=True, default="")
     attempt = models.IntegerField(default=0)
+    # `fp8scope import` brings it: alert rules have judged it where it was recorded.
+    imported = models.BooleanField(default=False)
     first_step = models.BigIntegerField(null=True, blank=True)
     last_step = models.BigIntegerField(null=True, blank=True)
     catalogue = ArrayField(models.IntegerField(), default=list, blank=True)
