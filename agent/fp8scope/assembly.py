@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope.snapshot import EMPTY, Observed
+from fp8scope.snapshot import EMPTY, NO_TENSORS, Observed
 from fp8scope.sources.boards import NOTES, SAMPLED_STATISTICS, Board
 from fp8scope_kernels import BLOCK_STATISTICS, EXPONENT_BINS, SAMPLE_SIZE, STATISTICS
 
@@ -38,7 +38,7 @@ class Assembly:
         if not self._sampled and len(self._boards) == 1 and self._in_order:
             # Nearly always: one device, nothing sampled, and the rows are in the catalogue's order.
             _, (statistics,) = self._boards[0]
-            return Observed(statistics, {}, scalars, np.zeros(0, np.int32), EMPTY)
+            return Observed(statistics, {}, scalars, NO_TENSORS, EMPTY)
         tensors = max(
             (int(positions.max()) + 1 for positions, _ in self._boards if len(positions)), default=0
         )
@@ -60,7 +60,7 @@ class Assembly:
             if not np.isnan(values).all()
         }
         if not histograms:
-            return Observed(statistics, named, scalars, np.zeros(0, np.int32), EMPTY)
+            return Observed(statistics, named, scalars, NO_TENSORS, EMPTY)
         places = np.concatenate([positions for positions, _ in histograms]).astype(np.int32)
         counts = np.concatenate([counts for _, counts in histograms]).reshape(-1, EXPONENT_BINS)
         return Observed(statistics, named, scalars, places, counts)

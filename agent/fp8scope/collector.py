@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from fp8scope.snapshot import Copied, HostBuffers, Snapshot
+from fp8scope.snapshot import Copied, HostBuffers, PlainSnapshot, Snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -23,19 +23,34 @@ TENSOR_BYTES = 64
 """A tensor's statistics in a step that is not sampled."""
 
 
+_tensor_type: type | None = None
+
+
 def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
     """Whether `value` is a torch tensor; does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    global _tensor_type
+    if _tensor_type is None:
+        _tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
+        if _tensor_type is None:
+            return False
+    return isinstance(value, _tensor_type)
+
+
+def tensor_number(x: "torch.Tensor") -> float:
+    """As `host_number`, of a tensor on the host."""
+    if x.dim():
+        if x.numel() != 1:
+            raise ValueError(f"a scalar has one element, this has {x.numel()}: reduce it first (.mean())")
+        x = x.reshape(())
+    # Not `.item()`, the call which on a device waits: this one reads the host's memory as it is.
+    number: Any = x.tolist()
+    return float(number)
 
 
 def host_number(value: object) -> float:
     """A number that lives on the host, as a float. Raises TypeError or ValueError when it is none."""
     if is_tensor(value):
-        if value.numel() != 1:
-            raise ValueError(f"a scalar has one element, this has {value.numel()}: reduce it first (.mean())")
-        # Not `.item()`, the call which on a device waits: this one reads the host's memory as it is.
-        value = value.tolist() if value.dim() == 0 else value.reshape(()).tolist()
+        return tensor_number(value)
     if isinstance(value, np.ndarray):
         if value.size != 1:
             raise ValueError(f"a scalar has one element, this has {value.size}: reduce it first (.mean())")
@@ -70,6 +85,8 @@ class Collector:
         """Whether the step that is under way is a sampled one."""
         self._boards: Boards | None = None
         self._sources: dict[tuple[int, int, str], Source] = {}
+        self._always: Sequence[Source] = ()
+        """Those that have something to do at the end of every step."""
         self._announced = 0
         self._pool = HostBuffers()
 
@@ -93,6 +110,7 @@ class Collector:
                 self._sources[own, training if kind == "TrainingState" else 0, kind] = source
                 self.recipe = self.recipe or source.recipe
                 tensors += source.tensors
+        self._always = [source for source in self._sources.values() if source.every_step]
         self._boards.place()
         self._boards.sample(self.sampled)
         return tensors
@@ -104,6 +122,7 @@ class Collector:
             if close is not None:
                 close()
         self._sources.clear()
+        self._always = ()
 
     def begin(self, number: int) -> None:
         """Step `number` begins: is it a sampled one? Step 1 is, and every `every`-th after it."""
@@ -141,18 +160,16 @@ class Collector:
         self._announced = 0
         self._pool = HostBuffers()
 
-    def snapshot(self, scalars: "Mapping[str, torch.Tensor]") -> Snapshot | None:
+    def snapshot(self, scalars: "Mapping[str, torch.Tensor]") -> Snapshot | PlainSnapshot | None:
         """Start the copy of the statistics and of the scalars that are on a device, and zero the statistics.
 
         None when there is nothing to copy. Nothing here waits for the device.
         """
-        for source in self._sources.values():
+        for source in self._sources.values() if self.sampled else self._always:
             self._finish(source)
-        if not (scalars or self.sampled) and (board := self._only_board()) is not None:
-            # Nearly always on a CPU. Copied and cleared is this memory by the recorder.
-            rows, buffer = len(board.positions), board.buffer
-            copied = Copied([(board, rows)], (), buffer.exchange(), rows * board.width, None, buffer.recycle)
-            return Snapshot([copied], sampled=False)
+        boards = self._boards
+        if boards is not None and boards.plain is not None and not (scalars or self.sampled):
+            return PlainSnapshot(boards.plain)
         try:
             copies = [
                 self._copy(device, boards, {n: x for n, x in scalars.items() if x.device == device})
@@ -167,11 +184,6 @@ class Collector:
         for board in self._boards.all if self._boards is not None else ():
             if board.every_step or self.sampled:
                 yield board
-
-    def _only_board(self) -> "Board | None":
-        """The board of a run that has one, on the host."""
-        boards = self._boards.all if self._boards is not None else ()
-        return boards[0] if len(boards) == 1 and boards[0].is_plain else None
 
     def _by_device(self, scalars: "Mapping[str, torch.Tensor]") -> "dict[torch.device, list[Board]]":
         found: dict[torch.device, list[Board]] = {}

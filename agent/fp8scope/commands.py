@@ -93,7 +93,8 @@ class Desk:
         self._listen = listen
         self._fall_back = fall_back
         self._handlers: dict[str, Callback] = {}
-        self._waiting: deque[Command] = deque(maxlen=MAX_WAITING)
+        self.waiting: deque[Command] = deque(maxlen=MAX_WAITING)
+        """Commands that came since the last step ended."""
         self._newest = 0
         self._arrived = threading.Event()
 
@@ -126,18 +127,18 @@ class Desk:
             command = Command.from_answer(one)
             if command.id > self._newest:
                 self._newest = command.id
-                self._waiting.append(command)
+                self.waiting.append(command)
                 self._arrived.set()
 
     def work(self) -> None:
         """Do what was asked. What a callback raises is raised here, after it was told."""
-        while self._waiting:
-            self._do(self._waiting.popleft())
+        while self.waiting:
+            self._do(self.waiting.popleft())
 
     def refuse_all(self, why: str) -> None:
         """Nothing will be done any more."""
-        while self._waiting:
-            self._answer(self._waiting.popleft(), "refused", why)
+        while self.waiting:
+            self._answer(self.waiting.popleft(), "refused", why)
 
     def _do(self, command: Command) -> None:
         if time.monotonic() > command.expires_at:
@@ -178,9 +179,9 @@ class Desk:
             while (left := began + seconds - time.monotonic()) > 0:
                 # Cleared before it is looked at: what comes in between sets it again.
                 self._arrived.clear()
-                resume = next((one for one in list(self._waiting) if one.kind == "resume"), None)
+                resume = next((one for one in list(self.waiting) if one.kind == "resume"), None)
                 if resume is not None:
-                    self._waiting.remove(resume)
+                    self.waiting.remove(resume)
                     self._answer(resume, "done", "")
                     return f"Went on after {time.monotonic() - began:.0f} s."
                 self._arrived.wait(left)

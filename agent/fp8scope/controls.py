@@ -17,7 +17,7 @@ from fp8scope.commands import (
     check_allowed,
     check_pause,
 )
-from fp8scope.entries import Entry
+from fp8scope.entries import Document
 from fp8scope.environment import clean
 from fp8scope.records import Kind, dump_json
 from fp8scope.switching import Switching
@@ -154,6 +154,8 @@ class Controls(Switching):
 
     def _boundary(self) -> None:
         """Between two steps, on the training thread: do what waits for this moment."""
+        if not (self._accepts_changed or self._switches or self._at_boundary or self._desk.waiting):
+            return
         if self._quiet or self._forked or not self._active():
             return
         if self._accepts_changed:
@@ -216,7 +218,7 @@ class Controls(Switching):
         with self.guard.shield(f"reporting ({kind})"):
             document = {"kind": kind, "step": self._step, **fields}
             if self._active():
-                self._pipeline.put(Entry(Kind.REPORT, lambda: dump_json(document)))
+                self._pipeline.put(Document(Kind.REPORT, lambda: dump_json(document)))
 
 
 def _text(text: object) -> str:

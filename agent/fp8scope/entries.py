@@ -1,11 +1,12 @@
 """What is handed from the training thread to the recorder, and what a run's end reports."""
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fp8scope.records import Kind
+from fp8scope.records import Bytes, Kind
 
 
 class Pending(Protocol):
@@ -18,14 +19,37 @@ class Pending(Protocol):
         """Wait until they have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Something for the spool; `payload` makes its bytes once `wait` has returned."""
+class Entry(abc.ABC):
+    """Something for the spool. Its bytes are made once `wait` has returned, by whoever writes them."""
 
+    __slots__ = ()
     kind: Kind
-    payload: Callable[[], bytes]
-    source: Pending | None = None
-    """What `payload` reads from a device."""
+
+    @abc.abstractmethod
+    def is_ready(self) -> bool:
+        """Whether `wait` would not wait."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Wait for the device that the bytes come from."""
+
+    @abc.abstractmethod
+    def pieces(self) -> Sequence[Bytes]:
+        """What a record's payload consists of; nothing where there is nothing to record."""
+
+    def done(self) -> None:  # noqa: B027 - most have nothing to do
+        """It has been written, or given up: what its pieces lie in is free."""
+
+
+class Document(Entry):
+    """What `payload` makes; `source` is what it reads from a device."""
+
+    __slots__ = ("kind", "payload", "source")
+
+    def __init__(self, kind: Kind, payload: Callable[[], bytes], source: Pending | None = None) -> None:
+        self.kind = kind
+        self.payload = payload
+        self.source = source
 
     def is_ready(self) -> bool:
         return self.source is None or self.source.is_ready()
@@ -33,6 +57,10 @@ class Entry:
     def wait(self) -> None:
         if self.source is not None:
             self.source.wait()
+
+    def pieces(self) -> Sequence[Bytes]:
+        payload = self.payload()
+        return (payload,) if payload else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,10 @@ class Guard:
         if exception is not None:
             logger.debug("%s failed", kind, exc_info=exception)
 
+    def caught(self, kind: str, exception: Exception) -> None:
+        """As `shield`, for a block that is in every step's way: call it where the exception was caught."""
+        self.error(kind, f"{type(exception).__name__}: {exception}", exception)
+
     def drop(self, rows: int, why: str) -> None:
         """Count rows that are lost for good."""
         with self._lock:
@@ -90,7 +94,7 @@ class Guard:
 
 
 class Shield:
-    """See `Guard.shield`. A class, not a generator: several of them are in every step's way."""
+    """See `Guard.shield`."""
 
     __slots__ = ("_guard", "_kind")
 
@@ -106,5 +110,5 @@ class Shield:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._guard.error(self._kind, f"{type(error).__name__}: {error}", exception=error)
+        self._guard.caught(self._kind, error)
         return True

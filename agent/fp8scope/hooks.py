@@ -1,15 +1,17 @@
 """The runs that are open in this process, and what becomes of them when it ends."""
 
 import atexit
+import contextlib
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import dataclass
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fp8scope import signals
+from fp8scope import exits, signals
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -26,6 +28,20 @@ TERMINATED = (
 # A module that is reloaded, as notebooks do, keeps what it knows of this process.
 live_runs: "list[Run]" = globals().get("live_runs", [])
 """The runs that were not finished, oldest first."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The last call of `sys.exit` with a status that is a failure."""
+
+    why: str
+    outermost: FrameType
+    """Where the program is left, should it end by this."""
+    steps: "dict[Run, int]"
+    """The step at which each run was: one that has made another since goes on in spite of it."""
+
+
+_exit: Exit | None = globals().get("_exit")
 _hooks_lock = threading.Lock()
 _hooks_installed: bool = globals().get("_hooks_installed", False)
 
@@ -45,6 +61,7 @@ def install_hooks() -> None:
             sys.excepthook = _note_uncaught(sys.excepthook)
             threading.excepthook = _note_thread(threading.excepthook)
             signals.install(_terminate, _write_out, _note)
+            exits.install(_note_exit)
             _watch_notebook()
 
 
@@ -60,6 +77,7 @@ def finish_previous() -> None:
 
 def _at_exit() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
+    _blame_exit()
     for run in list(live_runs):
         run._callbacks.clear()
         run.finish(max(0.5, deadline - time.monotonic()))
@@ -88,6 +106,26 @@ def _note_thread(previous: Callable[[Any], object]) -> Callable[[Any], None]:
         previous(arguments)
 
     return hook
+
+
+def _note_exit(error: SystemExit, frame: FrameType) -> None:
+    """The main thread calls for the program's end. Other threads end themselves only: see `_note_thread`."""
+    global _exit
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _exit = None
+    with contextlib.suppress(Exception):
+        if live_runs and exits.exit_status(error.code):
+            steps = {run: run._step for run in live_runs}
+            _exit = Exit(exits.told_from(error, frame), exits.outermost(frame), steps)
+
+
+def _blame_exit() -> None:
+    """Have the runs failed that `sys.exit` has ended, where nothing else did."""
+    if _exit is not None and exits.was_left_by_exception(_exit.outermost):
+        for run, step in _exit.steps.items():
+            if run._step == step:
+                run._note_exit(_exit.why)
 
 
 def _watch_notebook() -> None:

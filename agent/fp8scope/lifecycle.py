@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from fp8scope.config import Settings
 from fp8scope.ending import failure, tell_what_is_left, with_place_of
-from fp8scope.entries import Entry, FinishReport, Place
+from fp8scope.entries import Document, FinishReport, Place
+from fp8scope.exits import exit_status
 from fp8scope.guard import Guard
 from fp8scope.hooks import live_runs
 from fp8scope.pipeline import Pipeline
@@ -174,15 +175,13 @@ class Lifecycle(Forkable):
     def _register(self) -> None:
         self._pipeline.put(self._registration_entry())
 
-    def _registration_entry(self) -> Entry:
+    def _registration_entry(self) -> Document:
         document = dict(self._registration)
-        return Entry(Kind.REGISTRATION, lambda: dump_json(document))
+        return Document(Kind.REGISTRATION, lambda: dump_json(document))
 
-    def _mind(self, number: int) -> None:
-        """A step of this number is about to be recorded: going back is a new attempt."""
-        before, self._recorded_step = self._recorded_step, number
-        self._thread = threading.get_ident()
-        if before is None or number >= before or self._forked:
+    def _went_back(self) -> None:
+        """The step that is about to be recorded comes before the last one: that is a new attempt."""
+        if self._forked:
             return
         self._rewinds += 1
         if self._rewinds > MAX_REWINDS:
@@ -230,9 +229,13 @@ class Lifecycle(Forkable):
 
     def _note_failure(self, error: BaseException) -> None:
         with self.guard.shield("noting a failure"):
-            if isinstance(error, SystemExit) and error.code in (None, 0):
+            if isinstance(error, SystemExit) and exit_status(error.code) == 0:
                 return
             self._failure = failure("".join(traceback.format_exception(error)))
+
+    def _note_exit(self, why: str) -> None:
+        """The program ended with a status that is a failure, `why` is where; an error that it had is more."""
+        self._failure = self._failure or failure(why)
 
     def _terminate(self, why: str, timeout: float) -> None:
         """End as failed, on another thread than the training's, which may go on meanwhile: its hooks are left

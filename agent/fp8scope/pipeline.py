@@ -17,7 +17,7 @@ from typing import Any
 
 from fp8scope.config import Settings
 from fp8scope.cursor import Cursor, Progress
-from fp8scope.entries import Catalogue, Entry, FinishReport, Place
+from fp8scope.entries import Catalogue, Document, Entry, FinishReport, Place
 from fp8scope.guard import Guard
 from fp8scope.recorder import Recorder
 from fp8scope.records import Kind, dump_json
@@ -33,7 +33,7 @@ IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
 LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.05
 DOZE_AFTER = 1.0
-"""The recorder looks for steps by itself, several times a step and within these bounds, until none comes."""
+"""The recorder looks for steps by itself, some times a step and within these bounds, until none comes."""
 
 
 class Pipeline:
@@ -62,6 +62,8 @@ class Pipeline:
         self._on_alerts = on_alerts
         self._on_commands = on_commands
         self._queue = Recorder(settings, guard, place or Place())
+        self.waiting = self._queue.waiting
+        """What was handed over and not yet been taken up."""
         self._closing = False
         self._dozing = False
         """Whether the recorder has to be woken; else it looks again by itself, soon."""
@@ -77,13 +79,16 @@ class Pipeline:
         """Hand something over. What was handed over before it has then been written, unless the disk is slow
         beyond the bounds of `fp8scope.recorder`.
         """
-        self._queue.add(entry)
+        queue = self._queue
+        self.waiting.append(entry)
+        queue.handed += 1
         if not self.started:
             self.started = True
             self._open()
             self._recorder.start()
-        else:
-            self._queue.catch_up()
+        # Counted when written, not when taken from the queue: a write that is under way is not done.
+        elif queue.handed - queue.recorded > 1:
+            queue.catch_up()
         if self._dozing:
             self._recorder.wake()
 
@@ -118,15 +123,17 @@ class Pipeline:
         if self._queue.drain():
             now = time.monotonic()
             self._gap, self._last = now - self._last, now
-        # To wake a thread is a third of what a step costs the training: while steps come that are neither
-        # short nor long, this thread looks for them by itself.
-        pause = self._gap / 4
-        self._dozing = pause < LOOK_OFTEN or time.monotonic() - self._last > DOZE_AFTER
+        # To wake a thread is a third of what a step costs the training: while steps come, this thread looks
+        # for them by itself. Those that are too short for that the training thread writes.
+        pause = max(self._gap / 4, LOOK_OFTEN)
+        self._dozing = time.monotonic() - self._last > DOZE_AFTER
         if self._dozing:
             # Once more: what came in before could be seen that nobody is looking.
             self._queue.drain()
-        if closing:
+        if closing and not self.waiting:
             self._recorder.stop()
+        if closing:
+            return 0.0
         return IDLE_SECONDS if self._dozing else min(pause, LOOK_SELDOM)
 
     def _open(self) -> None:
@@ -216,7 +223,7 @@ class Pipeline:
         """As `finish`, without waiting: the threads end when everything was answered."""
         if self.started and not self._closing:
             if document is not None:
-                self.put(Entry(Kind.FINISH, lambda: dump_json(document())))
+                self.put(Document(Kind.FINISH, lambda: dump_json(document())))
             self._closing = True
             self._recorder.wake()
 

@@ -43,9 +43,11 @@ class Recorder:
         self._settings = settings
         self._guard = guard
         self._place = place
-        self._queue: deque[Entry | Catalogue] = deque()
-        self._handed = 0
-        self._recorded = 0
+        self.waiting: deque[Entry | Catalogue] = deque()
+        self.handed = 0
+        """Entries that were handed over; what adds one to `waiting` counts it."""
+        self.recorded = 0
+        """Those of them that were written, or given up."""
         self._began = time.monotonic()
         self._waited = 0.0
         self._quick = False
@@ -57,18 +59,17 @@ class Recorder:
 
     def add(self, entry: Entry | Catalogue) -> None:
         """Queue something; waits for nothing."""
-        self._queue.append(entry)
-        self._handed += 1
+        self.waiting.append(entry)
+        self.handed += 1
 
     def is_full(self, row_bytes: int) -> bool:
         """Whether the queue has reached its bound, were its entries rows of this size."""
-        waiting = len(self._queue)
+        waiting = len(self.waiting)
         return waiting >= self._settings.queue_rows or waiting * row_bytes > self._settings.memory_bytes
 
     def catch_up(self, but: int = 1) -> None:
         """On the training thread: see to it that all entries `but` so many of the newest are recorded."""
-        # Counted when written, not when taken from the queue: a write that is under way is not done.
-        if self._handed - self._recorded <= but:
+        if self.handed - self.recorded <= but:
             return
         began = time.monotonic()
         allowance = WAIT_ALLOWANCE + WAIT_SHARE * (began - self._began) - self._waited
@@ -82,37 +83,39 @@ class Recorder:
                 time.sleep(POLL_SECONDS / 10)
             if not held:
                 with self.lock, self._guard.shield("recording"):
-                    self._drain()
+                    self._drain(self.handed - but)
         self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
 
     def drain(self) -> bool:
-        """On the recorder's thread: record everything, waiting for the device where that is needed.
+        """On the recorder's thread: record what was handed over by now, waiting for the device where that is
+        needed. Whether there was anything.
 
-        Whether there was anything.
+        What comes meanwhile is for the next time: where steps are so short that the training thread writes
+        them, the two would be in each other's way.
         """
-        before = self._recorded
-        while (first := self._first()) is not None:
+        before, until = self.recorded, self.handed
+        while self.recorded < until and (first := self._first()) is not None:
             # Not under the lock: the training thread may ask for it, and must not wait for its own device.
             first.wait()
             with self.lock:
-                self._drain()
-        return self._recorded != before
+                self._drain(until)
+        return self.recorded != before
 
     def _is_behind(self, but: int) -> bool:
         """Whether there is something to write; not what a device still works on."""
         first = self._first()
-        return self._handed - self._recorded > but and (first is None or first.is_ready())
+        return self.handed - self.recorded > but and (first is None or first.is_ready())
 
     def _first(self) -> Entry | Catalogue | None:
         try:
-            return self._queue[0]
+            return self.waiting[0]
         except IndexError:
             return None
 
-    def _drain(self) -> None:
-        """Record what is in the queue up to the first entry that a device still works on."""
-        while self._queue and self._queue[0].is_ready():
-            entry = self._queue.popleft()
+    def _drain(self, until: int) -> None:
+        """Record the first `until` entries of all, or those before the first that a device still works on."""
+        while self.recorded < until and self.waiting and self.waiting[0].is_ready():
+            entry = self.waiting.popleft()
             end = self.spool.end if self.spool is not None else 0
             try:
                 if isinstance(entry, Catalogue):
@@ -120,31 +123,34 @@ class Recorder:
                     self._statistics = entry.statistics
                 else:
                     began = time.monotonic()
-                    with self._guard.shield(f"recording ({entry.kind.name.lower()})"):
+                    try:
                         self._record(entry)
+                    except Exception as error:
+                        self._guard.caught(f"recording ({entry.kind.name.lower()})", error)
                     self._quick = time.monotonic() - began < UNNOTICED
+                    entry.done()
             except BaseException:
                 # Ctrl-C, in the middle of our own work: nothing that was handed over may be lost by it.
                 if self.spool is not None and self.spool.end == end:
-                    self._queue.appendleft(entry)
-                    self._recorded -= 1
+                    self.waiting.appendleft(entry)
+                    self.recorded -= 1
                 raise
             finally:
-                self._recorded += 1
+                self.recorded += 1
 
     def _record(self, entry: Entry) -> None:
         assert self.spool is not None
         try:
-            payload = entry.payload()
-            if not payload:
+            pieces = entry.pieces()
+            if not pieces:
                 return
             if entry.kind is Kind.REGISTRATION:
-                self._registration = payload
-                self.spool.append(entry.kind, payload)
+                self._registration = b"".join(pieces)
+                self.spool.append(entry.kind, *pieces)
             if self._tensors_recorded < len(self._tensors):
                 self._record_catalogue()
             if entry.kind is not Kind.REGISTRATION:
-                self.spool.append(entry.kind, payload)
+                self.spool.append(entry.kind, *pieces)
         except Exception as error:
             if entry.kind is Kind.ROW:
                 self._guard.drop(1, str(error))

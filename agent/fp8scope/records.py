@@ -8,15 +8,22 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+Bytes = bytes | memoryview
+"""Of an array's memory, which must be C-contiguous, the bytes as they lie there."""
+
 FRAME = struct.Struct("<IIB")
 MAX_PAYLOAD = 256 << 20
+CHECKED_AT_ONCE = 5120
+"""For more bytes zlib lets go of the interpreter, and the training thread, which may be the one that writes,
+would have to wait for whoever takes it.
+"""
 _ROW = struct.Struct("<qqqIIHI")
 _HISTOGRAM = struct.Struct("<qqII")
 
@@ -47,9 +54,14 @@ class Record:
     end: int
 
 
-def frame(kind: Kind, payload: bytes) -> bytes:
-    """The record's bytes."""
-    return FRAME.pack(len(payload), _checksum(kind, payload), kind) + payload
+def frame(kind: Kind, *payload: Bytes) -> bytes:
+    """What comes before a record's payload, which may be given in pieces."""
+    return FRAME.pack(size_of(payload), _checksum(kind, *payload), kind)
+
+
+def size_of(pieces: Sequence[Bytes]) -> int:
+    """Bytes in all of them."""
+    return sum([piece.nbytes if isinstance(piece, memoryview) else len(piece) for piece in pieces])
 
 
 def check_frame(header: bytes, payload: bytes) -> Kind:
@@ -63,8 +75,16 @@ def check_frame(header: bytes, payload: bytes) -> Kind:
         raise TornRecordError(f"there is no record kind {kind}") from None
 
 
-def _checksum(kind: int, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(bytes([kind])))
+def _checksum(kind: int, *payload: Bytes) -> int:
+    checksum = zlib.crc32(bytes((kind,)))
+    for piece in payload:
+        if size_of((piece,)) <= CHECKED_AT_ONCE:
+            checksum = zlib.crc32(piece, checksum)
+            continue
+        view = memoryview(piece).cast("B")
+        for at in range(0, len(view), CHECKED_AT_ONCE):
+            checksum = zlib.crc32(view[at : at + CHECKED_AT_ONCE], checksum)
+    return checksum
 
 
 def dump_json(document: Mapping[str, Any]) -> bytes:
@@ -104,16 +124,20 @@ class Row:
     statistics: NDArray[np.float64]
     extras: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
-    def encode(self) -> bytes:
-        """The payload of a ROW record."""
+    def pieces(self) -> list[Bytes]:
+        """The payload of a ROW record; the matrices in it are not copied."""
         names, extra_names = "\n".join(self.scalars).encode(), "\n".join(self.extras).encode()
         tensors, width = self.statistics.shape
         head = _ROW.pack(self.step, self.time_us, self.dropped, len(names), tensors, width, len(extra_names))
-        values = np.fromiter(self.scalars.values(), "<f8", len(self.scalars))
-        matrices = [self.statistics, *self.extras.values()]
-        return b"".join(
-            (head, names, extra_names, values.tobytes(), *(_bytes_of(matrix) for matrix in matrices))
-        )
+        values = struct.pack(f"<{len(self.scalars)}d", *self.scalars.values())
+        pieces: list[Bytes] = [head + names + extra_names + values, _little(self.statistics)]
+        if self.extras:
+            pieces += [_little(matrix) for matrix in self.extras.values()]
+        return pieces
+
+    def encode(self) -> bytes:
+        """The same in one."""
+        return b"".join(self.pieces())
 
     @classmethod
     def decode(cls, payload: bytes) -> "Row":
@@ -158,7 +182,7 @@ class Histograms:
         """The payload of a HISTOGRAM record. Most bins are empty: packed, it is a twentieth."""
         number, bins = self.counts.shape
         head = _HISTOGRAM.pack(self.step, self.time_us, number, bins)
-        packed = zlib.compress(_bytes_of(self.counts), 1)
+        packed = zlib.compress(_little(self.counts), 1)
         return b"".join((head, self.tensors.astype("<i4", copy=False).tobytes(), packed))
 
     @classmethod
@@ -178,5 +202,6 @@ def _names(text: bytes) -> list[str]:
     return text.decode().split("\n") if text else []
 
 
-def _bytes_of(values: NDArray[np.float64]) -> bytes:
-    return values.astype("<f8", copy=False).tobytes()
+def _little(values: NDArray[np.float64]) -> memoryview:
+    """As the wire has them: nearly always where they are."""
+    return values.astype("<f8", order="C", copy=False).data

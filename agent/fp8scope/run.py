@@ -1,33 +1,27 @@
 """A training run, as the training script sees it."""
 
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
-from fp8scope.collector import Collector, is_tensor, whole_steps
+from fp8scope.collector import is_tensor, whole_steps
 from fp8scope.config import Settings
 from fp8scope.controls import Controls
-from fp8scope.entries import Entry
+from fp8scope.entries import Document
 from fp8scope.environment import plain
 from fp8scope.evaluation import evaluation_document
 from fp8scope.hooks import live_runs
-from fp8scope.lifecycle import Lifecycle
-from fp8scope.measures import Measures
 from fp8scope.records import Kind, dump_json
 from fp8scope.registration import blank_registration
-from fp8scope.repository import RepositoryLookup
 from fp8scope.resume import Identity
-from fp8scope.snapshot import BusyError
 from fp8scope.step import MAX_SCALARS, Step
-from fp8scope.step_entries import catalogue_of, histograms_of, row_of
+from fp8scope.stepping import Stepping
 
 if TYPE_CHECKING:
     import torch
 
     from fp8scope.attachment.following import Attachment
-    from fp8scope.measures import Reading
     from fp8scope_kernels import Recipe
     from fp8scope_kernels.convert import Selection
 
@@ -35,7 +29,7 @@ LOOKUP_AT_END = 0.5
 """Seconds that the end of a run waits for git, if no step was recorded since it answered."""
 
 
-class Run(Controls, Lifecycle):
+class Run(Controls, Stepping):
     """A run that is being recorded; made by `fp8scope.init`. One thread at a time may use it."""
 
     def __init__(
@@ -49,17 +43,9 @@ class Run(Controls, Lifecycle):
     ) -> None:
         super().__init__(settings, registration, identity or Identity(str(uuid.uuid4())), rank=rank)
         self._init_controls(commands)
-        self._collector = Collector(self._source_failed)
-        self._measures = Measures(self.guard)
-        self._known_names: set[str] = set()
-        self._alerts: deque[Alert] = deque(maxlen=1000)
-        self._callbacks: list[Callable[[Alert], object]] = []
-        self._open: Step | None = None
-        self._early: dict[str, Any] = {}
         self._attachment: Attachment | None = None
         self.shadow: Recipe | None = None
         """The recipe of `watch` where it is given none."""
-        self._repository: RepositoryLookup | None = None
         self._start()
         live_runs.append(self)
 
@@ -118,19 +104,29 @@ class Run(Controls, Lifecycle):
 
         Steps are numbered from 1; `number` sets the number, and those after it go on from there.
         """
-        following = self._step + 1
+        if number is not None or type(tokens) is not int:
+            return self._numbered_step(tokens, number)
+        self._step = following = self._step + 1
+        try:
+            self._collector.begin(following)
+        except Exception as error:
+            self.guard.caught("beginning a step", error)
+        return Step(self, following, tokens)
+
+    def _numbered_step(self, tokens: Any, number: Any) -> Step:
+        """`step` in all but the most frequent case."""
+        following, counted = self._step + 1, 0
         with self.guard.shield("beginning a step"):
             if number is not None:
                 if int(number) < 0:
                     raise ValueError(f"a step's number must not be negative, got {number}")
                 following = int(number)
             if is_tensor(tokens):
-                tokens = 0
                 raise TypeError("tokens must be a plain number: reading a tensor would wait for the device")
-            tokens = int(tokens)
+            counted = int(tokens)
             self._collector.begin(following)
         self._step = following
-        return Step(self, self._step, tokens)
+        return Step(self, following, counted)
 
     def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Add values to the step that is open, as `Step.log` does; before the first one, to that.
@@ -201,7 +197,7 @@ class Run(Controls, Lifecycle):
                 clusters=clusters,
             )
             if self._active():
-                self._pipeline.put(Entry(Kind.EVALUATION, lambda: dump_json(document)))
+                self._pipeline.put(Document(Kind.EVALUATION, lambda: dump_json(document)))
 
     def on_alert(self, callback: Callable[[Alert], object]) -> None:
         """Call `callback(alert)` for every alert the server raises for this run.
@@ -219,23 +215,6 @@ class Run(Controls, Lifecycle):
 
     # Behind the scenes
 
-    def _active(self) -> bool:
-        return super()._active() and not self._quiet
-
-    def look_up_repository(self) -> None:
-        """Have git asked for the commit and the changes since, and told once that is known."""
-        if self._active():
-            self._repository = RepositoryLookup()
-
-    def _complete_environment(self, seconds: float = 0.0) -> None:
-        """Add what git has answered to the registration; wait for it `seconds` at most."""
-        found = self._repository.take(seconds) if self._repository is not None else None
-        if found is not None:
-            self._repository = None
-            if found:
-                self._registration["environment"] = {**self._registration["environment"], **found}
-                self._register()
-
     def _before_finish(self) -> None:
         with self.guard.shield("looking at the repository"):
             self._complete_environment(LOOKUP_AT_END)
@@ -252,11 +231,6 @@ class Run(Controls, Lifecycle):
         self._collector.after_fork()
         self._announce_controls()
 
-    def after_fork_in_child(self) -> None:
-        """Become another writer of the same run; it starts when the child records something."""
-        super().after_fork_in_child()
-        self._measures.after_fork(self.guard)
-
     def _end_attachment(self) -> None:
         # Alerts are delivered once the run is finished: what a callback raises must not keep it from that.
         # And that a step before was recorded well does not undo how the program ended.
@@ -267,87 +241,6 @@ class Run(Controls, Lifecycle):
         if self._early:
             names = ", ".join(sorted(map(str, self._early)))[:200]
             self.guard.tell_once("early", "no step followed that %s could be recorded with.", names)
-
-    def _begin_step(self) -> None:
-        self._switch_layers()
-        self._measures.begin()
-
-    def _step_opened(self, step: Step) -> None:
-        self._open = step
-        if self._early:
-            early, self._early = self._early, {}
-            self.log(early)
-
-    def _measure_step(self, step: Step) -> "Reading | None":
-        with self.guard.shield("measuring a step"):
-            if self._active():
-                return self._measures.end(step)
-        return None
-
-    def _abandon_step(self) -> None:
-        """Forget the step that is open: it will not be completed."""
-        if self._open is not None:
-            self._step = self._open.number - 1
-            self._open = None
-            self._collector.discard()
-
-    def _settle(self) -> None:
-        """Have the steps that were ended before in the spool, as far as a budget allows."""
-        self._pipeline.settle()
-
-    def _end_step(self, step: Step, seconds: float, error: BaseException | None) -> None:
-        if self._open is step:
-            self._open = None
-        with self.guard.shield("collecting a step"):
-            if self._active():
-                self._collect(step, seconds)
-        if error is not None:
-            self._note_failure(error)
-        else:
-            # The training went on: what an earlier step raised was dealt with.
-            self._failure = ""
-            self._deliver_alerts()
-            self._boundary()
-
-    def _collect(self, step: Step, seconds: float) -> None:
-        self._mind(step.number)
-        if self._repository is not None:
-            self._complete_environment()
-        scalars = step._scalars
-        scalars.setdefault("step_seconds", seconds)
-        if step._tokens > 0:
-            self._tokens += step._tokens
-            scalars.setdefault("tokens", float(self._tokens))
-            scalars.setdefault("tokens_per_second", step._tokens / max(seconds, 1e-9))
-        if (grown := self._collector.new_tensors()) is not None:
-            self._pipeline.put(catalogue_of(*grown))
-        if self._pipeline.is_full(self._collector.row_bytes):
-            self._collector.discard()
-            self.guard.drop(1, "the disk is slower than the training, and the queue is full")
-            return
-        reading = step._reading
-        on_device = step._device_scalars if reading is None else {**reading.device, **step._device_scalars}
-        try:
-            snapshot = self._collector.snapshot(on_device)
-        except BusyError as busy:
-            self.guard.drop(1, str(busy))
-            return
-        self._pipeline.put(row_of(step, snapshot, self.guard))
-        if snapshot is not None and snapshot.sampled:
-            self._pipeline.put(histograms_of(step, snapshot))
-
-    def _source_failed(self, kind: str, error: Exception) -> None:
-        self.guard.error(kind, f"{type(error).__name__}: {error}", error)
-
-    def _take_alerts(self, found: Sequence[Mapping[str, Any]]) -> None:
-        for one in found:
-            self._alerts.append(Alert.from_answer(one))
-
-    def _deliver_alerts(self) -> None:
-        while self._alerts and self._callbacks:
-            alert = self._alerts.popleft()
-            for callback in self._callbacks:
-                callback(alert)
 
 
 def disabled_run(name: str = "") -> Run:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from fp8scope.records import Bytes, size_of
+
 
 class SpoolBusyError(RuntimeError):
     """Another process is using this spool."""
@@ -29,7 +31,7 @@ class Segment(abc.ABC):
         return self.base + self.length
 
     @abc.abstractmethod
-    def append(self, data: bytes) -> None:
+    def append(self, *pieces: Bytes) -> None:
         """Add to its end. Raises OSError where that is not possible."""
 
     @abc.abstractmethod
@@ -60,19 +62,25 @@ class FileSegment(Segment):
         self._descriptor = os.open(path, flags | (getattr(os, "O_DSYNC", 0) if durable else 0), 0o600)
         self.length = self.flushed = os.fstat(self._descriptor).st_size
 
-    def append(self, data: bytes) -> None:
-        view = memoryview(data)
-        at = self.length
+    def append(self, *pieces: Bytes) -> None:
+        size, at = size_of(pieces), self.length
         try:
-            while view:
-                written = os.pwrite(self._descriptor, view, at)
-                view, at = view[written:], at + written
+            written = os.pwritev(self._descriptor, pieces, at)
+            if written < size:
+                self._append_rest(b"".join(pieces)[written:], at + written)
         except OSError:
             # Best effort: a half record that stays is recognised as torn.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.length)
             raise
-        self.length = at
+        self.length = at + size
+
+    def _append_rest(self, data: bytes, at: int) -> None:
+        """What the kernel did not take at once."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._descriptor, view, at)
+            view, at = view[written:], at + written
 
     def read(self, position: int, size: int) -> bytes:
         return os.pread(self._descriptor, size, position - self.base)
@@ -101,8 +109,9 @@ class MemorySegment(Segment):
         super().__init__(base)
         self._data = bytearray()
 
-    def append(self, data: bytes) -> None:
-        self._data += data
+    def append(self, *pieces: Bytes) -> None:
+        for piece in pieces:
+            self._data += piece
         self.length = len(self._data)
 
     def read(self, position: int, size: int) -> bytes:

@@ -15,7 +15,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fp8scope.records import FRAME, MAX_PAYLOAD, Kind, Record, TornRecordError, check_frame, frame
+from fp8scope.records import (
+    FRAME,
+    MAX_PAYLOAD,
+    Bytes,
+    Kind,
+    Record,
+    TornRecordError,
+    check_frame,
+    frame,
+    size_of,
+)
 from fp8scope.segments import FileSegment, Lock, MemorySegment, Owner, Segment, sync_directory
 
 MAGIC = b"FP8SPL\x00\x01"
@@ -96,24 +106,26 @@ class Spool:
         with self._mutex:
             return any(isinstance(segment, MemorySegment) for segment in self._segments)
 
-    def append(self, kind: Kind, payload: bytes) -> None:
+    def append(self, kind: Kind, *payload: Bytes) -> None:
         """Add a record: once this returns it survives the death of the process (unless `in_memory`).
 
-        Raises SpoolFullError when the bounds are reached.
+        The payload may come in pieces. Raises SpoolFullError when the bounds are reached.
         """
-        data = frame(kind, payload)
-        if len(payload) > MAX_PAYLOAD:
-            raise SpoolFullError(f"a record of {len(payload)} bytes is too large")
-        if kind is Kind.ROW and self._end - self.begin + len(data) > self._max_bytes:
+        size = size_of(payload)
+        if size > MAX_PAYLOAD:
+            raise SpoolFullError(f"a record of {size} bytes is too large")
+        size += FRAME.size
+        if kind is Kind.ROW and self._end - self.begin + size > self._max_bytes:
             raise SpoolFullError(f"the spool has reached its bound of {self._max_bytes >> 20} MiB")
         if self._active is None or self._active.length >= self._size_of(self._active):
-            self._roll(kind, len(data))
+            self._roll(kind, size)
         assert self._active is not None
+        header = frame(kind, *payload)
         try:
-            self._active.append(data)
+            self._active.append(header, *payload)
         except OSError:
-            self._roll(kind, len(data), memory=True)
-            self._active.append(data)
+            self._roll(kind, size, memory=True)
+            self._active.append(header, *payload)
         self._end = self._active.end
 
     def _size_of(self, segment: Segment) -> int:
@@ -121,7 +133,7 @@ class Spool:
 
     def _roll(self, kind: Kind, size: int, *, memory: bool = False) -> None:
         """Begin a segment: in a file when that works, else in memory."""
-        head = MAGIC + b"".join(frame(kind, payload) for kind, payload in self._preamble())
+        head = MAGIC + b"".join(frame(kind, payload) + payload for kind, payload in self._preamble())
         segment: Segment | None = None
         if self.directory is not None and not memory:
             segment = self._new_file(head)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fp8scope.collector import host_number, is_tensor
+from fp8scope.collector import host_number, is_tensor, tensor_number
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +22,10 @@ MAX_SCALARS = 1900
 class Step:
     """One optimizer step; made by `Run.step`."""
 
-    __slots__ = (
-        "_began", "_device_scalars", "_ended", "_ended_at", "_reading", "_run", "_scalars", "_tokens",
-        "number",
-    )  # fmt: skip
+    # As a step begins; here, since to set them is the training's time.
+    _began = _ended = 0.0
+    _ended_at = 0
+    _reading: "Reading | None" = None
 
     def __init__(self, run: "Run", number: int, tokens: int) -> None:
         self.number = number
@@ -33,10 +33,11 @@ class Step:
         self._tokens = tokens
         self._scalars: dict[str, float] = {}
         self._device_scalars: dict[str, torch.Tensor] = {}
-        self._began = 0.0
-        self._ended = 0.0
-        self._ended_at = 0
-        self._reading: Reading | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From its beginning to its end, of a step that has ended."""
+        return self._ended - self._began
 
     @property
     def tokens(self) -> int:
@@ -51,7 +52,7 @@ class Step:
         """The step's work is done: its times end here. Values can be logged until the block is left."""
         if not self._ended:
             self._ended, self._ended_at = time.perf_counter(), time.time_ns() // 1000
-            self._reading = self._run._measure_step(self)
+            self._run._measure_step(self)
 
     def __contains__(self, name: object) -> bool:
         """Whether a value of this name was logged."""
@@ -68,10 +69,11 @@ class Step:
         Nothing here waits for a device. A name logged twice keeps its last value; a value that is no number
         is left out and told once.
         """
-        if not self._run._active():
+        run = self._run
+        if not run._active():
             return
-        known, held = self._run._known_names, self._scalars
-        for name, value in ({**scalars, **named} if scalars else named).items():
+        known, held = run._known_names, self._scalars
+        for name, value in ({**scalars, **named} if scalars and named else scalars or named).items():
             # The common case, short: this is the training's time.
             if type(value) is float and name in known and not self._device_scalars:
                 held[name] = value
@@ -79,7 +81,7 @@ class Step:
             try:
                 self._add(name, value)
             except Exception as error:
-                self._run.guard.error(f"logging {name!r}", f"{type(error).__name__}: {error}", error)
+                run.guard.caught(f"logging {name!r}", error)
 
     def _add(self, name: str, value: Any) -> None:
         known = self._run._known_names
@@ -90,21 +92,21 @@ class Step:
                 known.add(name)
         if len(self._scalars) + len(self._device_scalars) >= MAX_SCALARS:
             raise ValueError(f"a step holds at most {MAX_SCALARS} values")
-        if is_tensor(value) and not value.is_cpu:
+        tensor = is_tensor(value)
+        if tensor and not value.is_cpu:
             if value.numel() != 1:
                 raise ValueError(
                     f"a scalar has one element, this tensor has {value.numel()}: reduce it (.mean())"
                 )
             self._device_scalars[name] = value.detach()
             self._scalars.pop(name, None)
-        else:
-            self._scalars[name] = host_number(value)
-            if self._device_scalars:
-                self._device_scalars.pop(name, None)
+            return
+        self._scalars[name] = tensor_number(value) if tensor else host_number(value)
+        if self._device_scalars:
+            self._device_scalars.pop(name, None)
 
     def __enter__(self) -> Self:
-        self._run._begin_step()
-        self._run._step_opened(self)
+        self._run._begin_step(self)
         self._began = time.perf_counter()
         return self
 
@@ -112,4 +114,4 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop_clock()
-        self._run._end_step(self, self._ended - self._began, error)
+        self._run._end_step(self, error)

@@ -7,10 +7,10 @@ of them, once the device has sent what they refer to.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fp8scope.entries import Catalogue, Entry
+from fp8scope.entries import Catalogue, Document, Entry, Pending
 from fp8scope.guard import Guard
-from fp8scope.records import Histograms, Kind, Row
-from fp8scope.snapshot import NOTHING, Snapshot
+from fp8scope.records import Bytes, Histograms, Kind, Row
+from fp8scope.snapshot import NOTHING, PlainSnapshot, Snapshot
 from fp8scope.step import Step
 
 if TYPE_CHECKING:
@@ -33,22 +33,58 @@ def catalogue_of(offset: int, tensors: "Sequence[TensorInfo]", statistics: Seque
     return Catalogue(offset, described, statistics)
 
 
-def row_of(step: Step, snapshot: Snapshot | None, guard: Guard) -> Entry:
-    """The step's row: what was logged, else measured; and what `snapshot` brings from the device."""
-    number, now, scalars, reading = step.number, step._ended_at, step._scalars, step._reading
+class StepRow(Entry):
+    """A step's row: what was logged, else measured; and what `snapshot` brings from the device.
 
-    def payload() -> bytes:
-        seen = snapshot.read() if snapshot is not None else NOTHING
-        measured = reading.read() if reading is not None else {}
-        values = {**measured, **scalars, **seen.scalars}
-        return Row(number, now, guard.counts()[0], values, seen.statistics, seen.extras).encode()
+    `tokens` were trained on up to its end, in all steps.
+    """
 
-    # A copy from a device ends after the events by which the step was timed.
-    source = snapshot if snapshot is not None and snapshot.event is not None else reading
-    return Entry(Kind.ROW, payload, source)
+    __slots__ = ("_guard", "_snapshot", "_step", "_tokens")
+    kind = Kind.ROW
+
+    def __init__(
+        self, step: Step, tokens: int, snapshot: Snapshot | PlainSnapshot | None, guard: Guard
+    ) -> None:
+        self._step = step
+        self._tokens = tokens
+        self._snapshot = snapshot
+        self._guard = guard
+
+    def _source(self) -> Pending | None:
+        # A copy from a device ends after the events by which the step was timed.
+        if self._snapshot is not None and self._snapshot.event is not None:
+            return self._snapshot
+        return self._step._reading
+
+    def is_ready(self) -> bool:
+        source = self._source()
+        return source is None or source.is_ready()
+
+    def wait(self) -> None:
+        source = self._source()
+        if source is not None:
+            source.wait()
+
+    def pieces(self) -> Sequence[Bytes]:
+        step, seconds = self._step, self._step.seconds
+        seen = self._snapshot.read() if self._snapshot is not None else NOTHING
+        values = {"step_seconds": seconds}
+        if step.tokens > 0:
+            values["tokens"] = float(self._tokens)
+            values["tokens_per_second"] = step.tokens / max(seconds, 1e-9)
+        if step._reading is not None:
+            values |= step._reading.read()
+        values |= step._scalars
+        values |= seen.scalars
+        dropped = self._guard.counts()[0]
+        return Row(step.number, step._ended_at, dropped, values, seen.statistics, seen.extras).pieces()
+
+    def done(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.release()
 
 
-def histograms_of(step: Step, snapshot: Snapshot) -> Entry:
+def histograms_of(step: Step, snapshot: Snapshot | PlainSnapshot) -> Document:
     """How the exponents were distributed in a sampled step; no bytes where nothing was."""
     number, now = step.number, step._ended_at
 
@@ -58,4 +94,4 @@ def histograms_of(step: Step, snapshot: Snapshot) -> Entry:
             return b""
         return Histograms(number, now, seen.histogram_tensors, seen.histogram_counts).encode()
 
-    return Entry(Kind.HISTOGRAM, payload, snapshot)
+    return Document(Kind.HISTOGRAM, payload, snapshot)

@@ -94,6 +94,8 @@ class StatisticsBuffer:
     def __init__(self, capacity: int = 256, device: torch.device | str = "cpu") -> None:
         if not 1 <= capacity <= MAX_TENSORS:
             raise ValueError(f"capacity must be from 1 to {MAX_TENSORS}, got {capacity}.")
+        self.capacity = capacity
+        """The tensors that there is memory for."""
         self.storage = torch.zeros(capacity, len(STATISTICS), dtype=torch.float64, device=device)
         self.block_storage = self.storage.new_zeros(capacity, len(BLOCK_STATISTICS))
         self.sample_storage: Tensor | None = None
@@ -101,7 +103,8 @@ class StatisticsBuffer:
         self._sampled = False
         self._catalogue: list[TensorInfo] = []
         self._names: dict[str, int] = {}
-        self._spare: list[Tensor] = []
+        self._spare: list[tuple[int, Tensor]] = []
+        """Cleared storage, and for how many tensors it is."""
 
     @property
     def catalogue(self) -> tuple[TensorInfo, ...]:
@@ -137,10 +140,6 @@ class StatisticsBuffer:
             self.sample_storage = self.storage.new_zeros(self.capacity, SAMPLE_SIZE)
         self._sampling = value
         self._sampled |= value
-
-    @property
-    def capacity(self) -> int:
-        return self.storage.shape[0]
 
     @property
     def device(self) -> torch.device:
@@ -191,17 +190,15 @@ class StatisticsBuffer:
         recycles. Block statistics and samples stay as they are.
         """
         filled = self.storage
-        spare = self._spare.pop() if self._spare else None
+        rows, spare = self._spare.pop() if self._spare else (0, filled)
         # One from before the buffer has grown is too small.
-        if spare is None or spare.numel() != filled.numel():
-            spare = torch.zeros_like(filled)
-        self.storage = spare
+        self.storage = spare if rows == self.capacity else torch.zeros_like(filled)
         return filled
 
     def recycle(self, storage: Tensor) -> None:
         """Clear what `exchange` returned, for use by a later one. Any thread may."""
         if len(self._spare) < MAX_SPARE:
-            self._spare.append(storage.zero_())
+            self._spare.append((len(storage), storage.zero_()))
 
     def _grow(self) -> None:
         if self.capacity >= MAX_TENSORS:
@@ -211,6 +208,7 @@ class StatisticsBuffer:
         self.block_storage = _grown(self.block_storage, capacity)
         if self.sample_storage is not None:
             self.sample_storage = _grown(self.sample_storage, capacity)
+        self.capacity = capacity
 
 
 def _grown(storage: Tensor, rows: int) -> Tensor:

@@ -47,6 +47,14 @@ def settings(server: WireServer, tmp_path: Path) -> Settings:
     )
 
 
+@pytest.fixture
+def online(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fp8scope.init` and `attach` send to `server`."""
+    monkeypatch.setenv("FP8SCOPE_URL", server.url)
+    monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
+    monkeypatch.setenv("FP8SCOPE_INTERVAL", "0.05")
+
+
 @pytest.fixture(autouse=True)
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]]:
     """The background threads that a test starts end with it: one that goes on trying to send would find the

@@ -42,6 +42,11 @@ def batch(number: int, rows: int = 8) -> Tensor:
     return torch.randn(rows, 32, generator=torch.Generator().manual_seed(number))
 
 
+def update(optimizer: Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def squares(model: Callable[[Tensor], Tensor], number: int) -> Tensor:
     """A loss to be differentiated."""
     x = batch(number)

@@ -1,9 +1,10 @@
-"""A small FP8 model for tests."""
+"""Small models for tests."""
 
 import torch
 from torch import nn
 
 import fp8scope
+from fp8scope.fallback import fp8_layers_of, precision_of
 
 
 def tiny_model() -> nn.Module:
@@ -19,3 +20,21 @@ def train_step(model: nn.Module) -> torch.Tensor:
     loss: torch.Tensor = model(torch.randn(8, 32)).square().mean()
     loss.backward()  # type: ignore[no-untyped-call]
     return loss
+
+
+class Block(nn.Module):
+    """Of a residual network: 32 features to 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.down(self.up(x).relu())
+        return y
+
+
+def precisions(model: nn.Module) -> dict[str, str]:
+    """Of each FP8 layer by its path, `fp8` or `bf16`."""
+    return {path: precision_of(layer) for path, layer in fp8_layers_of(model)}

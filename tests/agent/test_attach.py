@@ -14,12 +14,7 @@ from torch import nn
 
 import fp8scope
 
-
-@pytest.fixture(autouse=True)
-def online(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FP8SCOPE_URL", server.url)
-    monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
-    monkeypatch.setenv("FP8SCOPE_INTERVAL", "0.05")
+pytestmark = pytest.mark.usefixtures("online")
 
 
 def names_of(server: WireServer) -> list[str]:

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from agent.commanding import PATIENCE, answered, begin, command, results, steps_until
 from agent.faulty_http import Fault
 from agent.models import tiny_model, train_step
 from agent.wire_server import WireServer
@@ -15,43 +15,6 @@ import fp8scope
 from fp8scope import Command
 from fp8scope.commands import Desk, RefusedError, State
 from fp8scope.config import ConfigurationError, Settings
-from fp8scope.registration import blank_registration
-from fp8scope.run import Run
-
-PATIENCE = 60.0
-
-
-def command(number: int, kind: str, /, **arguments: Any) -> dict[str, Any]:
-    return {
-        "id": number,
-        "kind": kind,
-        "arguments": arguments,
-        "reason": "because",
-        "given_by": "ada",
-        "expires_in": 600.0,
-    }
-
-
-def begin(settings: Settings, **more: Any) -> Run:
-    return Run(settings, blank_registration("commands"), **more)
-
-
-def steps_until(run: Run, done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline, "It did not happen."
-        with run.step() as step:
-            step.log(loss=1.0)
-        time.sleep(0.002)
-
-
-def results(server: WireServer) -> list[tuple[int, str, str]]:
-    found = [one for stored in server.runs.values() for one in stored.reports_of("command")]
-    return [(one["command"], one["state"], one["message"]) for one in found]
-
-
-def answered(server: WireServer) -> set[int]:
-    return {number for number, _, _ in results(server)}
 
 
 def test_it_works(server: WireServer, settings: Settings) -> None:
@@ -176,7 +139,7 @@ def test_a_run_that_ends_refuses_what_is_left(server: WireServer, settings: Sett
         pass
     server.commands = [command(1, "checkpoint")]
     deadline = time.monotonic() + PATIENCE
-    while not run._desk._waiting:
+    while not run._desk.waiting:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     run.finish()
@@ -207,49 +170,6 @@ def test_nonsense_from_a_server_hurts_nobody(nonsense: Any, server: WireServer, 
                 pass
         assert run.finish().complete
     assert server.run.steps == list(range(1, 11))
-
-
-def test_a_pause_ends_when_somebody_says_so(server: WireServer, settings: Settings) -> None:
-    # Long enough that only what asks more often can be quick.
-    run = Run(replace(settings, heartbeat_seconds=30.0), blank_registration("pause"))
-    run.allow_pause(50)
-    server.commands = [command(1, "pause", seconds=40)]
-    accepted = threading.Event()
-
-    def resume_later() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while (1, "accepted", "Paused, for 40 s at most.") not in results(server):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        accepted.set()
-        server.commands.append(command(2, "resume"))
-
-    with run.step():
-        pass
-    helper = threading.Thread(target=resume_later)
-    helper.start()
-    steps_until(run, lambda: 2 in answered(server) and len(results(server)) == 3)
-    helper.join()
-    run.finish()
-    assert accepted.is_set()
-    states = [(number, state) for number, state, _ in results(server)]
-    assert states == [(1, "accepted"), (2, "done"), (1, "done")]
-    assert results(server)[2][2].startswith("Went on after")
-
-
-def test_a_pause_is_bounded_by_the_script(server: WireServer, settings: Settings) -> None:
-    run = begin(settings)
-    run.allow_pause(0.05)
-    server.commands = [command(1, "pause", seconds=3600)]
-    steps_until(run, lambda: len(results(server)) == 2)
-    server.commands.append(command(2, "resume"))
-    steps_until(run, lambda: 2 in answered(server))
-    run.finish()
-    assert [message for _, _, message in results(server)] == [
-        "Paused, for 0 s at most.",
-        "Went on by itself after 0 s.",
-        "It was not paused.",
-    ]
 
 
 @pytest.mark.parametrize(

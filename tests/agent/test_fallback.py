@@ -8,26 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from agent.models import train_step
-from agent.test_commands import begin, command, results, steps_until
+from agent.commanding import begin, command, results, steps_until
+from agent.models import Block, precisions, train_step
 from agent.wire_server import WireServer
 from torch import nn
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.fallback import Layers, find, fp8_layers_of, precision_of, set_precision, set_products
-from fp8scope_kernels import PRODUCTS, fp8_layers
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(32, 64)
-        self.down = nn.Linear(64, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = x + self.down(self.up(x).relu())
-        return y
+from fp8scope.fallback import Layers, find, set_precision
+from fp8scope_kernels import fp8_layers
 
 
 def make_model() -> nn.Module:
@@ -35,18 +24,6 @@ def make_model() -> nn.Module:
     model = nn.Sequential(Block(), Block(), nn.Linear(32, 31))
     fp8scope.convert(model, fp8scope.DelayedScaling(history_length=4))
     return model
-
-
-def torchao_model(**options: Any) -> nn.Module:
-    float8 = pytest.importorskip("torchao.float8")
-    torch.manual_seed(0)
-    model = nn.Sequential(Block(), Block())
-    config = float8.Float8LinearConfig(emulate=True, **options)
-    return float8.convert_to_float8_training(model, config=config)  # type: ignore[no-any-return]
-
-
-def precisions(model: nn.Module) -> dict[str, str]:
-    return {path: precision_of(layer) for path, layer in fp8_layers_of(model)}
 
 
 def test_it_works(server: WireServer, settings: Settings) -> None:
@@ -205,87 +182,6 @@ def test_a_copy_of_a_model_is_another_model() -> None:
     twin = copy.deepcopy(model)
     layers.switch(layers.find("0.up"), "fp8")
     assert precisions(model)["0.up"] == "fp8" and precisions(twin)["0.up"] == "bf16"
-
-
-# torchao
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    model.zero_grad()
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(16, 32, generator=generator, requires_grad=True)
-    model(x).backward(torch.randn(16, 32, generator=generator))
-    assert x.grad is not None
-    return [
-        x.grad,
-        *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None),
-    ]
-
-
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
-
-
-def test_torchaos_layers_fall_back_too() -> None:
-    model = torchao_model()
-    torch.manual_seed(0)
-    plain = gradients(nn.Sequential(Block(), Block()))
-    fp8 = gradients(model)
-    found = find([model], "*")
-    assert set(found.paths) == {"0.up", "0.down", "1.up", "1.down"}
-    layers = Layers()
-    layers.watch(model)
-    assert len(layers.switch(found, "bf16")) == 4 and set(precisions(model).values()) == {"bf16"}
-    assert not same(plain, fp8) and same(gradients(model), plain), "in the precision of its operands"
-    assert len(layers.switch(found, "fp8", only_fallen=True)) == 4
-    assert same(gradients(model), fp8), "as before, bit for bit"
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_torchaos_products_are_switched_one_by_one(product: Any) -> None:
-    """As our own layers do it: each product of a layer alone changes just what it computes."""
-    float8 = pytest.importorskip("torchao.float8")
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 32, bias=False))
-    model = float8.convert_to_float8_training(model, config=float8.Float8LinearConfig(emulate=True))
-    layer: Any = next(iter(model.children()))
-    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    upstream = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
-
-    def passes(products: Any) -> list[torch.Tensor]:
-        set_products(layer, products)
-        model.zero_grad()
-        x.grad = None
-        output = model(x)
-        output.backward(upstream)
-        assert x.grad is not None
-        return [output.detach(), x.grad.clone(), layer.weight.grad.clone()]
-
-    fp8, exact, one = passes(PRODUCTS), passes(()), passes((product,))
-    for index, name in enumerate(PRODUCTS):
-        assert not torch.equal(fp8[index], exact[index])
-        assert torch.equal(one[index], (fp8 if name == product else exact)[index])
-
-
-def test_what_cannot_be_switched_is_said_clearly() -> None:
-    model = torchao_model()
-    layer: Any = dict(model.named_modules())["0.up"]
-    object.__setattr__(layer.config, "enable_fsdp_float8_all_gather", True)
-    assert any("gathered in FP8" in problem for problem in find([model], "0.up").problems)
-
-
-class FakeModule(nn.Module):
-    """Laid out as Transformer Engine's modules are."""
-
-    fp8_meta: dict[str, Any] = {}
-
-
-FakeModule.__module__ = "transformer_engine.pytorch.module.linear"
-
-
-def test_transformer_engine_is_told_to_be_another_matter() -> None:
-    found = find([nn.Sequential(FakeModule())], "0")
-    assert not found.layers and "autocast decides" in found.problems[0]
 
 
 def test_going_back_begins_with_fresh_scales() -> None:

@@ -16,6 +16,7 @@ from agent.wire_server import WireServer
 
 from fp8scope import cli
 from fp8scope.config import Settings
+from fp8scope.records import Bytes
 from fp8scope.registration import blank_registration
 from fp8scope.run import Run
 from fp8scope.segments import FileSegment
@@ -118,10 +119,10 @@ def test_a_disk_that_hangs_does_not_stop_the_training(
     released, hangs = threading.Event(), threading.Event()
     append = FileSegment.append
 
-    def hang(self: FileSegment, data: bytes) -> None:
+    def hang(self: FileSegment, *pieces: Bytes) -> None:
         hangs.set()
         released.wait(120)
-        append(self, data)
+        append(self, *pieces)
 
     monkeypatch.setattr(FileSegment, "append", hang)
     run = Run(settings, blank_registration("hanging disk"))

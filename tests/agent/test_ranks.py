@@ -46,7 +46,6 @@ def steps_of(server: WireServer) -> dict[tuple[int, int], list[int]]:
     return dict(found)
 
 
-@pytest.mark.slow
 def test_it_works(server: WireServer, settings: Settings) -> None:
     """DDP on two ranks: one run, each rank's rows, all finished."""
     done = torchrun(server, settings, 2, "ddp", "6", "-1", "0", "agree")

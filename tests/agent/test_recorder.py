@@ -9,10 +9,10 @@ import pytest
 
 from fp8scope import recorder as module
 from fp8scope.config import Settings
-from fp8scope.entries import Entry, Place
+from fp8scope.entries import Document, Place
 from fp8scope.guard import Guard
 from fp8scope.recorder import Recorder
-from fp8scope.records import Kind
+from fp8scope.records import Bytes, Kind
 from fp8scope.spool import Spool
 
 
@@ -29,8 +29,8 @@ class OnDevice:
         self.ready.wait()
 
 
-def row(text: str, source: OnDevice | None = None) -> Entry:
-    return Entry(Kind.ROW, lambda: text.encode(), source)
+def row(text: str, source: OnDevice | None = None) -> Document:
+    return Document(Kind.ROW, lambda: text.encode(), source)
 
 
 def rows(spool: Spool) -> list[str]:
@@ -58,7 +58,9 @@ def recorder(spool: Spool) -> Recorder:
     return made
 
 
-def test_it_works(recorder: Recorder, spool: Spool) -> None:
+def test_it_works(recorder: Recorder, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # There is no recorder's thread to wait for here, however slow this machine's disk is for a moment.
+    monkeypatch.setattr(module, "UNNOTICED", 60.0)
     for number in range(20):
         recorder.add(row(str(number)))
         recorder.catch_up()
@@ -72,11 +74,11 @@ def test_a_write_that_is_under_way_is_not_done(
     writing, go_on = threading.Event(), threading.Event()
     append = spool.append
 
-    def slow(kind: Kind, payload: bytes) -> None:
-        if kind is Kind.ROW and payload == b"first":
+    def slow(kind: Kind, *payload: Bytes) -> None:
+        if kind is Kind.ROW and payload == (b"first",):
             writing.set()
             go_on.wait(60)
-        append(kind, payload)
+        append(kind, *payload)
 
     monkeypatch.setattr(spool, "append", slow)
     monkeypatch.setattr(module, "WAIT_AT_MOST", 60.0)
@@ -128,7 +130,7 @@ def test_the_wait_is_bounded_and_so_are_all_of_them(
 
 
 def test_who_writes_comes_first_and_begins_each_file(recorder: Recorder, spool: Spool) -> None:
-    recorder.add(Entry(Kind.REGISTRATION, lambda: b'{"name":"x"}'))
+    recorder.add(Document(Kind.REGISTRATION, lambda: b'{"name":"x"}'))
     recorder.add(row("first"))
     recorder.drain()
     kinds, position = [], 0
@@ -144,7 +146,7 @@ def test_a_row_that_cannot_be_made_is_dropped_and_counted(recorder: Recorder, sp
     def broken() -> bytes:
         raise ValueError("planned")
 
-    recorder.add(Entry(Kind.ROW, broken))
+    recorder.add(Document(Kind.ROW, broken))
     recorder.add(row("good"))
     recorder.drain()
     assert rows(spool) == ["good"]

@@ -44,10 +44,12 @@ class HostClock:
 
     def end(self) -> "HostTimes | None":
         """A step ends; None when nothing was marked in it."""
-        marked = self._marks > 0
+        if not self._marks:
+            self._last = time.perf_counter()
+            return None
         self.mark(OTHER)
         totals, self._totals, self._marks = self._totals, [0.0] * len(PHASES), 0
-        return HostTimes(totals) if marked else None
+        return HostTimes(totals)
 
 
 class HostTimes:

@@ -72,6 +72,8 @@ class Measures:
         self._stepping: list[OptimizerHooks] = []
         """The optimizers' hooks once more: a list is walked in a tenth of the time."""
         self._groups = 0
+        self._begun = False
+        """Whether the clock and the machine's sampling run: they begin with the first step."""
         self._machine = Machine(guard, self._device_index)
         self._peaks: dict[Any, float | None] = {}
 
@@ -85,7 +87,7 @@ class Measures:
         from fp8scope.measures.hooks import ModelHooks, OptimizerHooks, Stopwatch
 
         if self._watch is None:
-            self._watch = Stopwatch(self._guard)
+            self._watch, self._begun = Stopwatch(self._guard), False
         if model not in self._models:
             self._models[model] = ModelHooks(model, self._watch)
         optimizer = inner_optimizer(optimizer) if optimizer is not None else None
@@ -97,7 +99,8 @@ class Measures:
 
     def begin(self) -> None:
         """A step begins."""
-        if self._watch is not None:
+        if not self._begun and self._watch is not None:
+            self._begun = True
             self._watch.clock.begin()
             self._machine.start()
 
@@ -122,11 +125,11 @@ class Measures:
         device: dict[str, torch.Tensor] = {}
         if self._stepping:
             self._ask_optimizers(scalars, logged)
-        for name, value in tuple(scalars.items()):
-            if is_tensor(value) and value.device.type != "cpu":
-                device[name] = scalars.pop(name)
-            else:
-                scalars[name] = host_number(value)
+            for name, value in tuple(scalars.items()):
+                if is_tensor(value) and value.device.type != "cpu":
+                    device[name] = scalars.pop(name)
+                else:
+                    scalars[name] = host_number(value)
         return Reading(scalars, device, times, flops, self._peak() if flops else None, self._machine)
 
     def _ask_optimizers(self, scalars: dict[str, Any], logged: Container[str]) -> None:
@@ -169,7 +172,7 @@ class Measures:
         self._guard = guard
         if self._watch is not None:
             self._watch.guard = guard
-        self._machine = Machine(self._guard, self._device_index)
+        self._machine, self._begun = Machine(self._guard, self._device_index), False
 
     def close(self) -> None:
         """Take every hook away, and end the thread."""

@@ -22,6 +22,8 @@ class Source(Protocol):
     """How the tensors are quantised, for the run's page; empty where they are not."""
     tensors: int
     """How many it observes."""
+    every_step: bool
+    """Whether `finish` is to be called in steps that are not sampled as well."""
 
     def finish(self, sampled: bool) -> None:
         """The step is over and its rows are about to be copied: write what only now can be told."""

@@ -36,8 +36,6 @@ class Board:
         self.every_step = every_step
         self.is_plain = every_step and device.type == "cpu"
         """Whether it is written in every step, on the host, where there is no device to wait for."""
-        self.width = len(STATISTICS)
-        """Values of a row in a step that is not sampled."""
         self.positions: list[int] = []
         self._places = np.zeros(0, np.int64)
         self._in_order = True
@@ -120,6 +118,8 @@ class Boards:
         """Whether this is a sampled step."""
         self._places: dict[str, int] = {}
         self._by_kind: dict[tuple[torch.device, bool], Board] = {}
+        self.plain: Board | None = None
+        """The board of a run that has one, on the host; nearly always, on a CPU."""
 
     def on(self, device: torch.device, *, every_step: bool = True, capacity: int = FIRST_CAPACITY) -> Board:
         """The board for tensors on this device."""
@@ -128,6 +128,7 @@ class Boards:
             board = Board(device, capacity, every_step=every_step)
             self._by_kind[device, every_step] = board
             self.all.append(board)
+            self.plain = board if board.is_plain and len(self.all) == 1 else None
         return board
 
     def place(self) -> None:
@@ -141,6 +142,9 @@ class Boards:
 
     def is_placed(self) -> bool:
         """Whether every row has its place."""
+        # Asked at every step's end, where nearly always there is one board.
+        if self.plain is not None:
+            return len(self.plain.positions) == len(self.plain.buffer)
         return all(len(board.positions) == len(board.buffer) for board in self.all)
 
     def sample(self, value: bool) -> None:

@@ -30,6 +30,8 @@ from fp8scope_kernels.recipes import ROLES
 class Fp8Layers:
     """The model's `Fp8Linear`s."""
 
+    every_step = False
+
     def __init__(self, model: nn.Module, boards: Boards) -> None:
         layers = list(fp8_layers(model))
         self.tensors = len(ROLES) * len(layers)
@@ -68,6 +70,7 @@ def note_delayed(board: Board, slots: list[Slot], histories: list[Tensor]) -> No
 class HighPrecisionLayers:
     """The linear layers that are not FP8 and could be: amax and non-finite elements, every step."""
 
+    every_step = False
     recipe: Mapping[str, Any] = {}
 
     def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:

@@ -44,6 +44,8 @@ class ShadowLayers:
     is divided out of the gradients.
     """
 
+    every_step = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -45,6 +45,8 @@ class Cast(NamedTuple):
 class Float8Layers:
     """The model's `torchao.float8.Float8Linear`s."""
 
+    every_step = False
+
     def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:
         self.recipe: Mapping[str, Any] = {}
         self.tensors = 0

@@ -31,6 +31,7 @@ class TrainingState:
     alive.
     """
 
+    every_step = True
     recipe: Mapping[str, Any] = {}
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, boards: Boards, on_error: OnError) -> None:

@@ -31,6 +31,7 @@ PER_PRODUCT = {FORWARD: 3, BACKWARD: 2}
 class TransformerEngineLayers:
     """The model's modules that carry an `fp8_meta`. Their tensors are known once they have run in FP8."""
 
+    every_step = True
     recipe: Mapping[str, Any] = {}
 
     def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:

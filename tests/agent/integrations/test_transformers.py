@@ -15,11 +15,7 @@ from fp8scope.integrations.transformers import Fp8scopeCallback
 tiny = example("transformers_trainer")
 
 
-@pytest.fixture(autouse=True)
-def online(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FP8SCOPE_URL", server.url)
-    monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
-    monkeypatch.setenv("FP8SCOPE_INTERVAL", "0.05")
+pytestmark = pytest.mark.usefixtures("online")
 
 
 class Recording(Trainer):

@@ -1,0 +1,167 @@
+"""A run's steps: how one begins, is measured, ends and is handed to the recorder.
+
+What is here runs on the training thread, in every step, when the caches are full of other things: each call
+and each object that is touched costs. So it is written with few of them, and what is rarely needed is asked
+for before it is called.
+"""
+
+import abc
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from typing import Any
+
+from fp8scope.alert import Alert
+from fp8scope.collector import Collector
+from fp8scope.config import Settings
+from fp8scope.lifecycle import Lifecycle
+from fp8scope.measures import Measures
+from fp8scope.repository import RepositoryLookup
+from fp8scope.resume import Identity
+from fp8scope.snapshot import BusyError
+from fp8scope.step import Step
+from fp8scope.step_entries import StepRow, catalogue_of, histograms_of
+
+
+class Stepping(Lifecycle):
+    """What `Run` is made of beside its life and what the training script calls."""
+
+    _quiet: bool
+    """Nothing that happens now is to be recorded."""
+    _switches: list[Any]
+    """Layers whose precision is to be changed."""
+
+    def __init__(
+        self, settings: Settings, registration: Mapping[str, Any], identity: Identity, *, rank: int
+    ) -> None:
+        super().__init__(settings, registration, identity, rank=rank)
+        self._collector = Collector(self.guard.caught)
+        self._measures = Measures(self.guard)
+        self._known_names: set[str] = set()
+        self._open: Step | None = None
+        self._early: dict[str, Any] = {}
+        self._alerts: deque[Alert] = deque(maxlen=1000)
+        self._callbacks: list[Callable[[Alert], object]] = []
+        self._repository: RepositoryLookup | None = None
+
+    def _active(self) -> bool:
+        return self._report is None and not self._quiet and self._settings.mode != "disabled"
+
+    # A step's life
+
+    def _begin_step(self, step: Step) -> None:
+        if self._switches:
+            self._switch_layers()
+        self._measures.begin()
+        self._open = step
+        if self._early:
+            early, self._early = self._early, {}
+            self.log(early)
+
+    def _measure_step(self, step: Step) -> None:
+        if self._measures.watching and self._active():
+            try:
+                step._reading = self._measures.end(step)
+            except Exception as error:
+                self.guard.caught("measuring a step", error)
+
+    def _abandon_step(self) -> None:
+        """Forget the step that is open: it will not be completed."""
+        if self._open is not None:
+            self._step = self._open.number - 1
+            self._open = None
+            self._collector.discard()
+
+    def _end_step(self, step: Step, error: BaseException | None) -> None:
+        if self._open is step:
+            self._open = None
+        if self._active():
+            try:
+                self._collect(step)
+            except Exception as ours:
+                self.guard.caught("collecting a step", ours)
+        if error is not None:
+            self._note_failure(error)
+            return
+        # The training went on: what an earlier step raised was dealt with.
+        self._failure = ""
+        if self._alerts:
+            self._deliver_alerts()
+        self._boundary()
+
+    def _collect(self, step: Step) -> None:
+        number, before = step.number, self._recorded_step
+        self._recorded_step, self._thread = number, get_ident()
+        if before is not None and number < before:
+            self._went_back()
+        if self._repository is not None:
+            self._complete_environment()
+        self._tokens += step._tokens
+        collector, pipeline = self._collector, self._pipeline
+        if (grown := collector.new_tensors()) is not None:
+            pipeline.put(catalogue_of(*grown))
+        if pipeline.waiting and pipeline.is_full(collector.row_bytes):
+            collector.discard()
+            self.guard.drop(1, "the disk is slower than the training, and the queue is full")
+            return
+        reading, on_device = step._reading, step._device_scalars
+        if reading is not None and reading.device:
+            on_device = {**reading.device, **on_device}
+        try:
+            snapshot = collector.snapshot(on_device)
+        except BusyError as busy:
+            self.guard.drop(1, str(busy))
+            return
+        pipeline.put(StepRow(step, self._tokens, snapshot, self.guard))
+        if snapshot is not None and snapshot.sampled:
+            pipeline.put(histograms_of(step, snapshot))
+
+    def _settle(self) -> None:
+        """Have the steps that were ended before in the spool, as far as a budget allows."""
+        self._pipeline.settle()
+
+    # What a run adds
+
+    @abc.abstractmethod
+    def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Add values to the step that is open."""
+
+    @abc.abstractmethod
+    def _switch_layers(self) -> None:
+        """Change the precision of the layers for which that was asked."""
+
+    @abc.abstractmethod
+    def _boundary(self) -> None:
+        """Between two steps: do what waits for this moment."""
+
+    # What comes to a run from elsewhere, and is used between two steps
+
+    def _take_alerts(self, found: Sequence[Mapping[str, Any]]) -> None:
+        for one in found:
+            self._alerts.append(Alert.from_answer(one))
+
+    def _deliver_alerts(self) -> None:
+        while self._alerts and self._callbacks:
+            alert = self._alerts.popleft()
+            for callback in self._callbacks:
+                callback(alert)
+
+    def look_up_repository(self) -> None:
+        """Have git asked for the commit and the changes since, and told once that is known."""
+        if self._active():
+            self._repository = RepositoryLookup()
+
+    def _complete_environment(self, seconds: float = 0.0) -> None:
+        """Add what git has answered to the registration; wait for it `seconds` at most."""
+        found = self._repository.take(seconds) if self._repository is not None else None
+        if found is not None:
+            self._repository = None
+            if found:
+                self._registration["environment"] = {**self._registration["environment"], **found}
+                self._register()
+
+    def after_fork_in_child(self) -> None:
+        """Become another writer of the same run; it starts when the child records something."""
+        super().after_fork_in_child()
+        self._collector.on_error = self.guard.caught
+        self._measures.after_fork(self.guard)
