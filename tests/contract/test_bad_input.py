@@ -11,35 +11,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import urllib3
+from contract.refusals import assert_refused, good, registered
 from contract.wire_client import ARROW, TIME, Answer, WireClient
 from live_servers import Server
 
 from fp8scope_dashboard.accounts.models import ApiToken
 from fp8scope_dashboard.accounts.services import revoke_token
-from fp8scope_dashboard.ingest import limits
-from fp8scope_dashboard.ingest.models import Receipt
-from fp8scope_dashboard.runs.models import Run, Tensor
-from fp8scope_dashboard.telemetry.models import Chunk
 
 Change = Callable[[WireClient], bytes]
 
 
 @pytest.fixture
 def client(server: Server) -> WireClient:
-    client = WireClient(server.url, server.token)
-    assert client.register().status == 201
-    assert client.catalogue(["a", "b"]).status == 200
-    return client
-
-
-def good(client: WireClient, seq: int = 0, **columns: Any) -> bytes:
-    return client.batch(seq, [1, 2], **{"scalars": {"loss": [1.0, 2.0]}, **columns})
-
-
-def assert_refused(answer: Answer, status: int, code: str) -> None:
-    assert (answer.status, answer.code) == (status, code), answer.body
-    assert not Chunk.objects.exists()
-    assert not Receipt.objects.exists()
+    return registered(server)
 
 
 def test_it_works(client: WireClient) -> None:
@@ -170,178 +154,6 @@ def test_an_invalid_batch(client: WireClient, case: str) -> None:
 def test_a_column_twice(client: WireClient) -> None:
     body = good(client, columns={"scalar:lost": pa.array([1.0, 2.0])}).replace(b"scalar:lost", b"scalar:loss")
     assert_refused(client.send(body), 422, "invalid")
-
-
-def test_more_tensors_than_the_catalogue_has(client: WireClient) -> None:
-    body = good(client, tensors={"amax": [[1.0, 2.0, 3.0]] * 2})
-    assert_refused(client.send(body), 409, "catalogue_gap")
-    assert client.catalogue(["a", "b", "c"]).json == {"count": 3}
-    assert client.send(body).status == 201
-
-
-def row(**fields: object) -> dict[str, object]:
-    return {"step": 1, "time": "2026-01-01T00:00:00Z", "scalars": {"loss": 1.0}, **fields}
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "code"),
-    [
-        ({"protocol": None, "seq": None}, 400, "protocol_mismatch"),
-        ({"seq": "many"}, 400, "malformed"),
-        ({"seq": 1.5}, 400, "malformed"),
-        ({"writer": 3}, 422, "invalid"),
-        ({"writer": None}, 422, "invalid"),
-        ({"rows": []}, 422, "invalid"),
-        ({"rows": {}}, 422, "invalid"),
-        ({"rows": [1]}, 422, "invalid"),
-        ({"rows": [row(step="1")]}, 422, "invalid"),
-        ({"rows": [row(step=-1)]}, 422, "invalid"),
-        ({"rows": [row(step=True)]}, 422, "invalid"),
-        ({"rows": [row(step=2**63)]}, 422, "invalid"),
-        ({"rows": [row(step=2), row(step=1)]}, 422, "invalid"),
-        ({"rows": [row(time="yesterday")]}, 422, "invalid"),
-        ({"rows": [row(time="2026-01-01T00:00:00")]}, 422, "invalid"),
-        ({"rows": [row(time=5)]}, 422, "invalid"),
-        ({"rows": [row(time="0001-01-01T00:00:00+14:00")]}, 422, "invalid"),
-        ({"rows": [row(time="1999-12-31T00:00:00Z")]}, 422, "invalid"),
-        ({"rows": [row(scalars=[1])]}, 422, "invalid"),
-        ({"rows": [row(scalars={"loss": "high"})]}, 422, "invalid"),
-        ({"rows": [row(scalars={"loss": True})]}, 422, "invalid"),
-        ({"rows": [row(scalars={"loss": 10**400})]}, 422, "invalid"),
-        ({"rows": [row(scalars={"a b": 1})]}, 422, "invalid"),
-        ({"rows": [row(tensors={"amax": 3})]}, 422, "invalid"),
-        ({"rows": [row(tensors={"amax": {"a": [1]}})]}, 422, "invalid"),
-        ({"rows": [row(tensors={"amax": {"unheard of": 1}})]}, 409, "catalogue_gap"),
-    ],
-)
-def test_a_bad_json_batch(client: WireClient, change: dict[str, object], status: int, code: str) -> None:
-    document = {"protocol": 1, "writer": str(client.writer), "seq": 0, "rows": [row()], **change}
-    assert_refused(client.request("POST", "/batches", json=document), status, code)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b'{"a": NaN', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000]
-)
-@pytest.mark.parametrize("path", ["/batches", "/evaluations", "/heartbeat"])
-def test_what_is_not_json(client: WireClient, path: str, body: bytes) -> None:
-    answer = client.request("POST", path, body=body, headers={"Content-Type": "application/json"})
-    # A JSON value that is not an object is, where a schema is declared, one that does not keep it.
-    assert (answer.status, answer.code) in {(400, "malformed"), (422, "invalid")}
-    assert not Receipt.objects.exists()
-
-
-EVALUATION = {"seq": 0, "step": 1, "name": "task", "metric": "accuracy", "kind": "mean", "items": [0.5, 0.25]}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"kind": "median"},
-        {"items": []},
-        {"items": ["high"]},
-        {"items": [None]},
-        {"items": [0.5] * (limits.EVALUATION_ITEMS + 1)},
-        {"kind": "proportion"},
-        {"item_ids": ["a"]},
-        {"item_ids": ["a", "a"]},
-        {"item_ids": ["a", "x" * 129]},
-        {"clusters": ["a", "b", "c"]},
-        {"name": ""},
-        {"name": "x" * 129},
-        {"name": "NUL\0"},
-        {"step": -1},
-        {"seq": 2**63},
-        {"writer": "me"},
-    ],
-)
-def test_a_bad_evaluation(client: WireClient, change: dict[str, object]) -> None:
-    document = {"writer": str(client.writer), **EVALUATION, **change}
-    assert_refused(client.request("POST", "/evaluations", json=document), 422, "invalid")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"name": ""},
-        {"name": "x" * 201},
-        {"name": "NUL\0"},
-        {"config": {"a": "NUL\0"}},
-        {"config": [1]},
-        {"tags": ["x" * 65]},
-        {"seed": 2**63},
-        {"total_steps": -1},
-        {"created_at": "2026-01-01T00:00:00"},
-        {"group": None},
-    ],
-)
-def test_a_bad_registration(client: WireClient, change: dict[str, object]) -> None:
-    client.run = uuid.uuid4()
-    assert_refused(client.register(**change), 422, "invalid")
-    assert not Run.objects.filter(pk=client.run).exists()
-
-
-def test_text_that_is_no_unicode(client: WireClient) -> None:
-    client.run = uuid.uuid4()
-    for field in ("name", "config"):
-        body = b'{"name": "a", "%s": {"x": "\\ud800"}}' % field.encode()
-        if field == "name":
-            body = b'{"name": "\\ud800"}'
-        answer = client.request("PUT", body=body, headers={"Content-Type": "application/json"})
-        assert_refused(answer, 422, "invalid")
-
-
-def test_a_bad_catalogue(client: WireClient) -> None:
-    assert_refused(client.catalogue(["z"], offset=5), 409, "catalogue_gap")
-    assert_refused(client.catalogue(["b", "a"]), 409, "writer_conflict")
-    assert_refused(client.catalogue(["c", "c"], offset=2), 422, "invalid")
-    assert_refused(client.catalogue(["a"], offset=2), 422, "invalid")
-    assert_refused(client.catalogue(["x" * 513], offset=2), 422, "invalid")
-    assert_refused(client.catalogue(["c"], offset=2, rank=-1), 422, "invalid")
-    assert Tensor.objects.count() == 2
-
-
-def test_more_tensors_than_a_run_may_have(client: WireClient) -> None:
-    assert client.catalogue([f"t{i}" for i in range(limits.TENSORS - 2)], offset=2).json == {"count": 20_000}
-    other = WireClient(client.url, client.token, run=client.run)
-    assert other.catalogue(["a", "b"]).json == {"count": 2}
-    assert_refused(other.catalogue(["one too many"], offset=2), 413, "too_large")
-    assert Tensor.objects.count() == limits.TENSORS
-
-
-def test_an_oversized_request(client: WireClient) -> None:
-    for headers in ({}, {"Transfer-Encoding": "chunked"}):
-        body = b"\xff" * (limits.REQUEST_BYTES + 1)
-        sent: Any = (body[i : i + limits.MIB] for i in range(0, len(body), limits.MIB)) if headers else body
-        answer = client.request("POST", "/batches", body=sent, headers={"Content-Type": ARROW})
-        assert_refused(answer, 413, "too_large")
-
-
-def test_a_request_of_exactly_the_limit_is_read(client: WireClient) -> None:
-    answer = client.send(b"x" * limits.REQUEST_BYTES)
-    assert_refused(answer, 400, "not_arrow")
-
-
-def test_too_many_rows(client: WireClient) -> None:
-    assert client.send(client.batch(0, range(limits.ROWS))).json["rows"] == limits.ROWS
-    client.run, client.writer = Run.objects.get().id, uuid.uuid4()
-    answer = client.send(client.batch(0, range(limits.ROWS + 1)))
-    assert (answer.status, answer.code) == (413, "too_large")
-    answer = client.send(client.batch(0, range(limits.ROWS + 1), record_batches=50))
-    assert (answer.status, answer.code) == (413, "too_large")
-    assert Chunk.objects.count() == 1
-
-
-def test_too_many_names(client: WireClient) -> None:
-    scalars = {f"s{i}": [1.0] for i in range(limits.SCALARS)}
-    assert_refused(client.send(client.batch(0, [1], scalars={**scalars, "more": [1.0]})), 413, "too_large")
-    assert client.send(client.batch(0, [1], scalars=scalars)).status == 201
-    # Nor one by one over the steps.
-    answer = client.send(client.batch(1, [1], scalars={"more": [1.0]}))
-    assert (answer.status, answer.code) == (422, "invalid")
-    assert client.send(client.batch(1, [1], scalars={"s0": [1.0]})).status == 201
-    statistics = {f"x{i}": [[1.0]] for i in range(limits.STATISTICS + 1)}
-    answer = client.send(client.batch(2, [1], tensors=statistics))
-    assert (answer.status, answer.code) == (413, "too_large")
 
 
 def test_an_encoding_that_is_not_offered(client: WireClient) -> None:

@@ -173,7 +173,6 @@ def probe(*choices: str, **environment: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 def test_a_machine_without_a_compiler(tmp_path: Path) -> None:
     """`auto` stays with eager torch and says nothing; `compiled` says so once, with the same results."""
     found = probe("reference", "auto", "compiled", PATH=str(tmp_path), CXX=str(tmp_path / "g++"))
@@ -191,7 +190,6 @@ def test_a_machine_without_a_compiler(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
 def test_nothing_is_kept_on_the_disk(tmp_path: Path) -> None:
     """So a home that cannot be written to, or does not exist, does not matter."""
     found = probe(

@@ -1,0 +1,72 @@
+"""Requests that are too large, in bytes, rows or names: refused at the bound, taken below it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from contract.refusals import assert_refused, good, registered
+from contract.wire_client import ARROW, WireClient
+from live_servers import Server
+
+from fp8scope_dashboard.ingest import limits
+from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.telemetry.models import Chunk
+
+
+@pytest.fixture
+def client(server: Server) -> WireClient:
+    return registered(server)
+
+
+def test_it_works(client: WireClient) -> None:
+    """A batch for more tensors than were named is too large until they are."""
+    body = good(client, tensors={"amax": [[1.0, 2.0, 3.0]] * 2})
+    assert_refused(client.send(body), 409, "catalogue_gap")
+    assert client.catalogue(["a", "b", "c"]).json == {"count": 3}
+    assert client.send(body).status == 201
+
+
+def test_more_tensors_than_a_run_may_have(client: WireClient) -> None:
+    assert client.catalogue([f"t{i}" for i in range(limits.TENSORS - 2)], offset=2).json == {"count": 20_000}
+    other = WireClient(client.url, client.token, run=client.run)
+    assert other.catalogue(["a", "b"]).json == {"count": 2}
+    assert_refused(other.catalogue(["one too many"], offset=2), 413, "too_large")
+    assert Tensor.objects.count() == limits.TENSORS
+
+
+def test_an_oversized_request(client: WireClient) -> None:
+    for headers in ({}, {"Transfer-Encoding": "chunked"}):
+        body = b"\xff" * (limits.REQUEST_BYTES + 1)
+        sent: Any = (body[i : i + limits.MIB] for i in range(0, len(body), limits.MIB)) if headers else body
+        answer = client.request("POST", "/batches", body=sent, headers={"Content-Type": ARROW})
+        assert_refused(answer, 413, "too_large")
+
+
+def test_a_request_of_exactly_the_limit_is_read(client: WireClient) -> None:
+    answer = client.send(b"x" * limits.REQUEST_BYTES)
+    assert_refused(answer, 400, "not_arrow")
+
+
+def test_too_many_rows(client: WireClient) -> None:
+    assert client.send(client.batch(0, range(limits.ROWS))).json["rows"] == limits.ROWS
+    client.run, client.writer = Run.objects.get().id, uuid.uuid4()
+    answer = client.send(client.batch(0, range(limits.ROWS + 1)))
+    assert (answer.status, answer.code) == (413, "too_large")
+    answer = client.send(client.batch(0, range(limits.ROWS + 1), record_batches=50))
+    assert (answer.status, answer.code) == (413, "too_large")
+    assert Chunk.objects.count() == 1
+
+
+def test_too_many_names(client: WireClient) -> None:
+    scalars = {f"s{i}": [1.0] for i in range(limits.SCALARS)}
+    assert_refused(client.send(client.batch(0, [1], scalars={**scalars, "more": [1.0]})), 413, "too_large")
+    assert client.send(client.batch(0, [1], scalars=scalars)).status == 201
+    # Nor one by one over the steps.
+    answer = client.send(client.batch(1, [1], scalars={"more": [1.0]}))
+    assert (answer.status, answer.code) == (422, "invalid")
+    assert client.send(client.batch(1, [1], scalars={"s0": [1.0]})).status == 201
+    statistics = {f"x{i}": [[1.0]] for i in range(limits.STATISTICS + 1)}
+    answer = client.send(client.batch(2, [1], tensors=statistics))
+    assert (answer.status, answer.code) == (413, "too_large")
