@@ -10,6 +10,7 @@ from agent.wire_server import WireServer
 from torch import nn
 
 import fp8scope
+from fp8scope import recorder as module
 from fp8scope.config import Settings
 from fp8scope.entries import Document, Place
 from fp8scope.guard import Guard
@@ -54,7 +55,10 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
         assert set(row["tensors"]["amax"]) == {float(row["step"])} == {row["scalars"]["loss"]}
 
 
-def test_each_is_in_the_spool_when_the_next_has_ended(settings: Settings, tmp_path: Path) -> None:
+def test_each_is_in_the_spool_when_the_next_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The promise, but for its bound: this machine's disk may be slow for a moment.
+    monkeypatch.setattr(module, "WAIT_AT_MOST", 60.0)
+    monkeypatch.setattr(module, "WAIT_ALLOWANCE", 60.0)
     offline = Settings(mode="offline", directory=tmp_path)
     run, _, _ = watched(offline, layers=4)
     for number in range(1, 301):
@@ -87,7 +91,9 @@ def test_what_the_agent_adds_is_the_scripts_to_override(server: WireServer, sett
 
 
 @pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """One without its thread, for which a slow write would make `catch_up` wait."""
+    monkeypatch.setattr(module, "UNNOTICED", 60.0)
     made = Recorder(Settings(), Guard(), Place())
     made.spool = Spool(tmp_path)
     made._quick = True
