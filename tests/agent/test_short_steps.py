@@ -55,7 +55,9 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
         assert set(row["tensors"]["amax"]) == {float(row["step"])} == {row["scalars"]["loss"]}
 
 
-def test_each_is_in_the_spool_when_the_next_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_in_the_spool_when_the_next_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The promise, but for its bound: this machine's disk may be slow for a moment.
     monkeypatch.setattr(module, "WAIT_AT_MOST", 60.0)
     monkeypatch.setattr(module, "WAIT_ALLOWANCE", 60.0)
