@@ -82,16 +82,12 @@ float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float li
 // `wanted` has AMAX where `amax` (of the finite elements) and c->nonfinite are not known; returns the former.
 float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, float scale, const Format* f,
                         int wanted, int threads, float amax, double* row, Counts* c) {
+  if (wanted && !(amax * scale <= f->limit)) wanted |= AMAX;  // How many saturate is seen by the same look.
   const auto go = [&](auto* in, auto* out) { return real(quantize(in, out, n, scale, *f, wanted, threads, *c)); };
   float top;
   if (wide) top = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
   else top = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
   if (wanted & AMAX) amax = top;
-  // Rare: something saturates, or is not finite. A second look says how much.
-  if (wanted && !(amax * scale <= f->limit)) {
-    c->nonfinite = 0;
-    amax = fp8scope_inspect(x, n, wide, scale, f->limit, c);
-  }
   if (row) accumulate(row, n, amax, scale, *c);
   return amax;
 }

@@ -190,7 +190,10 @@ def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dty
 
 def _writable(row: Tensor | None) -> Tensor | None:
     """The row, or a copy that is to be written back, as contiguous float64."""
-    return None if row is None else row.double().contiguous()
+    # Nearly always it is that already, and this is asked for every tensor of every step.
+    if row is None or (row.dtype is torch.float64 and row.is_contiguous()):
+        return row
+    return row.double().contiguous()
 
 
 def _address(row: Tensor | None) -> int | None:

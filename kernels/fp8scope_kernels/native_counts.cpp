@@ -2,7 +2,16 @@
 
 namespace {
 
-template <typename T> struct Lanes { typedef T type __attribute__((vector_size(64))); };
+// As wide as the machine's vectors: comparing wider ones is done element by element.
+#if defined(__AVX512BW__)
+constexpr int64_t VECTOR = 64;
+#elif defined(__AVX2__)
+constexpr int64_t VECTOR = 32;
+#else
+constexpr int64_t VECTOR = 16;
+#endif
+
+template <typename T> struct Lanes { typedef T type __attribute__((vector_size(VECTOR))); };
 
 // The number of ones over all lanes.
 template <typename T> int64_t total(const typename Lanes<T>::type& v) {
@@ -13,22 +22,23 @@ template <typename T> int64_t total(const typename Lanes<T>::type& v) {
   return sum;
 }
 
-// How many of n <= BLOCK patterns are zero, and below `limit`, without their sign.
+// How many of n patterns are zero, and below `limit`, without their sign.
 template <typename T> void count_small(const T* x, int64_t n, T limit, int64_t& zeros, int64_t& below) {
   using V = typename Lanes<T>::type;
-  constexpr int64_t W = sizeof(V) / sizeof(T);
-  static_assert(BLOCK / W < SIGNLESS<T>, "a lane must hold its count");
-  V a = {}, b = {};
+  constexpr int64_t W = sizeof(V) / sizeof(T), MOST = SIGNLESS<T>;
   int64_t i = 0;
-  for (; i + W <= n; i += W) {
-    V v;
-    std::memcpy(&v, x + i, sizeof v);
-    v &= SIGNLESS<T>;
-    a -= (V)(v == 0);
-    b -= (V)(v < limit);
+  while (i + W <= n) {
+    V a = {}, b = {};
+    for (const int64_t end = std::min(n - W, i + (MOST - 1) * W); i <= end; i += W) {
+      V v;
+      std::memcpy(&v, x + i, sizeof v);
+      v &= SIGNLESS<T>;
+      a -= (V)(v == 0);
+      b -= (V)(v < limit);
+    }
+    zeros += total<T>(a);
+    below += total<T>(b);
   }
-  zeros += total<T>(a);
-  below += total<T>(b);
   for (; i < n; i++) { zeros += (x[i] & SIGNLESS<T>) == 0; below += (x[i] & SIGNLESS<T>) < limit; }
 }
 

@@ -1,9 +1,10 @@
-// One scale for a whole tensor. Work goes on in blocks that stay in the first-level cache: cast one, then count in
-// what was written, of which more fits into a vector than of float32.
+// One scale for a whole tensor. Work goes on in pieces that stay in the first-level cache, with room for what is
+// fetched meanwhile: cast one, then count in what was written, of which more fits into a vector than of float32.
 
 namespace {
 
 constexpr int COUNTS = 1, AMAX = 2;
+constexpr int64_t PIECE = 2048;
 
 // quantization.py's multiplier: `top` / amax within float32's normal range, perhaps as a power of two.
 float choose_scale(float amax, float top, bool power_of_two, float otherwise) {
@@ -16,20 +17,28 @@ float choose_scale(float amax, float top, bool power_of_two, float otherwise) {
 template <typename T, typename Out>
 uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, int wanted,
                   [[maybe_unused]] int threads, Counts& c) {
-  int64_t zeros = 0, flushed = 0, below = 0;
+  int64_t zeros = 0, flushed = 0, below = 0, saturated = 0, nonfinite = 0;
   uint32_t top = 0;
   const Rounding rounding(f);
-#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(+ : zeros, flushed, below) reduction(max : top)
-  for (int64_t start = 0; start < n; start += BLOCK) {
-    const int64_t size = std::min(BLOCK, n - start);
+#pragma omp parallel for num_threads(threads) if (threads > 1) \
+    reduction(+ : zeros, flushed, below, saturated, nonfinite) reduction(max : top)
+  for (int64_t start = 0; start < n; start += PIECE) {
+    const int64_t size = std::min(PIECE, n - start);
     cast<Out>(x + start, q + start, size, scale, rounding);
-    if (wanted & AMAX) top = std::max(top, widen(largest(x + start, size)));
-    if (!(wanted & COUNTS)) continue;
     Counts part = {};
-    count(x + start, q + start, size, f, part);
+    if (wanted & AMAX) {
+      uint32_t peak = widen(largest(x + start, size));
+      // Rare: something is not finite, or saturates. A second look while it is in the cache says how much.
+      if (wanted & COUNTS ? !(real(peak) * scale <= f.limit) : peak >= INF)
+        peak = inspect(x + start, size, scale, f.limit, part);
+      top = std::max(top, peak);
+    }
+    if (wanted & COUNTS) count(x + start, q + start, size, f, part);
     zeros += part.zeros, flushed += part.flushed, below += part.below;
+    saturated += part.saturated, nonfinite += part.nonfinite;
   }
   c.zeros = zeros, c.flushed = flushed, c.below = below;
+  if (wanted & AMAX) c.saturated = saturated, c.nonfinite = nonfinite;
   return top;
 }
 
