@@ -32,19 +32,23 @@ def gradient_norm(optimizer: "Optimizer") -> tuple[Tensor, bool] | None:
     gradients are sharded, and the norm then that of this rank's shards only. None without gradients, or with
     sparse ones, whose norm would need a wait.
     """
-    gradients: list[Tensor] = []
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     sharded = False
     for gradient in _gradients(optimizer):
         if gradient.layout != torch.strided:
             return None
-        if hasattr(gradient, "to_local"):
+        # Asked of every gradient in every step: most are plain tensors.
+        if type(gradient) is not Tensor and hasattr(gradient, "to_local"):
             gradient, sharded = gradient.to_local(), True
-        gradients.append(gradient)
-    if not gradients:
+        by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    if not by_kind:
         return None
-    device = gradients[0].device
-    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in _norms(gradients)]
-    total = torch.linalg.vector_norm(torch.stack(norms))
+    norms = [_norm(dtype, alike) for (_, dtype), alike in by_kind.items()]
+    device = norms[0].device
+    total = norms[0].float()
+    if len(norms) > 1:
+        alike = [norm.to(device, torch.float32, non_blocking=True) for norm in norms]
+        total = torch.linalg.vector_norm(torch.stack(alike))
     scale = getattr(optimizer, "grad_scale", None)
     if isinstance(scale, Tensor):
         total = total / scale.to(device, non_blocking=True)
@@ -58,17 +62,12 @@ def _gradients(optimizer: "Optimizer") -> Iterator[Tensor]:
                 yield parameter.grad
 
 
-def _norms(gradients: list[Tensor]) -> list[Tensor]:
-    """Each tensor's norm; in few launches where they share a device and a dtype."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    norms: list[Tensor] = []
-    for (_, dtype), alike in by_kind.items():
-        # Summed in float32: the square of what float16 holds is beyond float16.
-        wide = torch.float32 if dtype.itemsize < 4 else dtype
-        norms += torch._foreach_norm(alike, 2, dtype=wide)
-    return norms
+def _norm(dtype: torch.dtype, gradients: list[Tensor]) -> Tensor:
+    """The norm of tensors that share a device and this dtype, in few launches."""
+    # Summed in float32: the square of what float16 holds is beyond float16.
+    wide = torch.float32 if dtype.itemsize < 4 else dtype
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=wide)))
+    return norm
 
 
 def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:
