@@ -1,13 +1,17 @@
 """What does watching cost the training, beside what other trackers cost?
 
-    python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 20] [--rounds 3]
+    python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 400] [--rounds 3]
                                         [--memory-steps 100000]
 
 Three questions, one JSON line:
 
     step_ratio          step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor watched in
                         every step (75 tensors, 7 statistics, and the measures), over the same without:
-                        median of `--pairs` pairs of blocks of steps, `step_ratio_range` its quartiles
+                        medians of `--pairs` pairs of steps, one of each, in an order that is drawn. What the
+                        agent's own threads compute is added to its steps, though another core does it
+    step_ratio_error    standard error of that, by bootstrap over the pairs
+    background_ms       milliseconds per step that were added for the agent's threads
+    sampled_ratio       the same for the sampled steps, by default one in 100; it has no part in `step_ratio`
     thread_us_per_step  microseconds of the training thread for a step of 1,002 tensors x 7 statistics and 10
                         scalars: `tight` (step after step), `paced` (10 ms apart) and `cold` (after 30 ms
                         of training); medians
@@ -22,6 +26,7 @@ environment `--peers-venv`, which is kept; without it they are left out.
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -30,11 +35,14 @@ import time
 import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from agent_peers import COLD_STEPS, PEERS, measure
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -46,10 +54,10 @@ from fp8scope_kernels import DelayedScaling, convert, fp8_layers
 HERE = Path(__file__).resolve().parent
 SHAPE = Shape(layers=6, width=384, heads=6, context=128)
 BATCH = 4
-BLOCK = 6
-"""Steps in a row with or without: what the agent does in the background falls into the steps after."""
-SETTLE = 0.8
-"""Seconds after which everything has been sent."""
+WARM_UP = 4
+EVERY = 100
+"""Steps from one sampled step to the next: the agent's default."""
+RESAMPLES = 1000
 LAYERS = 334
 STEPS = 1000
 MLFLOW_STEPS = 100
@@ -89,35 +97,71 @@ class Gpt:
         return loss
 
 
-def step_ratios(pairs: int, url: str, directory: str) -> tuple[list[float], int]:
-    """Time of a block with the agent over that of one without, for each pair; and the model's parameters."""
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of single steps; those at the same place were taken one after the other."""
+
+    plain: NDArray[np.float64]
+    watched: NDArray[np.float64]
+    sampled: NDArray[np.bool_]
+    """Which of those that were watched were sampled."""
+    background: float
+    """CPU seconds of the agent's threads per step."""
+    parameters: int
+
+    def ratio(self, of: NDArray[np.int64] | NDArray[np.bool_]) -> float:
+        watched = float(np.median(self.watched[of])) + self.background
+        return watched / float(np.median(self.plain[of]))
+
+    def summary(self) -> dict[str, float]:
+        """What is printed of them."""
+        usual = np.flatnonzero(~self.sampled)
+        draw = np.random.default_rng(0)
+        drawn = [self.ratio(draw.choice(usual, len(usual))) for _ in range(RESAMPLES)]
+        return {
+            "step_ratio": round(self.ratio(usual), 4),
+            "step_ratio_error": round(float(np.std(drawn)), 4),
+            "background_ms": round(1000 * self.background, 3),
+            "sampled_ratio": round(self.ratio(self.sampled), 3),
+            "parameters": self.parameters,
+        }
+
+
+def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
+    """Train two models that are alike, one of them watched, a step of each at a time."""
     plain, watched = Gpt(), Gpt()
     with fp8scope.init(name="overhead", url=url, token="x", directory=directory) as run:
-        run.watch(watched.model, watched.optimizer)
+        run.watch(watched.model, watched.optimizer, every=EVERY)
 
         def with_agent() -> None:
             with run.step(tokens=BATCH * SHAPE.context) as step:
                 step.log(loss=watched.train())
 
-        ratios = []
-        for pair in range(pairs + 1):
-            order = (with_agent, plain.train) if pair % 2 else (plain.train, with_agent)
-            seconds = {call: _block(call) for call in order}
-            # The first pair warms up.
-            if pair:
-                ratios.append(seconds[with_agent] / seconds[plain.train])
-    return ratios, sum(p.numel() for p in plain.model.parameters())
+        times: dict[Any, list[float]] = {plain.train: [], with_agent: []}
+        order = list(times)
+        for pair in range(-WARM_UP, pairs):
+            if pair == 0:
+                background = -_other_threads()
+            random.shuffle(order)
+            for call in order:
+                began = time.perf_counter()
+                call()
+                times[call].append(time.perf_counter() - began)
+        background += _other_threads()
+    # Counted from 1, which is sampled, as is every hundredth after it.
+    sampled = np.arange(pairs + WARM_UP) % EVERY == 0
+    return Steps(
+        plain=np.array(times[plain.train][WARM_UP:]),
+        watched=np.array(times[with_agent][WARM_UP:]),
+        sampled=sampled[WARM_UP:],
+        background=background / pairs,
+        parameters=sum(p.numel() for p in plain.model.parameters()),
+    )
 
 
-def _block(call: Any) -> float:
-    """The median step: of a few seconds on a machine that does other things as well, the mean is these."""
-    time.sleep(SETTLE)
-    times = []
-    for _ in range(BLOCK):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+def _other_threads() -> float:
+    """CPU seconds of this process's threads but this one, which trains."""
+    return time.process_time() - time.thread_time()
 
 
 def thread_times(url: str, directory: str) -> dict[str, float]:
@@ -205,7 +249,7 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--peers-venv", type=Path)
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory-steps", type=int, default=100_000)
     arguments = parser.parse_args()
@@ -220,10 +264,7 @@ def main() -> None:
             for name, runs in theirs.items():
                 assert python is not None
                 runs.append(peer_times(name, python))
-        ratios, parameters = step_ratios(arguments.pairs, url, directory)
-        found["step_ratio"] = round(statistics.median(ratios), 4)
-        found["step_ratio_range"] = [round(x, 4) for x in statistics.quantiles(ratios)[::2]]
-        found["parameters"] = parameters
+        found |= steps_in_turn(arguments.pairs, url, directory).summary()
         found["thread_us_per_step"] = medians(ours)
         found["peer_us_per_step"] = {name: medians(runs) for name, runs in theirs.items()}
         if theirs:
