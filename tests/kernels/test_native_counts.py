@@ -1,4 +1,4 @@
-"""What the compiled kernels count, over several pieces and on vectors of any width: as the definition does."""
+"""What the compiled kernels count, over several pieces and on vectors of any width: as it is defined."""
 
 import ctypes
 from collections.abc import Iterator
