@@ -31,7 +31,7 @@ __all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]
 
 IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
-LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.05
+LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.1
 DOZE_AFTER = 1.0
 """The recorder looks for steps by itself, some times a step and within these bounds, until none comes."""
 

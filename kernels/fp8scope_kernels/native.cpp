@@ -7,6 +7,7 @@
 #include "native_counts.cpp"
 #include "native_tensors.cpp"
 #include "native_blocks.cpp"
+#include "native_samples.cpp"
 
 namespace {
 
@@ -105,6 +106,13 @@ void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t row
   if (row) accumulate(row, rows * columns, amax, c.median, c);
   const int64_t blocks = ((rows + height - 1) / height) * ((columns + width - 1) / width);
   if (block_row) accumulate_blocks(block_row, blocks, c);
+}
+
+// q is bfloat16.
+void fp8scope_sample(const void* x, const uint16_t* q, const float* inverse, int64_t rows, int64_t columns, int wide,
+                     int threads, double* to) {
+  wide ? sample((const uint32_t*)x, q, inverse, rows, columns, threads, to)
+       : sample((const uint16_t*)x, q, inverse, rows, columns, threads, to);
 }
 
 // q is bfloat16; the result is float32 (`wide`) or bfloat16.

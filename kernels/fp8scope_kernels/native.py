@@ -188,6 +188,21 @@ def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dty
     return out
 
 
+def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
+    """sampling.py's `accumulate_sample`, x being bfloat16 or float32 and `values` FP8, perhaps as bfloat16.
+
+    `inverse_scale`: float32, one number or one for each of x's rows.
+    """
+    x, values, target = _readable(x), values.bfloat16().contiguous(), _writable(sample)
+    inverse_scale = inverse_scale.contiguous()
+    rows = inverse_scale.numel()
+    library().fp8scope_sample(
+        *(x.data_ptr(), values.data_ptr(), inverse_scale.data_ptr(), rows, x.numel() // rows),
+        *(_is_wide(x), _threads(x), _address(target)),
+    )
+    _write_back(sample, target)
+
+
 def _writable(row: Tensor | None) -> Tensor | None:
     """The row, or a copy that is to be written back, as contiguous float64."""
     # Nearly always it is that already, and this is asked for every tensor of every step.

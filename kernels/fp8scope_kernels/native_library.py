@@ -87,6 +87,7 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
             *(number, number, number, pointer, number, pointer, pointer),
         ),
         "dequantize_blocks": (pointer, pointer, pointer, size, size, size, size, number, number),
+        "sample": (pointer, pointer, pointer, size, size, number, number, pointer),
         "scale_product": (pointer, pointer, pointer, pointer, size, size, number, number),
     }
     for name, arguments in signatures.items():

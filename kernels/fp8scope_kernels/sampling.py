@@ -13,6 +13,8 @@ A sample is one float64 row, `[sq_error, sq_signal, exponents...]`:
 import torch
 from torch import Tensor
 
+from fp8scope_kernels import backends, native
+
 MIN_EXPONENT = -149
 MAX_EXPONENT = 127
 EXPONENT_BINS = MAX_EXPONENT - MIN_EXPONENT + 3
@@ -20,6 +22,8 @@ SAMPLE_SIZE = 2 + EXPONENT_BINS
 
 CPU_PART, DEVICE_PART = 2**15, 2**22
 """Elements of which a sample is taken at a time: on a CPU so many as stay in its cache."""
+COMPILED_PART = 2**20
+"""The same where compiled code takes care of the cache: values in FP8 are copied as bfloat16 for it."""
 
 FLOAT32_MANTISSA, FLOAT32_BIAS = 23, 127
 
@@ -68,11 +72,26 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
     x, values = x.detach(), values.detach()
     if x.dim() == 0:
         x, values = x.reshape(1), values.reshape(1)
-    inverse_scale = inverse_scale.double().broadcast_to(x.shape)
-    rows = max(1, (CPU_PART if x.is_cpu else DEVICE_PART) * x.shape[0] // max(x.numel(), 1))
+    compiled = _is_for_compiled(x, values, inverse_scale)
+    size = COMPILED_PART if compiled else CPU_PART if x.is_cpu else DEVICE_PART
+    rows = max(1, size * x.shape[0] // max(x.numel(), 1))
+    if not compiled:
+        inverse_scale = inverse_scale.double().broadcast_to(x.shape)
     for start in range(0, x.shape[0], rows):
         part = slice(start, start + rows)
-        _accumulate(sample, x[part], values[part], inverse_scale[part])
+        scales = inverse_scale if inverse_scale.numel() == 1 else inverse_scale[part]
+        take = native.accumulate_sample if compiled else _accumulate
+        take(sample, x[part], values[part], scales)
+
+
+def _is_for_compiled(x: Tensor, values: Tensor, inverse_scale: Tensor) -> bool:
+    """Whether the compiled backend takes the sample: it reads FP8 values, as such or as bfloat16, with one
+    scale or one for each row.
+    """
+    exact = values.dtype is torch.bfloat16 or (values.dtype.itemsize == 1 and values.is_floating_point())
+    by_row = inverse_scale.numel() == 1 or inverse_scale.shape == (len(x), *(1 for _ in x.shape[1:]))
+    known = x.dtype in (torch.bfloat16, torch.float32) and inverse_scale.dtype is torch.float32
+    return exact and by_row and known and x.numel() > 0 and backends.use_compiled(x)
 
 
 def _accumulate(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:

@@ -1,15 +1,10 @@
 """What the compiled kernels count, over several pieces and on vectors of any width: as it is defined."""
 
-import ctypes
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import E4M3, E5M2, backends, measure, native, native_library, quantize_values
+from fp8scope_kernels import E4M3, E5M2, backends, measure, quantize_values
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.quantization import Extent, quantize_and_measure, quantize_now
 
@@ -17,36 +12,6 @@ pytestmark = pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++
 
 ELEMENTS = 5 * 4096 + 77
 """Several pieces of any size that fits the first-level cache, and an odd rest."""
-
-
-def has_avx2() -> bool:
-    known = Path("/proc/cpuinfo")
-    return known.exists() and " avx2 " in known.read_text()
-
-
-WIDTHS = [
-    pytest.param((), id="any processor's"),
-    pytest.param(("-mavx2",), id="AVX2", marks=pytest.mark.skipif(not has_avx2(), reason="no AVX2 here")),
-    pytest.param(("-march=native",), id="this one's"),
-]
-
-
-@cache
-def library(vectors: tuple[str, ...]) -> ctypes.CDLL:
-    flags = tuple(flag for flag in native_library.FLAGS if flag != "-march=native")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_library, "FLAGS", flags + vectors)
-        return native_library._build()
-
-
-@pytest.fixture(params=WIDTHS)
-def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels built for vectors of one width."""
-    built = library(request.param)
-    monkeypatch.setattr(native, "library", lambda: built)
-    monkeypatch.setattr(backends, "_chosen", "compiled")
-    monkeypatch.setattr(backends, "_failure", None)
-    yield
 
 
 def values(kind: str, dtype: torch.dtype) -> Tensor:
