@@ -134,7 +134,8 @@ def _fixed_size_list(values: NDArray[np.float64], missing: NDArray[np.bool_]) ->
 
 def _serialise(schema: pa.Schema, columns: Sequence[AnyArray]) -> bytes:
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    # By this thread: Arrow's own, one per core, are the training's to use.
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_stream(sink, schema, options=options) as stream:
         stream.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
     return sink.getvalue().to_pybytes()
