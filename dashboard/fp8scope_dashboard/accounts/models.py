@@ -31,7 +31,7 @@ class Project(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(36_500)],
-        help_text="Days for which every value is kept; roll-ups are kept for ever. Empty: all for ever.",
+        help_text="Days for which tensors' values are kept; roll-ups and scalars stay. Empty: all does.",
     )
     created_at = models.DateTimeField(default=timezone.now)
 

@@ -39,14 +39,15 @@ def write(run: Run, cutoffs: dict[int, int], stored: int, raw_from: int, first: 
     """Roll up the steps first..last - 1 (multiples of FINEST), and the larger buckets that this completes.
 
     `cutoffs`: as in sources.cutoffs, those that count now. `stored`: all steps below have been rolled up.
-    `raw_from`: of those below this there may be no rows any more, and what there is is added.
+    `raw_from`: of tensors below this there may be no rows any more, and what there is is added.
     """
     until = max(stored, last)
     work = _Work(run.id, cutoffs)
     fresh = _finest(run, first, last)
     tiles = []
     for tile, named in fresh:
-        work.add(tile, first // FINEST, named, min(last, stored, raw_from) // FINEST)
+        if tile[0] == TENSOR:
+            work.add(tile, first // FINEST, named, min(last, stored, raw_from) // FINEST)
         work.put(tile, FINEST, first // FINEST, named, stored // FINEST)
         tiles.append(tile)
     for fine in STRIDES[:-1]:
@@ -190,7 +191,7 @@ class _Work:
         old = self.get(group, list(named), FINEST, first, end)
         for name, parts in named.items():
             head = {part: array[:, : end - first] for part, array in parts.items()}
-            for part, array in united(old[name], head, once_a_step=name.startswith(SCALAR)).items():
+            for part, array in united(old[name], head).items():
                 parts[part][:, : end - first] = array
 
     def put(self, group: tuple[str, int], stride: int, first: int, named: Named, stored: int) -> None:

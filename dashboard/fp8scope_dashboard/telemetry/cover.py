@@ -10,7 +10,7 @@ import numpy as np
 
 from fp8scope_dashboard.telemetry import rollups, sql
 from fp8scope_dashboard.telemetry.aggregates import FACTOR, FINEST
-from fp8scope_dashboard.telemetry.codec import Int64s
+from fp8scope_dashboard.telemetry.codec import TENSOR, Int64s
 from fp8scope_dashboard.telemetry.models import Chunk
 from fp8scope_dashboard.telemetry.rollups import Rolled
 from fp8scope_dashboard.telemetry.sources import Interval, cutoffs_of
@@ -35,13 +35,16 @@ def cover(
 ) -> Cover:
     """Answer steps first..last from buckets of at most `stride` steps, the rest from raw rows.
 
-    `stride` None asks for raw rows; where retention has deleted them the finest buckets stand in. These are
-    trusted in spite of rows that came late: such are added to them with the next compaction.
+    `stride` None asks for raw rows; where retention has deleted them, those of tensors, the finest buckets
+    stand in. These are trusted in spite of rows that came late: such are added to them with the next
+    compaction.
     """
     state = sql.fetch("SELECT until, raw_from FROM telemetry_rolling WHERE run_id = %(run)s", {"run": run_id})
-    if not state or (stride is None and first >= state[0][1]):
+    until, raw_from = state[0] if state else (0, 0)
+    if not any(name.startswith(TENSOR) for name in names):
+        raw_from = 0
+    if not state or (stride is None and first >= raw_from):
         return Cover([], [(first, last)])
-    until, raw_from = state[0]
     cuts = cutoffs_of(run_id)
     # Before the roll-ups are read: what leaves the chunks in between is noted as stale there.
     late = _chunks_of(run_id, max(first, raw_from), min(last, until - 1))

@@ -1,21 +1,20 @@
-"""What came late for steps whose raw values retention has deleted: added to their roll-ups. Pure functions of
-arrays.
+"""What came late of tensors, in steps whose raw values retention has deleted: added to their roll-ups. Pure
+functions of arrays.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, Parts
+from fp8scope_dashboard.telemetry.aggregates import Parts
 
 
-def united(known: Parts, found: Parts, *, once_a_step: bool = False) -> Parts:
+def united(known: Parts, found: Parts) -> Parts:
     """Buckets that hold the values of both, each float64[K, B] by part (see aggregates).
 
     Exact in `max`, `min`, their places and `undefined`, of values that were aggregated each for itself; again
     and again the same. `last`, `sum` and `count` of a bucket that has had values stay theirs: which of the
-    rows found now were counted in them already is not known. `once_a_step`: there is one value in a step, so
-    that a bucket with a value in every step takes no more; that of the rank that counts came first.
+    rows found now were counted in them already is not known.
     """
     result = {}
     for name, extreme in (("max", np.fmax), ("min", np.fmin)):
@@ -26,7 +25,4 @@ def united(known: Parts, found: Parts, *, once_a_step: bool = False) -> Parts:
     had = known["count"] > 0
     for name in ("last", "sum", "count"):
         result[name] = np.where(had, known[name], found[name])
-    if once_a_step:
-        full = known["count"] == FINEST
-        return {name: np.where(full, known[name], result[name]) for name in PARTS}
     return result

@@ -152,7 +152,8 @@ def _found(
     run_id: UUID, name: str, tensor: int, stored: Stored, low: int, high: int, stride: int | None
 ) -> Cover:
     """Steps low..high out of buckets of at most `stride`, and where the rows themselves are to be read."""
-    if stride is None and low >= stored.raw_from:
+    raw_from = stored.raw_from(name)
+    if stride is None and low >= raw_from:
         return Cover([], [(low, high)])
     ask = partial(cover, run_id, [name], np.array([tensor]), LINE_PARTS)
     if stride is None:
@@ -160,9 +161,9 @@ def _found(
     # The line begins and ends where the run does: the first and the last row are read as they are, and with
     # them their neighbours in the same bucket where they are still kept.
     begin, end = -(-(low + 1) // stride) * stride, high // stride * stride - 1
-    if begin > end or low < stored.raw_from:
+    if begin > end or low < raw_from:
         begin = low + 1
-    if begin > end or end + 1 < stored.raw_from:
+    if begin > end or end + 1 < raw_from:
         end = high - 1
     found = ask(begin, end, stride)
     return Cover(found.rolled, _touching([(low, begin - 1), *found.raw, (end + 1, high)]))

@@ -89,7 +89,7 @@ class RollUp(models.Model):
 class Rolling(models.Model):
     """How far a run's roll-ups go: all steps below `until`, but for what came late.
 
-    Raw values below `raw_from` have been deleted by retention; their roll-ups are kept.
+    Raw values of tensors below `raw_from` have been deleted by retention; their roll-ups are kept.
     """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="rolling")

@@ -1,4 +1,8 @@
-"""Raw values for a number of days, roll-ups for ever: a policy of each project (Project.raw_days)."""
+"""Tensors' raw values for a number of days, roll-ups for ever: a policy of each project (Project.raw_days).
+
+Scalars stay as they came. They are a few of the thousands of values of a step, and what is computed from them
+must not become coarse with age: a run of today is compared with a baseline of last year.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +14,44 @@ from django.db.models import Max
 from django.utils import timezone
 
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.telemetry import rolling
+from fp8scope_dashboard.telemetry import rolling, sql
 from fp8scope_dashboard.telemetry.aggregates import FINEST
 from fp8scope_dashboard.telemetry.locks import lock_run
-from fp8scope_dashboard.telemetry.models import Block, Histogram, Rolling, Tile
+from fp8scope_dashboard.telemetry.models import Histogram, Rolling
 
-# Blocks deleted in one transaction: some thousands of tiles.
+# Blocks emptied in one transaction: some thousands of tiles.
 BLOCKS_AT_ONCE = 50
+TENSORS = "name LIKE 'tensor:%%'"
+"""Of the table of tiles."""
+OLD_BLOCKS = f"""
+    SELECT writer, seq, rows, last_step FROM telemetry_block b
+    WHERE run_id = %(run)s AND received_at < %(before)s AND EXISTS (
+        SELECT FROM telemetry_tile t
+        WHERE t.run_id = %(run)s AND t.writer = b.writer AND t.seq = b.seq AND {TENSORS})
+"""
+"""Those that hold raw values of tensors."""
 # Messages with histograms deleted in one transaction: some tens of megabytes.
 HISTOGRAMS_AT_ONCE = 200
 
 
 def runs_due() -> list[UUID]:
-    """Runs with blocks or histograms that are older than their project keeps raw values."""
+    """Runs with tensors' values or histograms that are older than their project keeps them."""
     now, found = timezone.now(), []
     runs = Run.objects.filter(project__raw_days__isnull=False).values_list("id", "project__raw_days")
     for run_id, days in runs.iterator():
         if not days:
             continue
-        old = {"run_id": run_id, "received_at__lt": now - timedelta(days=days)}
-        if any(model._default_manager.filter(**old).exists() for model in (Block, Histogram)):
+        before = now - timedelta(days=days)
+        parameters = {"run": run_id, "before": before}
+        if sql.fetch(f"{OLD_BLOCKS} LIMIT 1", parameters) or (
+            Histogram.objects.filter(run_id=run_id, received_at__lt=before).exists()
+        ):
             found.append(run_id)
     return found
 
 
 def retain_run(run_id: UUID) -> int:
-    """Delete the raw values that the project's policy no longer keeps. Returns the number of rows (steps).
+    """Delete the raw values of tensors that the project's policy no longer keeps. Returns of how many rows.
 
     Only what is rolled up goes, in whole blocks: a block that holds a later step stays. Safe to be killed and
     repeated. What is not rolled up yet (a run without compaction) is kept, whatever its age. Histograms are
@@ -56,20 +72,21 @@ def retain_run(run_id: UUID) -> int:
 def _delete_some(run_id: UUID, before: datetime) -> int:
     lock_run(run_id, wait=True)
     until = rolling.raw_may_go_until(run_id)
-    old = Block.objects.filter(run_id=run_id, received_at__lt=before, last_step__lt=until)
-    headers = old.order_by("last_step").values_list("writer", "seq", "rows", "last_step")
-    chosen = list(headers[:BLOCKS_AT_ONCE])
+    chosen = sql.fetch(
+        f"{OLD_BLOCKS} AND last_step < %(until)s ORDER BY last_step LIMIT %(most)s",
+        {"run": run_id, "before": before, "until": until, "most": BLOCKS_AT_ONCE},
+    )
     if not chosen:
         return 0
-    for model in (Tile, Block):
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"""
-                DELETE FROM {model._meta.db_table}
-                WHERE run_id = %s AND (writer, seq) IN (SELECT * FROM unnest(%s::uuid[], %s::bigint[]))
-                """,
-                [run_id, [writer for writer, *_ in chosen], [seq for _, seq, *_ in chosen]],
-            )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            DELETE FROM telemetry_tile
+            WHERE run_id = %s AND {TENSORS}
+                AND (writer, seq) IN (SELECT * FROM unnest(%s::uuid[], %s::bigint[]))
+            """,
+            [run_id, [writer for writer, *_ in chosen], [seq for _, seq, *_ in chosen]],
+        )
     _answer_from_rollups(run_id, until, chosen[-1][3])
     return sum(rows for _, _, rows, _ in chosen)
 
@@ -90,7 +107,7 @@ def _delete_histograms(run_id: UUID, before: datetime) -> int:
 
 
 def _answer_from_rollups(run_id: UUID, until: int, last_deleted: int) -> None:
-    """Below the first multiple of the finest stride behind what was deleted queries ask the roll-ups."""
+    """Below the first multiple of the finest stride behind what was deleted tensors are asked of roll-ups."""
     raw_from = min(until, -(-(last_deleted + 1) // FINEST) * FINEST)
     known = Rolling.objects.filter(run_id=run_id).aggregate(known=Max("raw_from"))["known"]
     Rolling.objects.filter(run_id=run_id).update(raw_from=max(known or 0, raw_from))

@@ -44,7 +44,7 @@ def note_block(run_id: UUID, first_step: int, last_step: int) -> None:
 
 
 def raw_may_go_until(run_id: UUID) -> int:
-    """All steps below this (a multiple of FINEST) are rolled up: retention may delete their raw values."""
+    """All steps below this (a multiple of FINEST) are rolled up: retention may delete tensors' raw values."""
     state = Rolling.objects.filter(run_id=run_id).first()
     if state is None:
         return 0

@@ -9,7 +9,7 @@ from uuid import UUID
 import numpy as np
 
 from fp8scope_dashboard.telemetry import sql
-from fp8scope_dashboard.telemetry.codec import Int64s
+from fp8scope_dashboard.telemetry.codec import TENSOR, Int64s
 
 EVERY_STEP = 2**63 - 1
 Interval = tuple[int, int]
@@ -43,12 +43,16 @@ class Stored:
         sources: the run's writers, the most authoritative first: lowest rank, then latest attempt, then the
             newest.
         steps: the first and the last stored step that counts; None when nothing is stored.
-        raw_from: of the steps before, retention has left only the roll-ups.
+        tensors_from: of tensors in the steps before, retention has left only the roll-ups.
     """
 
     sources: dict[UUID, Source]
     steps: Interval | None
-    raw_from: int
+    tensors_from: int
+
+    def raw_from(self, column: str) -> int:
+        """From which step on a column's rows are there, by its name on the wire."""
+        return self.tensors_from if column.startswith(TENSOR) else 0
 
 
 def stored_of(run_id: UUID) -> Stored:

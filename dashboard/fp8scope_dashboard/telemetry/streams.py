@@ -26,7 +26,7 @@ TRIES = 100
 
 
 def rows_kept(run_id: UUID) -> int:
-    """How many rows there are: those stored, without those that retention has deleted."""
+    """How many rows there are."""
     [(rows,)] = sql.fetch(
         """
         SELECT coalesce(sum(rows), 0)::bigint FROM (

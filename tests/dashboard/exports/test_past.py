@@ -156,8 +156,23 @@ def test_who_is_no_member_is_nobody(server: Server, client: WireClient, tmp_path
     assert Event.objects.get(run_id=new, kind="loss_not_finite").state == "acknowledged"
 
 
+def observe_tensors(client: WireClient) -> None:
+    """Of steps after those of `record`."""
+    tensors = {"amax": [[1.0 + step] for step in range(300)]}
+    client.send(client.batch(1, list(range(1000, 1300)), scalars={"loss": [0.5] * 300}, tensors=tensors))
+
+
+def grow_old(run: uuid.UUID) -> None:
+    """Finished and compacted, and that was 31 days ago."""
+    Run.objects.filter(pk=run).update(state="finished")
+    while compaction.compact_run(run):
+        pass
+    Block.objects.filter(run_id=run).update(received_at=timezone.now() - timedelta(days=31))
+
+
 def test_retention_counts_from_the_import(server: Server, client: WireClient, tmp_path: Path) -> None:
     """A run of long ago that is brought back to be kept is not gone the next night."""
+    observe_tensors(client)
     Project.objects.update(raw_days=30)
     Run.objects.update(created_at=timezone.now() - timedelta(days=400))
     new = moved(server, client.run, "parquet", tmp_path / "run")
@@ -166,9 +181,30 @@ def test_retention_counts_from_the_import(server: Server, client: WireClient, tm
         pass
     assert Run.objects.get(pk=new).created_at < timezone.now() - timedelta(days=399)
     assert new not in retention.runs_due() and retention.retain_run(new) == 0
-    assert queries.rows_kept(new) == len(LOSS)
-    Block.objects.filter(run_id=new).update(received_at=timezone.now() - timedelta(days=31))
+    assert queries.rows_kept(new) == len(LOSS) + 300
+    grow_old(new)
     assert new in retention.runs_due()
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_what_retention_has_left_comes_back(
+    server: Server, client: WireClient, tmp_path: Path, form: str
+) -> None:
+    """Every scalar; of the tensors' values, which are gone, the export says so by having none."""
+    observe_tensors(client)
+    Project.objects.update(raw_days=30)
+    grow_old(client.run)
+    before = queries.scalar(client.run, "loss")
+    assert len(before) == len(LOSS) + 300 and retention.retain_run(client.run) > 0
+    # The roll-ups still have them here.
+    assert queries.tensor_series(client.run, 0, "amax").values.max() == 300.0
+    new = moved(server, client.run, form, tmp_path / "run")
+    after = queries.scalar(new, "loss")
+    assert after.steps.tolist() == before.steps.tolist()
+    assert repr(after.values.tolist()) == repr(before.values.tolist())
+    assert len(queries.tensor_series(new, 0, "amax")) == 0
+    grow_old(new)
+    assert new not in retention.runs_due()
 
 
 def test_a_file_without_alerts(server: Server, client: WireClient, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Raw values for N days, roll-ups for ever."""
+"""Tensors' raw values for N days; roll-ups and scalars for ever."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contract.wire_client import WireClient
 from dashboard.telemetry.recorder import Recorder
 from django.utils import timezone
 
+from fp8scope_dashboard.analysis.services import read_curve
 from fp8scope_dashboard.ingest import tasks
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import compaction, histograms, locks, queries, retention, storage
@@ -43,15 +44,22 @@ def run() -> Run:
     return Run.objects.get()
 
 
+def kept() -> set[str]:
+    """Of which columns there are raw values."""
+    return set(Tile.objects.values_list("name", flat=True))
+
+
 def test_it_works(run: Run) -> None:
     assert retention.runs_due() == [run.pk]
     assert retention.retain_run(run.pk) == STEPS
-    assert not Block.objects.exists() and not Tile.objects.exists()
+    assert kept() == {"axis", "scalar:loss"}
     assert Rolling.objects.get().raw_from >= STEPS
     assert retention.runs_due() == []
     spiked = queries.tensor_series(run.pk, 1, "amax", points=200)
     assert np.nanmax(spiked.values) == 77.0
-    assert len(queries.scalar(run.pk, "loss")) > 0
+    loss = queries.scalar(run.pk, "loss")
+    assert loss.steps.tolist() == list(range(STEPS))
+    assert loss.values.tolist() == [1.0 / (1 + step) for step in range(STEPS)]
     assert queries.heatmap(run.pk, "amax", columns=10).values.max() == 77.0
     assert Run.objects.get().rows_stored == STEPS
 
@@ -72,13 +80,26 @@ def test_what_is_young_is_kept(run: Run) -> None:
 def test_what_is_not_rolled_up_is_kept(run: Run) -> None:
     Rolling.objects.update(until=0)
     assert retention.retain_run(run.pk) == 0
-    assert Block.objects.exists()
+    assert "tensor:amax" in kept()
 
 
 def test_in_many_transactions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BLOCKS_AT_ONCE", 1)
     tasks.retain_run(str(run.pk))
-    assert not Tile.objects.exists()
+    assert "tensor:amax" not in kept()
+
+
+def test_a_verdict_is_computed_from_every_loss(run: Run) -> None:
+    before = read_curve(run.pk)
+    assert retention.retain_run(run.pk) == STEPS
+    after = read_curve(run.pk)
+    assert len(after.steps) == STEPS and np.array_equal(after.steps, before.steps)
+    assert np.array_equal(after.losses, before.losses)
+
+
+def test_a_run_without_tensors_is_never_due(run: Run) -> None:
+    Tile.objects.filter(name__startswith="tensor:").delete()
+    assert retention.runs_due() == [] and retention.retain_run(run.pk) == 0
 
 
 def sampled(run: Run, steps: range, days: int) -> None:
@@ -129,7 +150,7 @@ def test_killed_between_two_transactions(run: Run, monkeypatch: pytest.MonkeyPat
         patched.setattr(retention, "lock_run", lock_run)
         retention.retain_run(run.pk)
     # Blocks took two transactions (the second found none), histograms the other two.
-    assert not Block.objects.exists() and Histogram.objects.count() == 2
+    assert "tensor:amax" not in kept() and Histogram.objects.count() == 2
     assert retention.runs_due() == [run.pk]
     retention.retain_run(run.pk)
     assert not Histogram.objects.exists() and retention.runs_due() == []

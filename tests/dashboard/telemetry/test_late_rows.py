@@ -1,4 +1,6 @@
-"""Steps whose raw rows are deleted: what their roll-ups answer, and what becomes of rows that come late."""
+"""Steps of which tensors' raw values are deleted: what roll-ups answer, and what becomes of rows that come
+late. Scalars are all there.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.exports.content import content_of
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import queries, retention
-from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp
+from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile
 
 pytestmark = pytest.mark.django_db
 
@@ -30,10 +32,12 @@ LOSS = np.linspace(4.0, 2.0, STEPS)
 AMAX = np.stack([1.0 + np.arange(STEPS) % 7, 2.0 + np.arange(STEPS) % 5], axis=1)
 
 
-def send(recorder: Recorder, begin: int, end: int, seq: int | None = None, loss: Any = LOSS) -> None:
+def send(
+    recorder: Recorder, begin: int, end: int, seq: int | None = None, loss: Any = LOSS, amax: Any = AMAX
+) -> None:
     steps = list(range(begin, end))
     counts = {"saturated": AMAX[begin:end], "numel": np.full((end - begin, 2), 100.0)}
-    recorder.send(steps, {"loss": loss[begin:end].tolist()}, {"amax": AMAX[begin:end], **counts}, seq=seq)
+    recorder.send(steps, {"loss": loss[begin:end].tolist()}, {"amax": amax[begin:end], **counts}, seq=seq)
 
 
 def age(recorder: Recorder) -> None:
@@ -42,12 +46,12 @@ def age(recorder: Recorder) -> None:
     assert not Chunk.objects.exists()
     Block.objects.update(received_at=timezone.now() - timedelta(days=100))
     retention.retain_run(recorder.run.id)
-    assert not Block.objects.exists()
+    assert Block.objects.exists() and not Tile.objects.filter(name__startswith="tensor:").exists()
 
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A run that is over, but for a batch that has not come; of its steps there are only roll-ups."""
+    """A run that is over, but for a batch that has not come; of its tensors there are only roll-ups."""
     recorder = Recorder.of_new_run(["a.input", "b.input"])
     recorder.run.project.raw_days = 30
     recorder.run.project.save()
@@ -78,24 +82,46 @@ def heat(recorder: Recorder, statistic: str = "amax", first: int = 0, last: int 
 
 def test_it_works(recorder: Recorder) -> None:
     """What came late is added to what is known of its steps; nothing is lost, however often it is done."""
-    spike, low = LOSS.copy(), 650
-    spike[low] = 9.0
-    before = queries.scalar(recorder.run.id, "loss")
+    spike = AMAX.copy()
+    spike[650, 1] = 99.0
+    before = queries.tensor_series(recorder.run.id, 1, "amax")
+    assert len(before) == 2 * (STEPS // 64)
     assert not ((before.steps >= FIRST) & (before.steps < AFTER)).any()
-    send(recorder, FIRST, AFTER, seq=LATE, loss=spike)
+    send(recorder, FIRST, AFTER, seq=LATE, amax=spike)
     for _ in range(3):
-        found = queries.scalar(recorder.run.id, "loss")
-        # Every point that was known is there, whether the rows that came late are compacted or not.
-        assert {671, *before.steps.tolist()} - {672} <= {671, *found.steps.tolist()}
         compact(recorder)
         Rolling.objects.update(stale_first=FIRST, stale_last=AFTER, pending=True)
     compact(recorder)
-    found = queries.scalar(recorder.run.id, "loss")
-    assert found.values[found.steps == low].tolist() == [9.0]
+    found = queries.tensor_series(recorder.run.id, 1, "amax")
+    # Of its bucket the new largest value, and the first of the smallest; of all others what was known.
     inside = (found.steps >= FIRST) & (found.steps < FIRST + 64)
-    assert found.steps[inside].tolist() == [650, 703]
-    np.testing.assert_array_equal(found.values[inside], spike[[650, 703]])
-    assert (heat(recorder).values == np.array([[7.0] * 64, [6.0] * 64])).all()
+    assert (found.steps[inside].tolist(), found.values[inside].tolist()) == ([640, 650], [2.0, 99.0])
+    outside = (before.steps < FIRST) | (before.steps >= FIRST + 64)
+    np.testing.assert_array_equal(found.steps[~inside], before.steps[outside])
+    np.testing.assert_array_equal(found.values[~inside], before.values[outside])
+    cells = np.array([[7.0] * 64, [6.0] * 64])
+    cells[1, FIRST // 64] = 99.0
+    assert (heat(recorder).values == cells).all()
+
+
+def test_scalars_are_all_there(recorder: Recorder) -> None:
+    """Curves that verdicts are computed from, at any age; what comes late is seen at once."""
+    steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
+    for _ in range(2):
+        found = queries.scalar(recorder.run.id, "loss")
+        np.testing.assert_array_equal(found.steps, steps)
+        np.testing.assert_array_equal(found.values, LOSS[steps])
+        part = queries.scalar(recorder.run.id, "loss", first=100, last=200)
+        assert part.steps.tolist() == list(range(100, 201))
+        thin = queries.scalar(recorder.run.id, "loss", points=100)
+        assert 50 < len(thin) <= 100 and thin.steps[[0, -1]].tolist() == [0, STEPS - 1]
+        compact(recorder)
+    send(recorder, FIRST, AFTER, seq=LATE)
+    for _ in range(2):
+        np.testing.assert_array_equal(queries.scalar(recorder.run.id, "loss").values, LOSS)
+        compact(recorder)
+    age(recorder)
+    np.testing.assert_array_equal(queries.scalar(recorder.run.id, "loss").values, LOSS)
 
 
 def test_their_own_deletion_changes_nothing(recorder: Recorder) -> None:
@@ -142,7 +168,7 @@ def test_a_later_attempt_begins_below(recorder: Recorder, back: int) -> None:
     again = recorder.another(0, ["a.input", "b.input"])
     Writer.objects.filter(uuid=again.writer).update(attempt=1)
     Run.objects.update(state="running")
-    before = queries.scalar(recorder.run.id, "loss", last=BACK - 1)
+    before = queries.scalar(recorder.run.id, "loss", last=back - 1)
     for begin in range(back, back + 160, BATCH):
         send(again, begin, begin + BATCH, loss=LOSS / 2)
         for points in (None, 100):
@@ -153,7 +179,7 @@ def test_a_later_attempt_begins_below(recorder: Recorder, back: int) -> None:
         compact(recorder)
     Run.objects.update(state="finished")
     age(again)
-    kept = queries.scalar(recorder.run.id, "loss", last=BACK - 1)
+    kept = queries.scalar(recorder.run.id, "loss", last=back - 1)
     assert (kept.steps == before.steps).all() and (kept.values == before.values).all()
     last = queries.scalar(recorder.run.id, "loss", first=back)
     assert last.steps[-1] == back + 159 and (last.values == LOSS[last.steps] / 2).all()
@@ -163,20 +189,20 @@ def test_a_later_attempt_begins_below(recorder: Recorder, back: int) -> None:
 def test_raw_rows_and_roll_ups_side_by_side(recorder: Recorder) -> None:
     """A run that goes on: below there are roll-ups, above rows, and a question may ask for both."""
     Run.objects.update(state="running")
-    loss = np.linspace(4.0, 2.0, STEPS + 100)
-    recorder.send(
-        list(range(STEPS, STEPS + 100)), {"loss": loss[STEPS:].tolist()}, {"amax": np.full((100, 2), 5.0)}
-    )
-    line = queries.scalar(recorder.run.id, "loss", first=STEPS - 640)
+    recorder.send(list(range(STEPS, STEPS + 100)), {"loss": [1.0] * 100}, {"amax": np.full((100, 2), 5.0)})
+    line = queries.tensor_series(recorder.run.id, 0, "amax", first=STEPS - 640)
     assert line.steps[line.steps >= STEPS].tolist() == list(range(STEPS, STEPS + 100))
-    # Of each bucket both extremes, which of a line that falls are its ends.
-    ends = [step for begin in range(STEPS - 640, STEPS, 64) for step in (begin, begin + 63)]
+    # Of each bucket the first of its smallest and of its largest values, which come again every seventh step.
+    ends = []
+    for begin in range(STEPS - 640, STEPS, 64):
+        ends += sorted(min(step for step in range(begin, begin + 64) if step % 7 == rest) for rest in (0, 6))
     assert line.steps[line.steps < STEPS].tolist() == ends
+    assert set(line.values[line.steps < STEPS]) == {1.0, 7.0}
     cells = heat(recorder, first=STEPS - 128, last=STEPS + 63).values
     assert cells.tolist() == [[7.0, 7.0, 5.0], [6.0, 6.0, 5.0]]
     # Asked for from the middle of a bucket: of it the points that lie inside.
-    part = queries.scalar(recorder.run.id, "loss", first=100, last=200)
-    assert part.steps.tolist() == [127, 128, 191, 192]
+    part = queries.tensor_series(recorder.run.id, 0, "amax", first=100, last=200)
+    assert part.steps.tolist() == [132, 133, 195, 196]
 
 
 def test_over_the_api(recorder: Recorder) -> None:
@@ -192,16 +218,21 @@ def test_over_the_api(recorder: Recorder) -> None:
     assert json.loads(table.schema.metadata[b"step_edges"])[-1] == STEPS
 
 
-def test_an_export_has_the_rows_that_there_are(recorder: Recorder) -> None:
-    """None of what is deleted, those that came late, and it says how many."""
-    empty = content_of(recorder.run, with_histograms=True)
-    assert empty.rows == 0 and list(empty.pieces()) == []
+def test_an_export_has_what_there_is(recorder: Recorder) -> None:
+    """Every row, without the tensors' values that are deleted, and with those that came late."""
+    steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
+    found = content_of(recorder.run, with_histograms=True)
+    table = pa.Table.from_batches(list(found.pieces()))
+    assert found.rows == found.description["rows"] == table.num_rows == len(steps)
+    assert table.column("step").to_pylist() == steps.tolist()
+    assert table.column("scalar:loss").to_pylist() == LOSS[steps].tolist()
+    assert not any(row and any(row) for row in table.column("tensor:amax").to_pylist())
     send(recorder, FIRST, AFTER, seq=LATE)
     for _ in range(2):
         recorder.run.refresh_from_db()
-        found = content_of(recorder.run, with_histograms=True)
-        table = pa.Table.from_batches(list(found.pieces()))
-        assert found.rows == found.description["rows"] == table.num_rows == BATCH
-        assert table.column("step").to_pylist() == list(range(FIRST, AFTER))
-        assert table.column("scalar:loss").to_pylist() == LOSS[FIRST:AFTER].tolist()
+        table = pa.Table.from_batches(list(content_of(recorder.run, with_histograms=True).pieces()))
+        assert table.column("step").to_pylist() == list(range(STEPS))
+        assert table.column("scalar:loss").to_pylist() == LOSS.tolist()
+        seen = [row if row and any(row) else None for row in table.column("tensor:amax").to_pylist()]
+        assert seen[FIRST:AFTER] == AMAX[FIRST:AFTER].tolist() and not any(seen[:FIRST] + seen[AFTER:])
         compact(recorder)

@@ -46,12 +46,3 @@ def test_nothing_added_is_nothing_changed() -> None:
     known = some(np.arange(0, BUCKETS * FINEST, 3))
     same(united(known, blank(3, BUCKETS)), known)
     same(united(blank(3, BUCKETS), known), known)
-
-
-def test_a_full_bucket_takes_no_second_value_of_a_step() -> None:
-    steps = np.arange(2 * FINEST)
-    known = aggregate(steps, np.ones((1, len(steps))), FINEST, 0, 2)
-    known["count"][0, 1] -= 1
-    found = aggregate(steps, np.full((1, len(steps)), 9.0), FINEST, 0, 2)
-    assert united(known, found, once_a_step=True)["max"].tolist() == [[1.0, 9.0]]
-    assert united(known, found)["max"].tolist() == [[9.0, 9.0]]

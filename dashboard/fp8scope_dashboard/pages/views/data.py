@@ -1,4 +1,4 @@
-"""A run's storage, missing messages, export and deletion; and how long a project keeps raw values."""
+"""A run's storage, missing messages, export and deletion; and how long a project keeps tensors' values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
 @require_POST
 @in_project(Role.ADMIN)
 def retention(request: HttpRequest, project: Project) -> HttpResponse:
-    """Change for how many days raw values are kept; nothing: for ever."""
+    """Change for how many days tensors' raw values are kept; nothing: for ever."""
     text = request.POST.get("raw_days", "").strip()
     try:
         project.raw_days = int(text) if text else None
@@ -93,7 +93,7 @@ def retention(request: HttpRequest, project: Project) -> HttpResponse:
     else:
         project.save(update_fields=["raw_days"])
         kept = f"for {project.raw_days} days" if project.raw_days else "for ever"
-        messages.success(request, f"Saved. Every value is kept {kept}, roll-ups always.")
+        messages.success(request, f"Saved. Tensors' values are kept {kept}, roll-ups and scalars always.")
     return redirect(f"{reverse('settings', args=[project.slug])}#storage")
 
 
