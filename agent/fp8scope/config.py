@@ -27,7 +27,7 @@ class Settings:
     token: str = field(default="", repr=False)
     directory: Path = Path(DEFAULT_DIRECTORY)
     mode: Mode = "online"
-    interval: float = 0.5
+    interval: float = 1.0
     """Steps are sent at least this often."""
     spool_bytes: int = 4 * GIB
     memory_bytes: int = 32 * MIB
@@ -78,7 +78,7 @@ def settings_from(
         token=check_token(token) if token else "",
         directory=Path(directory or env.get("FP8SCOPE_DIR") or DEFAULT_DIRECTORY).expanduser().absolute(),
         mode=chosen,  # type: ignore[arg-type]
-        interval=_number(env, "FP8SCOPE_INTERVAL", 0.5, low=0.05, high=3600),
+        interval=_number(env, "FP8SCOPE_INTERVAL", 1.0, low=0.05, high=3600),
         fsync_seconds=_number(env, "FP8SCOPE_FSYNC", 5.0, low=0, high=3600),
         spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
     )
