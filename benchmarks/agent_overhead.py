@@ -10,6 +10,7 @@ Three questions, one JSON line:
                         medians of `--pairs` pairs of steps, one of each, in an order that is drawn. What the
                         agent's own threads compute is added to its steps, though another core does it
     step_ratio_error    standard error of that, by bootstrap over the pairs
+    step_ratio_alone    the same without what was added
     background_ms       milliseconds per step that were added for the agent's threads
     sampled_ratio       the same for the sampled steps, by default one in 100; it has no part in `step_ratio`
     thread_us_per_step  microseconds of the training thread for a step of 1,002 tensors x 7 statistics and 10
@@ -110,8 +111,10 @@ class Steps:
     parameters: int
 
     def ratio(self, of: NDArray[np.int64] | NDArray[np.bool_]) -> float:
-        watched = float(np.median(self.watched[of])) + self.background
-        return watched / float(np.median(self.plain[of]))
+        return self.alone(of) + self.background / float(np.median(self.plain[of]))
+
+    def alone(self, of: NDArray[np.int64] | NDArray[np.bool_]) -> float:
+        return float(np.median(self.watched[of])) / float(np.median(self.plain[of]))
 
     def summary(self) -> dict[str, float]:
         """What is printed of them."""
@@ -121,6 +124,7 @@ class Steps:
         return {
             "step_ratio": round(self.ratio(usual), 4),
             "step_ratio_error": round(float(np.std(drawn)), 4),
+            "step_ratio_alone": round(self.alone(usual), 4),
             "background_ms": round(1000 * self.background, 3),
             "sampled_ratio": round(self.ratio(self.sampled), 3),
             "parameters": self.parameters,
