@@ -7,11 +7,12 @@ Three questions, one JSON line:
 
     step_ratio          step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor watched in
                         every step (75 tensors, 7 statistics, and the measures), over the same without:
-                        medians of `--pairs` pairs of steps, one of each, in an order that is drawn. What the
-                        agent's own threads compute is added to its steps, though another core does it
+                        medians of `--pairs` pairs of steps, one of each, in an order that is drawn
     step_ratio_error    standard error of that, by bootstrap over the pairs
-    step_ratio_alone    the same without what was added
-    background_ms       milliseconds per step that were added for the agent's threads
+    with_threads        the same, and all that the agent's own threads compute added to its steps, as if there
+                        were no other core for it: how they hold up the training, mostly in the step after,
+                        may be in steps of either kind, and is less than this
+    background_ms       milliseconds per step that were added for that
     sampled_ratio       the same for the sampled steps, by default one in 100; it has no part in `step_ratio`
     thread_us_per_step  microseconds of the training thread for a step of 1,002 tensors x 7 statistics and 10
                         scalars: `tight` (step after step), `paced` (10 ms apart) and `cold` (after 30 ms
@@ -111,20 +112,18 @@ class Steps:
     parameters: int
 
     def ratio(self, of: NDArray[np.int64] | NDArray[np.bool_]) -> float:
-        return self.alone(of) + self.background / float(np.median(self.plain[of]))
-
-    def alone(self, of: NDArray[np.int64] | NDArray[np.bool_]) -> float:
         return float(np.median(self.watched[of])) / float(np.median(self.plain[of]))
 
     def summary(self) -> dict[str, float]:
         """What is printed of them."""
         usual = np.flatnonzero(~self.sampled)
         draw = np.random.default_rng(0)
+        with_threads = self.ratio(usual) + self.background / float(np.median(self.plain[usual]))
         drawn = [self.ratio(draw.choice(usual, len(usual))) for _ in range(RESAMPLES)]
         return {
             "step_ratio": round(self.ratio(usual), 4),
             "step_ratio_error": round(float(np.std(drawn)), 4),
-            "step_ratio_alone": round(self.alone(usual), 4),
+            "with_threads": round(with_threads, 4),
             "background_ms": round(1000 * self.background, 3),
             "sampled_ratio": round(self.ratio(self.sampled), 3),
             "parameters": self.parameters,

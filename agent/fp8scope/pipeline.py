@@ -31,9 +31,9 @@ __all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]
 
 IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
-LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.25
+LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.1
 DOZE_AFTER = 1.0
-"""The recorder looks for steps by itself, twice a step and within these bounds, until none comes."""
+"""The recorder looks for steps by itself, some times a step and within these bounds, until none comes."""
 
 
 class Pipeline:
@@ -125,7 +125,7 @@ class Pipeline:
             self._gap, self._last = now - self._last, now
         # To wake a thread is a third of what a step costs the training: while steps come, this thread looks
         # for them by itself. Those that are too short for that the training thread writes.
-        pause = max(self._gap / 2, LOOK_OFTEN)
+        pause = max(self._gap / 4, LOOK_OFTEN)
         self._dozing = time.monotonic() - self._last > DOZE_AFTER
         if self._dozing:
             # Once more: what came in before could be seen that nobody is looking.
