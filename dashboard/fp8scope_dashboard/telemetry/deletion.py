@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Thread
 from uuid import UUID
 
-from django.db import connection, models, transaction
+from django.db import OperationalError, connection, models, transaction
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
@@ -26,6 +26,8 @@ from fp8scope_dashboard.telemetry.locks import lock_run
 ROWS_AT_ONCE = 2_000
 # From so many bytes on, PostgreSQL is asked at once to make the room usable again; below, it will by itself.
 VACUUM_BYTES = 64 << 20
+# How long that waits for who else works on a table; after that PostgreSQL does it by itself, later.
+VACUUM_PATIENCE = "30s"
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,14 @@ def _vacuum(tables: list[str]) -> None:
     if connection.in_atomic_block:
         return
     with connection.cursor() as cursor:
-        for table in tables:
-            # Two vacuums of one table at once have nothing to gain.
-            cursor.execute(f"VACUUM (SKIP_LOCKED) {table}")
+        cursor.execute("SET lock_timeout = %s", [VACUUM_PATIENCE])
+        try:
+            for table in tables:
+                # An autovacuum that is at it, which began before all was deleted, gives way.
+                with suppress(OperationalError):
+                    cursor.execute(f"VACUUM {table}")
+        finally:
+            cursor.execute("RESET lock_timeout")
 
 
 def _start_job(run_id: UUID) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from dashboard.telemetry.recorder import Recorder
-from django.db import connection
+from django.db import connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.ingest import tasks
@@ -13,6 +21,7 @@ from fp8scope_dashboard.ingest.models import Receipt
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import DeletedRun, Run
 from fp8scope_dashboard.telemetry import compaction, deletion, queries, storage
+from fp8scope_dashboard.telemetry.models import Chunk
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -132,3 +141,71 @@ def _bodies(run: Run) -> list[bytes]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT body FROM telemetry_chunk WHERE run_id = %s", [run.pk])
         return [bytes(body) for (body,) in cursor.fetchall()]
+
+
+@contextmanager
+def held(tables: Iterable[str], seconds: float) -> Iterator[None]:
+    """Somebody else works on these tables, as autovacuum does, for so long."""
+    locked = threading.Event()
+
+    def hold() -> None:
+        other = connections.create_connection("default")
+        try:
+            with transaction_of(other), other.cursor() as cursor:
+                for table in tables:
+                    cursor.execute(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE")
+                locked.set()
+                time.sleep(seconds)
+        finally:
+            other.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert locked.wait(60)
+    yield
+    thread.join()
+
+
+@contextmanager
+def transaction_of(other: BaseDatabaseWrapper) -> Iterator[None]:
+    other.set_autocommit(False)
+    try:
+        yield
+    finally:
+        other.rollback()
+
+
+def large() -> tuple[Run, list[str]]:
+    """A run whose values are worth a vacuum, and the tables in which they are."""
+    run = recorded().run
+    for seq in range(3):
+        Chunk.objects.create(
+            run=run, writer=uuid.uuid4(), seq=seq, last_seq=seq, first_step=0, last_step=1, rows=1, points=1,
+            body=os.urandom(2 << 20),
+        )  # fmt: skip
+    return run, [table for table in deletion._partitions(run.pk) if table.startswith("telemetry_chunk")]
+
+
+def bytes_of(tables: Iterable[str]) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT sum(pg_total_relation_size(t::regclass)) FROM unnest(%s::text[]) AS t", [list(tables)]
+        )
+        return int(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize(("patience", "freed"), [("60s", True), ("10ms", False)])
+def test_the_disk_gets_its_room_back(monkeypatch: pytest.MonkeyPatch, patience: str, freed: bool) -> None:
+    """Also where something else works on the table at that moment; unless that takes too long."""
+    monkeypatch.setattr(deletion, "VACUUM_BYTES", 0)
+    monkeypatch.setattr(deletion, "VACUUM_PATIENCE", patience)
+    run, tables = large()
+    deletion.begin(run)
+    assert tables and bytes_of(tables) > 6 << 20
+    with held(tables, 1.0):
+        deletion.delete_run(run.pk)
+    assert rows_left(run) == {}
+    assert (bytes_of(tables) < 1 << 20) is freed
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
