@@ -188,7 +188,7 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
     tensors = list(Tensor.objects.filter(run=run).order_by("index"))
     writers = list(Writer.objects.filter(run=run).order_by("attempt", "rank", "created_at", "uuid"))
     scalars, statistics = tuple(queries.scalar_names(run.pk)), tuple(run.statistics)
-    rows, histograms = queries.rows_kept(run.pk), queries.histogram_count(run.pk) if with_histograms else 0
+    histograms = queries.histogram_count(run.pk) if with_histograms else 0
     documents = sum(model._default_manager.filter(run=run).count() for model in DOCUMENTS)
     fields: list[pa.Field[Any]] = [
         pa.field("writer", pa.int32(), nullable=False),
@@ -206,14 +206,14 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
         fields += [pa.field("tensor", pa.int32()), pa.field("histogram", pa.list_(pa.float64()))]
     return Content(
         run.pk,
-        {**_describe(run, tensors, writers), "rows": rows, "histograms": histograms, "documents": documents},
+        {**_describe(run, tensors, writers), "histograms": histograms, "documents": documents},
         pa.schema(fields),
         tuple(Source(i, one.uuid, np.asarray(one.catalogue, np.int64)) for i, one in enumerate(writers)),
         scalars,
         statistics,
         tuple(tensor.name for tensor in tensors),
         with_histograms,
-        rows + documents + histograms,
+        run.rows_stored + documents + histograms,
     )
 
 
@@ -244,6 +244,7 @@ def _describe(run: Run, tensors: list[Tensor], writers: list[Writer]) -> dict[st
             "created_at": run.created_at.isoformat(),
         },
         "state": run.state,
+        "rows": run.rows_stored,
         "points": run.points_stored,
         "tensors": [{name: getattr(tensor, name) for name in TENSOR_FIELDS} for tensor in tensors],
         "catalogues": [list(catalogue) for catalogue in catalogues],

@@ -28,7 +28,7 @@ from fp8scope_dashboard.telemetry.histograms import (
 from fp8scope_dashboard.telemetry.lines import Series, scalar, scalars, tensor_series
 from fp8scope_dashboard.telemetry.ranks import by_rank
 from fp8scope_dashboard.telemetry.sources import sources_of, step_range
-from fp8scope_dashboard.telemetry.streams import contiguous_until, rows_kept, stream
+from fp8scope_dashboard.telemetry.streams import contiguous_until, stream
 
 __all__ = [
     "EXPONENT_BINS",
@@ -44,7 +44,6 @@ __all__ = [
     "histogram_count",
     "histogram_rows",
     "latest_statistics",
-    "rows_kept",
     "scalar",
     "scalar_names",
     "scalars",

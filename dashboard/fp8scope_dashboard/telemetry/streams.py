@@ -13,7 +13,6 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from fp8scope_dashboard.runs.models import Writer
-from fp8scope_dashboard.telemetry import sql
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, ChunkData, Float64s, Int64s, decode
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Tile
 from fp8scope_dashboard.telemetry.raw import AXES, AXIS, SEQS, STEPS, TIMES
@@ -23,20 +22,6 @@ from fp8scope_dashboard.telemetry.tiles import WIDTH, cut_tile, decode_integers,
 MOST_CELLS = 8_000_000
 # Compaction may move what was found before it is read; it never does so this often in a row.
 TRIES = 100
-
-
-def rows_kept(run_id: UUID) -> int:
-    """How many rows there are."""
-    [(rows,)] = sql.fetch(
-        """
-        SELECT coalesce(sum(rows), 0)::bigint FROM (
-            SELECT rows FROM telemetry_block WHERE run_id = %(run)s
-            UNION ALL SELECT rows FROM telemetry_chunk WHERE run_id = %(run)s
-        ) AS found
-        """,
-        {"run": run_id},
-    )
-    return int(rows)
 
 
 def contiguous_until(run_id: UUID, writer: UUID, start: int = 0) -> int:

@@ -221,6 +221,7 @@ def test_over_the_api(recorder: Recorder) -> None:
 def test_an_export_has_what_there_is(recorder: Recorder) -> None:
     """Every row, without the tensors' values that are deleted, and with those that came late."""
     steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
+    recorder.run.refresh_from_db()
     found = content_of(recorder.run, with_histograms=True)
     table = pa.Table.from_batches(list(found.pieces()))
     assert found.rows == found.description["rows"] == table.num_rows == len(steps)
