@@ -1,10 +1,13 @@
 # The dashboard's image: web server, worker and clock, told apart by their command. See docs/operating.md.
 FROM python:3.12-slim AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
+COPY build_backend build_backend
 COPY agent agent
 COPY kernels kernels
 COPY dashboard dashboard
+# A server quantises nothing.
+ENV FP8SCOPE_BUILD_KERNELS=0
 RUN python -m venv /opt/fp8scope \
     && /opt/fp8scope/bin/pip install --no-cache-dir --constraint constraints.txt '.[dashboard]'
 

@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: help install demo test test-gpu bench-gpu lint format types check browser bench clean
+.PHONY: help install kernels demo test test-gpu bench-gpu lint format types check browser bench clean
 
 help:
 	@echo "make demo    install, then train five small GPTs and watch them in the browser (DEMO_ARGS=--exit to stop by itself)"
@@ -19,7 +19,9 @@ help:
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The CPU's kernels are built by the installation: with the machine's C++ compiler, else with one from PyPI.
+KERNELS := setup.py $(wildcard build_backend/*.py kernels/fp8scope_kernels/native*.cpp) kernels/fp8scope_kernels/native_levels.py
+$(INSTALLED): pyproject.toml constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fp8scope needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
@@ -28,6 +30,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dashboard,dev]'
 	@touch $@
+
+# The kernels alone, into the source tree: any Python will do, with a C++ compiler or the package ziglang.
+kernels:
+	$(PYTHON) build_backend/kernel_libraries.py
 
 demo: $(INSTALLED)
 	$(BIN)/fp8scope demo $(DEMO_ARGS)
@@ -71,5 +77,5 @@ bench: $(INSTALLED)
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf kernels/fp8scope_kernels/native_*.so .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,8 @@
 """Which code quantises on a CPU: eager torch, or the same arithmetic as C++ that counts while it casts.
 
 `reference` is the definition and needs nothing but torch. `compiled` computes the same bits several times
-faster, but needs a C++ compiler and takes a second or two before its first result. `auto`, the default,
-builds it at the first tensor for which that is worth while, where a compiler is found, and takes it for all
-from then on. If building fails, one warning says so and `reference` takes over for the rest of the process.
+faster, with a library that is built when the package is. `auto`, the default, takes it where it can be
+loaded. Where it cannot, one warning says so and `reference` takes over for the rest of the process.
 """
 
 import warnings
@@ -16,9 +15,6 @@ from fp8scope_kernels import native_library
 Backend = Literal["auto", "reference", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "compiled", "triton")
 
-AUTO_ELEMENTS = 2**16
-"""From this size on `auto` builds: eager torch takes a millisecond for such a layer's tensors, every time."""
-
 _chosen: Backend = "auto"
 _failure: str | None = None
 
@@ -28,7 +24,7 @@ def set_backend(backend: Backend) -> None:
 
     `triton` is for CUDA devices, where `auto` takes it too if it is installed. Tensors on a device that the
     chosen backend does not know are left to `reference`. Raises ValueError for any other name, and
-    RuntimeError where `triton` cannot run.
+    RuntimeError where `triton` cannot run or the library of `compiled` cannot be loaded.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}.")
@@ -37,45 +33,42 @@ def set_backend(backend: Backend) -> None:
         from fp8scope_kernels import triton_support
 
         triton_support.require()
-    global _chosen
+    global _chosen, _failure
+    if backend == "compiled":
+        try:
+            native_library.library()
+        except RuntimeError as error:
+            raise RuntimeError(f"The compiled backend cannot be used: {error}.") from error
+        _failure = None
     _chosen = backend
 
 
 def get_backend() -> Backend:
-    """The backend chosen; `reference` once building has failed."""
+    """The backend chosen; `reference` once loading the compiled kernels has failed."""
     return "reference" if _failure else _chosen
 
 
 def failure() -> str | None:
-    """Why building failed, or None."""
+    """Why the compiled kernels could not be loaded, or None."""
     return _failure
-
-
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler: $CXX, or one on the PATH."""
-    return native_library.compiler() is not None
 
 
 def use_compiled(x: Tensor) -> bool:
     """Whether this tensor is to be quantised by the compiled kernels, which are then ready to be called."""
     if not x.is_cpu or _failure or _chosen == "reference":
         return False
-    if native_library.is_built():
-        return True
-    if _chosen == "auto" and (x.numel() < AUTO_ELEMENTS or not has_compiler()):
-        return False
-    return _build()
+    return native_library.is_loaded() or _load()
 
 
-def _build() -> bool:
+def _load() -> bool:
     global _failure
     try:
         native_library.library()
-    except Exception as error:  # whatever the compiler says, training must go on
-        _failure = f"{type(error).__name__}: {error}"
+    except Exception as error:  # training must go on
+        _failure = str(error)
         warnings.warn(
-            "Quantisation goes on in eager torch, with the same results but slower, because building the C++ "
-            f"kernels failed ({_failure.splitlines()[0]}).",
+            "Quantisation on the CPU runs in eager torch, with the same results but several times slower, "
+            f"because the compiled kernels cannot be used: {_failure}.",
             RuntimeWarning,
             stacklevel=2,
         )

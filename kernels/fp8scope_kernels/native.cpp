@@ -1,9 +1,12 @@
-// Quantisation with its statistics in one pass over memory, for CPUs. Built at run time by native.py.
+// Quantisation with its statistics in one pass over memory, for CPUs. Called by native.py.
 //
 // The same bits as the definition in quantization.py and blocks.py. This file has the entry points; it includes
-// the others, so that there is one thing to build.
+// the others, so that there is one thing to compile. It is compiled when the package is built, once for each level
+// of processor (native_levels.py), into a library that needs nothing but the C library.
 
 #include "native_elements.cpp"
+#include "native_threads.cpp"
+#include "native_levels.cpp"
 #include "native_counts.cpp"
 #include "native_tensors.cpp"
 #include "native_blocks.cpp"
@@ -13,10 +16,9 @@ namespace {
 
 // The product of two operands with a scale per row: bfloat16 times both inverse scales, rounded.
 template <typename Out>
-void scale_product(const uint16_t* product, const float* left, const float* right, Out* out, int64_t rows,
-                   int64_t columns, [[maybe_unused]] int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t row = 0; row < rows; row++) {
+void scale_product(const uint16_t* product, const float* left, const float* right, Out* out, int64_t start,
+                   int64_t end, int64_t columns) {
+  for (int64_t row = start; row < end; row++) {
     const uint16_t* __restrict from = product + row * columns;
     Out* __restrict to = out + row * columns;
     const float scale = left[row];
@@ -45,7 +47,17 @@ void accumulate_blocks(double* row, int64_t n, const Counts& c) {
 }  // namespace
 
 // `wide`: x is float32, else bfloat16. `bytes`: q is FP8, else bfloat16. A row may be null.
+#pragma GCC visibility push(default)
 extern "C" {
+
+// Which of the libraries this processor can run: an index into native_levels.py's LEVELS.
+int fp8scope_level() { return level(); }
+
+// The digest of the sources that this library was built from.
+const char* fp8scope_sources() { return FP8SCOPE_SOURCES; }
+
+// The OpenMP runtime's GOMP_parallel, or null for one thread.
+void fp8scope_use_team(Team function) { team = function; }
 
 float fp8scope_scale(float amax, float top, int power_of_two, float otherwise) {
   return choose_scale(amax, top, power_of_two, otherwise);
@@ -72,7 +84,12 @@ void fp8scope_remember(float* history, int64_t n, int64_t* calls, float amax) {
 }
 
 float fp8scope_measure(const void* x, int64_t n, int wide, int threads) {
-  return real(wide ? measure((const uint32_t*)x, n, threads) : measure((const uint16_t*)x, n, threads));
+  Counts none = {};
+  const auto go = [&](auto* in) {
+    const auto work = [&](int64_t first, int64_t last, Counts&) { return measure(in + first, last - first); };
+    return real(share_counting(n, 16 * BLOCK, threads, none, work));
+  };
+  return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
 }
 
 float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float limit, Counts* c) {
@@ -84,7 +101,12 @@ float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float li
 float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, float scale, const Format* f,
                         int wanted, int threads, float amax, double* row, Counts* c) {
   if (wanted && !(amax * scale <= f->limit)) wanted |= AMAX;  // How many saturate is seen by the same look.
-  const auto go = [&](auto* in, auto* out) { return real(quantize(in, out, n, scale, *f, wanted, threads, *c)); };
+  if (wanted & AMAX) c->nonfinite = 0;
+  const auto go = [&](auto* in, auto* out) {
+    return real(share_counting(n, PIECE, threads, *c, [&](int64_t first, int64_t last, Counts& part) {
+      return quantize(in + first, out + first, last - first, scale, *f, wanted, part);
+    }));
+  };
   float top;
   if (wide) top = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
   else top = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
@@ -96,15 +118,21 @@ float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, 
 void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t rows, int64_t columns, int64_t height,
                               int64_t width, int wide, int bytes, int rule, const Format* f, int threads,
                               double* row, double* block_row) {
-  Counts c;
+  Counts c = {};
+  const bool counting = row || block_row;
+  const int64_t across = (columns + width - 1) / width, blocks = (rows + height - 1) / height * across;
   const auto go = [&](auto* in, auto* out) {
-    return real(quantize_blocks(in, out, scales, rows, columns, height, width, rule, *f, row || block_row, threads, c));
+    const int64_t step = rows_together(height, columns);
+    return real(share_counting(rows, step, threads, c, [&](int64_t first, int64_t last, Counts& part) {
+      return quantize_blocks(in + first * columns, out + first * columns, scales + first / height * across,
+                             last - first, columns, height, width, rule, *f, counting, part);
+    }));
   };
   float amax;
   if (wide) amax = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
   else amax = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  if (counting) summarize(scales, blocks, rule, c);
   if (row) accumulate(row, rows * columns, amax, c.median, c);
-  const int64_t blocks = ((rows + height - 1) / height) * ((columns + width - 1) / width);
   if (block_row) accumulate_blocks(block_row, blocks, c);
 }
 
@@ -119,7 +147,9 @@ void fp8scope_sample(const void* x, const uint16_t* q, const float* inverse, int
 void fp8scope_dequantize_blocks(const void* q, const float* scales, void* out, int64_t rows, int64_t columns,
                                 int64_t height, int64_t width, int wide, int threads) {
   const auto go = [&](auto* to) {
-    dequantize_blocks((const uint16_t*)q, scales, to, rows, columns, height, width, threads);
+    share_range(rows, 1, threads, [&](int64_t first, int64_t last) {
+      dequantize_blocks((const uint16_t*)q, scales, to, first, last, columns, height, width);
+    });
   };
   wide ? go((uint32_t*)out) : go((uint16_t*)out);
 }
@@ -127,8 +157,11 @@ void fp8scope_dequantize_blocks(const void* q, const float* scales, void* out, i
 void fp8scope_scale_product(const void* product, const float* left, const float* right, void* out, int64_t rows,
                             int64_t columns, int wide, int threads) {
   const auto go = [&](auto* to) {
-    scale_product((const uint16_t*)product, left, right, to, rows, columns, threads);
+    share_range(rows, 1, threads, [&](int64_t first, int64_t last) {
+      scale_product((const uint16_t*)product, left, right, to, first, last, columns);
+    });
   };
   wide ? go((uint32_t*)out) : go((uint16_t*)out);
 }
-}
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,8 +1,6 @@
 // One scale for each block of a matrix. Blocks may be as short as MX's 32, so that every step is taken for many of
 // them before the next one: amaxes, scales, casts.
 
-#include <vector>
-
 namespace {
 
 constexpr int64_t MX = 32;
@@ -47,13 +45,13 @@ bool choose_scales(const uint32_t* amax, float* scales, int64_t n, const Format&
 
 // Smallest, median (the lower of the middle two) and largest of n scales, which are positive.
 void summarize(const float* scales, int64_t n, int rule, Counts& c) {
-  std::vector<uint32_t> all;
   const int64_t middle = (n - 1) / 2;
   if (rule == 0) {
-    for (int64_t i = 0; i < n; i++) all.push_back(bits(scales[i]));
-    const auto ends = std::minmax_element(all.begin(), all.end());
+    Array<uint32_t> all(n);
+    for (int64_t i = 0; i < n; i++) all[i] = bits(scales[i]);
+    const auto ends = std::minmax_element(all.data, all.data + n);
     c.smallest = real(*ends.first), c.largest = real(*ends.second);
-    std::nth_element(all.begin(), all.begin() + middle, all.end());
+    std::nth_element(all.data, all.data + middle, all.data + n);
     c.median = real(all[middle]);
     return;
   }
@@ -127,17 +125,18 @@ uint32_t quantize_band(const T* x, Out* q, float* scales, const Band& band, int 
   return top;
 }
 
+// Rows of blocks that are worth counting in at once.
+int64_t rows_together(int64_t height, int64_t columns) {
+  return height * std::max<int64_t>(1, BLOCK / (height * columns));
+}
+
 template <typename T, typename Out>
 uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_t columns, int64_t height,
-                         int64_t width, int rule, const Format& f, bool counting, [[maybe_unused]] int threads,
-                         Counts& c) {
+                         int64_t width, int rule, const Format& f, bool counting, Counts& c) {
   const int64_t across = (columns + width - 1) / width;
-  // Rows of blocks that are worth counting in at once.
-  const int64_t group = height * std::max<int64_t>(1, BLOCK / (height * columns));
+  const int64_t group = rows_together(height, columns);
   int64_t zeros = 0, flushed = 0, below = 0, saturated = 0, nonfinite = 0, blocks = 0;
   uint32_t top = 0;
-#pragma omp parallel for num_threads(threads) if (threads > 1) \
-    reduction(+ : zeros, flushed, below, saturated, nonfinite, blocks) reduction(max : top)
   for (int64_t first = 0; first < rows; first += group) {
     const int64_t last = std::min(rows, first + group);
     Counts p = {};
@@ -152,17 +151,15 @@ uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_
     top = std::max(top, amax);
   }
   c = {zeros, flushed, below, saturated, nonfinite, blocks, 0, 0, 0};
-  if (counting) summarize(scales, across * ((rows + height - 1) / height), rule, c);
   return top;
 }
 
-// q / s of each element's block, rounded to nearest even. Scales are [block rows, block columns].
+// q / s of each element's block, rounded to nearest even, in rows [start, end). Scales are [block rows, block columns].
 template <typename Out>
-void dequantize_blocks(const uint16_t* q, const float* scales, Out* out, int64_t rows, int64_t columns,
-                       int64_t height, int64_t width, [[maybe_unused]] int threads) {
+void dequantize_blocks(const uint16_t* q, const float* scales, Out* out, int64_t start, int64_t end, int64_t columns,
+                       int64_t height, int64_t width) {
   const int64_t across = (columns + width - 1) / width;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t row = 0; row < rows; row++) {
+  for (int64_t row = start; row < end; row++) {
     for (int64_t block = 0; block < across; block++) {
       const float scale = scales[row / height * across + block];
       const int64_t first = row * columns + block * width, n = std::min(width, columns - block * width);

@@ -5,6 +5,7 @@
 namespace {
 
 constexpr int64_t LANES = VECTOR / sizeof(double);
+constexpr int64_t SUMS = 8;  // as many on every processor, so that sums have the same bits
 constexpr int EXPONENTS = 256, SMALL = 24, APART = 4;
 
 // What one thread has seen.
@@ -36,9 +37,9 @@ template <typename T> void sample_squares(const T* x, const uint16_t* q, int64_t
   typedef T V __attribute__((vector_size(LANES * sizeof(T))));
   typedef uint16_t H __attribute__((vector_size(LANES * sizeof(uint16_t))));
   constexpr int UP = sizeof(T) == 4 ? 0 : 16;
-  D error = {}, signal = {};
+  D error[SUMS / LANES] = {}, signal[SUMS / LANES] = {};
   const D zero = {};
-  const auto add = [&](const T* from, const uint16_t* quantized) {
+  const auto add = [&](const T* from, const uint16_t* quantized, int64_t to) {
     V v;
     H h;
     std::memcpy(&v, from, sizeof v);
@@ -46,20 +47,23 @@ template <typename T> void sample_squares(const T* x, const uint16_t* q, int64_t
     const D wide = __builtin_convertvector((F)(__builtin_convertvector(v, U) << UP), D);
     const D off = __builtin_convertvector((F)(__builtin_convertvector(h, U) << 16), D) * inverse - wide;
     const auto finite = off - off == zero;
-    error += finite ? off * off : zero;
-    signal += finite ? wide * wide : zero;
+    error[to] += finite ? off * off : zero;
+    signal[to] += finite ? wide * wide : zero;
+  };
+  const auto add_all = [&](const T* from, const uint16_t* quantized) {
+    for (int64_t k = 0; k < SUMS / LANES; k++) add(from + k * LANES, quantized + k * LANES, k);
   };
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) add(x + i, q + i);
+  for (; i + SUMS <= n; i += SUMS) add_all(x + i, q + i);
   if (i < n) {
     // The rest, filled up with zeros, which change nothing.
-    T left[LANES] = {};
-    uint16_t quantized[LANES] = {};
+    T left[SUMS] = {};
+    uint16_t quantized[SUMS] = {};
     std::copy(x + i, x + n, left);
     std::copy(q + i, q + n, quantized);
-    add(left, quantized);
+    add_all(left, quantized);
   }
-  for (int64_t k = 0; k < LANES; k++) s.error += error[k], s.signal += signal[k];
+  for (int64_t k = 0; k < SUMS; k++) s.error += error[k / LANES][k % LANES], s.signal += signal[k / LANES][k % LANES];
 }
 
 // Adds to `sample`, as sampling.py has it. `inverse` has one number for each row. The sums' order, and with it
@@ -68,17 +72,17 @@ template <typename T>
 void sample(const T* x, const uint16_t* q, const float* inverse, int64_t rows, int64_t columns, int threads,
             double* sample) {
   const int64_t pieces = (columns + PIECE - 1) / PIECE;
-  std::vector<Sample> parts(threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (int part = 0; part < threads; part++) {
+  Array<Sample> parts(threads);
+  share(threads, [&](int part) {
     for (int64_t piece = rows * pieces * part / threads; piece < rows * pieces * (part + 1) / threads; piece++) {
       const int64_t row = piece / pieces, first = piece % pieces * PIECE;
       const int64_t at = row * columns + first, n = std::min(PIECE, columns - first);
       sample_exponents(x + at, n, parts[part]);
       sample_squares(x + at, q + at, n, inverse[row], parts[part]);
     }
-  }
-  for (const Sample& s : parts) {
+  });
+  for (int part = 0; part < threads; part++) {
+    const Sample& s = parts[part];
     sample[0] += s.error, sample[1] += s.signal;
     for (int k = 0; k < SMALL; k++) sample[2 + k] += s.small[k];
     for (int e = 1; e < EXPONENTS; e++)

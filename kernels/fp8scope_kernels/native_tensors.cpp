@@ -15,13 +15,10 @@ float choose_scale(float amax, float top, bool power_of_two, float otherwise) {
 
 // `wanted`: COUNTS and AMAX, added up.
 template <typename T, typename Out>
-uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, int wanted,
-                  [[maybe_unused]] int threads, Counts& c) {
+uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, int wanted, Counts& c) {
   int64_t zeros = 0, flushed = 0, below = 0, saturated = 0, nonfinite = 0;
   uint32_t top = 0;
   const Rounding rounding(f);
-#pragma omp parallel for num_threads(threads) if (threads > 1) \
-    reduction(+ : zeros, flushed, below, saturated, nonfinite) reduction(max : top)
   for (int64_t start = 0; start < n; start += PIECE) {
     const int64_t size = std::min(PIECE, n - start);
     cast<Out>(x + start, q + start, size, scale, rounding);
@@ -42,9 +39,8 @@ uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, i
   return top;
 }
 
-template <typename T> uint32_t measure(const T* x, int64_t n, [[maybe_unused]] int threads) {
+template <typename T> uint32_t measure(const T* x, int64_t n) {
   uint32_t top = 0;
-#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(max : top)
   for (int64_t start = 0; start < n; start += 16 * BLOCK)
     top = std::max(top, widen(largest(x + start, std::min(16 * BLOCK, n - start))));
   return top;

@@ -24,7 +24,6 @@ from fp8scope_kernels import (
 )
 from fp8scope_kernels.backends import Backend
 
-needs_compiler = pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
 formats = pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
 SIGN = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
@@ -67,7 +66,6 @@ def spread(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, generator=generator) * torch.exp2(powers)
 
 
-@needs_compiler
 def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     original = native.quantize
@@ -82,7 +80,6 @@ def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backends.failure() is None
 
 
-@needs_compiler
 @formats
 @pytest.mark.parametrize("scale", [1.0, 0.3, 2.0**13, 3.4028234663852886e38, 1.1754943508222875e-38])
 def test_every_bfloat16(fmt: Format, scale: float) -> None:
@@ -91,7 +88,6 @@ def test_every_bfloat16(fmt: Format, scale: float) -> None:
         assert_same(quantize, all_bfloat16(), scale, fmt)
 
 
-@needs_compiler
 @formats
 def test_every_tie_and_its_neighbours(fmt: Format) -> None:
     values = torch.unique(fmt.table[torch.isfinite(fmt.table)])
@@ -102,7 +98,6 @@ def test_every_tie_and_its_neighbours(fmt: Format) -> None:
         assert_same(quantize, x.repeat(20), 1.0, fmt)
 
 
-@needs_compiler
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 63, 65, 4095, 4096, 4097, 3 * 4096 + 77])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_sizes_around_the_blocks_of_the_loop(size: int, dtype: torch.dtype) -> None:
@@ -111,7 +106,6 @@ def test_sizes_around_the_blocks_of_the_loop(size: int, dtype: torch.dtype) -> N
         assert_same(make, x, 3.0, E5M2)
 
 
-@needs_compiler
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_change_nothing(threads: int, dtype: torch.dtype) -> None:
@@ -123,7 +117,6 @@ def test_threads_change_nothing(threads: int, dtype: torch.dtype) -> None:
     assert_same(quantize_values, spread(size).to(dtype), 1.0, E4M3)
 
 
-@needs_compiler
 def test_random_bits_and_a_view_that_is_not_contiguous() -> None:
     bits = torch.randint(-(2**31), 2**31, (300, 100), generator=torch.Generator().manual_seed(1))
     x = bits.to(torch.int32).view(torch.float32)
@@ -132,7 +125,6 @@ def test_random_bits_and_a_view_that_is_not_contiguous() -> None:
         assert_same(quantize, view, 1.0, E5M2)
 
 
-@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_measure(dtype: torch.dtype, spoilt: bool) -> None:
@@ -150,7 +142,6 @@ def test_measure(dtype: torch.dtype, spoilt: bool) -> None:
     assert extents[0][1] == (3 if spoilt else 0)
 
 
-@needs_compiler
 def test_one_pass_can_measure_too() -> None:
     x = spread(10_000).bfloat16()
     row = torch.zeros(len(STATISTICS), dtype=torch.float64)
@@ -168,7 +159,6 @@ def test_one_pass_can_measure_too() -> None:
     assert torch.equal(plain.data.view(torch.int16), measured.data.view(torch.int16))
 
 
-@needs_compiler
 @pytest.mark.parametrize("spoilt", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_measured_beforehand_or_in_the_same_pass(spoilt: bool, scale: float) -> None:
@@ -185,7 +175,6 @@ def test_measured_beforehand_or_in_the_same_pass(spoilt: bool, scale: float) -> 
     assert (rows[0, STATISTICS.index("saturated")] > 0) == (scale > 1)
 
 
-@needs_compiler
 @pytest.mark.parametrize("backend", ["compiled", "reference"])
 @pytest.mark.parametrize("rounded", [E4M3, E5M2], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("measured", [False, True])
@@ -214,7 +203,6 @@ def test_the_largest_element_at_the_boundary(backend: Backend, rounded: Format, 
     assert row[:, STATISTICS.index("saturated")].tolist() == [0, expected]
 
 
-@needs_compiler
 @pytest.mark.parametrize("backend", ["compiled", "reference"])
 def test_powers_of_two_never_saturate_the_largest(backend: Backend) -> None:
     set_backend(backend)
@@ -226,7 +214,6 @@ def test_powers_of_two_never_saturate_the_largest(backend: Backend) -> None:
     assert row[STATISTICS.index("saturated")] == 0
 
 
-@needs_compiler
 def test_without_a_row_the_values_are_the_same() -> None:
     x, scale = all_bfloat16(), torch.tensor(0.3)
     set_backend("compiled")
@@ -235,7 +222,6 @@ def test_without_a_row_the_values_are_the_same() -> None:
     assert torch.equal(uncounted.view(torch.int16), counted.view(torch.int16))
 
 
-@needs_compiler
 def test_it_does_not_disturb_autograd() -> None:
     set_backend("compiled")
     x = torch.linspace(-3, 3, 8192, requires_grad=True)

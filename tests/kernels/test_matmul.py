@@ -199,7 +199,6 @@ def test_a_scaled_product_is_rounded_once(inverse: float, monkeypatch: pytest.Mo
         assert torch.equal(multiply(a, b, dtype).nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
-@pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(33, 65), (1, 4), (4, 1), (300, 500)])
 def test_scales_by_rows_are_applied_natively(

@@ -8,8 +8,6 @@ from fp8scope_kernels import E4M3, E5M2, backends, measure, quantize_values
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.quantization import Extent, quantize_and_measure, quantize_now
 
-pytestmark = pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
-
 ELEMENTS = 5 * 4096 + 77
 """Several pieces of any size that fits the first-level cache, and an odd rest."""
 

@@ -24,8 +24,6 @@ from fp8scope_kernels import (
 )
 from fp8scope_kernels.backends import Backend
 
-pytestmark = pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
-
 RECIPES: dict[str, Recipe] = {
     "delayed": DelayedScaling(history_length=3),
     "delayed, most recent": DelayedScaling(amax_compute="most_recent", margin=-1),

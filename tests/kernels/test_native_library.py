@@ -37,9 +37,9 @@ def reference() -> Tensor:
 def test_it_works() -> None:
     expected = reference()
     set_backend("compiled")
-    assert not native_library.is_built()
+    assert not native_library.is_loaded()
     assert torch.equal(cast(), expected)
-    assert native_library.is_built()
+    assert native_library.is_loaded()
     assert native_library.library() is native_library.library()
     assert get_backend() == "compiled"
 
@@ -71,7 +71,7 @@ def assert_told_once_and_goes_on(message: str) -> None:
             assert torch.equal(cast(), expected)
     assert len(caught) == 1
     assert get_backend() == "reference"
-    assert not native_library.is_built()
+    assert not native_library.is_loaded()
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_compiler_without_openmp_will_do(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(native_library, "compiler", lambda: str(wrapper))
     set_backend("compiled")
     assert torch.equal(cast(), expected)
-    assert native_library.is_built()
+    assert native_library.is_loaded()
 
 
 @needs_compiler
@@ -148,7 +148,7 @@ def cast():
         warnings.simplefilter("always")
         data = quantize(torch.linspace(-3, 3, 2 * backends.AUTO_ELEMENTS), torch.tensor(100.0), E4M3).data
     told = [str(w.message) for w in caught]
-    return {"sum": data.float().abs().sum().item(), "told": told, "built": native_library.is_built()}
+    return {"sum": data.float().abs().sum().item(), "told": told, "built": native_library.is_loaded()}
 
 found = {}
 for name in sys.argv[1:]:

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from fp8scope_kernels import E4M3, SAMPLE_SIZE, accumulate_sample, backends, native, quantize_values
 
-pytestmark = pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler on the PATH")
-
 ROWS, COLUMNS = 37, 4096 + 333
 """Several of the kernels' pieces in a row, and no number of elements that any vector divides."""
 

@@ -1,0 +1,43 @@
+"""setuptools as the build backend, which asks for a compiler from PyPI where the machine has none."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import compilers
+import kernel_libraries
+from setuptools import build_meta
+from setuptools.build_meta import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    return build_meta.get_requires_for_build_wheel(config_settings) + _compiler_requirement()
+
+
+def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+    return build_meta.get_requires_for_build_editable(config_settings) + _compiler_requirement()
+
+
+def _compiler_requirement() -> list[str]:
+    if not kernel_libraries.wanted():
+        return []
+    with tempfile.TemporaryDirectory(prefix="fp8scope-") as work:
+        return [] if kernel_libraries.find_compiler(Path(work)) else [compilers.ZIG]

@@ -1,0 +1,92 @@
+"""Build the CPU kernels' libraries, one for each level of processor.
+
+As a program, `python build_backend/kernel_libraries.py`, it builds them into the source tree. It needs a C++
+compiler or the package `ziglang`, and nothing else.
+"""
+
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import compilers
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "kernels" / "fp8scope_kernels"
+FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
+    # The same bits from every compiler and at every level: no fused multiply-add.
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+
+
+def _native_levels() -> ModuleType:
+    """The package's table of levels, read without importing the package, which needs torch."""
+    spec = spec_from_file_location("native_levels", PACKAGE / "native_levels.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+native_levels = _native_levels()
+
+
+def architecture() -> str:
+    """FP8SCOPE_ARCHITECTURE (with CXX=zig it may be another machine's), else this machine's."""
+    return os.environ.get("FP8SCOPE_ARCHITECTURE") or native_levels.machine()
+
+
+def wanted() -> bool:
+    """Whether libraries are built: not with FP8SCOPE_BUILD_KERNELS=0 or on other platforms."""
+    return os.environ.get("FP8SCOPE_BUILD_KERNELS", "1") != "0" and bool(native_levels.levels(architecture()))
+
+
+def find_compiler(work: Path) -> compilers.Compiler | None:
+    """A compiler that can build every level."""
+    highest = native_levels.levels(architecture())[-1]
+    return compilers.find(architecture(), (*FLAGS, *highest.flags), work)
+
+
+def build(folder: Path, work: Path) -> list[Path]:
+    """Build the libraries into `folder`. Raises RuntimeError if there is no compiler or it fails.
+
+    `work` is an existing folder for what the compiler leaves.
+    """
+    compiler = find_compiler(work)
+    if compiler is None:
+        raise RuntimeError(
+            "No C++20 compiler was found to build fp8scope's CPU kernels with. Install one (Debian: apt-get "
+            f"install g++), or: pip install {compilers.ZIG}. Without them: FP8SCOPE_BUILD_KERNELS=0, and "
+            "quantisation on CPUs runs in eager torch, several times slower."
+        )
+    print(f"building the CPU kernels with {compiler.name}", flush=True)
+    stamp = f'-DFP8SCOPE_SOURCES="{native_levels.digest()}"'
+
+    def build_level(level: tuple[str, tuple[str, ...]]) -> Path:
+        library = work / f"native_{level[0]}.so"
+        compiler.build(PACKAGE / "native.cpp", library, (*FLAGS, stamp, *level[1]))
+        return library
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        built = list(pool.map(build_level, native_levels.levels(architecture())))
+    folder.mkdir(parents=True, exist_ok=True)
+    # Renamed into place: a process that has the old file open goes on with that.
+    targets = [folder / library.name for library in built]
+    for library, target in zip(built, targets, strict=True):
+        unfinished = target.with_suffix(".new")
+        unfinished.write_bytes(library.read_bytes())
+        unfinished.chmod(0o755)
+        unfinished.replace(target)
+    return targets
+
+
+if __name__ == "__main__":
+    if not wanted():
+        sys.exit("There are no CPU kernels for this platform, or FP8SCOPE_BUILD_KERNELS=0.")
+    with tempfile.TemporaryDirectory(prefix="fp8scope-") as temporary:
+        for target in build(PACKAGE, Path(temporary)):
+            print(target.relative_to(ROOT))
