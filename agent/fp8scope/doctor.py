@@ -78,6 +78,7 @@ def examine(settings: Settings) -> list[Finding]:
     findings += _guarded("server", lambda: check_server(settings))
     findings += _guarded("spool", lambda: [check_spool(settings.directory), check_space(settings)])
     findings += _guarded("torch", check_torch)
+    findings += _guarded("kernels", check_kernels)
     findings += _guarded("self-test", lambda: [check_step()])
     return findings
 
@@ -240,6 +241,21 @@ def check_torch() -> list[Finding]:
             advice = "Training in FP8 runs, but emulated and slow; BF16 with shadow mode is of use."
             found.append(Finding("gpu", "warn", f"{name} has no FP8 units.", advice))
     return found
+
+
+def check_kernels() -> list[Finding]:
+    """Whether the CPU's compiled kernels can be loaded; nothing without torch, which `check_torch` reports."""
+    if not version_of("torch"):
+        return []
+    from fp8scope_kernels import native_library
+
+    try:
+        level = native_library.available_levels()[-1].name
+        native_library.library()
+    except RuntimeError as error:
+        message = f"Quantisation on the CPU runs in eager torch, several times slower: {error}."
+        return [Finding("kernels", "warn", message)]
+    return [Finding("kernels", "ok", f"The CPU's compiled kernels can be loaded ({level}).")]
 
 
 SELF_TEST = """

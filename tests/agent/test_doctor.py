@@ -39,8 +39,8 @@ def test_it_works(
     found = {one["check"]: one["state"] for one in report["findings"]}
     assert report["ok"] is True
     assert {
-        name: found[name] for name in ("server", "token", "clock", "spool", "torch", "self-test")
-    } == dict.fromkeys(("server", "token", "clock", "spool", "torch", "self-test"), "ok")
+        name: found[name] for name in ("server", "token", "clock", "spool", "torch", "kernels", "self-test")
+    } == dict.fromkeys(("server", "token", "clock", "spool", "torch", "kernels", "self-test"), "ok")
     # It asked, and left nothing behind: neither there nor here.
     assert server.runs == {} and {method for method, _ in server.requests} == {"GET"}
     assert not (tmp_path / "spool").exists() and list(tmp_path.glob(".fp8scope*")) == []
@@ -132,6 +132,17 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert pretend((9, 0))["gpu"] == pretend((8, 9))["gpu"] == pretend((12, 0))["gpu"] == "ok"
     assert pretend((8, 0))["gpu"] == "warn"
+
+
+def test_kernels_that_were_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fp8scope_kernels import native_levels, native_library
+
+    assert states(doctor.check_kernels()) == {"kernels": "ok"}
+    monkeypatch.setattr(native_library, "_library", None)
+    monkeypatch.setattr(native_levels, "path", lambda level: tmp_path / "none.so")
+    (finding,) = doctor.check_kernels()
+    assert finding.state == "warn"
+    assert "eager torch" in finding.message and "run pip install -e ." in finding.message
 
 
 def test_a_check_that_breaks_is_a_finding(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

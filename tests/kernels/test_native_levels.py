@@ -1,0 +1,130 @@
+"""Every level's library computes the same bits: those of the lowest, and of the definition in eager torch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fp8scope_kernels import (
+    DATA_FORMATS,
+    E4M3,
+    E5M2,
+    MXFP8,
+    SAMPLE_SIZE,
+    BlockScaling,
+    Format,
+    backends,
+    native,
+    native_library,
+    quantize,
+    quantize_blocks,
+    quantize_values,
+)
+from fp8scope_kernels.recipes import Block, Recipe
+
+LEVELS = [level.name for level in native_library.available_levels()]
+levels = pytest.mark.parametrize("level", LEVELS)
+
+
+def at(level: str, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """What the library of a level computes; `reference` is eager torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "_failure", None)
+        patch.setattr(backends, "_chosen", "reference" if level == "reference" else "compiled")
+        if level != "reference":
+            loaded = native_library.load(level)
+            patch.setattr(native, "library", lambda: loaded)
+        return compute()
+
+
+def assert_same_bits(seen: list[Tensor], expected: list[Tensor]) -> None:
+    """NaNs may differ in their sign; everything else in nothing."""
+    assert len(seen) == len(expected) > 0
+    for one, other in zip(seen, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        nan = other.double().isnan()
+        assert torch.equal(one.double().isnan(), nan)
+        width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[other.dtype.itemsize]
+        assert torch.equal(one.view(width).masked_fill(nan, 0), other.view(width).masked_fill(nan, 0))
+
+
+def every_bfloat16() -> Tensor:
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+
+
+def random_float32(*shape: int) -> Tensor:
+    """Numbers of every exponent, some zeros, no other than finite."""
+    draw = torch.Generator().manual_seed(11)
+    x = torch.randn(shape, generator=draw) * torch.exp2(torch.randint(-40, 40, shape, generator=draw).float())
+    return x.masked_fill(torch.rand(shape, generator=draw) < 0.05, 0.0)
+
+
+@levels
+@pytest.mark.parametrize("format", DATA_FORMATS.values(), ids=DATA_FORMATS)
+def test_it_works(level: str, format: Format) -> None:
+    def compute() -> list[Tensor]:
+        results = []
+        for x in (every_bfloat16(), random_float32(3 * 4096 + 77)):
+            for scale in (1.0, 0.3, 2.0**13):
+                row = torch.zeros(7, dtype=torch.float64)
+                results.append(quantize_values(x, torch.tensor(scale), format, row))
+                if format.dtype is not None:
+                    results.append(quantize(x, torch.tensor(scale), format, row).data)
+                results.append(row)
+        return results
+
+    assert_same_bits(at(level, compute), at("reference", compute))
+
+
+@levels
+@pytest.mark.parametrize(
+    ("recipe", "grid"),
+    [
+        (MXFP8(), (1, 32)),
+        (MXFP8(rounding="floor"), (1, 32)),
+        (BlockScaling(), (1, 128)),
+        (BlockScaling(power_of_two=False), (128, 128)),
+    ],
+    ids=["up", "floor", "1x128", "128x128"],
+)
+def test_blocks(level: str, recipe: Recipe, grid: Block) -> None:
+    def compute() -> list[Tensor]:
+        results = []
+        for x in (random_float32(130, 333), random_float32(130, 333).bfloat16()):
+            row, blocks = torch.zeros(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+            q = quantize_blocks(x, E4M3, grid, recipe, row, blocks)
+            results += [q.values, q.dequantize(torch.float32), row, blocks]
+        return results
+
+    assert_same_bits(at(level, compute), at("reference", compute))
+
+
+@levels
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 4096, 3 * 4096 + 77])
+def test_samples_are_summed_in_the_same_order(level: str, size: int) -> None:
+    def compute() -> list[Tensor]:
+        results = []
+        for x in (random_float32(size), random_float32(size).bfloat16()):
+            sample = torch.zeros(SAMPLE_SIZE, dtype=torch.float64)
+            values = (x * 3.0).to(torch.bfloat16)
+            native.accumulate_sample(sample, x, values, torch.tensor(1 / 3))
+            results.append(sample)
+        return results
+
+    assert_same_bits(at(level, compute), at(LEVELS[0], compute))
+
+
+@levels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_and_scales(level: str, dtype: torch.dtype) -> None:
+    product, left, right = random_float32(37, 333).bfloat16(), random_float32(37, 1), random_float32(1, 333)
+    amaxes = [*random_float32(300).abs().tolist(), torch.inf, torch.nan, 1e-45, 3.4e38]
+
+    def by_level() -> list[Tensor]:
+        scales = [native.choose_scale(amax, E5M2.max, bool(i % 2), 7.0) for i, amax in enumerate(amaxes)]
+        return [native.scale_product(product, left, right, dtype), torch.tensor(scales)]
+
+    seen = at(level, by_level)
+    assert_same_bits(seen, at(LEVELS[0], by_level))
+    assert_same_bits(seen[:1], [(product.float() * left * right).to(dtype)])
