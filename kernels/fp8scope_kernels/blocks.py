@@ -14,7 +14,7 @@ from fp8scope_kernels import backends, native, triton_backend, triton_support
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.quantization import MIN_SCALE, amax_to_scale
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
-from fp8scope_kernels.rounding import EXPONENT_BITS, round_to_format
+from fp8scope_kernels.rounding import EXPONENT_BITS, infinite_to_nan_, round_to_format
 
 
 class BlockTensor(NamedTuple):
@@ -77,7 +77,8 @@ def quantize_blocks(
 
     `grid`: height and width of a block, 0 for the whole dimension. `row` takes the statistics over all
     elements, with the median of the block scales as `scale`; `block_row` takes those of the blocks, see
-    `StatisticsBuffer`. NaN stays NaN; Inf becomes M with its sign; neither counts in a block's amax.
+    `StatisticsBuffer`. NaN stays NaN; Inf becomes what `recipe.nonfinite` says, NaN or M, with its sign;
+    neither counts in a block's amax.
     `dtype`: how q is stored, bfloat16 or the format's own; ValueError for any other.
     """
     if dtype not in (torch.bfloat16, format.dtype):
@@ -100,6 +101,8 @@ def quantize_blocks(
     if row is not None or block_row is not None:
         _accumulate(row, block_row, x, tiles, scaled, scale, amax, format)
     scaled.clamp_(-format.max, format.max)
+    if recipe.nonfinite == "propagate" and not (x.is_cpu and bool(torch.isfinite(x).all())):
+        infinite_to_nan_(scaled, tiles)
     values = scaled if dtype == format.dtype else round_to_format(scaled, format)
     return BlockTensor(_matrix(values, x.shape).to(dtype), scale, grid)
 

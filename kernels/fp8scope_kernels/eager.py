@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.rounding import round_, round_unsaturated_
+from fp8scope_kernels.rounding import infinite_to_nan_, round_, round_unsaturated_
 
 CPU_CHUNK = 2**19
 """Elements worked on at a time on a CPU, so that what lies between two operations stays in its cache."""
@@ -23,14 +23,20 @@ def quantize_eagerly(
     counts: Tensor | None,
     saturate: bool,
     inside: bool,
+    propagate: bool,
 ) -> Tensor:
-    """q, with [saturated, underflow, subnormal] added to `counts`. `inside`: nothing is beyond M."""
+    """q, with [saturated, underflow, subnormal] added to `counts`.
+
+    `inside`: nothing is beyond M, or not finite. `propagate`: Inf becomes NaN.
+    """
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     for part, target in _chunks(x, out):
         scaled, room = _workspace(part)
         torch.mul(part, scale, out=scaled) if part.dtype == torch.float32 else scaled.copy_(part).mul_(scale)
         if counts is not None and not inside:
             counts[0] += _count_saturated(part, scaled, room, format)
+        if propagate and not inside:
+            infinite_to_nan_(scaled, part)
         if saturate and not inside:
             scaled.clamp_(-format.max, format.max)
         if not saturate:

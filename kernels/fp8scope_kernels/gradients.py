@@ -165,9 +165,6 @@ class Fp8GradientReducer:
             grad, extent = grads[index], extents[index]
             if grad is None:
                 continue
-            if not (grad.is_cpu and extent.nonfinite == 0):
-                # Inf would be clamped to a number, and nobody would see it any more.
-                grad = grad.masked_fill(torch.isinf(grad), torch.nan)
             extent = Extent(extent.amax.clamp(min=0), extent.nonfinite)
             q = quantize(grad, scale[index], self.format, rows[index], extent=extent).data
             flat[start : start + grad.numel()] = q.reshape(-1)

@@ -157,6 +157,7 @@ class Fp8Linear(nn.Linear):
         """`quantize` with one scale: in one pass (not in eager torch) where that is known beforehand."""
         state, saturate, fp8 = self.state_of(role), self.recipe.saturate, self._has_units(x.device)
         stochastic = self.recipe.stochastic_gradients and role == "grad_output"
+        nonfinite = self.recipe.nonfinite
         fused = not stochastic and (triton_support.wants(x) or (saturate and backends.use_compiled(x)))
         extent, scale = None, state.past_scale(update=update) if fused else None
         measuring = scale is not None and update
@@ -168,12 +169,14 @@ class Fp8Linear(nn.Linear):
             passed = to_operands_in_one_pass(
                 x, scale, state.format, row,
                 saturate=saturate, extent=extent, fp8=fp8, measure=measuring, transpose=transpose,
+                nonfinite=nonfinite,
             )  # fmt: skip
         if passed is None:
             extent = extent or measure(x)
             operand = to_operand(
                 x, scale, state.format, row,
                 saturate=saturate, extent=extent, fp8=fp8, stochastic=stochastic,
+                nonfinite=nonfinite,
             )  # fmt: skip
             passed = operand, operand.t(), extent
         operand, turned, extent = passed

@@ -22,7 +22,7 @@ from fp8scope_kernels.quantization import (
     quantize_now,
     quantize_values,
 )
-from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
+from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
 
 ALIGNMENT = 16
 """FP8 matrix units take inner and output sizes in multiples of 16."""
@@ -67,14 +67,18 @@ def to_operand(
     extent: Extent,
     fp8: bool,
     stochastic: bool = False,
+    nonfinite: Nonfinite = "propagate",
 ) -> Operand:
     """Quantise a matrix for `multiply`: as FP8 bytes, or as bfloat16 values. See `quantize`."""
     if fp8:
         data, inverse, _ = quantize(
-            x, scale, format, row, saturate=saturate, extent=extent, stochastic=stochastic
-        )
+            x, scale, format, row,
+            saturate=saturate, extent=extent, stochastic=stochastic, nonfinite=nonfinite,
+        )  # fmt: skip
         return Operand(data, inverse)
-    values = quantize_values(x, scale, format, row, saturate=saturate, extent=extent, stochastic=stochastic)
+    values = quantize_values(
+        x, scale, format, row, saturate=saturate, extent=extent, stochastic=stochastic, nonfinite=nonfinite
+    )
     return Operand(values, scale.reciprocal())
 
 
@@ -89,6 +93,7 @@ def to_operands_in_one_pass(
     fp8: bool,
     measure: bool,
     transpose: bool,
+    nonfinite: Nonfinite = "propagate",
 ) -> tuple[Operand, Operand, Extent | None] | None:
     """`to_operand`, its transpose, and x's extent, from one pass over x; None if it failed.
 
@@ -99,15 +104,16 @@ def to_operands_in_one_pass(
     dtype = format.dtype if fp8 and format.dtype is not None else torch.bfloat16
     if not triton_support.wants(x):
         if measure:
-            data, extent = quantize_and_measure(dtype, x, scale, format, row)
+            data, extent = quantize_and_measure(dtype, x, scale, format, row, nonfinite)
         else:
-            data = quantize_now(dtype, x, scale, format, row, saturate, extent)
+            data = quantize_now(dtype, x, scale, format, row, saturate, extent, nonfinite)
         operand = Operand(data, scale.reciprocal())
         return operand, operand.t(), extent
     passed = triton_support.attempt(
         lambda: triton_backend.quantize(
             dtype, x, scale, format, row,
             saturate=saturate, extent=extent, measure=measure, transpose=transpose and fp8,
+            nonfinite=nonfinite,
         )
     )  # fmt: skip
     if passed is None:

@@ -97,14 +97,15 @@ float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float li
   return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
 }
 
-// `wanted` has AMAX where `amax` (of the finite elements) and c->nonfinite are not known; returns the former.
+// `wanted` has AMAX where `amax` (of the finite elements; Inf if unknown) and c->nonfinite are not known but needed;
+// returns the former.
 float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, float scale, const Format* f,
                         int wanted, int threads, float amax, double* row, Counts* c) {
   if (wanted && !(amax * scale <= f->limit)) wanted |= AMAX;  // How many saturate is seen by the same look.
   if (wanted & AMAX) c->nonfinite = 0;
   const auto go = [&](auto* in, auto* out) {
     return real(share_counting(n, PIECE, threads, *c, [&](int64_t first, int64_t last, Counts& part) {
-      return quantize(in + first, out + first, last - first, scale, *f, wanted, part);
+      return quantize(in + first, out + first, last - first, scale, *f, wanted, amax, part);
     }));
   };
   float top;

@@ -6,6 +6,7 @@ cast itself takes half the time, and building takes a second or two instead of t
 """
 
 import ctypes
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -14,12 +15,15 @@ from torch import Tensor
 
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.native_library import library
-from fp8scope_kernels.recipes import MXFP8, Block, Recipe
+from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
 
 ELEMENTS_PER_THREAD = 2**16
 """Fewer are not worth waking a thread for."""
 
 COUNTS, AMAX = 1, 2
+
+INF = 0x7F800000
+"""The bits of a float32 Inf."""
 
 
 class _Format(ctypes.Structure):
@@ -32,6 +36,7 @@ class _Format(ctypes.Structure):
         ("bias", ctypes.c_int32),
         ("nan", ctypes.c_int32),
         ("max_exponent", ctypes.c_int32),
+        ("accepted", ctypes.c_uint32),
     )
 
 
@@ -106,26 +111,28 @@ def quantize(
     extent: tuple[float, int] | None = None,
     *,
     measure: bool = False,
+    nonfinite: Nonfinite = "propagate",
 ) -> Quantized:
     """x [any shape] times `scale`, clamped and rounded, in the format's dtype or in bfloat16.
 
     Statistics are added to `row`. `extent`: amax and the number of non-finite elements where they are known;
-    else the same pass takes them if the row needs them, or `measure` says so.
+    else the same pass takes them if the row needs them, or `measure` says so. `nonfinite`: see `quantize`.
     """
     x, target = _readable(x), _writable(row)
-    amax, nonfinite = extent or (0.0, 0)
-    counts = _Counts(nonfinite=nonfinite)
+    known, bad = extent or (math.inf, 0)
+    counts = _Counts(nonfinite=bad)
     data = x.new_empty(x.shape, dtype=dtype)
     measuring = measure or (row is not None and extent is None)
     wanted = (AMAX if measuring else 0) | (COUNTS if row is not None else 0)
     amax = library().fp8scope_quantize(
         *(x.data_ptr(), data.data_ptr(), x.numel(), _is_wide(x), dtype.itemsize == 1, scale),
-        *(ctypes.byref(_parameters(format)), wanted, _threads(x), amax, _address(target)),
+        *(ctypes.byref(_parameters(format, nonfinite)), wanted, _threads(x), known, _address(target)),
         ctypes.byref(counts),
     )
     _write_back(row, target)
     flushed = counts.flushed
     small = (flushed - counts.zeros, counts.below - flushed)
+    amax = amax if measuring or extent is not None else 0.0
     return Quantized(data, amax, *small, counts.saturated, counts.nonfinite)
 
 
@@ -152,7 +159,7 @@ def quantize_blocks(
         rule = int(getattr(recipe, "power_of_two", False))
     library().fp8scope_quantize_blocks(
         *(x.data_ptr(), data.data_ptr(), scales.data_ptr(), rows, columns, height, width, _is_wide(x)),
-        *(dtype.itemsize == 1, rule, ctypes.byref(_parameters(format)), _threads(x)),
+        *(dtype.itemsize == 1, rule, ctypes.byref(_parameters(format, recipe.nonfinite)), _threads(x)),
         *(_address(target), _address(block_target)),
     )
     _write_back(row, target)
@@ -234,9 +241,10 @@ def _threads(x: Tensor) -> int:
 
 
 @cache
-def _parameters(format: Format) -> _Format:
+def _parameters(format: Format, nonfinite: Nonfinite) -> _Format:
     # NaN has all bits set below the sign, in E4M3 and as torch writes it in E5M2.
+    accepted = INF if nonfinite == "clamp" else INF - 1
     return _Format(
         *(format.max, format.limit, format.smallest_normal, format.smallest_subnormal),
-        *(format.mantissa_bits, format.bias, 0x7F, format.max_exponent),
+        *(format.mantissa_bits, format.bias, 0x7F, format.max_exponent, accepted),
     )

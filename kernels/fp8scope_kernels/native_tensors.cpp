@@ -13,23 +13,30 @@ float choose_scale(float amax, float top, bool power_of_two, float otherwise) {
   return power_of_two ? real(bits(scale) & INF) : scale;
 }
 
-// `wanted`: COUNTS and AMAX, added up.
+// `wanted`: COUNTS and AMAX, added up. `bound`: at least the finite elements' amax; Inf where that is not known.
 template <typename T, typename Out>
-uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, int wanted, Counts& c) {
+uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, int wanted, float bound, Counts& c) {
   int64_t zeros = 0, flushed = 0, below = 0, saturated = 0, nonfinite = 0;
   uint32_t top = 0;
   const Rounding rounding(f);
+  // Rare: a finite element times the scale may be Inf. What each piece's peak does not show is asked of every x.
+  const bool overflowing = f.accepted < INF && scale > 1 && !(bound * scale < real(INF));
+  const bool blind = overflowing && !(wanted & AMAX) && scale < real(INF);
   for (int64_t start = 0; start < n; start += PIECE) {
     const int64_t size = std::min(PIECE, n - start);
-    cast<Out>(x + start, q + start, size, scale, rounding);
+    if (blind) cast<Out, true>(x + start, q + start, size, scale, rounding);
+    else cast<Out>(x + start, q + start, size, scale, rounding);
     Counts part = {};
+    bool suspect = overflowing && !blind;
     if (wanted & AMAX) {
       uint32_t peak = widen(largest(x + start, size));
+      suspect &= !(real(peak) * scale < real(INF));
       // Rare: something is not finite, or saturates. A second look while it is in the cache says how much.
       if (wanted & COUNTS ? !(real(peak) * scale <= f.limit) : peak >= INF)
         peak = inspect(x + start, size, scale, f.limit, part);
       top = std::max(top, peak);
     }
+    if (suspect) mend(x + start, q + start, size, scale, rounding);
     if (wanted & COUNTS) count(x + start, q + start, size, f, part);
     zeros += part.zeros, flushed += part.flushed, below += part.below;
     saturated += part.saturated, nonfinite += part.nonfinite;

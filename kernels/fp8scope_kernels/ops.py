@@ -34,9 +34,14 @@ def quantize_op(
     saturate: bool,
     amax: Tensor,
     nonfinite: Tensor,
+    clamp: bool = False,
 ) -> Tensor:
-    """`quantize` and `quantize_values`: q in `dtype`, shape of x, with statistics added to `row`."""
-    return quantize_now(dtype, x, scale, DATA_FORMATS[format], row, saturate, Extent(amax, nonfinite))
+    """`quantize` and `quantize_values`: q in `dtype`, shape of x, with statistics added to `row`.
+
+    `amax` and `nonfinite` are what `measure` has returned. `clamp`: Inf becomes M, not NaN.
+    """
+    extent, to = Extent(amax, nonfinite), DATA_FORMATS[format]
+    return quantize_now(dtype, x, scale, to, row, saturate, extent, "clamp" if clamp else "propagate")
 
 
 @quantize_op.register_fake
@@ -49,5 +54,6 @@ def _(
     saturate: bool,
     amax: Tensor,
     nonfinite: Tensor,
+    clamp: bool = False,
 ) -> Tensor:
     return x.new_empty(x.shape, dtype=dtype)

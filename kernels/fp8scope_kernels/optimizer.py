@@ -26,6 +26,7 @@ from torch.optim.optimizer import ParamsT
 from fp8scope_kernels.distributed import Group
 from fp8scope_kernels.formats import E4M3, Format
 from fp8scope_kernels.quantization import Extent, amax_to_scale, measure, quantize
+from fp8scope_kernels.rounding import infinite_to_nan_
 from fp8scope_kernels.statistics import Slot, StatisticsBuffer
 
 Level = Literal["O1", "O2", "O3"]
@@ -223,7 +224,11 @@ class Fp8AdamW(Optimizer):
 def _to_fp16(value: Tensor, scale: Tensor, extent: Extent, row: Tensor | None) -> Tensor:
     """`quantize` for FP16, which is no format of the kernels'; in plain torch, by the definitions."""
     scaled = value * scale
-    data = scaled.clamp(-FP16.max, FP16.max).half()
+    clamped = scaled.clamp(-FP16.max, FP16.max)
+    if not (value.is_cpu and bool(extent.nonfinite == 0)):
+        # As in FP8: what is not finite stays visible, and the weight becomes NaN with it.
+        infinite_to_nan_(clamped, value)
+    data = clamped.half()
     if row is not None:
         magnitude, vanished = data.abs(), data == 0
         row[0] += value.numel()

@@ -16,7 +16,8 @@ from torch import Tensor
 from fp8scope_kernels import backends, native, triton_backend, triton_support
 from fp8scope_kernels.eager import quantize_eagerly
 from fp8scope_kernels.formats import DATA_FORMATS, Format
-from fp8scope_kernels.rounding import EXPONENT_BITS
+from fp8scope_kernels.recipes import NONFINITE, Nonfinite
+from fp8scope_kernels.rounding import EXPONENT_BITS, infinite_to_nan_
 from fp8scope_kernels.stochastic import Stochastic, count, round_stochastically
 
 MAX_SCALE = torch.finfo(torch.float32).max
@@ -122,7 +123,8 @@ def amax_to_scale(
 def to_fp8_saturated(scaled: Tensor, format: Format) -> Tensor:
     """Clamp float32 `scaled` to [-M, M], then round to nearest even: the format's dtype.
 
-    NaN stays NaN; Inf becomes M with its sign. Raises ValueError for a format that torch has no dtype for.
+    NaN stays NaN; Inf becomes M with its sign: unlike `quantize`, this cannot tell an Inf element from one
+    that only the scale takes there. Raises ValueError for a format that torch has no dtype for.
     """
     return scaled.clamp(-format.max, format.max).to(_dtype(format))
 
@@ -136,20 +138,23 @@ def quantize(
     saturate: bool = True,
     extent: Extent | None = None,
     stochastic: Stochastic = False,
+    nonfinite: Nonfinite = "propagate",
 ) -> Fp8Tensor:
     """Quantise x with one scale; accumulate its statistics into `row` if given.
 
     `x`: any floating dtype and shape (float64 is rounded to float32 first). `scale`: float32, no dimensions.
     `row`: float64 [len(STATISTICS)], see `StatisticsBuffer`. `extent`: what `measure(x)` said, to save
-    measuring again. NaN stays NaN; Inf becomes M with its sign. With `saturate` False nothing is clamped:
-    what rounds to more than M becomes NaN in E4M3 and Inf in E5M2 (the non-saturating conversion of the OCP
-    8-bit floating point specification; torch's plain cast does either, depending on its version). Formats
-    with neither saturate all the same. `stochastic` rounds at random, see `round_stochastically`: in eager
-    torch on every backend, not in compiled code, and only with `saturate`.
+    measuring again. NaN stays NaN. `nonfinite`: what Inf becomes, `propagate` NaN, `clamp` M; both with its
+    sign. With `saturate` False nothing is clamped: what rounds to more than M becomes NaN in E4M3 and Inf in
+    E5M2 (the non-saturating conversion of the OCP 8-bit floating point specification; torch's plain cast does
+    either, depending on its version). Formats with neither saturate all the same. `stochastic` rounds at
+    random, see `round_stochastically`: in eager torch on every backend, not in compiled code, and only with
+    `saturate`.
 
-    Raises TypeError if x is not floating point and ValueError for a format that torch has no dtype for.
+    Raises TypeError if x is not floating point; ValueError for a format that torch has no dtype for, and for
+    an unknown `nonfinite`.
     """
-    data = _quantize(_dtype(format), x, scale, format, row, saturate, extent, stochastic)
+    data = _quantize(_dtype(format), x, scale, format, row, saturate, extent, stochastic, nonfinite)
     return Fp8Tensor(data, scale.reciprocal(), format)
 
 
@@ -162,9 +167,10 @@ def quantize_values(
     saturate: bool = True,
     extent: Extent | None = None,
     stochastic: Stochastic = False,
+    nonfinite: Nonfinite = "propagate",
 ) -> Tensor:
     """As `quantize`, but q as bfloat16 values, which hold every FP8 value exactly; any format."""
-    return _quantize(torch.bfloat16, x, scale, format, row, saturate, extent, stochastic)
+    return _quantize(torch.bfloat16, x, scale, format, row, saturate, extent, stochastic, nonfinite)
 
 
 def _quantize(
@@ -176,15 +182,19 @@ def _quantize(
     saturate: bool,
     extent: Extent | None,
     stochastic: Stochastic,
+    nonfinite: Nonfinite,
 ) -> Tensor:
+    if nonfinite not in NONFINITE:
+        raise ValueError(f"nonfinite must be one of {', '.join(NONFINITE)}, got {nonfinite!r}.")
     if stochastic is not False:
-        return _quantize_stochastically(dtype, x, scale, format, row, saturate, extent, stochastic)
+        return _quantize_stochastically(dtype, x, scale, format, row, saturate, extent, stochastic, nonfinite)
     if not torch.compiler.is_compiling():
-        return quantize_now(dtype, x, scale, format, row, saturate, extent)
+        return quantize_now(dtype, x, scale, format, row, saturate, extent, nonfinite)
     extent = extent or measure(x)
     if DATA_FORMATS.get(format.name) != format:
         raise ValueError(f"Compiled code knows the formats {', '.join(DATA_FORMATS)}, not {format}.")
-    q: Tensor = torch.ops.fp8scope.quantize(x, scale, format.name, dtype, row, saturate, *extent)
+    clamp = nonfinite == "clamp"
+    q: Tensor = torch.ops.fp8scope.quantize(x, scale, format.name, dtype, row, saturate, *extent, clamp)
     return q
 
 
@@ -197,6 +207,7 @@ def _quantize_stochastically(
     saturate: bool,
     extent: Extent | None,
     stochastic: Stochastic,
+    nonfinite: Nonfinite,
 ) -> Tensor:
     if torch.compiler.is_compiling():
         raise ValueError("Stochastic rounding is not registered for compiled code; call it in eager code.")
@@ -204,7 +215,10 @@ def _quantize_stochastically(
         raise ValueError("Stochastic rounding needs saturate=True: there is nothing to round to beyond M.")
     x = _floating(x)
     scaled = x.float() * scale
-    q = round_stochastically(scaled.clamp(-format.max, format.max), format, stochastic)
+    clamped = scaled.clamp(-format.max, format.max)
+    if nonfinite == "propagate":
+        infinite_to_nan_(clamped, x)
+    q = round_stochastically(clamped, format, stochastic)
     if row is not None:
         _accumulate(row, x.numel(), scale, extent or measure_now(x), count(x, scaled, q, format))
     return q.to(dtype)
@@ -218,42 +232,56 @@ def quantize_now(
     row: Tensor | None,
     saturate: bool,
     extent: Extent | None,
+    nonfinite: Nonfinite = "propagate",
 ) -> Tensor:
     """`quantize` to `dtype`, on the backend chosen; compiled code gets here through its operator."""
     x = _floating(x)
     if triton_support.wants(x):
         passed = triton_support.attempt(
-            lambda: triton_backend.quantize(dtype, x, scale, format, row, saturate=saturate, extent=extent)
+            lambda: triton_backend.quantize(
+                dtype, x, scale, format, row, saturate=saturate, extent=extent, nonfinite=nonfinite
+            )
         )
         if passed is not None:
             return passed.data
     if saturate and backends.use_compiled(x):
-        return _quantize_compiled(dtype, x, scale, format, row, extent)
+        return _quantize_compiled(dtype, x, scale, format, row, extent, nonfinite)
     extent = extent or measure_now(x)
     # Multiplication by s is monotonic in float32 too: amax*s is the largest abs(x*s).
     inside = x.is_cpu and bool(extent.amax * scale <= format.max) and bool(extent.nonfinite == 0)
     counts = None if row is None else torch.zeros(3, dtype=torch.float64, device=x.device)
-    out = quantize_eagerly(dtype, x, scale, format, counts, saturate, inside)
+    # Where reading a value costs nothing, Inf is looked for only where one is.
+    propagate = nonfinite == "propagate" and not (x.is_cpu and bool(extent.nonfinite == 0))
+    out = quantize_eagerly(dtype, x, scale, format, counts, saturate, inside, propagate)
     if row is not None and counts is not None:
         _accumulate(row, x.numel(), scale, extent, counts)
     return out
 
 
 def _quantize_compiled(
-    dtype: torch.dtype, x: Tensor, scale: Tensor, format: Format, row: Tensor | None, extent: Extent | None
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None,
+    extent: Extent | None,
+    nonfinite: Nonfinite,
 ) -> Tensor:
     """q; what is not known of x yet is measured in the same pass, if the row needs it."""
-    if row is None or extent is None:
-        return native.quantize(x, scale.item(), format, dtype, row).data
-    known = extent.amax.item(), int(extent.nonfinite)
-    return native.quantize(x, scale.item(), format, dtype, row, known).data
+    known = None if extent is None else (extent.amax.item(), int(extent.nonfinite) if row is not None else 0)
+    return native.quantize(x, scale.item(), format, dtype, row, known, nonfinite=nonfinite).data
 
 
 def quantize_and_measure(
-    dtype: torch.dtype, x: Tensor, scale: Tensor, format: Format, row: Tensor | None
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None,
+    nonfinite: Nonfinite = "propagate",
 ) -> tuple[Tensor, Extent]:
     """q in `dtype` and x's extent from one pass of the compiled backend over x; see `quantize`."""
-    found = native.quantize(_floating(x), scale.item(), format, dtype, row, measure=True)
+    found = native.quantize(_floating(x), scale.item(), format, dtype, row, measure=True, nonfinite=nonfinite)
     return found.data, _extent(found.amax, found.nonfinite)
 
 

@@ -16,6 +16,10 @@ ROLES: tuple[Role, ...] = ("input", "weight", "grad_output")
 Block = tuple[int, int]
 """Height and width of the part of a matrix that shares a scale; 0 is the whole dimension."""
 
+Nonfinite = Literal["propagate", "clamp"]
+"""What a NaN or Inf element becomes: NaN, or NaN and the largest value of the format."""
+NONFINITE: tuple[Nonfinite, ...] = ("propagate", "clamp")
+
 MAX_HISTORY = 65_536
 MAX_MARGIN = 64
 
@@ -28,15 +32,20 @@ class Recipe:
     `saturate`: clamp to the largest finite value before rounding. False is what careless code does: what is
     too large then becomes NaN in E4M3 and Inf in E5M2. It is here to show that fault.
     `stochastic_gradients`: round `grad_output` at random, so that small gradients are kept on average.
+    `nonfinite`: `propagate` makes NaN of an Inf element, so that a `GradScaler` or a check of the loss sees
+    what depends on it; `clamp` makes the largest finite value of it, which hides it. NaN stays NaN in both.
+    A recipe that was stored without the field has the default.
     """
 
     kind: ClassVar[str] = ""
     fp8_format: Literal["HYBRID", "E4M3", "E5M2"] = "HYBRID"
     saturate: bool = True
     stochastic_gradients: bool = False
+    nonfinite: Nonfinite = "propagate"
 
     def __post_init__(self) -> None:
         _one_of(self, "fp8_format", ("HYBRID", "E4M3", "E5M2"))
+        _one_of(self, "nonfinite", NONFINITE)
         _boolean(self, "saturate")
         _boolean(self, "stochastic_gradients")
         if self.stochastic_gradients and not self.saturate:

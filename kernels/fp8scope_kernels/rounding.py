@@ -30,6 +30,12 @@ def round_(x: Tensor, room: Tensor, format: Format) -> Tensor:
     return x.add_(room).sub_(room)
 
 
+def infinite_to_nan_(scaled: Tensor, x: Tensor) -> Tensor:
+    """Make `scaled`, float32, NaN with the sign of x wherever x (any floating dtype, same shape) is Inf."""
+    nan = torch.full_like(scaled, torch.nan).copysign_(x)
+    return scaled.copy_(torch.where(torch.isinf(x), nan, scaled))
+
+
 def round_unsaturated_(scaled: Tensor, room: Tensor, format: Format) -> None:
     """As `round_`, but what rounds to more than M becomes Inf, or NaN, or M: what the format has."""
     # What is not clamped still has to stay clear of float32's own limits while it is being rounded.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import E8M0, Format
-from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
+from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
 
 FLAT = (1, 4096)
 """Rows and columns of a tile of a contiguous tensor, whose shape does not matter."""
@@ -59,11 +59,12 @@ def quantize(
     extent: tuple[Tensor, Tensor] | None = None,
     measure: bool = False,
     transpose: bool = False,
+    nonfinite: Nonfinite = "propagate",
 ) -> Quantized:
     """q of x (floating, any shape) in `dtype`: the format's own, or bfloat16; statistics added to `row`.
 
     `extent`, as from `measure`, saves measuring for the row; else that is part of the pass, also without a
-    row if `measure` is set. `transpose` (of a matrix) writes q twice.
+    row if `measure` is set. `transpose` (of a matrix) writes q twice. `nonfinite`: what Inf becomes.
     """
     _check_row(x, row)
     x = _readable(x)
@@ -72,13 +73,14 @@ def quantize(
     transposed = data.new_empty(x.shape[::-1]) if transpose else None
     scale = scale.to(x.device, torch.float32)
     measuring = extent is None and (measure or row is not None)
-    amax, nonfinite = extent or (_extent(x) if measuring else (None, None))
+    amax, bad = extent or (_extent(x) if measuring else (None, None))
     partials, programs = None, 0
     if x.numel():
         options = {
             **_format_bits(format),
             "BEYOND": _beyond(format, dtype),
             "SATURATE": saturate,
+            "PROPAGATE": nonfinite == "propagate",
             "BYTES": dtype.itemsize == 1,
             "CAST": True,
             "TRANSPOSE": transpose,
@@ -88,8 +90,8 @@ def quantize(
         turned = None if transposed is None else transposed.view(bits)
         partials, programs = _tiles(x, scale, data.view(bits), turned, options)
     if row is not None or measuring:
-        _finish(x, partials, programs, amax, nonfinite, scale, row, measured=not measuring)
-    return Quantized(data, transposed, amax, nonfinite)
+        _finish(x, partials, programs, amax, bad, scale, row, measured=not measuring)
+    return Quantized(data, transposed, amax, bad)
 
 
 def takes_grid(x: Tensor, grid: Block) -> bool:
@@ -124,7 +126,8 @@ def quantize_blocks(
     with _device(x):
         _kernels().quantize_block_tiles[(programs,)](
             x, data.view(torch.int16), scales, partials, rows, columns, *x.stride(), block_width, across,
-            tiles, **_scale_rule(recipe, format), **bits, TALL=block_height > 1, COUNT=counting,
+            tiles, **_scale_rule(recipe, format), **bits,
+            PROPAGATE=recipe.nonfinite == "propagate", TALL=block_height > 1, COUNT=counting,
             HEIGHT=tile_height, WIDTH=tile_width, enable_fp_fusion=False,
             num_warps=8 if tile_height * tile_width > BLOCK_TILE else 4,
         )  # fmt: skip
@@ -241,7 +244,7 @@ def _format_bits(format: Format) -> dict[str, Any]:
 
 _NO_FORMAT: dict[str, Any] = {
     **dict.fromkeys(("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS", "MAX_CODE", "BEYOND"), 0),
-    **dict.fromkeys(("SATURATE", "BYTES", "CAST", "TRANSPOSE", "COUNT"), False),
+    **dict.fromkeys(("SATURATE", "PROPAGATE", "BYTES", "CAST", "TRANSPOSE", "COUNT"), False),
 }
 
 

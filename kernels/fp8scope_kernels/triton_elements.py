@@ -64,6 +64,7 @@ def code_to_bfloat16(code: tl.tensor, MANTISSA: tl.constexpr, BIAS: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def quantized_bits(
+    x: tl.tensor,
     scaled: tl.tensor,
     MAX: tl.constexpr,
     NORMAL: tl.constexpr,
@@ -72,15 +73,21 @@ def quantized_bits(
     MAX_CODE: tl.constexpr,
     BEYOND: tl.constexpr,
     SATURATE: tl.constexpr,
+    PROPAGATE: tl.constexpr,
     BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """(bits to store, code without sign) of x*s. NaN's code is 0x7F; BEYOND is what more than M becomes."""
+    """(bits to store, code without sign) of x*s. NaN's code is 0x7F; BEYOND is what more than M becomes.
+
+    PROPAGATE: an Inf becomes NaN. Asked of x: a large scale takes a finite x to Inf as well, and that is M.
+    """
     bits = scaled.to(tl.int32, bitcast=True)
     magnitude = bits & _ABS
     # Unclamped values still have to stay clear of the integers' limits: 4 M is beyond M for every rounding.
     largest: tl.constexpr = MAX if SATURATE else MAX + (2 << 23)
     code = round_to_code(magnitude, largest, NORMAL, MANTISSA, BIAS)
     number = magnitude <= _INF
+    if PROPAGATE:
+        number = number & ((x.to(tl.int32, bitcast=True) & _ABS) < _INF)
     if BYTES:
         stored = code if SATURATE else tl.where(code > MAX_CODE, BEYOND, code)
         stored = tl.where(number, stored, 0x7F)

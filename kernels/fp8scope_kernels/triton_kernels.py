@@ -67,6 +67,7 @@ def quantize_tiles(
     MAX_CODE: tl.constexpr,
     BEYOND: tl.constexpr,
     SATURATE: tl.constexpr,
+    PROPAGATE: tl.constexpr,
     BYTES: tl.constexpr,
     CAST: tl.constexpr,
     TRANSPOSE: tl.constexpr,
@@ -95,7 +96,7 @@ def quantize_tiles(
         if CAST:
             scaled = wide * s
             stored, code = quantized_bits(
-                scaled, MAX, NORMAL, MANTISSA, BIAS, MAX_CODE, BEYOND, SATURATE, BYTES
+                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, MAX_CODE, BEYOND, SATURATE, PROPAGATE, BYTES
             )
             tl.store(q + (row[:, None] * columns + column[None, :]), stored, mask=inside)
             if TRANSPOSE:
@@ -130,6 +131,7 @@ def quantize_block_tiles(
     NORMAL: tl.constexpr,
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
+    PROPAGATE: tl.constexpr,
     TALL: tl.constexpr,
     COUNT: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -172,7 +174,9 @@ def quantize_block_tiles(
             at = row[:, None] * row_stride + column[None, :] * column_stride
             wide = load_wide(x + at, inside)
             scaled = wide * s[:, None]
-            stored, code = quantized_bits(scaled, MAX, NORMAL, MANTISSA, BIAS, 0, 0, True, False)
+            stored, code = quantized_bits(
+                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, 0, 0, True, PROPAGATE, False
+            )
             tl.store(q + (row[:, None] * columns + column[None, :]), stored, mask=inside)
             if COUNT:
                 beyond = is_saturated(wide, scaled, LIMIT)

@@ -19,6 +19,7 @@ from fp8scope_kernels import (
     triton_backend,
     triton_support,
 )
+from fp8scope_kernels.recipes import Nonfinite
 
 pytestmark = pytest.mark.gpu
 
@@ -52,13 +53,20 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
 
 
 def run(
-    backend: str, x: Tensor, scale: float, fmt: Format, *, as_bytes: bool, saturate: bool = True
+    backend: str,
+    x: Tensor,
+    scale: float,
+    fmt: Format,
+    *,
+    as_bytes: bool,
+    saturate: bool = True,
+    nonfinite: Nonfinite = "propagate",
 ) -> tuple[Tensor, Tensor]:
     set_backend(backend)  # type: ignore[arg-type]
     row, s = empty_row(x.device), torch.tensor(scale, device=x.device)
     if as_bytes:
-        return quantize(x, s, fmt, row, saturate=saturate).data, row
-    return quantize_values(x, s, fmt, row, saturate=saturate), row
+        return quantize(x, s, fmt, row, saturate=saturate, nonfinite=nonfinite).data, row
+    return quantize_values(x, s, fmt, row, saturate=saturate, nonfinite=nonfinite), row
 
 
 def assert_same(
@@ -69,11 +77,14 @@ def assert_same(
     *,
     as_bytes: bool = True,
     saturate: bool = True,
+    nonfinite: Nonfinite = "propagate",
 ) -> None:
     """`x` on the CPU, or already where it is to be quantised."""
     there = x if x.device == device else x.to(device)
-    actual, row = run("triton", there, scale, fmt, as_bytes=as_bytes, saturate=saturate)
-    expected, expected_row = run("reference", x.cpu(), scale, fmt, as_bytes=as_bytes, saturate=saturate)
+    actual, row = run("triton", there, scale, fmt, as_bytes=as_bytes, saturate=saturate, nonfinite=nonfinite)
+    expected, expected_row = run(
+        "reference", x.cpu(), scale, fmt, as_bytes=as_bytes, saturate=saturate, nonfinite=nonfinite
+    )
     assert_same_bits(actual, expected)
     assert row.tolist() == expected_row.tolist()
 
@@ -84,7 +95,7 @@ def test_it_works(device: torch.device) -> None:
     assert triton_support.wants(x)
     row = empty_row(device)
     q = quantize(x, torch.tensor(1.0, device=device), E4M3, row)
-    assert q.data.view(torch.uint8).tolist() == [0x7E, 0xC0, 0, 0, 2, 0x7E, 0x7F, 0x80]
+    assert q.data.view(torch.uint8).tolist() == [0x7E, 0xC0, 0, 0, 2, 0x7F, 0x7F, 0x80]
     assert dict(zip(STATISTICS, row.tolist(), strict=True)) == {
         "numel": 8, "amax": 1e4, "scale": 1, "saturated": 1, "underflow": 2, "subnormal": 1, "nonfinite": 2
     }  # fmt: skip
@@ -101,6 +112,16 @@ def test_every_bfloat16(device: torch.device, fmt: Format, as_bytes: bool, scale
 @BYTES
 def test_every_bfloat16_unclamped(device: torch.device, fmt: Format, as_bytes: bool) -> None:
     assert_same(all_patterns(torch.bfloat16), device, 0.3, fmt, as_bytes=as_bytes, saturate=False)
+
+
+@FORMATS
+@BYTES
+@pytest.mark.parametrize("saturate", [True, False], ids=["saturated", "unsaturated"])
+def test_every_bfloat16_with_infinity_clamped(
+    device: torch.device, fmt: Format, as_bytes: bool, saturate: bool
+) -> None:
+    x = all_patterns(torch.bfloat16)
+    assert_same(x, device, 0.3, fmt, as_bytes=as_bytes, saturate=saturate, nonfinite="clamp")
 
 
 @pytest.mark.parametrize("name", ["E3M2", "E2M1"])

@@ -1,5 +1,7 @@
 """The Triton kernel for scales per block against the definition on the CPU: bit for bit, count for count."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -122,6 +124,7 @@ def test_bad_elements_and_extremes(device: torch.device, recipe: Recipe, grid: t
     x[0, 3], x[1, 150], x[2, 7] = torch.nan, torch.inf, -torch.inf
     x[3], x[4], x[5], x[6] = 0, 1e-45, 3e38, torch.nan
     assert_same(x, device, E4M3, recipe, grid)
+    assert_same(x, device, E4M3, dataclasses.replace(recipe, nonfinite="clamp"), grid)
 
 
 @cases

@@ -66,6 +66,7 @@ def brute_force(
             scale = block_scale(float(np.abs(block[finite]).max(initial=0.0)), fmt, recipe)
             scaled = block * scale
             q[where] = np.clip(scaled, -fmt.max, fmt.max).astype(WITNESSES[fmt.name]).astype(np.float32)
+            q[where][np.isinf(block)] = np.nan
             scales[where] = scale
             saturated = int((finite & (np.abs(scaled) > limit)).sum())
             saturated_blocks += saturated > 0

@@ -23,6 +23,7 @@ from fp8scope_kernels import (
     tensor_to_amax,
     to_fp8_saturated,
 )
+from fp8scope_kernels.recipes import NONFINITE, Nonfinite
 
 WITNESSES = {
     "E4M3": ml_dtypes.float8_e4m3fn,
@@ -36,6 +37,7 @@ SCALES = [1.0, 2.0**-9, 2.0**13, 0.3, 177.7, 3.4028234663852886e38, 1.1754943508
 formats = pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
 data_formats = pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
 scales = pytest.mark.parametrize("scale", SCALES)
+nonfinites = pytest.mark.parametrize("nonfinite", NONFINITE)
 
 
 def all_bfloat16() -> Tensor:
@@ -58,43 +60,60 @@ def test_it_works() -> None:
 
 @formats
 @scales
-def test_every_bfloat16_equals_torchs_cast_after_clamping(fmt: Format, scale: float) -> None:
+@nonfinites
+def test_every_bfloat16_equals_torchs_cast_after_clamping(
+    fmt: Format, scale: float, nonfinite: Nonfinite
+) -> None:
     assert fmt.dtype is not None
     x = all_bfloat16()
     s = torch.tensor(scale)
-    expected = (x.float() * s).clamp(-fmt.max, fmt.max).to(fmt.dtype)
-    assert torch.equal(quantize(x, s, fmt).data.view(torch.uint8), expected.view(torch.uint8))
-    assert_same_values(quantize_values(x, s, fmt).float(), expected.float())
+    clamped = (x.float() * s).clamp(-fmt.max, fmt.max)
+    if nonfinite == "propagate":
+        clamped = torch.where(x.isinf(), torch.copysign(torch.tensor(torch.nan), x), clamped)
+    expected = clamped.to(fmt.dtype)
+    data = quantize(x, s, fmt, nonfinite=nonfinite).data
+    assert torch.equal(data.view(torch.uint8), expected.view(torch.uint8))
+    assert_same_values(quantize_values(x, s, fmt, nonfinite=nonfinite).float(), expected.float())
 
 
 @data_formats
 @scales
-def test_every_bfloat16_equals_ml_dtypes(fmt: Format, scale: float) -> None:
+@nonfinites
+def test_every_bfloat16_equals_ml_dtypes(fmt: Format, scale: float, nonfinite: Nonfinite) -> None:
     x = all_bfloat16()
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x.float().numpy() * np.float32(scale)
     number = ~np.isnan(scaled)
+    if nonfinite == "propagate":
+        number &= torch.isfinite(x).numpy()
     rounded = np.clip(scaled, -fmt.max, fmt.max)[number].astype(WITNESSES[fmt.name]).astype(np.float32)
     s = torch.tensor(scale)
-    values = quantize_values(x, s, fmt).float().numpy()
+    values = quantize_values(x, s, fmt, nonfinite=nonfinite).float().numpy()
     # FP6 and FP4 have no NaN; as bfloat16 values it survives.
     np.testing.assert_array_equal(values[number], rounded)
     assert np.isnan(values[~number]).all()
     if fmt.dtype is not None:
-        np.testing.assert_array_equal(quantize(x, s, fmt).data.float().numpy(), values)
+        data = quantize(x, s, fmt, nonfinite=nonfinite).data
+        np.testing.assert_array_equal(data.float().numpy(), values)
 
 
 @formats
 @scales
-def test_unclamped_equals_the_non_saturating_conversion(fmt: Format, scale: float) -> None:
+@nonfinites
+def test_unclamped_equals_the_non_saturating_conversion(
+    fmt: Format, scale: float, nonfinite: Nonfinite
+) -> None:
     x = all_bfloat16()
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x.float().numpy() * np.float32(scale)
         # ml_dtypes neither clamps nor keeps Inf: exactly what leaving the clamp out should give.
         expected = torch.from_numpy(scaled.astype(WITNESSES[fmt.name]).astype(np.float32))
+    if nonfinite == "propagate":
+        expected = expected.masked_fill(x.isinf(), torch.nan)
     s = torch.tensor(scale)
-    assert_same_values(quantize(x, s, fmt, saturate=False).data.float(), expected)
-    assert_same_values(quantize_values(x, s, fmt, saturate=False).float(), expected)
+    data = quantize(x, s, fmt, saturate=False, nonfinite=nonfinite).data
+    assert_same_values(data.float(), expected)
+    assert_same_values(quantize_values(x, s, fmt, saturate=False, nonfinite=nonfinite).float(), expected)
     assert not torch.isfinite(expected).all()
 
 

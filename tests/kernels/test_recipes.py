@@ -29,6 +29,7 @@ def test_it_works() -> None:
         "fp8_format": "HYBRID",
         "saturate": True,
         "stochastic_gradients": False,
+        "nonfinite": "propagate",
         "history_length": 16,
         "amax_compute": "max",
         "margin": 0,

@@ -118,8 +118,7 @@ def test_statistics_are_those_of_what_it_was_rounded_to(fmt: Format) -> None:
         "subnormal": ((q != 0) & (q.abs() < fmt.smallest_normal)).sum().item(),
         "nonfinite": (~finite).sum().item(),
     }
-    assert q.isnan().equal(wide.isnan())
-    assert q[wide == torch.inf].tolist() == [fmt.max]
+    assert q.isnan().equal(~finite)
 
 
 def test_bytes_and_values_agree() -> None:

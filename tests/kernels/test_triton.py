@@ -101,7 +101,7 @@ def test_the_pass_over_a_tensor_compiles(capability: int, transpose: bool) -> No
     constants = {
         **triton_backend._format_bits(E4M3),
         "BEYOND": triton_backend._beyond(E4M3, torch.float8_e4m3fn),
-        **dict.fromkeys(("SATURATE", "BYTES", "CAST", "COUNT", "MEASURE"), True),
+        **dict.fromkeys(("SATURATE", "PROPAGATE", "BYTES", "CAST", "COUNT", "MEASURE"), True),
         "TRANSPOSE": transpose,
         "HEIGHT": height,
         "WIDTH": width,
@@ -121,6 +121,7 @@ def test_the_pass_over_blocks_compiles(tall: bool) -> None:
     constants = {
         **{name: bits[name] for name in ("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS")},
         **triton_backend._scale_rule(RowwiseScaling(), E4M3),
+        "PROPAGATE": True,
         "TALL": tall,
         "COUNT": True,
         "HEIGHT": 128 if tall else 4,

@@ -229,7 +229,10 @@ class ShadowObserver(HighPrecisionObserver):
             extent = measure(x)
             scale = self._scale(slot, extent.amax, format)
             # Always to the nearest: drawing random numbers here would change those of the training.
-            values = quantize_values(x, scale, format, slot.row, saturate=recipe.saturate, extent=extent)
+            values = quantize_values(
+                x, scale, format, slot.row,
+                saturate=recipe.saturate, extent=extent, nonfinite=recipe.nonfinite,
+            )  # fmt: skip
             inverse = scale.reciprocal()
         if sample is not None:
             accumulate_sample(sample, x, values, inverse)

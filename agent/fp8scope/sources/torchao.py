@@ -161,7 +161,8 @@ def count_cast(slot: Slot, x: Tensor, cast: Cast) -> None:
     if cast.rowwise:
         values = _count_rows(slot, x, scale, cast.format)
     else:
-        values = quantize(x, scale, cast.format, slot.row).data
+        # Its cast clamps; what an Inf spoils there is the scale.
+        values = quantize(x, scale, cast.format, slot.row, nonfinite="clamp").data
     sample = slot.sample_row
     if sample is not None:
         accumulate_sample(sample, x, values, scale.reciprocal())
