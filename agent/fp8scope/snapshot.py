@@ -42,7 +42,9 @@ class HostBuffers:
                 buffer = self._free.pop()
                 if buffer.numel() >= size:
                     return buffer
-        return torch.empty(max(size, 1024), dtype=torch.float64, pin_memory=True)
+        # A step may end in inference mode, and what is made there could not be written to after it.
+        with torch.inference_mode(False):
+            return torch.empty(max(size, 1024), dtype=torch.float64, pin_memory=True)
 
     def give_back(self, buffer: "torch.Tensor") -> None:
         with self._lock:

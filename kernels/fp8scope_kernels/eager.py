@@ -96,5 +96,7 @@ def _workspace(like: Tensor) -> tuple[Tensor, Tensor]:
         return first, second
     room: Tensor | None = getattr(_local, "room", None)
     if room is None or room.shape[1] < size:
-        room = _local.room = torch.empty(2, size, dtype=torch.float32, device="cpu")
+        # What outlives a call is made outside of inference mode, whose tensors nobody may write to after it.
+        with torch.inference_mode(False):
+            room = _local.room = torch.empty(2, size, dtype=torch.float32, device="cpu")
     return room[0, :size], room[1, :size]

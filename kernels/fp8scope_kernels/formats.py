@@ -118,7 +118,10 @@ class Format:
     @cached_property
     def table(self) -> Tensor:
         """Every value in the order of its bit pattern: float32 [2**bits], on the CPU."""
-        return torch.tensor([self.decode(code) for code in range(1 << self.bits)], dtype=torch.float32)
+        values = [self.decode(code) for code in range(1 << self.bits)]
+        # Kept, and so no tensor of inference mode, which autograd would refuse later.
+        with torch.inference_mode(False):
+            return torch.tensor(values, dtype=torch.float32)
 
 
 E4M3 = Format("E4M3", 4, 3, 7, "nan", torch.float8_e4m3fn)

@@ -77,12 +77,11 @@ class Fp8GradientReducer:
         self.threshold, self.interval, self.growth = threshold, interval, growth
         grouped = dist.is_available() and dist.is_initialized()
         self.world_size = dist.get_world_size(group) if grouped else 1
-        device = self.parameters[0].device
-        self._pre_scale = torch.full(
-            (len(self.names),), 1 / self.world_size, dtype=torch.float32, device=device
-        )
-        self._calm_steps = torch.zeros(len(self.names), dtype=torch.int32, device=device)
-        self._sizes = torch.tensor([max(p.numel(), 1) for p in self.parameters], device=device)
+        device, count = self.parameters[0].device, len(self.names)
+        with torch.inference_mode(False):
+            self._pre_scale = torch.full((count,), 1 / self.world_size, dtype=torch.float32, device=device)
+            self._calm_steps = torch.zeros(count, dtype=torch.int32, device=device)
+            self._sizes = torch.tensor([max(p.numel(), 1) for p in self.parameters], device=device)
         self._buckets = tuple(_buckets(self.parameters, bucket_elements))
         self._slots: list[tuple[Slot, Slot]] = []
         self._check_same_everywhere()
@@ -110,6 +109,7 @@ class Fp8GradientReducer:
         ]
         return 2 * len(self._slots)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def reduce(self) -> None:
         """Replace every `.grad` by the mean over the ranks, the same bits on each.

@@ -116,7 +116,8 @@ class Fp8AdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        # Its state outlives the step, whichever mode that is taken in.
+        with torch.inference_mode(False), torch.no_grad():
             self._assign()
             for group in self.param_groups:
                 for parameter in group["params"]:

@@ -58,12 +58,13 @@ class ScalingState(nn.Module):
         # What the host knows of `calls` without asking the device.
         self._started = False
         self._until_unreduced = UNREDUCED_CALLS
-        self.register_buffer("scale", torch.zeros((), dtype=torch.float32, device=device))
-        if isinstance(recipe, DelayedScaling):
-            self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=device))
-            self.register_buffer(
-                "amax_history", torch.zeros(recipe.history_length, dtype=torch.float32, device=device)
-            )
+        # A model converted, or moved, in inference mode has to be able to train after it.
+        with torch.inference_mode(False):
+            self.register_buffer("scale", torch.zeros((), dtype=torch.float32, device=device))
+            if isinstance(recipe, DelayedScaling):
+                history = torch.zeros(recipe.history_length, dtype=torch.float32, device=device)
+                self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=device))
+                self.register_buffer("amax_history", history)
 
     def next_scale(self, amax: Tensor, *, update: bool = True) -> Tensor:
         """The scale, float32 without dimensions, for a tensor with this amax.
@@ -200,11 +201,12 @@ class ScalingState(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScalingState":
         """Moves with the model, but does not change its dtypes: in BF16 a scale would be another."""
         before = dict(self.named_buffers())
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = self.get_buffer(name)
-            if moved.dtype != buffer.dtype:
-                setattr(self, name, buffer.to(moved.device))
+        with torch.inference_mode(False):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            for name, buffer in before.items():
+                moved = self.get_buffer(name)
+                if moved.dtype != buffer.dtype:
+                    setattr(self, name, buffer.to(moved.device))
         return self
 
     def reset(self) -> None:

@@ -96,8 +96,10 @@ class StatisticsBuffer:
             raise ValueError(f"capacity must be from 1 to {MAX_TENSORS}, got {capacity}.")
         self.capacity = capacity
         """The tensors that there is memory for."""
-        self.storage = torch.zeros(capacity, len(STATISTICS), dtype=torch.float64, device=device)
-        self.block_storage = self.storage.new_zeros(capacity, len(BLOCK_STATISTICS))
+        # Here and below: memory made in inference mode could not be written to after it.
+        with torch.inference_mode(False):
+            self.storage = torch.zeros(capacity, len(STATISTICS), dtype=torch.float64, device=device)
+            self.block_storage = self.storage.new_zeros(capacity, len(BLOCK_STATISTICS))
         self.sample_storage: Tensor | None = None
         self._sampling = False
         self._sampled = False
@@ -137,7 +139,8 @@ class StatisticsBuffer:
     @sampling.setter
     def sampling(self, value: bool) -> None:
         if value and self.sample_storage is None:
-            self.sample_storage = self.storage.new_zeros(self.capacity, SAMPLE_SIZE)
+            with torch.inference_mode(False):
+                self.sample_storage = self.storage.new_zeros(self.capacity, SAMPLE_SIZE)
         self._sampling = value
         self._sampled |= value
 
@@ -192,7 +195,10 @@ class StatisticsBuffer:
         filled = self.storage
         rows, spare = self._spare.pop() if self._spare else (0, filled)
         # One from before the buffer has grown is too small.
-        self.storage = spare if rows == self.capacity else torch.zeros_like(filled)
+        if rows != self.capacity:
+            with torch.inference_mode(False):
+                spare = torch.zeros_like(filled)
+        self.storage = spare
         return filled
 
     def recycle(self, storage: Tensor) -> None:
@@ -212,6 +218,7 @@ class StatisticsBuffer:
 
 
 def _grown(storage: Tensor, rows: int) -> Tensor:
-    grown = storage.new_zeros(rows, storage.shape[1])
+    with torch.inference_mode(False):
+        grown = storage.new_zeros(rows, storage.shape[1])
     grown[: storage.shape[0]] = storage
     return grown

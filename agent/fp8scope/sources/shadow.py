@@ -156,6 +156,7 @@ class DelayedScales:
         scale = self._scale[place]
         return torch.where(scale > 0, scale, own)
 
+    @torch.inference_mode(False)
     def update(self) -> None:
         """A step is over: take its amaxes into the histories."""
         self._grow()
