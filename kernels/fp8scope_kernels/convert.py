@@ -1,6 +1,7 @@
 """Turn a model's linear layers into FP8 ones, in place."""
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -12,6 +13,14 @@ from fp8scope_kernels.recipes import Recipe
 
 Selection = str | Sequence[str] | Callable[[str, nn.Module], bool]
 """Glob patterns over module paths (`*.mlp.*`), or a function of path and module."""
+
+READ_DIRECTLY: dict[str, tuple[str, ...]] = {
+    "torch.nn.modules.activation.MultiheadAttention": ("out_proj",),
+    "torchvision.models.swin_transformer.ShiftedWindowAttention": ("qkv", "proj"),
+    "torchvision.models.video.swin_transformer.ShiftedWindowAttention3d": ("qkv", "proj"),
+}
+"""Children whose weights a class multiplies by itself, without calling them, by the name of the class."""
+READ_BY_PARENT = "its parent reads its weight and never calls it"
 
 HEAD_NAMES = frozenset(
     ("lm_head", "head", "output", "output_layer", "embed_out", "unembed", "classifier", "score")
@@ -61,10 +70,12 @@ def convert(
     """Replace the `nn.Linear` modules inside `model` by `Fp8Linear`, in place, sharing their parameters.
 
     Optimizers and state_dict keys of the parameters stay valid. Left in high precision are: everything that
-    is not exactly an `nn.Linear` (embeddings, norms, attention's own projections), sizes that are not
-    multiples of 16, and the output head (by its name, by a weight shared with an embedding, or by a width
-    equal to an embedding's vocabulary). `include` names what to convert instead of all but the head;
-    `exclude` takes away from either.
+    is not exactly an `nn.Linear` (embeddings, norms, attention's own projections), layers that their parent
+    never calls (`READ_DIRECTLY`; a warning names them), sizes that are not multiples of 16, and the output
+    head (by its name, by a weight shared with an embedding, or by a width equal to an embedding's
+    vocabulary). `include` names what to convert instead of all but the head;
+    `exclude` takes away from either. Transformer encoders of torch that contain a converted layer no longer
+    take their fast path in evaluation, which would not call it.
 
     Raises ValueError when a pattern matches no module, which is most likely a spelling mistake.
     """
@@ -72,12 +83,13 @@ def convert(
     for selection in (include, exclude):
         _check_patterns(selection, modules)
     embeddings = [module for module in modules.values() if isinstance(module, nn.Embedding)]
+    unreachable = _read_directly(modules)
     entries: list[Conversion] = []
     replacements: dict[nn.Module, Fp8Linear] = {}
     for name, module in modules.items():
         if next(module.parameters(recurse=False), None) is None:
             continue
-        reason = _why_not(name, module)
+        reason = READ_BY_PARENT if module in unreachable else _why_not(name, module)
         if reason is None:
             reason = _why_not_selected(name, module, include, exclude, embeddings)
         if reason is None and isinstance(module, nn.Linear):
@@ -87,6 +99,8 @@ def convert(
         for child_name, child in list(parent._modules.items()):
             if child in replacements:
                 setattr(parent, child_name, replacements[child])
+    _leave_fast_path(modules.values())
+    _tell_unreachable(entries)
     return ConversionReport(tuple(entries))
 
 
@@ -101,16 +115,53 @@ def candidate_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """The linear layers that are not FP8 and would be in an FP8 run of this model, with their paths.
 
     That is, what `convert` takes when it is asked for nothing in particular, and subclasses of `nn.Linear`
-    too: those it leaves alone only because they may compute something else.
+    too, if their parent calls them: those it leaves alone only because they may compute something else.
     """
     modules = dict(model.named_modules())
     embeddings = [module for module in modules.values() if isinstance(module, nn.Embedding)]
+    unreachable = _read_directly(modules)
     for name, module in modules.items():
         if not isinstance(module, nn.Linear) or isinstance(module, Fp8Linear) or _misaligned(module):
+            continue
+        if module in unreachable:
             continue
         reason = _why_not_selected(name, module, None, None, embeddings)
         if reason is None:
             yield name, module
+
+
+def _read_directly(modules: dict[str, nn.Module]) -> set[nn.Module]:
+    """The layers that are never called, because their parent takes their weights for itself."""
+    return {
+        child
+        for module in modules.values()
+        for cls in type(module).__mro__
+        for name in READ_DIRECTLY.get(f"{cls.__module__}.{cls.__qualname__}", ())
+        if isinstance(child := module._modules.get(name), nn.Linear)
+    }
+
+
+def _leave_fast_path(modules: Iterable[nn.Module]) -> None:
+    """Make torch's encoders call their FP8 layers in evaluation, as they do in training."""
+    for module in modules:
+        if isinstance(module, nn.TransformerEncoderLayer) and next(fp8_layers(module), None):
+            # Says that the activation is neither of the two that the fast path knows; read for nothing else.
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder) and next(fp8_layers(module), None):
+            # Only the fast path takes nested tensors.
+            module.use_nested_tensor = False
+
+
+def _tell_unreachable(entries: Sequence[Conversion]) -> None:
+    names = [entry.name for entry in entries if entry.reason == READ_BY_PARENT]
+    if names:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        warnings.warn(
+            f"Left in high precision: {shown}. The parent reads the weight and never calls the layer; an FP8 "
+            "layer would not be used.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _check_patterns(selection: Selection | None, modules: dict[str, nn.Module]) -> None:

@@ -76,6 +76,9 @@ class Fp8Linear(nn.Linear):
         self.scaling = nn.ModuleDict(
             {role: ScalingState(recipe, recipe.format_of(role), device) for role in ROLES}
         )
+        # In evaluation nn.TransformerEncoderLayer reads its layers' weights and does not call them, unless a
+        # module in it has a hook. This container is never called, so that its hook costs nothing.
+        self.scaling.register_forward_pre_hook(_keep_being_called)
 
     @property
     def precision(self) -> Precision:
@@ -111,6 +114,11 @@ class Fp8Linear(nn.Linear):
         return cast(ScalingState, self.scaling[role])
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.is_nested:
+            raise TypeError(
+                "Fp8Linear takes no nested tensors: pass padded ones. For nn.TransformerEncoder, set its "
+                "use_nested_tensor = False, or call convert on the whole of it."
+            )
         device_type = input.device.type
         out_dtype = input.dtype
         if torch.is_autocast_enabled(device_type):
@@ -194,6 +202,10 @@ class Fp8Linear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe.kind}, precision={self._precision}"
+
+
+def _keep_being_called(module: nn.Module, args: Any) -> None:
+    """A hook that has only to be there."""
 
 
 def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
