@@ -40,15 +40,7 @@ RECIPES: dict[str, Recipe] = {
     "MX": MXFP8(),
 }
 recipes = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-on_each_backend = pytest.mark.parametrize(
-    "backend",
-    [
-        "reference",
-        pytest.param(
-            "compiled", marks=pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler")
-        ),
-    ],
-)
+on_each_backend = pytest.mark.parametrize("backend", ["reference", "compiled"])
 
 
 @pytest.fixture(autouse=True)

@@ -59,12 +59,7 @@ BLOCKS = {
     "MX": (1, 32),
     "MX, floor": (1, 32),
 }
-BACKENDS: list[Any] = [
-    "reference",
-    pytest.param(
-        "compiled", marks=pytest.mark.skipif(not backends.has_compiler(), reason="needs a C++ compiler")
-    ),
-]
+BACKENDS = ["reference", "compiled"]
 on_each_backend = pytest.mark.parametrize("backend", BACKENDS)
 formats = pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
