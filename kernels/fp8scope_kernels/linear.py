@@ -21,6 +21,7 @@ from fp8scope_kernels.products import MixedProduct, Product, check_products
 from fp8scope_kernels.quantization import measure
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.sampling import accumulate_sample
+from fp8scope_kernels.second_derivative import once_differentiable
 from fp8scope_kernels.state import ScalingState
 from fp8scope_kernels.statistics import Slot
 
@@ -38,6 +39,9 @@ class Fp8Linear(nn.Linear):
     there are and counts nothing; neither does the recomputation of activation checkpointing. With delayed
     scaling, checkpointing assumes that a layer's backward follows its own forward: of several forward calls
     before one backward, all are recomputed with the scale of the last.
+
+    A backward pass with `create_graph` (a gradient penalty) raises RuntimeError, except while `precision` is
+    `bf16`.
 
     `precision` switches the layer between `fp8` and `bf16` at run time, `products` its three products one by
     one.
@@ -243,6 +247,7 @@ class _Fp8Product(torch.autograd.Function):
         return output if bias is None else output.add_(bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (grad,) = grads
         layer: Fp8Linear = ctx.layer

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.matmul import Operand, multiply
+from fp8scope_kernels.second_derivative import once_differentiable
 
 if TYPE_CHECKING:
     from fp8scope_kernels.linear import Fp8Linear
@@ -56,6 +57,7 @@ class MixedProduct(torch.autograd.Function):
         return output if bias is None else output.add_(bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (grad,) = grads
         layer: Fp8Linear = ctx.layer
