@@ -92,6 +92,24 @@ float fp8scope_measure(const void* x, int64_t n, int wide, int threads) {
   return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
 }
 
+// Adds a tensor that is not quantised to its row. `repeat`: how often each of the n elements stands in it. Returns
+// its non-finite elements.
+int64_t fp8scope_observe(const void* x, int64_t n, int64_t repeat, int dtype, int threads, double* row) {
+  const Observed seen = observe(x, n, dtype, threads);
+  row[0] += n * repeat;
+  row[1] = std::max(row[1], double(seen.amax));
+  row[2] = 1;
+  row[6] += seen.nonfinite * repeat;
+  return seen.nonfinite * repeat;
+}
+
+// The sum of the squares of `count` float32 tensors.
+double fp8scope_squares(const float* const* tensors, const int64_t* sizes, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; i++) sum += squares(tensors[i], sizes[i]);
+  return sum;
+}
+
 float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float limit, Counts* c) {
   const auto go = [&](auto* in) { return real(inspect(in, n, scale, limit, *c)); };
   return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);

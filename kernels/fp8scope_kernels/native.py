@@ -7,6 +7,7 @@ cast itself takes half the time, and building takes a second or two instead of t
 
 import ctypes
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.native_library import library
 from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
+from fp8scope_kernels.statistics import STATISTICS
 
 ELEMENTS_PER_THREAD = 2**16
 """Fewer are not worth waking a thread for."""
@@ -24,6 +26,9 @@ COUNTS, AMAX = 1, 2
 
 INF = 0x7F800000
 """The bits of a float32 Inf."""
+
+OBSERVED_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
+"""The dtypes that `observe` reads, with their numbers in native_tensors.cpp."""
 
 
 class _Format(ctypes.Structure):
@@ -48,6 +53,10 @@ class _Counts(ctypes.Structure):
         ),
         *((name, ctypes.c_float) for name in ("smallest", "median", "largest")),
     )
+
+
+class _Row(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_double) for name in STATISTICS)
 
 
 class Quantized(NamedTuple):
@@ -91,6 +100,61 @@ def measure(x: Tensor) -> float:
     x = _readable(x)
     result: float = library().fp8scope_measure(x.data_ptr(), x.numel(), _is_wide(x), _threads(x))
     return result
+
+
+def observe(x: Tensor, address: int) -> int:
+    """Add `numel`, `amax` and `nonfinite` of x (any shape, OBSERVED_DTYPES) to the row at `address`; scale 1.
+
+    The row is float64 [len(STATISTICS)] on the CPU. Returns the number of non-finite elements of x. Float64
+    elements are rounded to float32 first.
+    """
+    repeat = 1
+    if not x.is_contiguous():
+        x, repeat = in_memory_order(x)
+    size = x.numel()
+    if size and not x.untyped_storage().nbytes():
+        raise RuntimeError(f"the memory of a tensor of shape {tuple(x.shape)} has been freed")
+    threads = 1 if size < 2 * ELEMENTS_PER_THREAD else _threads(x)
+    nonfinite: int = library().fp8scope_observe(
+        x.data_ptr(), size, repeat, OBSERVED_DTYPES[x.dtype], threads, address
+    )
+    return nonfinite
+
+
+def count_again(size: int, nonfinite: int, address: int) -> None:
+    """Count a tensor that `observe` has read, and that has not changed since, once more in its row."""
+    row = _Row.from_address(address)
+    row.numel += size
+    row.nonfinite += nonfinite
+
+
+def in_memory_order(x: Tensor) -> tuple[Tensor, int]:
+    """The elements of x in a contiguous tensor, and how many times x repeats each (expanded dimensions).
+
+    Their order is the memory's, so that a transposed tensor is not copied.
+    """
+    x, repeat = x.detach(), 1
+    for dim in reversed(range(x.dim())):
+        if x.stride(dim) == 0 and x.shape[dim] > 1:
+            repeat *= x.shape[dim]
+            x = x.select(dim, 0)
+    strides = x.stride()
+    return x.permute(sorted(range(x.dim()), key=lambda dim: -strides[dim])).contiguous(), repeat
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    """The L2 norm over all elements of these float32 tensors, which are on the CPU, in any dense layout."""
+    dense = [x if x.is_contiguous() else _without_repeats(x) for x in tensors]
+    number = len(dense)
+    addresses = (ctypes.c_void_p * number)(*[x.data_ptr() for x in dense])
+    sizes = (ctypes.c_int64 * number)(*[x.numel() for x in dense])
+    squares: float = library().fp8scope_squares(addresses, sizes, number)
+    return math.sqrt(squares)
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    ordered, repeat = in_memory_order(x)
+    return ordered if repeat == 1 else x.contiguous()
 
 
 def inspect(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:

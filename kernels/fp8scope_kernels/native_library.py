@@ -19,6 +19,8 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "past_scale": ((POINTER, SIZE, POINTER, POINTER, SIZE, REAL), REAL),
     "remember": ((POINTER, SIZE, POINTER, REAL), None),
     "measure": ((POINTER, SIZE, NUMBER, NUMBER), REAL),
+    "observe": ((POINTER, SIZE, SIZE, NUMBER, NUMBER, POINTER), SIZE),
+    "squares": ((POINTER, POINTER, SIZE), ctypes.c_double),
     "inspect": ((POINTER, SIZE, NUMBER, REAL, REAL, POINTER), REAL),
     "quantize": (
         (*(POINTER, POINTER, SIZE, NUMBER, NUMBER, REAL, POINTER, NUMBER, NUMBER), *(REAL, POINTER, POINTER)),

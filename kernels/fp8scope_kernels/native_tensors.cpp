@@ -53,4 +53,90 @@ template <typename T> uint32_t measure(const T* x, int64_t n) {
   return top;
 }
 
+// The dtypes that `observe` reads, by the patterns of their elements; native.py has the same order.
+enum Dtype { BFLOAT16, FLOAT16, FLOAT32, FLOAT64 };
+
+// An IEEE 754 half as a float32, exactly; finite.
+float half(uint16_t x) {
+  const uint32_t exponent = x >> 10, mantissa = x & 0x3ff;
+  return exponent ? real((exponent + 112) << 23 | mantissa << 13) : float(mantissa) * 0x1p-24f;
+}
+
+struct Observed {
+  float amax;
+  int64_t nonfinite;
+};
+
+// Elements of a pattern from `beyond` on are not finite, without their sign; the largest of the others, and how
+// many they are not. The second look is rare: something is not finite.
+template <typename T> T observe(const T* x, int64_t n, T beyond, int threads, int64_t& nonfinite) {
+  constexpr int64_t PART = 16 * BLOCK;
+  T top = 0;
+  int taken = 0;
+  nonfinite = 0;
+  share_range(n, PART, threads, [&](int64_t first, int64_t last) {
+    T highest = 0;
+    int64_t bad = 0;
+    for (int64_t start = first; start < last; start += PART) {
+      const int64_t size = std::min(PART, last - start);
+      T peak = largest(x + start, size);
+      if (peak >= beyond) {
+        peak = 0;
+        for (int64_t i = start; i < start + size; i++) {
+          const T magnitude = x[i] & SIGNLESS<T>;
+          bad += magnitude >= beyond;
+          peak = std::max(peak, magnitude < beyond ? magnitude : T(0));
+        }
+      }
+      highest = std::max(highest, peak);
+    }
+    const Turn turn(taken);
+    top = std::max(top, highest);
+    nonfinite += bad;
+  });
+  return top;
+}
+
+// Of n elements of this dtype. Float64 is taken as float32, so that what rounds to Inf is not finite.
+Observed observe(const void* x, int64_t n, int dtype, int threads) {
+  Observed seen = {};
+  if (dtype == FLOAT32) {
+    seen.amax = real(observe((const uint32_t*)x, n, INF, threads, seen.nonfinite));
+  } else if (dtype == FLOAT64) {
+    const uint64_t beyond = 0x47effffff0000000;  // 2^128 - 2^103: half way from float32's largest to the next
+    const uint64_t top = observe((const uint64_t*)x, n, beyond, threads, seen.nonfinite);
+    double wide;
+    std::memcpy(&wide, &top, sizeof wide);
+    seen.amax = float(wide);
+  } else {
+    const uint16_t beyond = dtype == FLOAT16 ? 0x7c00 : 0x7f80;
+    const uint16_t top = observe((const uint16_t*)x, n, beyond, threads, seen.nonfinite);
+    seen.amax = dtype == FLOAT16 ? half(top) : real(widen(top));
+  }
+  return seen;
+}
+
+// The sum of n squares, in double over short runs of float32: their lanes lose nothing that a norm would show.
+double squares(const float* x, int64_t n) {
+  typedef float V __attribute__((vector_size(VECTOR)));
+  constexpr int64_t W = VECTOR / sizeof(float), RUN = 32 * W;
+  double sum = 0;
+  int64_t i = 0;
+  for (; i + RUN <= n; i += RUN) {
+    V lanes[4] = {};
+    for (int64_t j = i; j < i + RUN; j += 4 * W)
+      for (int k = 0; k < 4; k++) {
+        V v;
+        std::memcpy(&v, x + j + k * W, sizeof v);
+        lanes[k] += v * v;
+      }
+    const V all = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    double part = 0;
+    for (int64_t k = 0; k < W; k++) part += all[k];
+    sum += part;
+  }
+  for (; i < n; i++) sum += double(x[i]) * x[i];
+  return sum;
+}
+
 }  // namespace

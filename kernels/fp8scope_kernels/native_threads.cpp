@@ -33,6 +33,15 @@ template <typename Work> void share_range(int64_t n, int64_t step, int threads, 
   });
 }
 
+// Held by one thread at a time, for a few additions only.
+struct Turn {
+  int& taken;
+
+  explicit Turn(int& flag) : taken(flag) { while (__atomic_exchange_n(&taken, 1, __ATOMIC_ACQUIRE)) {} }
+  Turn(const Turn&) = delete;
+  ~Turn() { __atomic_store_n(&taken, 0, __ATOMIC_RELEASE); }
+};
+
 // The same for work(first, last, counts) that returns a maximum: adds up the counts, returns the largest.
 template <typename Work>
 uint32_t share_counting(int64_t n, int64_t step, int threads, Counts& c, const Work& work) {
@@ -41,11 +50,10 @@ uint32_t share_counting(int64_t n, int64_t step, int threads, Counts& c, const W
   share_range(n, step, threads, [&](int64_t first, int64_t last) {
     Counts part = {};
     const uint32_t peak = work(first, last, part);
-    while (__atomic_exchange_n(&taken, 1, __ATOMIC_ACQUIRE)) {}  // held for a few additions only
+    const Turn turn(taken);
     c.zeros += part.zeros, c.flushed += part.flushed, c.below += part.below;
     c.saturated += part.saturated, c.nonfinite += part.nonfinite, c.blocks += part.blocks;
     top = std::max(top, peak);
-    __atomic_store_n(&taken, 0, __ATOMIC_RELEASE);
   });
   return top;
 }

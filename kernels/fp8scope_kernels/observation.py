@@ -4,20 +4,29 @@ A layer that stays in high precision is observed by hooks: how large its three t
 are finite, under the names that they have in the FP8 run, so that the two can be laid side by side.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _current_graph_task_id
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.compiler import is_dynamo_compiling
 
+from fp8scope_kernels import backends, native, triton_backend, triton_support
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.quantization import Extent, measure
 from fp8scope_kernels.recipes import ROLES, Role
-from fp8scope_kernels.statistics import STATISTICS, Slot, StatisticsBuffer
+from fp8scope_kernels.statistics import ROW_BYTES, STATISTICS, Pace, Slot, StatisticsBuffer
 
 SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
+PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))
+"""The types whose memory holds what they stand for; of their subclasses that is not known."""
+NOT_SEEN = (-1, 0, 0, 0)
 
 
 def observe(model: nn.Module, buffer: StatisticsBuffer) -> int:
@@ -68,38 +77,69 @@ def unobserve(model: nn.Module) -> None:
 class HighPrecisionObserver:
     """A forward hook that writes a high-precision layer's tensors to the statistics buffer.
 
-    `on_error` is told what goes wrong in it; without one, exceptions pass through to the forward call.
+    `on_error` is called with what goes wrong in it; without one, exceptions pass through to the forward call.
     Subclasses write other statistics: see `write`.
     """
 
     on_error: Callable[[Exception], None] | None = None
+    every_step = False
+    """Whether tensors are read in every step, also where the buffer's `Pace` leaves this one out."""
 
     def __init__(self) -> None:
         self.slots: dict[Role, Slot] = {}
+        self._weight_seen = NOT_SEEN
+        # Nothing but the three statistics of a plain tensor is wanted, which one call of the kernels counts.
+        self._is_simple = type(self).write is HighPrecisionObserver.write
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        # A decorated method would cost every eager call what only compiled graphs need.
+        if is_dynamo_compiling():
+            self._break_graph(layer, inputs, output)
+        else:
+            self._observe(layer, inputs, output)
 
     # Counting is a side effect on a buffer that moves when it grows: compiled graphs break here.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not self.slots or not layer.training:
+    def _break_graph(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self._observe(layer, inputs, output)
+
+    def _observe(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        slot = self.slots.get("input")
+        if slot is None or not layer.training:
             return
+        pace = slot.buffer.pace
+        if not (pace.observing or self.every_step):
+            return
+        began = perf_counter()
         # A forward call inside a backward pass recomputes what activation checkpointing dropped.
-        recomputing = torch._C._current_graph_task_id() != -1
-        if not recomputing:
+        if _current_graph_task_id() == -1:
             self._count("input", inputs[0] if inputs else None)
             self._count("weight", getattr(layer, "weight", None))
         # Whichever of the two calls the gradient flows through, it flows through one of them only.
         if isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]
+        pace.seconds += perf_counter() - began
+        pace.calls += 1
 
     def _count_gradient(self, gradient: Tensor) -> None:
+        began = perf_counter()
         self._count("grad_output", gradient)
+        slot = self.slots.get("grad_output")
+        if slot is not None:
+            pace = slot.buffer.pace
+            pace.seconds += perf_counter() - began
+            pace.calls += 1
 
     def _count(self, role: Role, x: Any) -> None:
         slot = self.slots.get(role)
-        if slot is None or not isinstance(x, Tensor) or not x.is_floating_point():
+        if slot is None or not isinstance(x, Tensor):
             return
         try:
-            with torch.no_grad():
+            if self._is_simple and self._count_natively(role, slot, x):
+                return
+            if not x.is_floating_point():
+                return
+            with torch.no_grad(), _timed(slot.buffer.pace, x):
                 # Of a sharded tensor each rank sees its part; the parts add up.
                 part = x.to_local() if hasattr(x, "to_local") else x
                 self.write(role, slot, part.detach())
@@ -108,14 +148,79 @@ class HighPrecisionObserver:
                 raise
             self.on_error(error)
 
+    def _count_natively(self, role: Role, slot: Slot, x: Tensor) -> bool:
+        """As `write`, by one call of the CPU's kernels where they take this tensor; whether they did.
+
+        A weight that has not changed since it was read in this step (gradient accumulation, tied layers) is
+        counted once more, and not read again.
+        """
+        buffer = slot.buffer
+        storage = buffer.storage
+        if not (_has_memory(x) and backends.use_compiled(x) and storage.is_cpu):
+            return False
+        address = storage.data_ptr() + slot.index * ROW_BYTES
+        if role != "weight" or x.is_inference():
+            native.observe(x, address)
+            return True
+        generation, where, version, nonfinite = self._weight_seen
+        if generation == buffer.generation and where == x.data_ptr() and version == x._version:
+            native.count_again(x.numel(), nonfinite, address)
+        else:
+            nonfinite = native.observe(x, address)
+            self._weight_seen = buffer.generation, x.data_ptr(), x._version, nonfinite
+        return True
+
     def write(self, role: Role, slot: Slot, x: Tensor) -> None:
         """Add the statistics of one call's tensor to its row."""
-        add_extent(slot.row, x.numel(), measure(x))
-        slot.row[SCALE].fill_(1.0)
+        add_tensor(slot, x)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model is another model: its tensors must not be counted in this one's rows.
-        return {"slots": {}}
+        return {"slots": {}, "_weight_seen": NOT_SEEN, "_is_simple": self._is_simple}
+
+
+def add_tensor(slot: Slot, x: Tensor) -> None:
+    """Add `numel`, `amax` and `nonfinite` of a tensor that is not quantised to its row; `scale` is 1.
+
+    One launch on a GPU with Triton, one call on a CPU with the compiled kernels, else a few of torch's.
+    """
+    row = slot.row
+    if _has_memory(x) and x.device == row.device:
+        if backends.use_compiled(x):
+            native.observe(x, row.data_ptr())
+            return
+        if triton_support.wants(x):
+            launched = triton_support.attempt(lambda: triton_backend.observe(x, row))
+            if launched is not None:
+                return
+    add_extent(row, x.numel(), measure(x))
+    row[SCALE].fill_(1.0)
+
+
+def _has_memory(x: Tensor) -> bool:
+    """Whether x is a tensor of numbers that kernels can read where they lie: no wrapper (torch.func's, a
+    subclass), no sparse layout.
+    """
+    return (
+        type(x) in PLAIN_TENSORS
+        and x.dtype in native.OBSERVED_DTYPES
+        and x.layout is torch.strided
+        and not is_functorch_wrapped_tensor(x)
+    )
+
+
+@contextmanager
+def _timed(pace: Pace, x: Tensor) -> Iterator[None]:
+    """Put events around what a device is given to do in this block, where the pace asks for that."""
+    if pace.events is None or not x.is_cuda or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    stream = torch.cuda.current_stream(x.device)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    before.record(stream)
+    yield
+    after.record(stream)
+    pace.events.append((before, after))
 
 
 def add_extent(row: Tensor, elements: int, extent: Extent) -> None:

@@ -28,6 +28,7 @@ BLOCK_STATISTICS: tuple[str, ...] = ("blocks", "saturated_blocks", "scale_min", 
 """Of tensors with a scale per block: how many blocks, how many of them with a saturated element, and the
 smallest, median and largest block scale of the last call."""
 
+ROW_BYTES = 8 * len(STATISTICS)
 MAX_TENSORS = 1_000_000
 MAX_SPARE = 8
 """Cleared storages that are kept for the steps to come."""
@@ -82,6 +83,23 @@ class Slot:
         return self.buffer.catalogue[self.index]
 
 
+class Pace:
+    """Whether tensors that are not quantised are read in this step, and how long that has taken.
+
+    Buffers may share one. `observing`: set it between two steps; FP8 layers count in every step all the same.
+    `seconds` and `calls` grow with every hook that has read tensors: host time, on the training's threads.
+    `events`: while it is a list, observers on a CUDA device add a pair of events around each of their reads.
+    """
+
+    __slots__ = ("calls", "events", "observing", "seconds")
+
+    def __init__(self) -> None:
+        self.observing = True
+        self.seconds = 0.0
+        self.calls = 0
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
+
+
 class StatisticsBuffer:
     """Statistics of many tensors: float64 [tensors, len(STATISTICS)], preallocated on one device.
 
@@ -101,6 +119,9 @@ class StatisticsBuffer:
             self.storage = torch.zeros(capacity, len(STATISTICS), dtype=torch.float64, device=device)
             self.block_storage = self.storage.new_zeros(capacity, len(BLOCK_STATISTICS))
         self.sample_storage: Tensor | None = None
+        self.pace = Pace()
+        self.generation = 0
+        """Grows whenever the rows are cleared or exchanged."""
         self._sampling = False
         self._sampled = False
         self._catalogue: list[TensorInfo] = []
@@ -179,6 +200,7 @@ class StatisticsBuffer:
 
     def zero_(self) -> None:
         """Start the next step."""
+        self.generation += 1
         self.storage.zero_()
         self.block_storage.zero_()
         # Forty times as large as the rest: cleared only where something may have been written to it.
@@ -192,6 +214,7 @@ class StatisticsBuffer:
         On the CPU a cheaper way than to copy the rows and `zero_`: that becomes the work of the thread which
         recycles. Block statistics and samples stay as they are.
         """
+        self.generation += 1
         filled = self.storage
         rows, spare = self._spare.pop() if self._spare else (0, filled)
         # One from before the buffer has grown is too small.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fp8scope_kernels import native
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
 
@@ -21,6 +22,9 @@ SQUARE = (64, 64)
 """The same where strides differ or a transpose is written: each side then has whole cache lines."""
 BLOCK_TILE = 4096
 """Elements of a tile of blocks below each other."""
+OBSERVED_TILE = 4096
+OBSERVING_PROGRAMS = 528
+"""Each ends with an atomic operation on the same number: a few for each multiprocessor."""
 MAX_BLOCK_HEIGHT = 128
 NO_SCALE = (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max)
 
@@ -46,6 +50,25 @@ def measure(x: Tensor) -> tuple[Tensor, Tensor]:
         partials, programs = _tiles(x, None, None, None, {**_NO_FORMAT, "MEASURE": True})
         _finish(x, partials, programs, amax, nonfinite, measured=False)
     return amax, nonfinite
+
+
+def observe(x: Tensor, row: Tensor) -> bool:
+    """Add `numel`, `amax` and `nonfinite` of x (floating, any shape) to its row, and say a scale of 1.
+
+    One launch; a copy before it only where x is float64, or its elements overlap.
+    """
+    _check_row(x, row)
+    x, repeat = (x, 1) if x.is_contiguous() else native.in_memory_order(x)
+    if not x.numel():
+        row[2] = 1.0
+        return True
+    x = _readable(x)
+    tiles = _ceil(x.numel(), OBSERVED_TILE)
+    with _device(x):
+        _kernels().observe_tiles[(min(tiles, OBSERVING_PROGRAMS),)](
+            x, row, row.view(torch.int64), x.numel(), repeat, tiles, WIDTH=OBSERVED_TILE
+        )
+    return True
 
 
 def quantize(

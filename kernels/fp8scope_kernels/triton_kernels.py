@@ -47,6 +47,38 @@ def store_partials(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def observe_tiles(
+    x: tl.tensor,
+    row: tl.tensor,
+    row_bits: tl.tensor,
+    size: tl.tensor,
+    repeat: tl.tensor,
+    tiles: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> None:
+    """One pass over `size` elements, each of which stands for `repeat`: numel, amax and nonfinite of a row.
+
+    `row` is float64, `row_bits` the same memory as int64: of numbers that are not negative the largest has the
+    largest bits. Programs add to it by atomics, which here do not depend on who comes first: a maximum, and
+    whole numbers below 2^53.
+    """
+    amax = tl.full((), 0, tl.int32)
+    nonfinite = tl.full((), 0, tl.int64)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        at = tile.to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+        wide = load_wide(x + at, at < size)
+        amax = tl.maximum(amax, tl.max(finite_bits(wide)))
+        nonfinite += tl.sum(count_nonfinite(wide)).to(tl.int64)
+    largest = amax.to(tl.float32, bitcast=True).to(tl.float64)
+    tl.atomic_max(row_bits + 1, largest.to(tl.int64, bitcast=True))
+    if nonfinite > 0:
+        tl.atomic_add(row + 6, (nonfinite * repeat).to(tl.float64))
+    if tl.program_id(0) == 0:
+        tl.store(row, tl.load(row) + size.to(tl.float64) * repeat)
+        tl.store(row + 2, 1.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def quantize_tiles(
     x: tl.tensor,
     scale: tl.tensor,
