@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from fp8scope.budget import Budget
 from fp8scope.snapshot import Copied, HostBuffers, PlainSnapshot, Snapshot
 
 if TYPE_CHECKING:
@@ -77,12 +78,17 @@ class Collector:
     `on_error` is told what fails in a source; the training never is.
     """
 
-    def __init__(self, on_error: Callable[[str, Exception], None] = _ignore) -> None:
+    def __init__(
+        self, on_error: Callable[[str, Exception], None] = _ignore, budget: Budget | None = None
+    ) -> None:
         self.recipe: Mapping[str, Any] = {}
         self.every = DEFAULT_EVERY
         self.on_error = on_error
         self.sampled = False
         """Whether the step that is under way is a sampled one."""
+        self._budget = budget or Budget(None)
+        self._paced = False
+        """Whether there are plain tensors, which the budget is for."""
         self._boards: Boards | None = None
         self._sources: dict[tuple[int, int, str], Source] = {}
         self._always: Sequence[Source] = ()
@@ -111,6 +117,7 @@ class Collector:
                 self.recipe = self.recipe or source.recipe
                 tensors += source.tensors
         self._always = [source for source in self._sources.values() if source.every_step]
+        self._paced = any(getattr(source, "is_paced", False) for source in self._sources.values())
         self._boards.place()
         self._boards.sample(self.sampled)
         return tensors
@@ -123,6 +130,7 @@ class Collector:
                 close()
         self._sources.clear()
         self._always = ()
+        self._paced = False
 
     def begin(self, number: int) -> None:
         """Step `number` begins: is it a sampled one? Step 1 is, and every `every`-th after it."""
@@ -131,6 +139,8 @@ class Collector:
             self.sampled = sampled
             if self._boards is not None:
                 self._boards.sample(sampled)
+        if self._paced and self._boards is not None:
+            self._budget.begin(number, sampled, self._boards.pace)
 
     def new_tensors(self) -> "tuple[int, Sequence[TensorInfo], Sequence[str]] | None":
         """The catalogue's growth since the last call: offset, entries, and the names of the statistics."""
@@ -168,6 +178,8 @@ class Collector:
         for source in self._sources.values() if self.sampled else self._always:
             self._finish(source)
         boards = self._boards
+        if self._paced and boards is not None:
+            self._budget.end(self.sampled, boards.pace)
         if boards is not None and boards.plain is not None and not (scalars or self.sampled):
             return PlainSnapshot(boards.plain)
         try:

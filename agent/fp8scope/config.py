@@ -13,6 +13,8 @@ Mode = Literal["online", "offline", "disabled"]
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_DIRECTORY = ".fp8scope/spool"
 MAX_CREDENTIALS_BYTES = 1 * MIB
+DEFAULT_OVERHEAD = 0.02
+"""Share of a step's time that watching may take."""
 
 
 class ConfigurationError(ValueError):
@@ -46,6 +48,8 @@ class Settings:
     heartbeat_seconds: float = 10.0
     fsync_seconds: float = 5.0
     """A crash of the machine loses at most this; 0: every step is on the disk before the next one ends."""
+    overhead: float | None = DEFAULT_OVERHEAD
+    """See `fp8scope.attach`."""
 
 
 def settings_from(
@@ -81,7 +85,28 @@ def settings_from(
         interval=_number(env, "FP8SCOPE_INTERVAL", 1.0, low=0.05, high=3600),
         fsync_seconds=_number(env, "FP8SCOPE_FSYNC", 5.0, low=0, high=3600),
         spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
+        overhead=overhead_from(env.get("FP8SCOPE_OVERHEAD", ""), "FP8SCOPE_OVERHEAD"),
     )
+
+
+def overhead_from(text: str, name: str) -> float | None:
+    """The budget written as a number above 0 and at most 1, or as "none"; the default where it is empty.
+
+    Raises ConfigurationError, which calls it `name`, on anything else.
+    """
+    if not text:
+        return DEFAULT_OVERHEAD
+    if text.lower() == "none":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= 1:
+        raise ConfigurationError(
+            f'{name} must be a number above 0 and at most 1 (0.02 is 2 %), or "none", got {text!r}.'
+        )
+    return value
 
 
 def check_url(url: str) -> str:

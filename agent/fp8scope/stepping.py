@@ -9,9 +9,11 @@ import abc
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
+from time import perf_counter
 from typing import Any
 
 from fp8scope.alert import Alert
+from fp8scope.budget import PLAIN_EVERY, Budget
 from fp8scope.collector import Collector
 from fp8scope.config import Settings
 from fp8scope.lifecycle import Lifecycle
@@ -35,8 +37,9 @@ class Stepping(Lifecycle):
         self, settings: Settings, registration: Mapping[str, Any], identity: Identity, *, rank: int
     ) -> None:
         super().__init__(settings, registration, identity, rank=rank)
-        self._collector = Collector(self.guard.caught)
-        self._measures = Measures(self.guard)
+        self._budget = Budget(settings.overhead)
+        self._collector = Collector(self.guard.caught, self._budget)
+        self._measures = Measures(self.guard, self._budget)
         self._known_names: set[str] = set()
         self._open: Step | None = None
         self._early: dict[str, Any] = {}
@@ -60,10 +63,12 @@ class Stepping(Lifecycle):
 
     def _measure_step(self, step: Step) -> None:
         if self._measures.watching and self._active():
+            began = perf_counter()
             try:
                 step._reading = self._measures.end(step)
             except Exception as error:
                 self.guard.caught("measuring a step", error)
+            self._budget.fixed_seconds += perf_counter() - began
 
     def _abandon_step(self) -> None:
         """Forget the step that is open: it will not be completed."""
@@ -76,10 +81,12 @@ class Stepping(Lifecycle):
         if self._open is step:
             self._open = None
         if self._active():
+            began = perf_counter()
             try:
                 self._collect(step)
             except Exception as ours:
                 self.guard.caught("collecting a step", ours)
+            self._budget.fixed_seconds += perf_counter() - began
         if error is not None:
             self._note_failure(error)
             return
@@ -104,6 +111,8 @@ class Stepping(Lifecycle):
             collector.discard()
             self.guard.drop(1, "the disk is slower than the training, and the queue is full")
             return
+        if self._budget.was_thinned:
+            step.log_default(PLAIN_EVERY, float(self._budget.every))
         reading, on_device = step._reading, step._device_scalars
         if reading is not None and reading.device:
             on_device = {**reading.device, **on_device}

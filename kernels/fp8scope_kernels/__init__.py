@@ -54,7 +54,14 @@ from fp8scope_kernels.sampling import (
     exponent_histogram,
 )
 from fp8scope_kernels.state import ScalingState, scaling_status
-from fp8scope_kernels.statistics import BLOCK_STATISTICS, STATISTICS, Slot, StatisticsBuffer, TensorInfo
+from fp8scope_kernels.statistics import (
+    BLOCK_STATISTICS,
+    STATISTICS,
+    Pace,
+    Slot,
+    StatisticsBuffer,
+    TensorInfo,
+)
 from fp8scope_kernels.stochastic import Stochastic, round_stochastically
 
 __all__ = [
@@ -89,6 +96,7 @@ __all__ = [
     "Fp8Linear",
     "Fp8Tensor",
     "HighPrecisionObserver",
+    "Pace",
     "Product",
     "Recipe",
     "RowwiseScaling",

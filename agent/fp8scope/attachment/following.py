@@ -8,6 +8,7 @@ pass that trains (training mode, gradients enabled) after the one before, and it
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,16 +158,20 @@ class Attachment:
             step.count_tokens(tokens)
 
     def before_backward(self) -> Any:
+        began = perf_counter()
         with self._run.guard.shield("looking at gradients"):
             before = {followed.name: followed.gradients() for followed in self._followed}
             if not self._inside_losses:
                 self._forget_discarded(before)
+            self._run._budget.fixed_seconds += perf_counter() - began
             return before
         return {}
 
     def after_backward(self, before: Mapping[str, Any], loss: Loss | None) -> None:
+        began = perf_counter()
         with self._run.guard.shield("taking the loss"):
             reached = {f.name for f in self._followed if f.gradients() != before.get(f.name)}
+            self._run._budget.fixed_seconds += perf_counter() - began
             if not reached:
                 return
             self._begin()
@@ -225,7 +230,9 @@ class Attachment:
             if self._due and self._step is not None:
                 self._step.stop_clock()
             # The step before this one is to be on disk by now, whatever else the machine is doing.
+            began = perf_counter()
             self._run._settle()
+            self._run._budget.fixed_seconds += perf_counter() - began
         if self._due and not self._forward_seen:
             # Nothing will tell when the next one begins: the model is called from inside a compiled graph.
             self._close_if_due()

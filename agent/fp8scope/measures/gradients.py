@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fp8scope_kernels import backends, native, native_library
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -63,11 +65,22 @@ def _gradients(optimizer: "Optimizer") -> Iterator[Tensor]:
 
 
 def _norm(dtype: torch.dtype, gradients: list[Tensor]) -> Tensor:
-    """The norm of tensors that share a device and this dtype, in few launches."""
+    """The norm of tensors that share a device and this dtype, in few launches; on a CPU in one call."""
+    if dtype is torch.float32 and _can_read(gradients):
+        return torch.tensor(native.norm(gradients), dtype=torch.float32, device="cpu")
     # Summed in float32: the square of what float16 holds is beyond float16.
     wide = torch.float32 if dtype.itemsize < 4 else dtype
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=wide)))
     return norm
+
+
+def _can_read(gradients: list[Tensor]) -> bool:
+    """Whether the CPU's kernels are there, for nothing is built for a norm, and take these tensors."""
+    return (
+        native_library.is_built()
+        and backends.use_compiled(gradients[0])
+        and all(type(gradient) is Tensor for gradient in gradients)
+    )
 
 
 def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:

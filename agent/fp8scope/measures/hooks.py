@@ -6,12 +6,14 @@ outside of it.
 """
 
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from fp8scope.budget import Budget
 from fp8scope.guard import Guard
 from fp8scope.measures.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, Clock, DeviceClock, HostClock
 from fp8scope.measures.flops import FlopCounter, FlopModel, Signature, shapes_of
@@ -24,8 +26,9 @@ MAX_OUTPUTS = 8
 class Stopwatch:
     """The clock and the operations of the step that is under way, shared by all hooks of one run."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, budget: Budget) -> None:
         self.guard = guard
+        self.budget = budget
         self.clock: Clock = HostClock()
         self.device: torch.device | None = None
         self.flops = 0.0
@@ -101,6 +104,7 @@ class ModelHooks:
         watch = self._watch
         if watch is None or watch.is_off() or watch.inside is not self:
             return
+        began = perf_counter()
         with watch.guard.shield("measuring a forward pass"):
             watch.inside = None
             counter, self._counter = self._counter, None
@@ -118,6 +122,7 @@ class ModelHooks:
             for tensor in _tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        watch.budget.fixed_seconds += perf_counter() - began
 
     def _backward_begins(self, gradient: Tensor) -> None:
         watch = self._watch
@@ -166,6 +171,7 @@ class OptimizerHooks:
         self._depth += 1
         if self._depth > 1:
             return
+        began = perf_counter()
         with self._watch.guard.shield("measuring an optimizer step"):
             self._watch.clock.mark(OTHER)
             self.rates = learning_rates(optimizer, self._offset)
@@ -173,6 +179,7 @@ class OptimizerHooks:
             self.norm = None if has_closure(args, kwargs) else gradient_norm(optimizer)
             # What measuring took is not the optimizer's.
             self._watch.clock.mark(OTHER)
+        self._watch.budget.fixed_seconds += perf_counter() - began
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():

@@ -4,6 +4,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from fp8scope.budget import Budget
 from fp8scope.collector import host_number, is_tensor
 from fp8scope.guard import Guard
 from fp8scope.measures.clock import Times
@@ -64,8 +65,9 @@ class Reading:
 class Measures:
     """Measures the models and optimizers that it is given; `begin` and `end` enclose a step."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, budget: Budget | None = None) -> None:
         self._guard = guard
+        self._budget = budget or Budget(None)
         self._watch: Stopwatch | None = None
         self._models: WeakKeyDictionary[torch.nn.Module, ModelHooks] = WeakKeyDictionary()
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, OptimizerHooks] = WeakKeyDictionary()
@@ -87,7 +89,7 @@ class Measures:
         from fp8scope.measures.hooks import ModelHooks, OptimizerHooks, Stopwatch
 
         if self._watch is None:
-            self._watch, self._begun = Stopwatch(self._guard), False
+            self._watch, self._begun = Stopwatch(self._guard, self._budget), False
         if model not in self._models:
             self._models[model] = ModelHooks(model, self._watch)
         optimizer = inner_optimizer(optimizer) if optimizer is not None else None

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fp8scope_kernels import BLOCK_STATISTICS, STATISTICS, Slot, StatisticsBuffer, TensorInfo
+from fp8scope_kernels import BLOCK_STATISTICS, STATISTICS, Pace, Slot, StatisticsBuffer, TensorInfo
 
 NUMEL, AMAX, SCALE, NONFINITE = (STATISTICS.index(name) for name in ("numel", "amax", "scale", "nonfinite"))
 COUNTS = slice(SCALE + 1, NONFINITE)
@@ -116,6 +116,8 @@ class Boards:
         self.catalogue: list[TensorInfo] = []
         self.sampling = False
         """Whether this is a sampled step."""
+        self.pace = Pace()
+        """Shared by all: whether plain tensors are read in this step."""
         self._places: dict[str, int] = {}
         self._by_kind: dict[tuple[torch.device, bool], Board] = {}
         self.plain: Board | None = None
@@ -126,6 +128,7 @@ class Boards:
         board = self._by_kind.get((device, every_step))
         if board is None:
             board = Board(device, capacity, every_step=every_step)
+            board.buffer.pace = self.pace
             self._by_kind[device, every_step] = board
             self.all.append(board)
             self.plain = board if board.is_plain and len(self.all) == 1 else None

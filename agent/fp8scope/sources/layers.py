@@ -68,9 +68,12 @@ def note_delayed(board: Board, slots: list[Slot], histories: list[Tensor]) -> No
 
 
 class HighPrecisionLayers:
-    """The linear layers that are not FP8 and could be: amax and non-finite elements, every step."""
+    """The linear layers that are not FP8 and could be: amax and non-finite elements, as often as the budget
+    allows.
+    """
 
     every_step = False
+    is_paced = True
     recipe: Mapping[str, Any] = {}
 
     def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:

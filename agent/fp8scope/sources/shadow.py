@@ -31,7 +31,7 @@ from fp8scope_kernels import (
     quantize_values,
 )
 from fp8scope_kernels.convert import Selection, _matches
-from fp8scope_kernels.observation import add_extent
+from fp8scope_kernels.observation import add_extent, add_tensor
 from fp8scope_kernels.quantization import Extent
 from fp8scope_kernels.recipes import ROLES, Role
 
@@ -57,6 +57,8 @@ class ShadowLayers:
         scaler: Any = None,
     ) -> None:
         self.recipe: Mapping[str, Any] = {"shadow": recipe.to_dict()}
+        # A delayed scale follows the amax of every step; of the other recipes a step says nothing of the next.
+        self.is_paced = not isinstance(recipe, DelayedScaling)
         self.tensors = 0
         self._scales: dict[Board, DelayedScales] = {}
         unscale = Unscale(scaler)
@@ -207,14 +209,17 @@ class ShadowObserver(HighPrecisionObserver):
         self._recipe = recipe
         self._unscale = unscale
         self._scales = scales
+        self.every_step = scales is not None
 
     def write(self, role: Role, slot: Slot, x: Tensor) -> None:
         x = local(x)
         factor = self._unscale(x.device) if role == "grad_output" else None
         if not slot.buffer.sampling:
-            extent = measure(x)
-            amax = extent.amax if factor is None else extent.amax * factor
-            add_extent(slot.row, x.numel(), Extent(amax, extent.nonfinite))
+            if factor is None:
+                add_tensor(slot, x)
+            else:
+                extent = measure(x)
+                add_extent(slot.row, x.numel(), Extent(extent.amax * factor, extent.nonfinite))
             slot.row[SCALE:NONFINITE].fill_(torch.nan)
         elif x.numel():
             self._quantize(role, slot, x if factor is None else x.float() * factor)

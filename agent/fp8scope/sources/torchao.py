@@ -121,6 +121,8 @@ def recipe_of(config: Any) -> dict[str, Any]:
 class Float8Observer(HighPrecisionObserver):
     """Counts what a `Float8Linear` does to its tensors, call by call."""
 
+    every_step = True
+
     def __init__(self, casts: Mapping[Role, Cast]) -> None:
         super().__init__()
         self._casts = casts

@@ -1,0 +1,145 @@
+"""How often plain tensors are read, so that watching stays inside its share of the training's time.
+
+Plain tensors are those of layers in high precision: to read them is a pass over memory that nothing else needs.
+Losses, times and gradient norms, and the counters of FP8 layers, come with every step and are only measured here.
+"""
+
+from collections import deque
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+from fp8scope.config import DEFAULT_OVERHEAD, ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fp8scope_kernels import Pace
+
+Overhead = float | Literal["default"] | None
+
+PACES = (1, 2, 4, 5, 10, 20, 25, 50, 100)
+"""Divisors of 100, so that steps 1, 101, 201, ..., which by default are sampled, are steps that are read."""
+COMPLETE_STEPS = 20
+"""The first steps are read one and all: they are the most telling, and the cost is measured on them."""
+REVIEW_STEPS = 50
+"""Steps from one decision to the next; medians are taken over as many."""
+READINGS = 10
+LEAST_SHARE = 0.25
+"""Of the budget: kept for plain tensors where the rest of the agent has used it up."""
+MARGIN = 0.8
+"""Tensors are read more often again only where that takes this share of the allowance: no to and fro."""
+HOOK_SECONDS = 5e-6
+"""Torch's own work for each call of a hook, in which our time is not measured."""
+DEVICE_EVERY = 5
+"""Readings from one that is timed on the device to the next."""
+
+PLAIN_EVERY = "plain_tensors_every"
+"""The scalar that tells the run's page of the pace; there once it is not every step."""
+
+
+def check_overhead(value: object) -> float | None:
+    """The budget as given to `attach` or `watch`: above 0 and at most 1, None for no limit.
+
+    Raises ConfigurationError on anything else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigurationError(
+            "overhead must be a share of the step's time, above 0 and at most 1 (0.02 is 2 %), or None to read "
+            f"every tensor at every step; got {value!r}."
+        )
+    return float(value)
+
+
+def choose_pace(step: float, fixed: float, reading: float, overhead: float, current: int = 1) -> int:
+    """Every how many steps to read: the shortest of PACES whose mean cost is inside the budget.
+
+    In seconds: `step`, a step without the agent; `fixed`, what the agent takes in every step; `reading`, what
+    one reading of all plain tensors takes. `overhead`: the budget as a share of `step`. Longer than the
+    `current` pace at once, shorter only with MARGIN to spare; the longest of PACES where none is enough.
+    """
+    allowance = max(overhead * step - fixed, LEAST_SHARE * overhead * step)
+    if allowance <= 0:
+        return PACES[-1]
+
+    def shortest(share: float) -> int:
+        return next((pace for pace in PACES if reading <= share * allowance * pace), PACES[-1])
+
+    return min(shortest(MARGIN), current) if shortest(1.0) < current else shortest(1.0)
+
+
+class Budget:
+    """Measures what the agent takes of a run's steps, and decides in which of them plain tensors are read."""
+
+    def __init__(self, overhead: float | None = DEFAULT_OVERHEAD) -> None:
+        self.overhead = overhead
+        self.every = 1
+        """Plain tensors are read in step 1 and every so many steps after it."""
+        self.fixed_seconds = 0.0
+        """The agent's time in this step but for the reading of tensors; whoever takes it adds it."""
+        self.was_thinned = False
+        """Whether plain tensors were ever not read in every step."""
+        self._steps = 0
+        self._read = 0
+        self._last = 0.0
+        self._durations: deque[float] = deque(maxlen=REVIEW_STEPS)
+        self._fixed: deque[float] = deque(maxlen=REVIEW_STEPS)
+        self._readings: deque[float] = deque(maxlen=READINGS)
+        self._device_seconds = 0.0
+        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def limit(self, overhead: float | None) -> None:
+        """Set another budget, from the next step on."""
+        self.overhead = overhead
+        self._steps, self.every = 0, 1
+
+    def begin(self, number: int, sampled: bool, pace: "Pace") -> None:
+        """Step `number` begins: are its plain tensors to be read?"""
+        observing = (
+            self.overhead is None
+            or sampled
+            or self._steps < COMPLETE_STEPS
+            or (number - 1) % self.every == 0
+        )
+        pace.observing = observing
+        self._read += observing
+        pace.events = [] if observing and not self._timed and self._read % DEVICE_EVERY == 0 else None
+
+    def end(self, sampled: bool, pace: "Pace") -> None:
+        """The step is over; `pace` has the time that reading took in it."""
+        now = perf_counter()
+        reading, pace.seconds = pace.seconds + HOOK_SECONDS * pace.calls, 0.0
+        calls, pace.calls = pace.calls, 0
+        fixed, self.fixed_seconds = self.fixed_seconds, 0.0
+        self._take_device_times(pace)
+        last, self._last = self._last, now
+        if self.overhead is None or not last:
+            return
+        self._durations.append(max(0.0, now - last - reading - fixed))
+        self._fixed.append(fixed)
+        # A sampled step reads tensors in other ways as well.
+        if calls and not sampled:
+            self._readings.append(reading)
+        self._steps += 1
+        if self._steps == COMPLETE_STEPS or self._steps % REVIEW_STEPS == 0:
+            self._review()
+
+    def _review(self) -> None:
+        if self.overhead is None or not self._readings:
+            return
+        # The device works while the host goes on: the longer of the two is what the training waits for.
+        reading = max(median(self._readings), self._device_seconds)
+        self.every = choose_pace(
+            median(self._durations), median(self._fixed), reading, self.overhead, self.every
+        )
+        self.was_thinned |= self.every > 1
+
+    def _take_device_times(self, pace: "Pace") -> None:
+        """Add up the times that a device took, once it has come so far; waits for nothing."""
+        if pace.events:
+            self._timed, pace.events = pace.events, None
+        if self._timed and self._timed[-1][1].query():  # type: ignore[no-untyped-call]
+            self._device_seconds = sum(before.elapsed_time(after) for before, after in self._timed) / 1000
+            self._timed = []
