@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
+from fp8scope.budget import Overhead, check_overhead
 from fp8scope.commands import Command, check_allowed
 from fp8scope.config import ConfigurationError, Settings, settings_from
 from fp8scope.environment import describe_environment, plain
@@ -166,6 +167,7 @@ def attach(
     shadow: "Recipe | None" = None,
     include: "Selection | None" = None,
     scaler: "torch.amp.GradScaler | None" = None,
+    overhead: Overhead = "default",
     **arguments: Any,
 ) -> Run:
     """Begin a run and record every step of the training that follows, without another line.
@@ -178,16 +180,18 @@ def attach(
 
     `model` may be compiled or wrapped by DistributedDataParallel; an FP8 model is converted before. Several
     models that are trained together are given by name, with their optimizers under the same names: a step is
-    complete when every optimizer has stepped. `every`, `shadow`, `include` and `scaler` are those of
-    `Run.watch`, `arguments` those of `init`. `run.detach()` undoes it.
+    complete when every optimizer has stepped. `every`, `shadow`, `include`, `scaler` and `overhead` (the share
+    of the steps' time that watching may take; None: no limit) are those of `Run.watch`, `arguments` those of `init`. `run.detach()` undoes it.
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
     from fp8scope.attachment import attach_run, check
 
     check(model, optimizer, reduction, tokens_per_step)
+    if overhead != "default":
+        check_overhead(overhead)
     run = init(**arguments)
-    watching = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}
+    watching = {"every": every, "shadow": shadow, "include": include, "scaler": scaler, "overhead": overhead}
     attach_run(run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step, watching=watching)
     return run
 

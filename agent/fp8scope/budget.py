@@ -5,7 +5,7 @@ Losses, times and gradient norms, and the counters of FP8 layers, come with ever
 """
 
 from collections import deque
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -131,9 +131,9 @@ class Budget:
             return
         # The device works while the host goes on: the longer of the two is what the training waits for.
         reading = max(median(self._readings), self._device_seconds)
-        self.every = choose_pace(
-            median(self._durations), median(self._fixed), reading, self.overhead, self.every
-        )
+        # Whatever else the machine does makes long steps longer, and leaves short readings as they are.
+        step, _, _ = quantiles(self._durations, n=4)
+        self.every = choose_pace(step, median(self._fixed), reading, self.overhead, self.every)
         self.was_thinned |= self.every > 1
 
     def _take_device_times(self, pace: "Pace") -> None:

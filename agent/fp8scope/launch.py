@@ -6,11 +6,12 @@ the traceback that it would have alone. What is recorded begins with its first t
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fp8scope.config import ConfigurationError, settings_from
+from fp8scope.config import ConfigurationError, overhead_from, settings_from
 from fp8scope.guard import configure_logging
 from fp8scope.hooks import live_runs
 from fp8scope.on_import import when_imported
@@ -100,12 +101,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--tag", action="append", default=[], dest="tags")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="where they cannot be counted")
+    parser.add_argument(
+        "--overhead", help='share of the steps\' time that watching may take (default: 0.02; "none": no limit)'
+    )
     parser.add_argument("--mode", choices=("online", "offline", "disabled"))
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigurationError now for what `init` would refuse in the middle of the script."""
+    if options.overhead is not None:
+        overhead_from(options.overhead, "--overhead")
+        # Also for the processes that the script starts, and whatever makes the run.
+        os.environ["FP8SCOPE_OVERHEAD"] = options.overhead
     settings_from(project=options.project, mode=options.mode)
     given = {key: getattr(options, key) for key in ("group", "baseline", "seed", "tags")}
     check_registration(blank_registration("a run" if options.name is None else options.name) | given)

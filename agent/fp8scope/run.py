@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
+from fp8scope.budget import Overhead, check_overhead
 from fp8scope.collector import is_tensor, whole_steps
 from fp8scope.config import Settings
 from fp8scope.controls import Controls
@@ -58,6 +59,7 @@ class Run(Controls, Stepping):
         shadow: "Recipe | None" = None,
         include: "Selection | None" = None,
         scaler: "torch.amp.GradScaler | None" = None,
+        overhead: Overhead = "default",
     ) -> int:
         """Observe `model` from the next step on; returns the number of tensors observed.
 
@@ -74,9 +76,18 @@ class Run(Controls, Stepping):
         casts, exponents and quantisation error, and with `optimizer` also gradients of the weights, moments
         and updates. docs/watching.md has the list.
 
+        `overhead`: the share of the steps' time that watching may take, above 0 and at most 1. The agent
+        measures what it takes, and reads the tensors of layers that are not FP8 only in every second, fourth,
+        ... step where that is needed to stay inside; losses and FP8 layers' counters come with every step.
+        None reads every tensor at every step. By default FP8SCOPE_OVERHEAD, else 0.02; it holds for the run.
+
+        Raises ConfigurationError if `overhead` is invalid, and nothing else.
+
         The model keeps no reference to the run: it can be copied and pickled as before.
         """
         count = 0
+        if overhead != "default":
+            self._budget.limit(check_overhead(overhead))
         with self.guard.shield("watching the model"):
             if self._active():
                 self._measures.watch(model, optimizer)
