@@ -96,3 +96,9 @@ def ago(moment: datetime | None, now: datetime) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{THIN}{name} ago"
     return f"{int(seconds)}{THIN}s ago"
+
+
+def ordinal(value: int) -> str:
+    """1st, 2nd, 3rd, 4th, ..., 11th, ..., 21st."""
+    ending = "th" if value % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(value % 10, "th")
+    return f"{count(value)}{ending}"

@@ -106,3 +106,22 @@ def test_batches_do_not_matter(rates: np.ndarray, cuts: list[int]) -> None:
     whole, cut = run(rates, (), **parameters), run(rates, tuple(cuts), **parameters)
     assert whole == cut
     assert [one.opened for one in whole] == [i % 2 == 0 for i in range(len(whole))]
+
+
+def test_a_tensor_that_is_read_seldom_keeps_its_alert_open() -> None:
+    rates = np.full((2000, 3), np.nan)
+    rates[:, 0] = 0.0
+    rates[::50, 1] = 0.5
+    (opened,) = run(rates)
+    assert opened.opened and opened.value == 0.5
+    rates[1500::50, 1] = 0.0
+    opened, closed = run(rates)
+    assert not closed.opened and closed.step == 1500 + PARAMETERS["recover"] - 1
+
+
+def test_a_tensor_that_is_read_no_more_does_not_keep_an_alert_open_for_ever() -> None:
+    rates = np.full((600, 2), np.nan)
+    rates[:, 0] = 0.0
+    rates[:200, 1] = 0.5
+    opened, closed = run(rates)
+    assert opened.opened and closed.step == 200 + 100 + PARAMETERS["recover"] - 1

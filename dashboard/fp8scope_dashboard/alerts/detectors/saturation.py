@@ -16,6 +16,8 @@ Parameters = Mapping[str, float]
 
 # Tensors named in the evidence; the message names the worst.
 NAMED = 10
+# Rows: an agent that keeps inside its budget reads plain tensors at least this often.
+LONGEST_GAP = 100
 
 
 def overflow_rates(saturated: Floats, nonfinite: Floats | None, numel: Floats) -> Floats:
@@ -38,9 +40,9 @@ def saturation(
             because scales are not settled; `recover` in rows.
 
     A delayed scale's isolated first step cannot reach `points`. Closes when for `recover` rows no tensor was
-    above. Further tensors that clip while the condition is open open no second one.
+    above; rows in which a tensor that was above is not observed do not count, up to LONGEST_GAP of them. Further tensors that clip while the condition is open open no second one.
     """
-    state = {"last_step": None, "first_step": None, "open": False, "calm": 0, "counts": {}, **state}
+    state = {"last_step": None, "first_step": None, "open": False, "calm": 0, "gap": 0, "counts": {}, **state}
     counts, onsets, peaks = _dense(state["counts"], len(names))
     findings = []
     for step, row in zip(steps.tolist(), rates, strict=True):
@@ -52,6 +54,8 @@ def saturation(
         if step - state["first_step"] < parameters["warmup"]:
             continue
         over = row > parameters["rate"]
+        unseen = bool((np.isnan(row) & (counts > 0)).any())
+        state["gap"] = state["gap"] + 1 if unseen else 0
         counts[row <= parameters["rate"]] = 0
         onsets[over & (counts == 0)] = step
         peaks[over & (counts == 0)] = 0.0
@@ -84,7 +88,10 @@ def _transition(
     parameters: Parameters,
 ) -> Finding | None:
     if state["open"]:
-        state["calm"] = 0 if over.any() else state["calm"] + 1
+        if over.any():
+            state["calm"] = 0
+        elif not 0 < state["gap"] <= LONGEST_GAP:
+            state["calm"] += 1
         if state["calm"] < parameters["recover"]:
             return None
         state["open"] = False

@@ -66,6 +66,12 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
         "Model FLOP/s over what the device does at most in dense BF16, for FP8 runs as well, so that both "
         "share one scale.",
     ),
+    "plain_tensors_every": Term(
+        "Steps from one reading of plain tensors to the next",
+        "Tensors of layers that are not FP8 are read every so many steps, so that watching takes at most its "
+        "share of the training's time (attach's overhead, 2 % by default). Losses and FP8 layers' counters come "
+        "with every step.",
+    ),
     "memory_allocated": Term("Memory allocated", "Bytes of the GPU's memory in use by tensors."),
     "memory_reserved": Term(
         "Memory reserved", "Bytes of the GPU's memory held by PyTorch's allocator, in use or not."

@@ -43,6 +43,11 @@ def count(value: int | None) -> str:
 
 
 @register.filter
+def ordinal(value: float) -> str:
+    return formatting.ordinal(int(value))
+
+
+@register.filter
 def compact(value: float | None) -> str:
     return formatting.compact(value)
 
