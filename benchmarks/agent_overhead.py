@@ -1,11 +1,22 @@
 """What does watching cost the training, beside what other trackers cost?
 
     python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 400] [--rounds 3]
-                                        [--memory-steps 100000]
+                                        [--memory-steps 100000] [--only plain,bf16,step,threads,memory]
 
-Three questions, one JSON line:
+Five questions, one JSON line; `--only` asks some of them:
 
-    step_ratio          step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor watched in
+    plain_ratio         (plain) step time of a float32 GPT of 0.82M parameters (8 x 64 tokens) under `attach`
+                        with the default budget, over the same without: medians of 4 x `--pairs` pairs of
+                        steps, one of each, in an order that is drawn
+    plain_every_ratio   (plain) the same with every tensor read at every step: `overhead=None`
+    bf16_ratio, bf16_every_ratio
+                        (bf16) the same for a GPT of 10.8M parameters in BF16, `--pairs` pairs each
+    ..._error, ..._mean_ratio, ..._pace
+                        of each of the four its standard error, by bootstrap over the pairs; the ratio of the
+                        mean times, in which steps that are read count by their share, without the longest
+                        hundredth of each; and every how many steps tensors were read at the end
+
+    step_ratio          (step) step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor watched in
                         every step (75 tensors, 7 statistics, and the measures), over the same without:
                         medians of `--pairs` pairs of steps, one of each, in an order that is drawn
     step_ratio_error    standard error of that, by bootstrap over the pairs
@@ -14,13 +25,13 @@ Three questions, one JSON line:
                         may be in steps of either kind, and is less than this
     background_ms       milliseconds per step that were added for that
     sampled_ratio       the same for the sampled steps, by default one in 100; it has no part in `step_ratio`
-    thread_us_per_step  microseconds of the training thread for a step of 1,002 tensors x 7 statistics and 10
+    thread_us_per_step  (threads) microseconds of the training thread for a step of 1,002 tensors x 7 statistics and 10
                         scalars: `tight` (step after step), `paced` (10 ms apart) and `cold` (after 30 ms
                         of training); medians
     peer_us_per_step    the same for 1,000 values with wandb (offline), trackio, mlflow (asynchronous, SQLite)
                         and tensorboard
     times_less          the best of them over ours
-    rss_mib             resident memory after a tenth, half and all of `--memory-steps` steps
+    rss_mib             (memory) resident memory after a tenth, half and all of `--memory-steps` steps
 
 The agent sends to a server of its own (agent_sink.py) throughout. The peers are installed into the virtual
 environment `--peers-venv`, which is kept; without it they are left out.
@@ -35,7 +46,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +55,7 @@ from typing import Any
 import numpy as np
 import torch
 from agent_peers import COLD_STEPS, PEERS, measure
+from nano_gpt import MEDIUM, SMALL, Training
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
@@ -60,6 +72,9 @@ WARM_UP = 4
 EVERY = 100
 """Steps from one sampled step to the next: the agent's default."""
 RESAMPLES = 1000
+SETTLING = 60
+"""Pairs of steps before the measured ones, under `attach`: the first steps are read one and all."""
+QUESTIONS = ("plain", "bf16", "step", "threads", "memory")
 LAYERS = 334
 STEPS = 1000
 MLFLOW_STEPS = 100
@@ -162,6 +177,50 @@ def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
     )
 
 
+def attached_ratios(
+    name: str, make: Callable[[], Training], pairs: int, url: str, directory: str
+) -> dict[str, float]:
+    """What `attach` costs a model in high precision, with the default budget and with none."""
+    results: dict[str, float] = {}
+    budgets: dict[str, dict[str, Any]] = {name: {}, f"{name}_every": {"overhead": None}}
+    for label, how in budgets.items():
+        plain, watched = make(), make()
+        run = fp8scope.attach(
+            watched.model, watched.optimizer, name=label, url=url, token="x", directory=directory, **how
+        )
+        times: dict[Any, list[float]] = {plain.train: [], watched.train: []}
+        order = list(times)
+        for _ in range(SETTLING + pairs):
+            random.shuffle(order)
+            for call in order:
+                began = time.perf_counter()
+                call()
+                times[call].append(time.perf_counter() - began)
+        every = run._budget.every
+        run.finish()
+        without, with_agent = (np.array(taken[SETTLING:]) for taken in times.values())
+        results |= {f"{label}_{key}": value for key, value in compared(without, with_agent).items()}
+        results[f"{label}_pace"] = every
+        results[f"{label}_step_ms"] = round(1000 * float(np.median(without)), 2)
+    return results
+
+
+def compared(without: NDArray[np.float64], with_agent: NDArray[np.float64]) -> dict[str, float]:
+    """Ratio of the medians, its standard error, and the ratio of the means without the longest hundredth."""
+    draw = np.random.default_rng(0)
+
+    def ratio(of: NDArray[np.int64]) -> float:
+        return float(np.median(with_agent[of])) / float(np.median(without[of]))
+
+    drawn = [ratio(draw.integers(0, len(without), len(without))) for _ in range(RESAMPLES)]
+    means = [np.sort(taken)[: -max(1, len(taken) // 100)].mean() for taken in (with_agent, without)]
+    return {
+        "ratio": round(ratio(np.arange(len(without))), 4),
+        "ratio_error": round(float(np.std(drawn)), 4),
+        "mean_ratio": round(float(means[0] / means[1]), 4),
+    }
+
+
 def _other_threads() -> float:
     """CPU seconds of this process's threads but this one, which trains."""
     return time.process_time() - time.thread_time()
@@ -255,22 +314,35 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory-steps", type=int, default=100_000)
+    parser.add_argument("--only", default=",".join(QUESTIONS), help=f"some of {','.join(QUESTIONS)}")
     arguments = parser.parse_args()
+    only = arguments.only.split(",")
+    if unknown := set(only) - set(QUESTIONS):
+        parser.error(f"--only takes {', '.join(QUESTIONS)}; got {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     python = install(arguments.peers_venv.absolute()) if arguments.peers_venv else None
     found: dict[str, Any] = {}
     ours: list[dict[str, float]] = []
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in PEERS} if python else {}
     with sink() as url, tempfile.TemporaryDirectory() as directory:
-        for _ in range(arguments.rounds):
+        if "plain" in only:
+            found |= attached_ratios("plain", lambda: Training(SMALL), 4 * arguments.pairs, url, directory)
+        if "bf16" in only:
+            found |= attached_ratios(
+                "bf16", lambda: Training(MEDIUM, torch.bfloat16), arguments.pairs, url, directory
+            )
+        for _ in range(arguments.rounds if "threads" in only else 0):
             ours.append(thread_times(url, directory))
             for name, runs in theirs.items():
                 assert python is not None
                 runs.append(peer_times(name, python))
-        found |= steps_in_turn(arguments.pairs, url, directory).summary()
-        found["thread_us_per_step"] = medians(ours)
-        found["peer_us_per_step"] = {name: medians(runs) for name, runs in theirs.items()}
-        if theirs:
+        if "step" in only:
+            found |= steps_in_turn(arguments.pairs, url, directory).summary()
+        if ours:
+            found["thread_us_per_step"] = medians(ours)
+            found["peer_us_per_step"] = {name: medians(runs) for name, runs in theirs.items()}
+            found["cold_steps"] = COLD_STEPS
+        if ours and theirs:
             found["times_less"] = {
                 kind: round(
                     min(peer[kind] for peer in found["peer_us_per_step"].values())
@@ -279,8 +351,8 @@ def main() -> None:
                 )
                 for kind in ("tight", "paced", "cold")
             }
-        found["rss_mib"] = memory_growth(arguments.memory_steps, url, directory)
-    found["cold_steps"] = COLD_STEPS
+        if "memory" in only:
+            found["rss_mib"] = memory_growth(arguments.memory_steps, url, directory)
     print(json.dumps(found))
 
 

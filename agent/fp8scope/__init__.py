@@ -180,8 +180,9 @@ def attach(
 
     `model` may be compiled or wrapped by DistributedDataParallel; an FP8 model is converted before. Several
     models that are trained together are given by name, with their optimizers under the same names: a step is
-    complete when every optimizer has stepped. `every`, `shadow`, `include`, `scaler` and `overhead` (the share
-    of the steps' time that watching may take; None: no limit) are those of `Run.watch`, `arguments` those of `init`. `run.detach()` undoes it.
+    complete when every optimizer has stepped. `every`, `shadow`, `include`, `scaler` and `overhead` (the
+    share of the steps' time that watching may take; None: no limit) are those of `Run.watch`, `arguments` those
+    of `init`. `run.detach()` undoes it.
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """

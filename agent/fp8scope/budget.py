@@ -1,7 +1,7 @@
 """How often plain tensors are read, so that watching stays inside its share of the training's time.
 
-Plain tensors are those of layers in high precision: to read them is a pass over memory that nothing else needs.
-Losses, times and gradient norms, and the counters of FP8 layers, come with every step and are only measured here.
+Plain tensors are those of layers in high precision: to read them is a pass over memory that nothing else
+needs. Losses, times and gradient norms, and the counters of FP8 layers, come with every step.
 """
 
 from collections import deque
@@ -47,8 +47,8 @@ def check_overhead(value: object) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ConfigurationError(
-            "overhead must be a share of the step's time, above 0 and at most 1 (0.02 is 2 %), or None to read "
-            f"every tensor at every step; got {value!r}."
+            "overhead must be a share of the step's time, above 0 and at most 1 (0.02 is 2 %), or None to "
+            f"read every tensor at every step; got {value!r}."
         )
     return float(value)
 
@@ -98,10 +98,7 @@ class Budget:
     def begin(self, number: int, sampled: bool, pace: "Pace") -> None:
         """Step `number` begins: are its plain tensors to be read?"""
         observing = (
-            self.overhead is None
-            or sampled
-            or self._steps < COMPLETE_STEPS
-            or (number - 1) % self.every == 0
+            self.overhead is None or sampled or self._steps < COMPLETE_STEPS or (number - 1) % self.every == 0
         )
         pace.observing = observing
         self._read += observing

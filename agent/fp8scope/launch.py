@@ -102,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tag", action="append", default=[], dest="tags")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="where they cannot be counted")
     parser.add_argument(
-        "--overhead", help='share of the steps\' time that watching may take (default: 0.02; "none": no limit)'
+        "--overhead",
+        help='share of the steps\' time that watching may take (default: 0.02; "none": no limit)',
     )
     parser.add_argument("--mode", choices=("online", "offline", "disabled"))
     return parser

@@ -26,7 +26,8 @@ def test_it_works() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "every"), [(0.0, 1), (0.9, 1), (1.1, 2), (3.9, 4), (4.1, 5), (19.0, 20), (99.0, 100), (500.0, 100)]
+    ("reading", "every"),
+    [(0.0, 1), (0.9, 1), (1.1, 2), (3.9, 4), (4.1, 5), (19.0, 20), (99.0, 100), (500.0, 100)],
 )
 def test_the_mean_cost_is_inside_the_budget(reading: float, every: int) -> None:
     assert choose_pace(100 * MS, 0.0, reading * MS, 0.01) == every
@@ -67,7 +68,9 @@ def test_what_is_no_share_is_refused(overhead: object, tmp_path: Path) -> None:
         run.watch(model, overhead=overhead)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("text", "overhead"), [("", 0.02), ("0.05", 0.05), ("1", 1.0), ("none", None), ("None", None)])
+@pytest.mark.parametrize(
+    ("text", "overhead"), [("", 0.02), ("0.05", 0.05), ("1", 1.0), ("none", None), ("None", None)]
+)
 def test_the_environment_sets_it(text: str, overhead: float | None) -> None:
     assert settings_from(mode="offline", environment={"FP8SCOPE_OVERHEAD": text}).overhead == overhead
 
@@ -202,4 +205,8 @@ def test_a_loss_that_is_not_finite_is_stored_in_a_step_that_is_left_out(
         with run.step() as step:
             step.log(loss=model(torch.full((2, 16), math.nan if number == 3 else 1.0)).mean())
     run.finish()
-    assert [str(value) == "nan" or value == "NaN" for value in server.run.scalars("loss")] == [False, False, True]
+    assert [str(value) == "nan" or value == "NaN" for value in server.run.scalars("loss")] == [
+        False,
+        False,
+        True,
+    ]

@@ -15,7 +15,15 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 def expected(x: Tensor) -> list[float]:
     wide = x.cpu().float()
     finite = wide[torch.isfinite(wide)].abs().double()
-    return [x.numel(), float(finite.max()) if finite.numel() else 0.0, 1, 0, 0, 0, int((~wide.isfinite()).sum())]
+    return [
+        x.numel(),
+        float(finite.max()) if finite.numel() else 0.0,
+        1,
+        0,
+        0,
+        0,
+        int((~wide.isfinite()).sum()),
+    ]
 
 
 def counted(*tensors: Tensor) -> list[float]:

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from fp8scope_kernels import STATISTICS, StatisticsBuffer, backends, native, observe, set_backend
 from fp8scope_kernels.observation import HighPrecisionObserver, add_tensor
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
+)
 NUMEL, AMAX, SCALE, NONFINITE = (STATISTICS.index(name) for name in ("numel", "amax", "scale", "nonfinite"))
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,
@@ -32,7 +34,15 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def expected(x: Tensor) -> list[float]:
     wide = x.detach().float()
     finite = wide[torch.isfinite(wide)].abs().double()
-    return [x.numel(), float(finite.max()) if finite.numel() else 0.0, 1, 0, 0, 0, int((~wide.isfinite()).sum())]
+    return [
+        x.numel(),
+        float(finite.max()) if finite.numel() else 0.0,
+        1,
+        0,
+        0,
+        0,
+        int((~wide.isfinite()).sum()),
+    ]
 
 
 def counted(*tensors: Tensor) -> list[float]:
@@ -96,7 +106,15 @@ def test_several_threads_count_the_same() -> None:
 
 
 def test_calls_add_up() -> None:
-    assert counted(torch.ones(3), torch.full((2, 2), -5.0), torch.tensor([torch.nan])) == [8, 5, 1, 0, 0, 0, 1]
+    assert counted(torch.ones(3), torch.full((2, 2), -5.0), torch.tensor([torch.nan])) == [
+        8,
+        5,
+        1,
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_a_transposed_tensor_is_not_copied() -> None:
@@ -175,7 +193,9 @@ class TestWeights:
             layer.weight[0, 0] = torch.nan
         for _ in range(4):
             layer(torch.ones(2, 16))
-        assert buffer.data[1].tolist() == [4 * v if i in (NUMEL, NONFINITE) else v for i, v in enumerate(expected(layer.weight))]
+        assert buffer.data[1].tolist() == [
+            4 * v if i in (NUMEL, NONFINITE) else v for i, v in enumerate(expected(layer.weight))
+        ]
         if backends.get_backend() == "compiled":
             assert len(reads) == 1
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.pages.formatting import ago, compact, count, number, percent, span
+from fp8scope_dashboard.pages.formatting import ago, compact, count, number, ordinal, percent, span
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -110,3 +110,10 @@ def test_spans_of_timedeltas() -> None:
 def test_moments(seconds: int, text: str) -> None:
     assert plain(ago(NOW - timedelta(seconds=seconds), NOW)) == text
     assert ago(None, NOW) == "never"
+
+
+def test_ordinals() -> None:
+    numbers = (1, 2, 3, 4, 10, 11, 12, 13, 20, 21, 100, 111)
+    assert " ".join(ordinal(value) for value in numbers) == (
+        "1st 2nd 3rd 4th 10th 11th 12th 13th 20th 21st 100th 111th"
+    )

@@ -40,7 +40,8 @@ def saturation(
             because scales are not settled; `recover` in rows.
 
     A delayed scale's isolated first step cannot reach `points`. Closes when for `recover` rows no tensor was
-    above; rows in which a tensor that was above is not observed do not count, up to LONGEST_GAP of them. Further tensors that clip while the condition is open open no second one.
+    above; rows in which a tensor that was above is not observed do not count, up to LONGEST_GAP of them.
+    Further tensors that clip while the condition is open open no second one.
     """
     state = {"last_step": None, "first_step": None, "open": False, "calm": 0, "gap": 0, "counts": {}, **state}
     counts, onsets, peaks = _dense(state["counts"], len(names))
@@ -95,6 +96,8 @@ def _transition(
         if state["calm"] < parameters["recover"]:
             return None
         state["open"] = False
+        # What is observed no more must not open it again with what it was.
+        counts[:] = 0
         return Finding(False, state["onset"], step)
     sure = counts >= parameters["points"]
     if not sure.any():

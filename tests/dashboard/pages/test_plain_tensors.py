@@ -1,0 +1,31 @@
+"""The run's page says how often plain tensors are read, where that is not every step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dashboard.pages.conftest import Visitor
+from dashboard.recording import Recorder, make_run
+
+from fp8scope_dashboard.pages import glossary
+
+
+def head(admin: Visitor, scalars: dict[str, float]) -> str:
+    run = make_run(admin.project, "thinned")
+    Recorder(run).rows(np.arange(3), {name: np.full(3, value) for name, value in scalars.items()})
+    answer = admin.client.get(admin.address(f"runs/{run.id}/"))
+    assert answer.status_code == 200
+    return " ".join(answer.content.decode().split())
+
+
+def test_it_works(admin: Visitor) -> None:
+    assert "<dd>read every 4th step</dd>" in head(admin, {"loss": 1.0, "plain_tensors_every": 4.0})
+
+
+@pytest.mark.parametrize("scalars", [{"loss": 1.0}, {"loss": 1.0, "plain_tensors_every": 1.0}])
+def test_every_step_is_not_worth_a_line(admin: Visitor, scalars: dict[str, float]) -> None:
+    assert "Plain tensors" not in head(admin, scalars)
+
+
+def test_the_scalar_is_explained() -> None:
+    assert "share of the training" in glossary.GLOSSARY["plain_tensors_every"].definition
