@@ -98,6 +98,8 @@ class Attachment:
         self._inside = False
         """Whether an optimizer is at its step: what is called then, its closure calls."""
         self._inside_losses = 0
+        self._unseen = ""
+        """Why the loss of a backward pass of the step could not be seen."""
         self._forward_seen = False
         self._due = False
         self._skipped = 0
@@ -178,7 +180,12 @@ class Attachment:
             # An optimizer that evaluates its closure again and again (LBFGS) trains on the first loss.
             if loss is not None and not (self._inside and self._inside_losses):
                 self._pending.append((loss, reached))
+            if loss is None:
+                self._unseen = "backward() was not called on one scalar alone"
             self._inside_losses += self._inside
+
+    def failed(self, kind: str, error: Exception) -> None:
+        self._run.guard.caught(kind, error)
 
     def before_scaler_step(self, optimizer: Optimizer) -> Any:
         return self._optimizer_steps
@@ -272,20 +279,35 @@ class Attachment:
 
     def _log(self, step: "Step") -> None:
         for index, followed in enumerate(self._followed):
-            if followed.losses:
-                value, followed.divisor = self._combined(followed)
-                if index == 0:
-                    step.log_default("loss", value)
-                if followed.name:
-                    step.log_default(f"loss/{followed.name}", value)
-            followed.losses, followed.steps = [], 0
+            losses, followed.losses, followed.steps = followed.losses, [], 0
+            # By itself: losses that cannot be combined must cost neither another model's nor a later step's.
+            with self._run.guard.shield("combining the losses"):
+                if losses:
+                    value, followed.divisor = self._combined(losses, followed.divisor)
+                    if index == 0:
+                        step.log_default("loss", value)
+                    if followed.name:
+                        step.log_default(f"loss/{followed.name}", value)
+                elif index == 0 and "loss" not in step:
+                    self._ask_for_the_loss(step)
+        self._unseen = ""
         if self._skipped:
             step.log_default("skipped_steps", self._skipped)
             self._skipped = 0
 
-    def _combined(self, followed: Followed) -> tuple[Tensor, float]:
-        value, divisor = combine(followed.losses, self._reduction, followed.divisor)
-        return value, divisor if divisor != 1.0 else followed.divisor
+    def _ask_for_the_loss(self, step: "Step") -> None:
+        """A step is complete, and nothing in it showed its loss."""
+        self._run.guard.tell_once(
+            "no loss",
+            "step %d has no loss: %s. Say what it is: run.log(loss=loss), after each optimizer.step() at the "
+            "latest.",
+            step.number,
+            self._unseen or "backward() of a scalar was not called (torch.autograd.grad tells no loss)",
+        )
+
+    def _combined(self, losses: Sequence[Loss], learned: float) -> tuple[Tensor, float]:
+        value, divisor = combine(losses, self._reduction, learned)
+        return value, divisor if divisor != 1.0 else learned
 
     # Losses
 

@@ -6,6 +6,7 @@ of the steps that it skips. Nothing of the script's is changed, and what they ra
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,6 +33,9 @@ class Listener(Protocol):
 
     def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
         """`GradScaler.step(optimizer)` has returned, whether it called the optimizer or not."""
+
+    def failed(self, kind: str, error: Exception) -> None:
+        """Something of ours has raised, on the way to the listener; it is to be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ def loss_of(tensors: Any, gradients: Any) -> Loss | None:
     loss = getattr(given[0], _UNSCALED, given[0])
     value = loss.detach().reshape(())
     # A graph that is replayed writes its loss to the same place again.
-    return Loss(value if value.device.type == "cpu" else value.clone(), _divisor(loss))
+    value = value if value.device.type == "cpu" else value.clone()
+    # The value counts whatever becomes of the divisor.
+    return Loss(value, _counting(1.0, "reading a loss's divisor", _divisor, loss))
 
 
 def _is_given(gradients: Any) -> bool:
@@ -96,9 +102,14 @@ def _divisor(loss: Tensor) -> float:
     # A plain number arrives as a CPU tensor without dimensions. On a device it would have to be waited for.
     if not isinstance(other, Tensor) or other.device.type != "cpu" or other.ndim or other.requires_grad:
         return 1.0
+    if other.is_complex():
+        return 1.0
     number = float(other)
     if node.name() == "MulBackward0":
-        number = 1 / number if number else 1.0
+        number = 1 / number if number else math.inf
+    # Zero and what is not finite, or becomes so, divide nothing: the loss is what it is.
+    if not math.isfinite(number) or number == 0:
+        return 1.0
     return float(round(number)) if abs(number - round(number)) < 1e-6 else number
 
 
@@ -148,7 +159,7 @@ def _telling_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or not _listeners or is_replaying():
             return original(tensors, grad_tensors, *args, **kwargs)
         # Taken first: what the loss was computed from is gone afterwards.
-        loss = _quietly(loss_of, tensors, grad_tensors)
+        loss = _counting(None, "reading the loss", loss_of, tensors, grad_tensors)
         told = [(listener, listener.before_backward()) for listener in tuple(_listeners)]
         result = original(tensors, grad_tensors, *args, **kwargs)
         for listener, before in told:
@@ -163,7 +174,7 @@ def _remembering_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: GradScaler, outputs: Any) -> Any:
         scaled = original(self, outputs)
         if _listeners and isinstance(outputs, Tensor) and scaled is not outputs:
-            _quietly(setattr, scaled, _UNSCALED, outputs)
+            _counting(None, "remembering the unscaled loss", setattr, scaled, _UNSCALED, outputs)
         return scaled
 
     return scale
@@ -181,8 +192,11 @@ def _telling_step(original: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _quietly(function: Callable[..., Any], *args: Any) -> Any:
+def _counting(otherwise: Any, kind: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What the function returns; where it raises, `otherwise`, and every listener counts it."""
     try:
         return function(*args)
-    except Exception:
-        return None
+    except Exception as error:
+        for listener in tuple(_listeners):
+            listener.failed(kind, error)
+        return otherwise
