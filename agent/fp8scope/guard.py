@@ -81,11 +81,16 @@ class Guard:
 
     def tell_once(self, key: str, message: str, *arguments: object) -> None:
         """Log a warning the first time that `key` comes up."""
+        if self.is_first(key):
+            logger.warning(message, *arguments)
+
+    def is_first(self, key: str) -> bool:
+        """Whether `key` comes up for the first time, and something may still be said."""
         with self._lock:
             if key in self._told or len(self._told) >= MAX_TOLD:
-                return
+                return False
             self._told.add(key)
-        logger.warning(message, *arguments)
+        return True
 
     def forget(self, key: str) -> None:
         """Let `key` be told again: the trouble was over in between."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fp8scope.config import Settings
-from fp8scope.ending import failure, tell_what_is_left, with_place_of
+from fp8scope.ending import failure, tell_counts, tell_what_is_left, with_place_of
 from fp8scope.entries import Document, FinishReport, Place
 from fp8scope.exits import exit_status
 from fp8scope.guard import Guard
@@ -268,6 +268,8 @@ class Lifecycle(Forkable):
             sender = self._pipeline.sender
             trouble = sender.trouble if sender is not None else ""
             tell_what_is_left(self.name, self._settings.mode, report, trouble)
+        else:
+            tell_counts(self.name, report)
         return report
 
     def _finish_document(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ The recorder does nothing but write, so that a finished step is in the spool wha
 """
 
 import contextlib
+import logging
+import shutil
 import threading
 import time
 import uuid
@@ -17,6 +19,7 @@ from typing import Any
 
 from fp8scope.config import Settings
 from fp8scope.cursor import Cursor, Progress
+from fp8scope.ending import count_lost
 from fp8scope.entries import Catalogue, Document, Entry, FinishReport, Place
 from fp8scope.guard import Guard
 from fp8scope.recorder import Recorder
@@ -28,6 +31,8 @@ from fp8scope.tidings import AlertSink, CommandSink
 from fp8scope.worker import Worker
 
 __all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]
+
+logger = logging.getLogger("fp8scope")
 
 IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
@@ -71,6 +76,9 @@ class Pipeline:
         self._spool: Spool | None = None
         self._cursor: Cursor | None = None
         self._complete = False
+        self._keeping = threading.Lock()
+        """Held by who sees to it that nothing is left in memory."""
+        self._kept = False
         self._recorder = Worker("recorder", self._record, guard, self._recorder_ended)
         self._sending = Worker("sender", self._send, guard, self._sender_ended)
         self._flusher = Worker("flusher", self._flush, guard)
@@ -145,6 +153,10 @@ class Pipeline:
             self._cursor = Cursor(self.directory / "cursor", Progress(self.writer))
         except Exception as error:
             self._guard.error("opening the spool", f"{error}; what is seen is kept in memory only", error)
+            if self._spool is not None:
+                self._spool.close()
+            # Half a spool is none: nothing could be sent from it.
+            shutil.rmtree(self.directory, ignore_errors=True)
             self._spool, self._cursor = self._new_spool(None), Cursor(None, Progress(self.writer))
         self._queue.spool = self._spool
         if self._settings.mode == "online":
@@ -168,13 +180,22 @@ class Pipeline:
             preamble=self._queue.preamble,
             owner=Owner.me(child=self._child),
             durable=self._settings.fsync_seconds == 0,
+            on_disk=self._disk_changed,
         )
+
+    def _disk_changed(self, error: OSError | None) -> None:
+        if error is not None:
+            text = "the disk takes no more steps (%s): they are kept in memory, and lost with the process."
+            self._guard.tell_once("disk", text, error.strerror or error)
+        elif self._guard.is_first("disk again"):
+            logger.info("the disk takes steps again, those that were in memory too.")
 
     def _recorder_ended(self) -> None:
         self._flusher.stop()
         if self._settings.mode == "online":
             self._sending.wake()
         elif self._spool is not None and self._cursor is not None:
+            self._keep()
             self._spool.close()
             self._cursor.close()
 
@@ -202,7 +223,31 @@ class Pipeline:
                 # The run's folder goes with its last writer; it is not empty before.
                 self.directory.parent.rmdir()
         else:
+            self._keep()
             self._spool.close()
+
+    def _keep(self) -> None:
+        """Nothing more will be sent: what is in memory goes to the disk, and what it does not take is
+        counted, here and in what the spool says of the run's end.
+        """
+        if self._spool is None or self._cursor is None:
+            return
+        with self._keeping, self._guard.shield("keeping what was not sent"):
+            if self._kept:
+                return
+            self._kept = True
+            lost = self._spool.rescue()
+            if not lost:
+                return
+            last_words = count_lost(lost, self._guard, self._spool.trouble)
+            progress = self._cursor.progress
+            following = self._spool.read(progress.position)
+            if progress.sealed_end and (following is None or following.begin >= progress.sealed_end):
+                # Of the message under way nothing is left: what comes next is another one.
+                progress.sealed_end, progress.sealed_digest = 0, ""
+                self._cursor.save()
+            if last_words and self._spool.directory is not None:
+                self._spool.end_with(Kind.FINISH, last_words)
 
     def _flush(self) -> float:
         if self._spool is not None:
@@ -239,7 +284,11 @@ class Pipeline:
                 if time.monotonic() >= deadline or self.sender.held:
                     break
             self._sending.stop()
-            self._sending.join(min(deadline, time.monotonic() + 1.0))
+            if not self._sending.join(min(deadline, time.monotonic() + 1.0)):
+                # It waits for an answer, and the process may be gone when that comes.
+                self._keep()
+        elif left := len(self.waiting):
+            self._guard.error("writing to the disk", f"it does not answer, and {left} records wait for it")
         return self._report()
 
     def _report(self) -> FinishReport:

@@ -21,6 +21,7 @@ from fp8scope.config import Settings
 from fp8scope.entries import Catalogue, Entry, Place
 from fp8scope.guard import Guard
 from fp8scope.records import Kind, dump_json
+from fp8scope.reserve import Counts
 from fp8scope.spool import Spool, SpoolFullError
 
 WAIT_AT_MOST = 0.25
@@ -56,6 +57,8 @@ class Recorder:
         self._tensors: list[Mapping[str, Any]] = []
         self._statistics: Sequence[str] = ()
         self._tensors_recorded = -1
+        self._rows = 0
+        """Rows that the spool has taken, on the disk or in memory."""
 
     def add(self, entry: Entry | Catalogue) -> None:
         """Queue something; waits for nothing."""
@@ -151,11 +154,20 @@ class Recorder:
                 self._record_catalogue()
             if entry.kind is not Kind.REGISTRATION:
                 self.spool.append(entry.kind, *pieces)
+                self._rows += entry.kind is Kind.ROW
+                if self.spool.trouble is not None:
+                    self._note_counts()
         except Exception as error:
             if entry.kind is Kind.ROW:
                 self._guard.drop(1, str(error))
+                self._note_counts()
             if entry.kind is not Kind.ROW or not isinstance(error, SpoolFullError):
                 raise
+
+    def _note_counts(self) -> None:
+        """What a `kill -9` would lose now is counted by `fp8scope sync`."""
+        if self.spool is not None:
+            self.spool.note(Counts(self._rows, self._guard.counts()[0]))
 
     def _record_catalogue(self) -> None:
         """The tensors that the spool does not have yet; without any, only who this writer is."""

@@ -128,7 +128,7 @@ class Sender:
         rebuilt_otherwise = progress.sealed_end != 0 and progress.sealed_digest != message.digest
         if progress.sealed_end == 0:
             progress.sealed_end, progress.sealed_digest = message.end, message.digest
-            self.cursor.save(durable=True)
+            self._save(durable=True)
         path = f"/runs/{self.run}/{message.path}{self._tidings.query(progress)}"
         outcome = self._transport.send("POST", path, message.body, message.content_type)
         if outcome.action is Action.DONE and self._is_for(outcome.answer, progress.seq):
@@ -163,7 +163,7 @@ class Sender:
         # Grow again after a 413: the next rows may be smaller, and the server's bound another.
         self._reader.row_limit = min(self._reader.row_limit * 2, self._settings.batch_rows)
         self._tidings.take(answer, progress)
-        self.cursor.save()
+        self._save()
         self.spool.forget(progress.position)
         self._through()
         return 0.0
@@ -176,6 +176,13 @@ class Sender:
         progress.seq += 1
         progress.position = message.end
         progress.sealed_end, progress.sealed_digest = 0, ""
+
+    def _save(self, *, durable: bool = False) -> None:
+        """Remember how far we are. Where the disk refuses that, sending goes on: only a process that comes
+        after this one would send something twice.
+        """
+        with self._guard.shield("remembering what was sent"):
+            self.cursor.save(durable=durable)
 
     def _unseal(self) -> None:
         """The server has refused the message for good: its records may become another one."""
@@ -203,7 +210,7 @@ class Sender:
         progress.messages_refused += 1
         if message.kind is Kind.FINISH:
             progress.finished = True
-        self.cursor.save()
+        self._save()
         self.spool.forget(progress.position)
         return 0.0
 
@@ -231,7 +238,7 @@ class Sender:
         progress.writer, progress.seq = str(uuid.uuid4()), 0
         self._unseal()
         self._introduction.forget_writer()
-        self.cursor.save(durable=True)
+        self._save(durable=True)
         self._guard.tell_once("writer", "another process used this writer's id; going on under a new one.")
         return self._backoff.next()
 

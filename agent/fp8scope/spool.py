@@ -2,16 +2,19 @@
 
 A spool is one writer's folder. Its segments are files named by the position of their first byte, and each
 begins with what a reader needs (the run's registration and the tensor catalogue), so that acknowledged ones
-can go. Where a file cannot be written the log goes on in memory, within a bound, and returns to files when it
-can.
+can go. Where a file cannot be written the log goes on in memory, within a bound. As soon as the disk takes it
+what is in memory is moved there, so that memory only ever holds the log's end. How the run ended finds room
+on a full disk as well: see `fp8scope.reserve`.
 
 One thread appends; another reads and forgets. Positions count bytes since the beginning of the spool.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from fp8scope.records import (
     frame,
     size_of,
 )
+from fp8scope.reserve import RESERVE_BYTES as LAST_BYTES
+from fp8scope.reserve import Counts, Reserve
 from fp8scope.segments import FileSegment, Lock, MemorySegment, Owner, Segment, sync_directory
 
 MAGIC = b"FP8SPL\x00\x01"
@@ -33,8 +38,12 @@ SEGMENT_BYTES = 16 << 20
 MEMORY_SEGMENT_BYTES = 1 << 20
 RESERVE_BYTES = 16 << 20
 """Memory for what is not a row: an evaluation or the end of the run still goes in when rows are dropped."""
+RETRY_SECONDS = 1.0
+"""While the log goes on in memory: how often to try the disk again."""
 
 Preamble = Callable[[], Sequence[tuple[Kind, bytes]]]
+OnDisk = Callable[[OSError | None], None]
+"""Is told when the log goes on in memory, and why; with None, when everything is on the disk again."""
 
 
 def find_spools(directory: Path) -> Iterator[Path]:
@@ -65,8 +74,14 @@ class Spool:
         preamble: Preamble = lambda: (),
         owner: Owner | None = None,
         durable: bool = False,
+        on_disk: OnDisk = lambda error: None,
     ) -> None:
         self.directory = directory
+        self.trouble: OSError | None = None
+        """Why the disk took no more when it was asked last; None while it takes everything."""
+        self._on_disk = on_disk
+        self._retry_at = 0.0
+        self._answered = 0
         self._torn: dict[int, int] = {}
         self._max_bytes = max_bytes
         self._memory_bytes = memory_bytes
@@ -76,12 +91,22 @@ class Spool:
         self._mutex = threading.Lock()
         self._segments: list[Segment] = []
         self._lock = Lock(directory, owner) if directory is not None else None
+        self._reserve: Reserve | None = None
+        if directory is not None and owner is not None:
+            try:
+                self._reserve = Reserve(directory)
+            except OSError:
+                self.close()
+                raise
         self._durable = durable
         self._active: Segment | None = None
         self._end = 0
         for path in sorted(directory.glob("*.log")) if directory is not None else ():
             if path.stem.isdecimal():
                 self._segments.append(FileSegment(path, int(path.stem), create=False))
+        for segment, following in itertools.pairwise(self._segments):
+            # What a failed write has left behind a segment's end, and nobody could cut off.
+            segment.length = min(segment.length, following.base - segment.base)
         if self._segments:
             self._end = self._segments[-1].end
 
@@ -117,6 +142,8 @@ class Spool:
         size += FRAME.size
         if kind is Kind.ROW and self._end - self.begin + size > self._max_bytes:
             raise SpoolFullError(f"the spool has reached its bound of {self._max_bytes >> 20} MiB")
+        if self.trouble is not None and time.monotonic() >= self._retry_at:
+            self.save()
         if self._active is None or self._active.length >= self._size_of(self._active):
             self._roll(kind, size)
         assert self._active is not None
@@ -124,25 +151,44 @@ class Spool:
         try:
             self._active.append(header, *payload)
         except OSError:
-            self._roll(kind, size, memory=True)
-            self._active.append(header, *payload)
+            self._append_elsewhere(kind, size, header, *payload)
         self._end = self._active.end
+
+    def _append_elsewhere(self, kind: Kind, size: int, *pieces: Bytes) -> None:
+        """The file takes no more. Perhaps another one does, else memory."""
+        end = self._end
+        self._roll(kind, size)
+        assert self._active is not None
+        try:
+            self._active.append(*pieces)
+        except OSError as error:
+            self._refused(error)
+            with self._mutex:
+                useless = self._segments.pop()
+            with contextlib.suppress(OSError):
+                useless.delete()
+            self._end = end
+            self._roll(kind, size)
+            self._active.append(*pieces)
 
     def _size_of(self, segment: Segment) -> int:
         return self._memory_segment_bytes if isinstance(segment, MemorySegment) else self._segment_bytes
 
-    def _roll(self, kind: Kind, size: int, *, memory: bool = False) -> None:
+    def _roll(self, kind: Kind, size: int) -> None:
         """Begin a segment: in a file when that works, else in memory."""
-        head = MAGIC + b"".join(frame(kind, payload) + payload for kind, payload in self._preamble())
+        head = self._head()
         segment: Segment | None = None
-        if self.directory is not None and not memory:
-            segment = self._new_file(head)
+        if self.directory is not None and self.trouble is None:
+            segment = self._new_file(self._end, head)
         if segment is None:
             with self._mutex:
                 held = sum(s.length for s in self._segments if isinstance(s, MemorySegment))
             bound = self._memory_bytes + (0 if kind is Kind.ROW else RESERVE_BYTES)
             if held + len(head) + max(size, self._memory_segment_bytes) > bound:
-                raise SpoolFullError(f"the disk takes no more, and {held >> 10} KiB of memory are in use")
+                why = self.trouble.strerror if self.trouble is not None else "there is none"
+                raise SpoolFullError(
+                    f"the disk takes no more ({why}), and {self._memory_bytes >> 20} MiB of memory are full"
+                )
             segment = MemorySegment(self._end)
             segment.append(head)
         with self._mutex:
@@ -150,22 +196,153 @@ class Spool:
         self._active = segment
         self._end = segment.end
 
-    def _new_file(self, head: bytes) -> FileSegment | None:
+    def _head(self) -> bytes:
+        return MAGIC + b"".join(frame(kind, payload) + payload for kind, payload in self._preamble())
+
+    def _new_file(self, base: int, data: bytes) -> FileSegment | None:
+        """A segment at `base` that begins with `data`; None where the disk does not take it."""
         assert self.directory is not None
-        path = self.directory / f"{self._end:020d}.log"
+        path = self.directory / f"{base:020d}.log"
         try:
-            segment = FileSegment(path, self._end, create=True, durable=self._durable)
-        except OSError:
+            segment = FileSegment(path, base, create=True, durable=self._durable)
+        except OSError as error:
+            self._refused(error)
             return None
         try:
-            segment.append(head)
-        except OSError:
+            segment.append(data)
+        except OSError as error:
+            self._refused(error)
             with contextlib.suppress(OSError):
                 segment.delete()
             return None
         if self._durable:
             sync_directory(self.directory)
         return segment
+
+    # What is in memory because the disk takes no more
+
+    def _refused(self, error: OSError) -> None:
+        """The disk did not take something: the log goes on in memory."""
+        known, self.trouble = self.trouble, error
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if known is None:
+            self._on_disk(error)
+
+    def note(self, counts: Counts) -> None:
+        """Have rows that are in memory alone counted, should the process be killed: see `Counts`."""
+        if self._reserve is not None and self.trouble is not None:
+            self._reserve.note(counts)
+
+    def save(self) -> bool:
+        """Move whole segments from memory to the disk, oldest first; whether none is left there.
+
+        For the thread that appends.
+        """
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        memory = self._in_memory()
+        for segment in memory:
+            if self.directory is None or not self._has_room(segment.length):
+                return False
+            file = self._new_file(segment.base, segment.read(segment.base, segment.length))
+            if file is None:
+                return False
+            self._replace(segment, file)
+        if self.trouble is not None:
+            self.trouble = None
+            if self._reserve is not None:
+                self._reserve.note(None)
+            if memory:
+                self._on_disk(None)
+        return True
+
+    def rescue(self) -> list[Record]:
+        """When nothing will be appended any more: everything goes to the disk, as far as it takes it.
+
+        Returns what is lost, in order: the log's end, without what was answered before.
+        """
+        if not self._in_memory() or self.save():
+            return []
+        lost: list[Record] = []
+        for segment in self._in_memory():
+            lost += self._records_from(segment, self._answered) if lost else self._rescue_some(segment)
+        with self._mutex:
+            self._segments = [s for s in self._segments if not isinstance(s, MemorySegment)]
+        self._active = None
+        return lost
+
+    def _rescue_some(self, segment: MemorySegment) -> list[Record]:
+        """Write as many of a segment's records as the disk takes, where they are; returns the others."""
+        records, head = self._records_from(segment, self._answered), self._head()
+        if not records or self.directory is None:
+            return records
+        base = records[0].begin - len(head)
+        if base < segment.base:
+            # There is no room before them for what a reader needs: with all that comes before.
+            base, head, records = segment.base, MAGIC, self._records_from(segment, 0)
+        file = self._new_file(base, head)
+        if file is None:
+            return [record for record in records if record.begin >= self._answered]
+        kept = 0
+        with contextlib.suppress(OSError):
+            for record in records:
+                file.append(frame(record.kind, record.payload), record.payload)
+                kept += 1
+        if kept:
+            self._replace(segment, file)
+        else:
+            with contextlib.suppress(OSError):
+                file.delete()
+        return [record for record in records[kept:] if record.begin >= self._answered]
+
+    def end_with(self, kind: Kind, payload: bytes) -> None:
+        """After `rescue`: put a last record where room was kept for it. Raises OSError where that fails.
+
+        A reader learns from what comes before who writes; where that does not fit, from earlier segments.
+        """
+        if self.directory is None or self._reserve is None:
+            raise SpoolFullError("there is no disk")
+        record = frame(kind, payload) + payload
+        head = self._head()
+        data = (head if len(head) + len(record) <= LAST_BYTES else MAGIC) + record
+        path = self.directory / f"{self._end:020d}.log"
+        self._reserve.become(path, data)
+        self._reserve = None
+        with self._mutex:
+            self._segments.append(FileSegment(path, self._end, create=False))
+        self._end = self._segments[-1].end
+
+    def _in_memory(self) -> list[MemorySegment]:
+        with self._mutex:
+            return [segment for segment in self._segments if isinstance(segment, MemorySegment)]
+
+    def _has_room(self, size: int) -> bool:
+        """Whether it is worth trying: a full disk must not be asked to write again and again."""
+        try:
+            disk = os.statvfs(self.directory or ".")
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize >= size
+
+    def _replace(self, segment: MemorySegment, file: FileSegment) -> None:
+        with self._mutex:
+            known = segment in self._segments
+            self._segments = [file if one is segment else one for one in self._segments]
+        if segment is self._active:
+            self._active = file
+        if not known:
+            # The sender has forgotten it meanwhile.
+            with contextlib.suppress(OSError):
+                file.delete()
+
+    def _records_from(self, segment: Segment, position: int) -> list[Record]:
+        """The records of one segment that begin at `position` or later."""
+        records, at = [], segment.base + len(MAGIC)
+        while at < segment.end:
+            record = self._read_one(segment, at)
+            if record.begin >= position:
+                records.append(record)
+            at = record.end
+        return records
 
     def read(self, position: int) -> Record | None:
         """The first whole record at or after `position`; None when there is none yet."""
@@ -221,6 +398,7 @@ class Spool:
 
     def forget(self, position: int) -> None:
         """Remove the segments that end at or before `position`, except the one being written."""
+        self._answered = position
         with self._mutex:
             gone = [s for s in self._segments if s.end <= position and s is not self._active]
             self._segments = [s for s in self._segments if s not in gone]
@@ -243,6 +421,10 @@ class Spool:
             segments, self._segments, self._active = self._segments, [], None
         for segment in segments:
             segment.close()
+        if self._reserve is not None and self.trouble is None:
+            self._reserve.remove()
+        elif self._reserve is not None:
+            self._reserve.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -250,6 +432,8 @@ class Spool:
         """Let go of the files in a forked child; takes no lock, whose owner may not exist here."""
         for segment in self._segments:
             segment.close()
+        if self._reserve is not None:
+            self._reserve.close()
         if self._lock is not None:
             self._lock.release()
 

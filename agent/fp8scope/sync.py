@@ -17,6 +17,7 @@ from fp8scope.cursor import Cursor
 from fp8scope.cursor import Progress as SendProgress
 from fp8scope.guard import Guard, configure_logging
 from fp8scope.records import Kind, dump_json
+from fp8scope.reserve import Counts
 from fp8scope.segments import Owner, SpoolBusyError
 from fp8scope.sender import Sender
 from fp8scope.spool import Spool, find_spools
@@ -108,7 +109,7 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
     problem, killed = "", False
     while not problem and not (sender.is_done() and (killed or not _was_killed(cursor, directory))):
         if sender.is_done():
-            spool.append(Kind.FINISH, _obituary(directory))
+            spool.append(Kind.FINISH, _obituary(directory, cursor.progress.rows_sent))
             killed = True
         pause = sender.advance()
         if cursor.progress.position != position:
@@ -147,15 +148,19 @@ def _was_killed(cursor: Cursor, directory: Path) -> bool:
     return not cursor.progress.finished and owner is not None and owner.host == Owner.me().host
 
 
-def _obituary(directory: Path) -> bytes:
+def _obituary(directory: Path, sent: int) -> bytes:
+    """How a run ended that could not say so itself. `sent`: the rows of the writer that the server has."""
     owner = Owner.of(directory)
     assert owner is not None
     error = (
         f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. Nobody could"
         " say why: look for kill -9, for memory that ran out (dmesg), os._exit, or a crash in native code."
     )
+    counts = Counts.of(directory)
+    # Steps that were in memory alone, since the disk was full, have died with the process.
+    dropped = counts.dropped + max(0, counts.recorded - sent) if counts is not None else 0
     return dump_json(
-        {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": 0, "errors": 0}
+        {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": dropped, "errors": 0}
     )
 
 

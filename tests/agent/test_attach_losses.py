@@ -1,4 +1,4 @@
-"""Losses that are not finite, or that nobody can see: stored as they were, or asked for. None goes in silence."""
+"""Losses that are not finite are stored as they were; losses that nobody can see are asked for."""
 
 import math
 from typing import Any
@@ -76,12 +76,14 @@ def test_accumulated_losses_times_what_is_not_finite(factor: float, server: Wire
     for number in range(4):
         for part in range(2):
             loss = squares(model, part) / 2
-            (loss * factor if number == part == 1 else loss).backward()
+            (loss * factor if number == part == 1 else loss).backward()  # type: ignore[no-untyped-call]
         update(optimizer)
     assert run.finish().errors == 0
     stored = server.run.scalars("loss")
     # What was learned of the divisor before holds on after it.
-    assert stored[0] is not None and stored[0] == pytest.approx(sum(squares(regression()[0], n).item() for n in (0, 1)) / 2)
+    assert stored[0] is not None and stored[0] == pytest.approx(
+        sum(squares(regression()[0], n).item() for n in (0, 1)) / 2
+    )
     assert not math.isfinite(stored[1] or 0.0)
     assert len(stored) == 4
 
@@ -94,7 +96,7 @@ def test_a_scaled_loss_is_stored_unscaled_even_where_its_factor_is_infinite(serv
     scaled = scaler.scale(loss)
     scaler._scale = torch.tensor(INF)
     scaler.scale(loss)
-    scaled.backward()
+    scaled.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     assert run.finish().errors == 0
     same(server.run.scalars("loss"), [loss.item()])
@@ -142,8 +144,8 @@ def test_losses_of_two_types_are_averaged(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     first, second = squares(model, 0), squares(model, 1).double()
-    first.backward()
-    second.backward()
+    first.backward()  # type: ignore[no-untyped-call]
+    second.backward()  # type: ignore[no-untyped-call]
     update(optimizer)
     assert run.finish().errors == 0
     same(server.run.scalars("loss"), [(first.item() + second.item()) / 2])
@@ -154,11 +156,11 @@ def test_losses_of_two_types_are_averaged(server: WireServer) -> None:
 
 def by_vector(model: Any, number: int) -> None:
     loss = squares(model, number).expand(4) * 1.0
-    loss.backward(torch.ones(4))
+    loss.backward(torch.ones(4))  # type: ignore[no-untyped-call]
 
 
 def by_a_given_gradient(model: Any, number: int) -> None:
-    squares(model, number).backward(torch.tensor(1.0))
+    squares(model, number).backward(torch.tensor(1.0))  # type: ignore[no-untyped-call]
 
 
 def by_grad(model: Any, number: int) -> None:
