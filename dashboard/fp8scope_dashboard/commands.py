@@ -22,6 +22,9 @@ from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, St
 LONGEST_NAME = len("postgres")
 # What a person at the terminal should see of the servers' logs; the files have everything.
 ALARMING = re.compile(r"\b(ERROR|CRITICAL|FATAL|PANIC)\b")
+# Two processes create the same row at once: the second takes the first one's. Whoever does not expect it says
+# so in a log of its own.
+EXPECTED = re.compile(r"\bERROR:\s+duplicate key value violates unique constraint\b")
 
 
 def up(argv: list[str]) -> int:
@@ -66,8 +69,11 @@ def echo(name: str, line: str) -> None:
 
 
 def echo_alarms(name: str, line: str) -> None:
-    """`echo` what the supervisor itself says, and of its servers' lines those that tell of an error."""
-    if name == "up" or ALARMING.search(line):
+    """`echo` what the supervisor itself says, and of its servers' lines those that tell of an error which is
+    one: of PostgreSQL's, a key that is there already is none.
+    """
+    expected = name == "postgres" and EXPECTED.search(line)
+    if name == "up" or (ALARMING.search(line) and not expected):
         echo(name, line)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Case, F, Max, Q, TextField, Value, When
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
@@ -18,6 +18,8 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.events import run_changed
 from fp8scope_dashboard.runs.models import DeletedRun, Run, RunState, Writer
 
+# The first key of the pair that PostgreSQL's advisory locks take; the second is of a run's or writer's id.
+CREATION = 0x66703874
 # An agent sends a heartbeat at least every 10 s.
 SILENT_AFTER = timedelta(seconds=60)
 MOST_WRITERS = 20_000
@@ -49,7 +51,11 @@ def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple
     """
     if DeletedRun.objects.filter(run_id=run_id).exists():
         raise RunDeletedError
-    run, created = Run.with_deleted.get_or_create(id=run_id, defaults={"project": project, **fields})
+    run, created = Run.with_deleted.filter(id=run_id).first(), False
+    if run is None:
+        with transaction.atomic():
+            _one_at_a_time(run_id)
+            run, created = Run.with_deleted.get_or_create(id=run_id, defaults={"project": project, **fields})
     if run.project_id != project.pk:
         raise RunConflictError
     if run.deleted_at is not None:
@@ -94,7 +100,17 @@ def writer_of(run: Run, uuid: UUID) -> Writer:
         return found
     if Writer.objects.filter(run=run).count() >= MOST_WRITERS:
         raise TooManyWritersError
-    return Writer.objects.get_or_create(run=run, uuid=uuid)[0]
+    with transaction.atomic():
+        _one_at_a_time(uuid)
+        return Writer.objects.get_or_create(run=run, uuid=uuid)[0]
+
+
+def _one_at_a_time(key: UUID) -> None:
+    """Until the transaction ends, let nobody else create what has this id: ranks begin their run all at once,
+    and each insert that comes second would be an error in PostgreSQL's log.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [CREATION, key.int & 0x7FFFFFFF])
 
 
 def note_life(run: Run, writer: Writer) -> None:
