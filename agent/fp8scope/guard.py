@@ -25,6 +25,17 @@ def configure_logging() -> None:
     logger.propagate = False
 
 
+_early: "list[tuple[str, Exception]]" = []
+MAX_EARLY = 100
+
+
+def before_any_run(kind: str, exception: Exception) -> None:
+    """Say that something of ours has failed where there is no run yet; the next that begins counts it."""
+    logger.warning("%s failed (%s: %s).", kind, type(exception).__name__, exception)
+    if len(_early) < MAX_EARLY:
+        _early.append((kind, exception))
+
+
 class Guard:
     """What this process's agent lost or failed at, counted; each kind of trouble is told once.
 
@@ -40,6 +51,14 @@ class Guard:
         # Reentrant: a signal's handler may count something while the interrupted code holds it.
         self._lock = threading.RLock()
         self._dropped_before = self._errors_before = 0
+
+    def take_early(self) -> None:
+        """Count what failed before this run was there, and was said then."""
+        while _early:
+            kind, exception = _early.pop()
+            with self._lock:
+                self.errors += 1
+            logger.debug("%s failed", kind, exc_info=exception)
 
     def shield(self, kind: str) -> "Shield":
         """Run a block of ours; an exception in it is counted and told once per kind and type."""

@@ -1,7 +1,6 @@
 """The runs that are open in this process, and what becomes of them when it ends."""
 
 import atexit
-import contextlib
 import logging
 import sys
 import threading
@@ -114,10 +113,13 @@ def _note_exit(error: SystemExit, frame: FrameType) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     _exit = None
-    with contextlib.suppress(Exception):
+    try:
         if live_runs and exits.exit_status(error.code):
             steps = {run: run._step for run in live_runs}
             _exit = Exit(exits.told_from(error, frame), exits.outermost(frame), steps)
+    except Exception as ours:
+        for run in list(live_runs):
+            run.guard.caught("noting an exit", ours)
 
 
 def _blame_exit() -> None:
@@ -144,7 +146,9 @@ def _note_cell(result: Any) -> None:
 def _terminate(patience: float) -> None:
     deadline = time.monotonic() + patience
     for run in list(live_runs):
-        run._terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
+        # By itself: what fails for one must not keep the others from their end.
+        with run.guard.shield("ending the run"):
+            run._terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
 
 
 def _write_out() -> None:

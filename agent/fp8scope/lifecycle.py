@@ -165,9 +165,13 @@ class Lifecycle(Forkable):
         """The run begins, or goes on."""
         if self._settings.mode != "disabled":
             self._register()
-            write_ledger(self._settings.directory, self._identity(), over=False)
+            self.guard.take_early()
+            self._remember(over=False)
             if self._resumed:
-                send_leftovers(self.id, self._settings, self.directory)
+                send_leftovers(self.id, self._settings, self.directory, self.guard.caught)
+
+    def _remember(self, *, over: bool) -> None:
+        write_ledger(self._settings.directory, self._identity(), over=over, failed=self.guard.caught)
 
     def _identity(self) -> Identity:
         return Identity(self.id, self._attempt, self._step, self._tokens)
@@ -198,8 +202,8 @@ class Lifecycle(Forkable):
         self._recorded_step = None
         attempt = max(found.attempt, self._attempt)
         self._begin_writer(replace(found, attempt=attempt), trace=not fresh)
-        write_ledger(self._settings.directory, self._identity(), over=False)
-        send_leftovers(self.id, self._settings, self.directory)
+        self._remember(over=False)
+        send_leftovers(self.id, self._settings, self.directory, self.guard.caught)
 
     def _begin_writer(self, identity: Identity, *, trace: bool = True) -> None:
         """End this process's writer and begin another one. Without `trace` the old one had nothing to say."""
@@ -263,7 +267,8 @@ class Lifecycle(Forkable):
         for pipeline in self._earlier:
             report = report.joined(pipeline.wait(max(0.0, deadline - time.monotonic())))
         if not self._forked:
-            write_ledger(self._settings.directory, self._identity(), over=not self._failure)
+            self._remember(over=not self._failure)
+        report = replace(report, errors=self.guard.errors)
         if not report.complete and self._pipeline.started:
             sender = self._pipeline.sender
             trouble = sender.trouble if sender is not None else ""

@@ -2,14 +2,13 @@
 
 import importlib.abc
 import importlib.util
-import logging
 import sys
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-logger = logging.getLogger("fp8scope")
+from fp8scope.guard import before_any_run
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
@@ -45,7 +44,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 try:
                     call()
                 except Exception as error:
-                    logger.warning("nothing will be recorded: %s: %s", type(error).__name__, error)
+                    before_any_run("finding the training, of which nothing will be recorded,", error)
 
             loader: Any = spec.loader
             loader.exec_module = exec_module

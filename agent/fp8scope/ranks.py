@@ -11,7 +11,6 @@ torchrun's, or that of torch.distributed once it is initialised. Whoever comes f
 nobody waits. Under Slurm without torchrun, the job's and the step's number are the name.
 """
 
-import contextlib
 import logging
 import os
 import re
@@ -22,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+
+from fp8scope.guard import before_any_run
 
 STORE_SECONDS = 10.0
 NAMESPACE = uuid.UUID("6d0d8a0e-3f0c-5d7e-9a53-0f6f1c1b7a51")
@@ -84,12 +85,14 @@ class Job:
         """
         if self.size <= 1:
             return proposal
-        with contextlib.suppress(Exception):
+        try:
             store = self._store()
             if store is not None:
                 # A run outlives a restart of its ranks; everything else is agreed upon anew.
                 key = f"fp8scope {about}" if not proposal else f"fp8scope {about} {self.restarts}"
                 return bytes(store.compare_set(key, "", proposal or str(uuid.uuid4()))).decode()
+        except Exception as error:
+            before_any_run("agreeing with the other ranks", error)
         return proposal
 
     def _store(self) -> Any:

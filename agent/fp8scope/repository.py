@@ -67,14 +67,17 @@ class RepositoryLookup:
     """Asks once, in the background."""
 
     def __init__(self) -> None:
+        self.failure: Exception | None = None
+        """What kept it from finding out, besides there being no repository, or no git."""
         self._found: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._look, name="fp8scope-git", daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        # A directory that was removed, a git that is no git: it stays unknown.
-        with contextlib.suppress(Exception):
+        try:
             self._found = describe_repository()
+        except Exception as error:
+            self.failure = error
 
     def take(self, seconds: float = 0.0) -> dict[str, Any] | None:
         """What was found, once and as soon as it is known; None before. Waits `seconds` at most."""

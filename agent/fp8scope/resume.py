@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ LEFTOVER_PATIENCE = 60.0
 LEDGER = "latest.json"
 _begun = itertools.count()
 MAX_LEDGER_BYTES = 4096
+
+
+Failed = Callable[[str, Exception], None]
+"""Is told what failed, and how."""
 
 
 @dataclass(frozen=True)
@@ -142,21 +146,33 @@ def read_ledger(directory: Path) -> Ledger | None:
         return None
 
 
-def write_ledger(directory: Path, identity: Identity, *, over: bool) -> None:
-    """Remember the run; a directory that cannot be written remembers nothing."""
+def write_ledger(
+    directory: Path, identity: Identity, *, over: bool, failed: Failed = lambda kind, error: None
+) -> None:
+    """Remember the run; a directory that cannot be written remembers nothing, which `failed` is told."""
     document = {"run": identity.run, "attempt": identity.attempt, "over": over}
     draft = directory / f"{LEDGER}.{os.getpid()}"
-    with contextlib.suppress(OSError):
+    try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft.write_text(json.dumps(document))
         os.replace(draft, directory / LEDGER)
+    except OSError as error:
+        failed("remembering the run for resume='auto'", error)
+        # A full disk leaves an empty file.
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 # What earlier attempts left on this machine
 
 
-def send_leftovers(run: str, settings: Settings, own: Path) -> threading.Thread | None:
-    """In the background, send what dead processes have left of this run; None when there is nothing."""
+def send_leftovers(
+    run: str, settings: Settings, own: Path, failed: Failed = lambda kind, error: None
+) -> threading.Thread | None:
+    """In the background, send what dead processes have left of this run; None when there is nothing.
+
+    `failed` is told what kept it from that.
+    """
     left = [spool for spool in find_spools(settings.directory / run) if spool != own]
     if settings.mode != "online" or not left:
         return None
@@ -165,8 +181,10 @@ def send_leftovers(run: str, settings: Settings, own: Path) -> threading.Thread 
         from fp8scope.sync import sync_one
 
         for spool in left:
-            with contextlib.suppress(Exception):
+            try:
                 sync_one(spool, settings, LEFTOVER_PATIENCE, lambda done, total: None)
+            except Exception as error:
+                failed("sending what an earlier process has left", error)
 
     thread = threading.Thread(target=send, name="fp8scope-leftovers", daemon=True)
     thread.start()

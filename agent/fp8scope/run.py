@@ -232,6 +232,7 @@ class Run(Controls, Stepping):
         self._end_attachment()
         self._end_controls()
         with self.guard.shield("ending the measures"):
+            self._count_kernel_failures()
             self._measures.close()
             self._collector.close()
 

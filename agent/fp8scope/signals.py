@@ -22,6 +22,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from fp8scope.guard import before_any_run
+
 PATIENCE_SECONDS = 5.0
 """How long writing out and sending may hold up the end; schedulers wait 30 seconds or so before SIGKILL."""
 
@@ -61,8 +63,11 @@ class Terminator:
 
     def _end(self) -> None:
         for finish in list(self.finishers):
-            with contextlib.suppress(Exception):
+            # A run counts what fails in its own end (`hooks._terminate`); here nothing is left that could.
+            try:
                 finish(PATIENCE_SECONDS)
+            except Exception as error:
+                before_any_run("ending the runs", error)
         # `signal.signal` works on the main thread only, which may be stuck.
         ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(0))
         os.kill(os.getpid(), signal.SIGTERM)

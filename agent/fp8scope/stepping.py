@@ -6,6 +6,7 @@ for before it is called.
 """
 
 import abc
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
@@ -124,6 +125,15 @@ class Stepping(Lifecycle):
         pipeline.put(StepRow(step, self._tokens, snapshot, self.guard))
         if snapshot is not None and snapshot.sampled:
             pipeline.put(histograms_of(step, snapshot))
+            self._count_kernel_failures()
+
+    def _count_kernel_failures(self) -> None:
+        """The kernels know of no run: they go on in eager torch, and say in a warning why."""
+        for name in ("backends", "triton_support"):
+            module: Any = sys.modules.get(f"fp8scope_kernels.{name}")
+            why = module.failure() if module is not None else None
+            if why and self.guard.is_first(f"kernels {why}"):
+                self.guard.error("an FP8 kernel", why.splitlines()[0][:500])
 
     def _settle(self) -> None:
         """Have the steps that were ended before in the spool, as far as a budget allows."""
@@ -163,7 +173,9 @@ class Stepping(Lifecycle):
     def _complete_environment(self, seconds: float = 0.0) -> None:
         """Add what git has answered to the registration; wait for it `seconds` at most."""
         found = self._repository.take(seconds) if self._repository is not None else None
-        if found is not None:
+        if self._repository is not None and found is not None:
+            if self._repository.failure is not None:
+                self.guard.caught("looking at the repository", self._repository.failure)
             self._repository = None
             if found:
                 self._registration["environment"] = {**self._registration["environment"], **found}

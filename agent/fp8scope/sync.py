@@ -39,6 +39,8 @@ class SyncReport:
     refused: int = 0
     torn: int = 0
     problem: str = ""
+    errors: int = 0
+    """What failed of our own while it was sent."""
     killed: bool = False
     """Its process had ended without a word, and the server was told so."""
 
@@ -125,6 +127,7 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
         progress.messages_refused,
         spool.torn,
         problem,
+        guard.errors,
         killed and not problem,
     )
     sender.close()
@@ -172,6 +175,8 @@ def _describe(report: SyncReport) -> str:
         parts.append(f"{report.torn} bytes of an unfinished write skipped")
     if report.refused:
         parts.append(f"{report.refused} messages refused, kept in {report.directory / 'refused'}")
+    if report.errors:
+        parts.append(f"{report.errors} errors of the agent itself")
     if report.problem:
         parts.append(f"not complete: {report.problem}")
     return f"{report.directory.parent.name}: {', '.join(parts)}."

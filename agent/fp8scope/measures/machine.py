@@ -54,7 +54,9 @@ class Machine:
         if index is not None:
             found |= device_memory(index)
             if not self._asked_driver:
-                self._asked_driver, self._utilisation = True, utilisation_of(index)
+                self._asked_driver = True
+                with self._guard.shield("asking the GPU's driver"):
+                    self._utilisation = utilisation_of(index)
             if self._utilisation is not None:
                 found["gpu_utilization"] = self._utilisation()
         self._sample = found
@@ -99,12 +101,14 @@ def utilisation_of(index: int) -> Callable[[], float] | None:
     try:
         import pynvml
         import torch
-
+    except ImportError:
+        return None
+    try:
         uuid = str(torch.cuda.get_device_properties(index).uuid)
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         pynvml.nvmlDeviceGetUtilizationRates(handle)
-    except Exception:
-        # Not installed, no driver, no permission, a slice of a GPU: it stays unknown.
+    except pynvml.NVMLError:
+        # No driver, no permission, a slice of a GPU: it stays unknown.
         return None
     return lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100

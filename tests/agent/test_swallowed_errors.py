@@ -1,0 +1,228 @@
+"""What fails of our own is kept from the training, and counted: wherever it happens, none is swallowed."""
+
+import ast
+import errno
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agent.loops import regression, train
+from agent.wire_server import WireServer
+
+import fp8scope
+import fp8scope_kernels
+from fp8scope import guard, hooks, ranks, repository, signals
+from fp8scope.config import Settings
+from fp8scope.measures.machine import Machine
+from fp8scope.on_import import when_imported
+from fp8scope.registration import blank_registration
+from fp8scope.run import Run
+from fp8scope_kernels import backends
+
+PACKAGES = [Path(str(package.__file__)).parent for package in (fp8scope, fp8scope_kernels)]
+COUNTING = {"caught", "error", "failed", "on_error", "_on_error", "report", "before_any_run"}
+# By function: what becomes of the error there.
+ELSEWHERE = {
+    ("backends.py", "_build"): "the run counts backends.failure()",
+    ("doctor.py", "_guarded"): "it is what the command prints",
+    ("repository.py", "_look"): "the run counts RepositoryLookup.failure",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_early() -> Iterator[None]:
+    guard._early.clear()
+    yield
+    guard._early.clear()
+
+
+def broad(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in kinds)
+
+
+def names_called(nodes: list[ast.stmt]) -> set[str]:
+    calls = [node.func for body in nodes for node in ast.walk(body) if isinstance(node, ast.Call)]
+    return {call.attr if isinstance(call, ast.Attribute) else ast.unparse(call) for call in calls}
+
+
+def swallowing(path: Path) -> Iterator[str]:
+    """The functions in a file that catch every exception and neither raise it nor have it counted."""
+    for function in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.ExceptHandler) and broad(node):
+                raises = any(isinstance(inner, ast.Raise) for body in node.body for inner in ast.walk(body))
+                if not raises and not names_called(node.body) & COUNTING:
+                    yield function.name
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+                yield from [function.name for kind in node.args if ast.unparse(kind).endswith("Exception")]
+
+
+def test_it_works(server: WireServer, settings: Settings) -> None:
+    run = Run(settings, blank_registration("counted"))
+    with run.step() as step:
+        step.log(text="no number")
+    report = run.finish()
+    assert report.errors == 1 and server.run.finish["errors"] == 1
+
+
+def test_no_error_is_swallowed_uncounted() -> None:
+    found = {
+        (path.name, name)
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        for name in swallowing(path)
+    }
+    assert found == set(ELSEWHERE)
+
+
+def test_the_end_says_how_many_there_were(
+    server: WireServer, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(settings, blank_registration("counted"))
+    for _ in range(3):
+        with run.step() as step:
+            step.log(text="no number")
+    assert run.finish().errors == 3
+    assert "0 steps were dropped, and the agent had 3 errors of its own" in caplog.text
+
+
+def test_what_fails_before_a_run_is_counted_by_the_next(
+    server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(job: ranks.Job) -> Any:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(ranks.Job, "_store", broken)
+    assert ranks.Job(size=2).agree("the attempt", "7") == "7"
+    assert "RuntimeError: planned" in caplog.text
+    for expected in (1, 0):
+        run = Run(settings, blank_registration("next"))
+        assert run.finish().errors == expected
+
+
+def test_a_repository_that_cannot_be_read(
+    server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Any:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(repository, "describe_repository", broken)
+    run = Run(settings, blank_registration("repository"))
+    run.look_up_repository()
+    assert run.finish().errors == 1
+
+
+def test_a_ledger_that_cannot_be_written(
+    server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "planned")
+
+    monkeypatch.setattr("fp8scope.resume.os.replace", full)
+    run = Run(settings, blank_registration("ledger"))
+    report = run.finish()
+    assert report.complete and report.errors == 2
+    assert list(settings.directory.glob("latest.json*")) == []
+
+
+def test_leftovers_that_cannot_be_sent(
+    server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> Any:
+        raise RuntimeError("planned")
+
+    first = Run(replace(settings, mode="offline"), blank_registration("left"))
+    with first.step():
+        pass
+    first.finish()
+    monkeypatch.setattr("fp8scope.sync.sync_one", broken)
+    run = fp8scope.init(
+        name="next", resume=first.id, url=server.url, token=server.token, directory=settings.directory
+    )
+    deadline = time.monotonic() + 30
+    while run.guard.errors == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert run.finish().errors == 1
+
+
+def test_a_run_whose_end_fails_keeps_no_other_from_its_own(
+    server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("planned")
+
+    first, second = (Run(settings, blank_registration(name)) for name in ("first", "second"))
+    monkeypatch.setattr(first, "_terminate", broken)
+    hooks._terminate(5.0)
+    assert first.guard.errors == 1 and second.finished
+    first.finish()
+
+
+def test_an_exit_that_cannot_be_noted(
+    server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("planned")
+
+    run = Run(settings, blank_registration("exit"))
+    monkeypatch.setattr(hooks.exits, "told_from", broken)
+    hooks._note_exit(SystemExit(3), sys._getframe())
+    assert run.finish().errors == 1
+
+
+def test_a_finisher_that_fails_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(patience: float) -> None:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(signals.ctypes, "CDLL", lambda name: pytest.fail("only asked for when it is over"))
+    terminator = signals.Terminator.__new__(signals.Terminator)
+    terminator.finishers = [broken]
+    with pytest.raises(pytest.fail.Exception):
+        terminator._end()
+    assert "RuntimeError: planned" in caplog.text
+
+
+def test_a_driver_that_answers_nonsense(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(index: int) -> Any:
+        raise ValueError("planned")
+
+    monkeypatch.setattr("fp8scope.measures.machine.utilisation_of", broken)
+    counter = guard.Guard()
+    machine = Machine(counter, lambda: 0)
+    for _ in range(3):
+        machine.sample()
+    assert counter.errors == 1
+
+
+def test_what_is_done_on_import_and_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("planned")
+
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    when_imported("colorsys", broken)
+    importlib.import_module("colorsys")
+    assert len(guard._early) == 1 and "nothing will be recorded" in caplog.text
+
+
+def test_kernels_that_could_not_be_built_are_counted_once(
+    server: WireServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "_failure", "RuntimeError: no compiler\nat all")
+    model, optimizer = regression()
+    fp8scope.convert(model, fp8scope.CurrentScaling())
+    run = fp8scope.attach(model, optimizer, url=server.url, token=server.token, every=1)
+    train(model, optimizer, 3)
+    assert run.finish().errors == 1 and torch.is_grad_enabled()
