@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.alert import Alert
+from fp8scope.arguments import check_init, plain_config
 from fp8scope.budget import Overhead, check_overhead
 from fp8scope.commands import Command, check_allowed
 from fp8scope.config import ConfigurationError, Settings, settings_from
-from fp8scope.environment import describe_environment, plain
+from fp8scope.environment import describe_environment
 from fp8scope.guard import configure_logging
 from fp8scope.hooks import current_run, finish_previous, install_hooks
 from fp8scope.pipeline import FinishReport
@@ -116,10 +117,10 @@ def init(
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
+    given = dict(locals())
     configure_logging()
+    check_init(given)
     check_allowed(commands)
-    if shadow is not None and not hasattr(shadow, "format_of"):
-        raise ConfigurationError(f"shadow must be a recipe, such as DelayedScaling(), got {shadow!r}.")
     settings = settings_from(project=project, url=url, token=token, directory=directory, mode=mode)
     registration = blank_registration(name if name is not None else _default_name()) | {
         "precision": precision or "unknown",
@@ -128,7 +129,7 @@ def init(
         "tags": [str(tag) for tag in ((tags,) if isinstance(tags, str) else tags)],
         "seed": whole("seed", seed),
         "total_steps": whole("total_steps", total_steps),
-        "config": plain(dict(config or {})),
+        "config": plain_config(config or {}),
     }
     check_registration(registration)
     if settings.mode == "disabled":
@@ -181,18 +182,19 @@ def attach(
     `model` may be compiled or wrapped by DistributedDataParallel; an FP8 model is converted before. Several
     models that are trained together are given by name, with their optimizers under the same names: a step is
     complete when every optimizer has stepped. `every`, `shadow`, `include`, `scaler` and `overhead` (the
-    share of the steps' time that watching may take; None: no limit) are those of `Run.watch`, `arguments` those
-    of `init`. `run.detach()` undoes it.
+    share of the steps' time that watching may take; None: no limit) are those of `Run.watch`, `arguments`
+    those of `init`. `run.detach()` undoes it.
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
     from fp8scope.attachment import attach_run, check
 
-    check(model, optimizer, reduction, tokens_per_step)
+    watching = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}
+    check(model, optimizer, reduction, tokens_per_step, watching)
     if overhead != "default":
         check_overhead(overhead)
+    watching["overhead"] = overhead
     run = init(**arguments)
-    watching = {"every": every, "shadow": shadow, "include": include, "scaler": scaler, "overhead": overhead}
     attach_run(run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step, watching=watching)
     return run
 

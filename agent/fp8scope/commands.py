@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from fp8scope.config import ConfigurationError
+from fp8scope.config import ArgumentTypeError, ConfigurationError
 
 DEFAULT = ("fallback",)
 BUILT_IN = ("fallback", "pause", "resume")
@@ -110,7 +110,9 @@ class Desk:
     def handle(self, name: str, callback: Callback) -> None:
         """Have `callback(command)` do this command. Raises TypeError or ConfigurationError if it cannot."""
         if not callable(callback):
-            raise TypeError(f"on_command needs something to call, got {callback!r}.")
+            raise ArgumentTypeError(f"on_command needs something to call, got {callback!r}.")
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"a command's name must be a text, got {name!r}.")
         usable = name.isascii() and name.replace("-", "_").isidentifier() and name == name.lower()
         if not usable or not name[0].isalpha() or len(name) > 64:
             raise ConfigurationError(
@@ -206,7 +208,7 @@ def check_allowed(commands: Sequence[str] | None) -> tuple[str, ...]:
 
 def check_pause(seconds: float) -> float:
     """`allow_pause`'s bound. Raises ConfigurationError when it is none."""
-    if not 0 < seconds <= MAX_PAUSE_SECONDS:
+    if not isinstance(seconds, int | float) or not 0 < seconds <= MAX_PAUSE_SECONDS:
         raise ConfigurationError(
             f"a pause lasts more than 0 and at most {MAX_PAUSE_SECONDS:.0f} seconds, got {seconds!r}."
         )

@@ -21,6 +21,10 @@ class ConfigurationError(ValueError):
     """A setting that cannot be used; the message says which, and what to write instead."""
 
 
+class ArgumentTypeError(ConfigurationError, TypeError):
+    """As ConfigurationError, of a value whose type cannot be meant."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that is decided at `init`. Times in seconds, sizes in bytes."""
@@ -51,6 +55,27 @@ class Settings:
     overhead: float | None = DEFAULT_OVERHEAD
     """See `fp8scope.attach`."""
 
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError on a value that cannot be meant; never shows the token."""
+        for name, value in vars(self).items():
+            if name in ("url", "token"):
+                if not isinstance(value, str):
+                    raise ArgumentTypeError(f"{name} must be a text, got a {type(value).__name__}.")
+            elif name == "directory":
+                if not isinstance(value, Path):
+                    raise ArgumentTypeError(f"directory must be a Path, got {value!r}.")
+            elif name == "mode":
+                if not isinstance(value, str) or value not in get_args(Mode):
+                    raise ConfigurationError(
+                        f"mode must be one of {', '.join(get_args(Mode))}, got {value!r}."
+                    )
+            elif name == "overhead" and value is None:
+                continue
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                raise ArgumentTypeError(f"{name} must be a number, got {value!r}.")
+            elif not value >= 0:
+                raise ConfigurationError(f"{name} must not be negative, got {value!r}.")
+
 
 def settings_from(
     *,
@@ -80,7 +105,7 @@ def settings_from(
     return Settings(
         url=check_url(url) if url else "",
         token=check_token(token) if token else "",
-        directory=Path(directory or env.get("FP8SCOPE_DIR") or DEFAULT_DIRECTORY).expanduser().absolute(),
+        directory=_usable(Path(directory or env.get("FP8SCOPE_DIR") or DEFAULT_DIRECTORY)),
         mode=chosen,  # type: ignore[arg-type]
         interval=_number(env, "FP8SCOPE_INTERVAL", 1.0, low=0.05, high=3600),
         fsync_seconds=_number(env, "FP8SCOPE_FSYNC", 5.0, low=0, high=3600),
@@ -109,12 +134,22 @@ def overhead_from(text: str, name: str) -> float | None:
     return value
 
 
+def _usable(directory: Path) -> Path:
+    """The absolute path. Raises ConfigurationError where there can be no such."""
+    try:
+        if "\0" in str(directory):
+            raise ValueError("it contains a NUL")
+        return directory.expanduser().absolute()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ConfigurationError(f"directory cannot be used: {error}.") from None
+
+
 def check_url(url: str) -> str:
     """The address without a slash at its end. Raises ConfigurationError unless it is
     http(s)://host[:port][/path].
     """
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False

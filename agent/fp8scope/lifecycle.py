@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fp8scope.arguments import seconds
 from fp8scope.config import Settings
 from fp8scope.ending import failure, tell_counts, tell_what_is_left, with_place_of
 from fp8scope.entries import Document, FinishReport, Place
@@ -98,10 +99,13 @@ class Lifecycle(Forkable):
         What is left then stays on disk for `fp8scope sync`. Calling it again returns the first report.
         """
         if self._report is None:
+            patience = FINISH_SECONDS
+            with self.guard.shield("finishing the run"):
+                patience = seconds(timeout)
             self._before_finish()
             self._report = FinishReport(complete=False)
             with self.guard.shield("finishing the run"):
-                self._report = self._finish(timeout)
+                self._report = self._finish(patience)
             if self in live_runs:
                 live_runs.remove(self)
             self._after_finish()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fp8scope.alert import Alert
 from fp8scope.budget import Overhead, check_overhead
 from fp8scope.collector import is_tensor, whole_steps
-from fp8scope.config import Settings
+from fp8scope.config import ArgumentTypeError, Settings
 from fp8scope.controls import Controls
 from fp8scope.entries import Document
 from fp8scope.environment import plain
@@ -16,7 +16,7 @@ from fp8scope.hooks import live_runs
 from fp8scope.records import Kind, dump_json
 from fp8scope.registration import blank_registration
 from fp8scope.resume import Identity
-from fp8scope.step import MAX_SCALARS, Step
+from fp8scope.step import MAX_SCALARS, Step, as_mapping
 from fp8scope.stepping import Stepping
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Run(Controls, Stepping):
         After `fp8scope.attach` a step is open until the next one's forward pass begins, so that what is
         logged right after `optimizer.step()` belongs to it. `tokens=` is how many tokens this step trains on.
         """
-        values = {**scalars, **named} if scalars else named
+        values = as_mapping(self.guard, scalars, named)
         if self.finished:
             self.guard.tell_once("log", "run.log: the run is finished; what is logged now is not recorded.")
             return
@@ -217,7 +217,7 @@ class Run(Controls, Stepping):
         What it raises is raised there.
         """
         if not callable(callback):
-            raise TypeError(f"on_alert needs something to call, got {callback!r}.")
+            raise ArgumentTypeError(f"on_alert needs something to call, got {callback!r}.")
         self._callbacks.append(callback)
 
     def __reduce__(self) -> tuple[Any, ...]:

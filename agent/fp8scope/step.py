@@ -11,12 +11,26 @@ from fp8scope.collector import host_number, is_tensor, tensor_number
 if TYPE_CHECKING:
     import torch
 
+    from fp8scope.guard import Guard
     from fp8scope.measures import Reading
     from fp8scope.run import Run
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 MAX_SCALARS = 1900
 """The server takes 2000 a step; the agent adds a few of its own."""
+
+
+def as_mapping(guard: "Guard", scalars: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """Both together; what is no mapping is left out, and counted."""
+    if scalars is None:
+        return named
+    with guard.shield("logging"):
+        if not isinstance(scalars, Mapping):
+            raise TypeError(
+                f"log takes names and values, log(loss=1.0) or log({{'loss': 1.0}}), got {scalars!r}"
+            )
+        return {**scalars, **named}
+    return named
 
 
 class Step:
@@ -73,7 +87,9 @@ class Step:
         if not run._active():
             return
         known, held = run._known_names, self._scalars
-        for name, value in ({**scalars, **named} if scalars and named else scalars or named).items():
+        if scalars is not None and (named or not isinstance(scalars, dict)):
+            scalars = as_mapping(run.guard, scalars, named)
+        for name, value in (scalars or named).items():
             # The common case, short: this is the training's time.
             if type(value) is float and name in known and not self._device_scalars:
                 held[name] = value

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from fp8scope.arguments import check_watch
 from fp8scope.attachment.following import Attachment
 from fp8scope.attachment.inputs import is_one_graph, models_and_optimizers
 from fp8scope.config import ConfigurationError
@@ -19,12 +20,25 @@ if TYPE_CHECKING:
 REDUCTIONS = ("mean", "sum")
 
 
-def check(model: Any, optimizer: Any, reduction: str, tokens_per_step: int) -> None:
+def check(
+    model: Any,
+    optimizer: Any,
+    reduction: str,
+    tokens_per_step: int,
+    watching: Mapping[str, Any] | None = None,
+) -> None:
     """Raise ConfigurationError when `attach_run` could not follow these."""
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ConfigurationError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
-    if (whole("tokens_per_step", tokens_per_step) or 0) < 0:
+    tokens = whole("tokens_per_step", tokens_per_step)
+    if tokens is None:
+        raise ConfigurationError(
+            "tokens_per_step must be a whole number; leave it out where it is not known."
+        )
+    if tokens < 0:
         raise ConfigurationError(f"tokens_per_step must not be negative, got {tokens_per_step}.")
+    if watching is not None:
+        check_watch(**watching)
     for given, _ in models_and_optimizers(model, optimizer).values():
         for run in live_runs:
             if run._attachment is not None and run._attachment.name_of(given) is not None:
@@ -52,7 +66,10 @@ def attach_run(
     if run._settings.mode == "disabled" or run.finished:
         return None
     attachment = Attachment(
-        run, reduction=reduction, tokens_per_step=tokens_per_step, counts_inputs=counts_inputs
+        run,
+        reduction=reduction,
+        tokens_per_step=whole("tokens_per_step", tokens_per_step) or 0,
+        counts_inputs=counts_inputs,
     )
     run.detach()
     run._attachment = attachment

@@ -59,6 +59,8 @@ def models_and_optimizers(model: Any, optimizer: Any) -> dict[str, tuple[nn.Modu
             "attach needs one model and its optimizer(s), or two mappings with the same names: "
             f"got models {_names(models)} and optimizers {_names(optimizers)}."
         )
+    if not all(isinstance(name, str) for name in models):
+        raise ConfigurationError(f"the names of models must be texts, got {_names(models)}.")
     return {name: _checked(name, models[name], optimizers[name]) for name in models}
 
 

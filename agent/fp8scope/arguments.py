@@ -1,0 +1,77 @@
+"""Arguments of the wrong type are said before a run begins, by name and with what would do instead."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from fp8scope.config import ArgumentTypeError, ConfigurationError
+from fp8scope.environment import plain
+
+_TEXTS = ("project", "name", "group", "baseline", "precision", "url", "token", "mode")
+_OPTIONAL = ("project", "name", "precision", "url", "token", "mode")
+
+
+def check_init(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where an argument of `fp8scope.init` has a type that cannot be meant."""
+    for name in _TEXTS:
+        value = arguments[name]
+        if not isinstance(value, str) and not (value is None and name in _OPTIONAL):
+            raise _wrong(name, "a text", value)
+    config, directory = arguments["config"], arguments["directory"]
+    if config is not None and not isinstance(config, Mapping):
+        raise _wrong("config", "a mapping of names to values (vars(args) of a namespace)", config)
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise _wrong("directory", "a path", directory)
+    _check_texts("tags", arguments["tags"])
+    if arguments["commands"] is not None:
+        _check_texts("commands", arguments["commands"])
+    resume = arguments["resume"]
+    if resume is not None and not isinstance(resume, str | Mapping):
+        raise _wrong("resume", 'a run\'s id, its state_dict() or "auto"', resume)
+    check_shadow(arguments["shadow"])
+
+
+def plain_config(config: Mapping[str, Any]) -> Any:
+    """The configuration as JSON can hold it. Raises ConfigurationError where a value cannot be read."""
+    try:
+        return plain(dict(config))
+    except Exception as error:
+        raise ConfigurationError(f"config cannot be read ({type(error).__name__}: {error}).") from error
+
+
+def check_watch(every: object, shadow: object, include: object, scaler: object) -> None:
+    """Raise ConfigurationError where one of `Run.watch`'s arguments cannot be meant."""
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
+        raise ConfigurationError(f"every must be a whole number of steps, or 0 for never, got {every!r}.")
+    check_shadow(shadow)
+    if include is not None and not callable(include):
+        _check_texts("include", include)
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise _wrong("scaler", "a GradScaler", scaler)
+
+
+def check_shadow(shadow: object) -> None:
+    """Raise ConfigurationError unless `shadow` is a recipe or None."""
+    if shadow is not None and (isinstance(shadow, type) or not hasattr(shadow, "format_of")):
+        raise _wrong("shadow", "a recipe, such as DelayedScaling()", shadow)
+
+
+def seconds(value: object) -> float:
+    """A time to wait. Raises ConfigurationError unless it is a number of seconds from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
+        raise ConfigurationError(f"timeout must be a number of seconds, got {value!r}.")
+    return float(value)
+
+
+def _check_texts(name: str, values: object) -> None:
+    if isinstance(values, str):
+        return
+    # No array or tensor, although one can be iterated over.
+    if not isinstance(values, Sequence | Set | Iterator) or isinstance(values, bytes):
+        raise _wrong(name, "a sequence of texts", values)
+
+
+def _wrong(name: str, wanted: str, value: object) -> ArgumentTypeError:
+    shown = f"a {type(value).__name__}" if name == "token" else repr(value)[:200]
+    return ArgumentTypeError(f"{name} must be {wanted}, got {shown}.")
