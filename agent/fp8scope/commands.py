@@ -206,7 +206,7 @@ def check_allowed(commands: Sequence[str] | None) -> tuple[str, ...]:
     return names
 
 
-def check_pause(seconds: float) -> float:
+def check_pause(seconds: object) -> float:
     """`allow_pause`'s bound. Raises ConfigurationError when it is none."""
     if not isinstance(seconds, int | float) or not 0 < seconds <= MAX_PAUSE_SECONDS:
         raise ConfigurationError(

@@ -1,6 +1,7 @@
 """What fails of our own is kept from the training, and counted: wherever it happens, none is swallowed."""
 
 import ast
+import ctypes
 import errno
 import importlib
 import sys
@@ -17,7 +18,7 @@ from agent.wire_server import WireServer
 
 import fp8scope
 import fp8scope_kernels
-from fp8scope import guard, hooks, ranks, repository, signals
+from fp8scope import exits, guard, hooks, ranks, repository, signals
 from fp8scope.config import Settings
 from fp8scope.measures.machine import Machine
 from fp8scope.on_import import when_imported
@@ -174,7 +175,7 @@ def test_an_exit_that_cannot_be_noted(
         raise RuntimeError("planned")
 
     run = Run(settings, blank_registration("exit"))
-    monkeypatch.setattr(hooks.exits, "told_from", broken)
+    monkeypatch.setattr(exits, "told_from", broken)
     hooks._note_exit(SystemExit(3), sys._getframe())
     assert run.finish().errors == 1
 
@@ -185,7 +186,7 @@ def test_a_finisher_that_fails_is_said(
     def broken(patience: float) -> None:
         raise RuntimeError("planned")
 
-    monkeypatch.setattr(signals.ctypes, "CDLL", lambda name: pytest.fail("only asked for when it is over"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("only asked for when it is over"))
     terminator = signals.Terminator.__new__(signals.Terminator)
     terminator.finishers = [broken]
     with pytest.raises(pytest.fail.Exception):

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_init(value: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_MODE", mode)
     for name in INIT:
-        begun_or_refused(lambda name=name: fp8scope.init(**{name: VALUES[value]}))
+        begun_or_refused(partial(fp8scope.init, **{name: VALUES[value]}))
 
 
 @pytest.mark.parametrize(
@@ -206,12 +207,10 @@ def test_finish_ends_the_run_whatever_it_is_given(value: str, server: WireServer
 @pytest.mark.parametrize("value", [value for value in VALUES if value not in ("a function", "a class")])
 def test_what_is_asked_for_at_once_is_refused_at_once(value: str) -> None:
     run = fp8scope.init(name="disabled", mode="disabled")
-    for call in (
-        lambda: run.on_alert(VALUES[value]),
-        lambda: run.on_command("checkpoint", VALUES[value]),
-    ):
-        with pytest.raises(fp8scope.ConfigurationError):
-            call()
+    with pytest.raises(fp8scope.ConfigurationError):
+        run.on_alert(VALUES[value])
+    with pytest.raises(fp8scope.ConfigurationError):
+        run.on_command("checkpoint", VALUES[value])
     if value != "a text":
         with pytest.raises(fp8scope.ConfigurationError):
             run.on_command(VALUES[value], print)

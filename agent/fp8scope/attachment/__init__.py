@@ -23,7 +23,7 @@ REDUCTIONS = ("mean", "sum")
 def check(
     model: Any,
     optimizer: Any,
-    reduction: str,
+    reduction: object,
     tokens_per_step: int,
     watching: Mapping[str, Any] | None = None,
 ) -> None:
