@@ -7,7 +7,7 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ _HARMLESS_NAME = re.compile(
 _SECRET_VALUE = re.compile(
     r"\b(?:fp8s_|hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{8,}|(?<![\w\-])eyJ[\w\-]{8,}\.[\w\-]+\.[\w\-]+"
 )
+_SECRET_ENTRY = re.compile(
+    r"(?i:(?:^|[_\-.\s])(?:key|pass|passphrase|auth|bearer|cookie|dsn|webhook))$|[a-z0-9]Key$"
+)
+"""Names that only entries of a configuration have, and options: in a program's text `key=` says nothing."""
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 # Possessive, and only from the beginning of a word: a file of one long word must not take for ever.
 _ASSIGNMENT = re.compile(r"(?<![\w.\-])([\w.\-]++)(\s*+[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)")
@@ -37,6 +41,25 @@ _PRIVATE_KEY = re.compile(
 def is_secret_name(name: str) -> bool:
     """Whether something called `name` is likely to be a secret."""
     return bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(name)
+
+
+def is_secret_entry(name: str, value: Any) -> bool:
+    """Whether the configuration's entry `name` is likely to hold a secret. Numbers are none."""
+    if value is None or isinstance(value, bool | int | float):
+        return False
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(is_secret_entry(name, one) for one in value)
+    if isinstance(value, Mapping):
+        return is_secret_name(name) and any(is_secret_entry(name, one) for one in value.values())
+    return is_secret_name(name) or bool(_SECRET_ENTRY.search(name))
+
+
+_concealed: set[str] = set()
+
+
+def conceal(secrets: Iterable[str]) -> None:
+    """Hide these arguments when the command line is described: they were parsed to entries with secrets."""
+    _concealed.update(secrets)
 
 
 def redact(text: str) -> str:
@@ -54,8 +77,15 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     hide_next = False
     for argument in arguments:
         is_option = argument.startswith("-")
-        shown.append(REDACTED if hide_next and not is_option else redact(argument))
-        hide_next = is_option and "=" not in argument and is_secret_name(argument.lstrip("-"))
+        name, equals, value = argument.partition("=")
+        is_secret = is_secret_entry(name.lstrip("-"), value)
+        if argument in _concealed or hide_next and not is_option:
+            shown.append(REDACTED)
+        elif equals and (value in _concealed or is_option and is_secret):
+            shown.append(f"{name}={REDACTED}")
+        else:
+            shown.append(redact(argument))
+        hide_next = is_option and not equals and is_secret
     return shown
 
 
@@ -69,7 +99,10 @@ def plain(value: Any, depth: int = 0) -> Any:
         return redact(clean(value[:MAX_TEXT]))
     if depth < MAX_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:MAX_ITEMS]
-        return {clean(str(k))[:200]: REDACTED if _hides(str(k), v) else plain(v, depth + 1) for k, v in items}
+        return {
+            clean(str(k))[:200]: REDACTED if is_secret_entry(str(k), v) else plain(v, depth + 1)
+            for k, v in items
+        }
     if depth < MAX_DEPTH and isinstance(value, list | tuple | set | frozenset):
         return [plain(item, depth + 1) for item in list(value)[:MAX_ITEMS]]
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type) and depth < MAX_DEPTH:
@@ -80,10 +113,6 @@ def plain(value: Any, depth: int = 0) -> Any:
 def clean(text: str) -> str:
     """The text without what no database holds: NUL and halves of surrogate pairs."""
     return text.replace("\x00", "").encode("utf-8", "replace").decode()
-
-
-def _hides(name: str, value: Any) -> bool:
-    return is_secret_name(name) and isinstance(value, str | bytes)
 
 
 PACKAGES = (
@@ -111,6 +140,12 @@ JOB_VARIABLES = {
 }
 """What it is called here, and the environment variables that tell it, the first that is set counts."""
 MAX_JOB_TEXT = 500
+VARIABLES = (
+    "CUBLAS_", "CUDA_", "GLOO_", "MKL_", "NCCL_", "NVTE_", "OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_",
+    "TRITON_", "UCX_",
+)  # fmt: skip
+"""What the names of environment variables begin with that change how a training computes."""
+MAX_VARIABLES = 100
 
 
 def describe_environment() -> dict[str, Any]:
@@ -132,7 +167,15 @@ def describe_environment() -> dict[str, Any]:
         **job(os.environ),
         "command": " ".join(redact_arguments(sys.argv))[:MAX_TEXT],
         "working_directory": Path.cwd().name,
+        **({"variables": variables} if (variables := training_variables(os.environ)) else {}),
     }
+
+
+def training_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of the libraries that train, by name; of others nothing is said."""
+    names = sorted(name for name in environment if name.startswith(VARIABLES))[:MAX_VARIABLES]
+    values: dict[str, str] = plain({name: environment[name][:MAX_JOB_TEXT] for name in names})
+    return values
 
 
 def job(environment: Mapping[str, str]) -> dict[str, str]:

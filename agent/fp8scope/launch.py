@@ -8,15 +8,18 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.config import ConfigurationError, overhead_from, settings_from
 from fp8scope.guard import configure_logging
 from fp8scope.hooks import live_runs
 from fp8scope.on_import import when_imported
+from fp8scope.parsed_arguments import ParsedArguments
 from fp8scope.program import ProgramNotFoundError, find_module, find_script
 from fp8scope.registration import blank_registration, check_registration
+from fp8scope.script_config import collect
 
 if TYPE_CHECKING:
     from fp8scope.attachment.discovery import Discovery
@@ -50,13 +53,14 @@ def run(arguments: list[str]) -> int:
         print(f"fp8scope: {error}", file=sys.stderr)
         return 2
     watching = _Watching(options)
-    when_imported("torch", watching.install)
+    watching.begin()
     sys.argv = [program.argv0, *rest]
     if not sys.flags.safe_path:
         sys.path[0] = program.directory
     try:
         program.execute()
     finally:
+        watching.end()
         watching.tell()
     return 0
 
@@ -128,8 +132,25 @@ class _Watching:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._discovery: Discovery | None = None
+        self._arguments = ParsedArguments()
+        self._cancel: Callable[[], None] = lambda: None
 
-    def install(self) -> None:
+    def begin(self) -> None:
+        """The script is about to run."""
+        self._arguments.install()
+        self._cancel = when_imported("torch", self._install)
+
+    def end(self) -> None:
+        """The script has ended: what was replaced is put back, unless a thread of it goes on."""
+        others = set(threading.enumerate()) - {threading.current_thread()}
+        if any(not thread.daemon for thread in others):
+            return
+        self._cancel()
+        self._arguments.restore()
+        if self._discovery is not None:
+            self._discovery.uninstall()
+
+    def _install(self) -> None:
         from fp8scope.attachment.discovery import Discovery
         from fp8scope.integrations.common import converter
 
@@ -155,9 +176,19 @@ class _Watching:
             "tags": options.tags,
             "mode": options.mode,
         }
-        return fp8scope.init(
-            **(known | {key: value for key, value in told.items() if value not in (None, "", [])})
-        )
+        config, trouble = self._config(known.get("config") or {})
+        given = {key: value for key, value in told.items() if value not in (None, "", [])}
+        run = fp8scope.init(**(known | {"config": config} | given))
+        if trouble is not None:
+            run.guard.caught("reading the script's configuration", trouble)
+        return run
+
+    def _config(self, known: Mapping[str, Any]) -> tuple[Mapping[str, Any], Exception | None]:
+        """The run's configuration, and what went wrong with it."""
+        try:
+            return collect(self._arguments.namespaces, known), None
+        except Exception as error:
+            return known, error
 
     def tell(self) -> None:
         """Say so when nothing was recorded."""
@@ -165,6 +196,7 @@ class _Watching:
             return
         if self._discovery is None or self._discovery.run is None:
             logger.warning(
-                "nothing was recorded: no training step was seen. A step is a torch optimizer's, over "
-                "parameters of a torch.nn.Module that was called in training mode in this process."
+                "nothing was recorded: no training step was seen. A step is a torch optimizer's, or a backward "
+                "pass where there is none, over parameters of a torch.nn.Module that was called in training "
+                "mode in this process."
             )

@@ -11,12 +11,22 @@ from typing import Any
 from fp8scope.guard import before_any_run
 
 
-def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call `call()` right after the module `name` was imported; now, if it was already."""
+def when_imported(name: str, call: Callable[[], None]) -> Callable[[], None]:
+    """Call `call()` right after the module `name` was imported; now, if it was already.
+
+    Returns a function that takes this back, where the module has not been imported.
+    """
     if name in sys.modules:
         call()
-    else:
-        sys.meta_path.insert(0, _Finder(name, call))
+        return lambda: None
+    finder = _Finder(name, call)
+    sys.meta_path.insert(0, finder)
+
+    def cancel() -> None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    return cancel
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -78,6 +78,18 @@ def attach_run(
     return attachment
 
 
+def attach_by_hand(run: "Run", model: nn.Module, *, tokens_per_step: int = 0) -> "Attachment | None":
+    """As `attach_run`, of a model that the script updates without an optimizer."""
+    if run._settings.mode == "disabled" or run.finished:
+        return None
+    attachment = Attachment(run, tokens_per_step=tokens_per_step)
+    run.detach()
+    run._attachment = attachment
+    watch(run, model, None)
+    attachment.follow("", model, [])
+    return attachment
+
+
 def follow(
     run: "Run",
     attachment: Attachment,

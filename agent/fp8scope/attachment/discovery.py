@@ -3,7 +3,8 @@
 When an optimizer is made, the modules that hold its parameters are looked for among all that there are, and
 told to say when they are called. A model is found when it, or a part of it, is called to train: in training
 mode and with gradients enabled. Where one of the trainers that `fp8scope.integrations` knows is at work, its
-callback is added instead.
+callback is added instead. A script that makes no optimizer and updates its model by hand shows it by its
+first backward pass: the run begins there.
 """
 
 import functools
@@ -21,14 +22,17 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fp8scope.attachment import attach_run, follow, watch
+from fp8scope.attachment import attach_by_hand, attach_run, follow, watch
 from fp8scope.attachment.inputs import holds_parameters_of, parameters_of, token_count
-from fp8scope.attachment.losses import is_replaying
+from fp8scope.attachment.losses import Loss, is_replaying, listen, unlisten
 from fp8scope.guard import Guard
 from fp8scope.hooks import live_runs
 from fp8scope.run import Run
+from fp8scope.script_config import settings_of_model
 from fp8scope.sources.base import unwrapped
 
+MAX_LOOKS = 3
+"""Backward passes without an optimizer that are looked at: a script may differentiate what is no model."""
 logger = logging.getLogger("fp8scope")
 
 
@@ -66,6 +70,8 @@ class Discovery:
         """Hooks that wait for a call, and the models that they belong to."""
         self._names: set[str] = set()
         self._ended = False
+        self._restore: Callable[[], None] = lambda: None
+        self._looked = 0
 
     def install(self) -> None:
         """Begin to look: right after torch was imported."""
@@ -85,12 +91,28 @@ class Discovery:
                     self._note_compiled(compiled)
             return compiled
 
+        listen(self)
         Optimizer.__init__ = noting  # type: ignore[method-assign, assignment]
         torch.compile = noting_compiled
+
+        def restore() -> None:
+            # Unless somebody else has replaced them since.
+            if Optimizer.__init__ is noting:
+                Optimizer.__init__ = make  # type: ignore[method-assign]
+            if torch.compile is noting_compiled:
+                torch.compile = compile_
+
+        self._restore = restore
+
+    def uninstall(self) -> None:
+        """Stop looking, and put back what was replaced; a run that was begun goes on."""
+        self._end()
+        self._restore()
 
     # What the script does
 
     def _note(self, optimizer: Optimizer) -> None:
+        unlisten(self)
         if self._ended or self._join_trainer():
             return
         self._optimizers.add(optimizer)
@@ -136,14 +158,58 @@ class Discovery:
                     self._convert = None
                 self._found(model, model)
 
+    # A script without an optimizer
+
+    def before_backward(self) -> Any:
+        """The models that a backward pass may be for, and the gradients that they have."""
+        with self._guard.shield("looking for the model"):
+            self._looked += 1
+            if self._looked >= MAX_LOOKS:
+                unlisten(self)
+            models = models_where(lambda parameter: parameter.requires_grad)
+            return [(weakref.ref(one), _gradients(one)) for one in models if unwrapped(one).training]
+        return []
+
+    def after_backward(self, before: Any, loss: Loss | None) -> None:
+        """A backward pass, and no optimizer yet: the script updates by hand what the gradients are for."""
+        with self._guard.shield("looking for the model"):
+            models = [(one(), gradients) for one, gradients in before]
+            trained = [one for one, had in models if one is not None and _gradients(one) != had]
+            if not trained:
+                return
+            unlisten(self)
+            if self._ended or self._join_trainer() or self._leave_to_script():
+                return
+            model = trained[0]
+            if self._convert is not None:
+                logger.warning(
+                    "the script has no optimizer: its first step is made before it computes in FP8."
+                )
+                self._convert(unwrapped(model))
+            self.run = self._begin(config=settings_of_model(unwrapped(model)))
+            self._names.add("")
+            attachment = attach_by_hand(self.run, model, tokens_per_step=self._tokens_per_step)
+            if attachment is not None:
+                attachment.after_backward({}, loss)
+
+    def before_scaler_step(self, optimizer: Optimizer) -> None:
+        """For `losses.listen`."""
+
+    def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
+        """For `losses.listen`."""
+
     # What is made of it
 
+    def _leave_to_script(self) -> bool:
+        """Whether the script records a run itself; then nothing is added to it."""
+        if not any(run is not self.run for run in live_runs):
+            return False
+        logger.info("the script records a run itself: `fp8scope run` adds nothing to it.")
+        self._end()
+        return True
+
     def _found(self, model: nn.Module, called: nn.Module) -> None:
-        if any(run is not self.run for run in live_runs):
-            logger.info("the script records a run itself: `fp8scope run` adds nothing to it.")
-            self._end()
-            return
-        if self._join_trainer():
+        if self._leave_to_script() or self._join_trainer():
             return
         self._forget(model)
         outer = called if unwrapped(called) is model else model
@@ -151,7 +217,7 @@ class Discovery:
         if self._convert is not None:
             self._convert(model)
         if self.run is None or self.run.finished:
-            self.run = self._begin()
+            self.run = self._begin(config=settings_of_model(model))
             self._names.add("")
             # A wrapper is watched as such: of what it has compiled, no hook is called.
             attach_run(self.run, outer, optimizers, tokens_per_step=self._tokens_per_step)
@@ -214,6 +280,7 @@ class Discovery:
 
     def _end(self) -> None:
         self._ended = True
+        unlisten(self)
         for _, handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -222,16 +289,27 @@ class Discovery:
 def models_of(optimizer: Optimizer) -> list[nn.Module]:
     """The modules that hold the optimizer's parameters and are part of no other module, largest first."""
     own = {id(parameter) for parameter in parameters_of(optimizer)}
+    return models_where(lambda parameter: id(parameter) in own)
+
+
+def models_where(holds: Callable[[torch.Tensor], bool]) -> list[nn.Module]:
+    """The modules with a parameter for which `holds`, that are part of no other module; largest first."""
     holding: dict[int, nn.Module] = {}
     parts: set[int] = set()
     for thing in gc.get_objects():
         # By its type: some objects do things when they are asked for their class.
         if issubclass(type(thing), nn.Module) and "_parameters" in thing.__dict__:
-            if any(id(parameter) in own for parameter in thing.parameters()):
+            if any(holds(parameter) for parameter in thing.parameters()):
                 holding[id(thing)] = thing
             parts.update(id(child) for child in thing._modules.values())
     found = [module for key, module in holding.items() if key not in parts]
     return sorted(found, key=lambda module: -sum(1 for _ in module.parameters()))
+
+
+def _gradients(model: nn.Module) -> list[tuple[int, int] | None]:
+    """Which gradients there are; reads no values."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [None if one is None else (id(one), one._version) for one in gradients]
 
 
 def _trainer_at_work(frame: FrameType | None) -> tuple[Any, Any] | None:

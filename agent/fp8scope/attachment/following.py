@@ -4,6 +4,9 @@ A step is one `optimizer.step()`; of several optimizers, one or more of each. It
 pass that trains (training mode, gradients enabled) after the one before, and its clock stops when
 `optimizer.step()` returns; it is recorded when the next one begins, so that what is logged right after
 `optimizer.step()` still belongs to it.
+
+A model that the script updates by hand, without an optimizer, has made a step when its parameters or gradients
+have changed since the backward pass: it was updated, or its gradients were clipped or zeroed for the next one.
 """
 
 import weakref
@@ -53,14 +56,19 @@ class ForwardHook:
 class Followed:
     """One model, the optimizers that train it, and what was seen since its last step."""
 
-    def __init__(self, name: str, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.name = name
+        self.by_hand = not optimizers
+        """Whether the script updates it without an optimizer."""
+        self.untouched: Any = None
+        """By hand: its state right after a backward pass, as long as no step was made of that."""
         self.steps = 0
         """Steps of its optimizers since the attachment's step began."""
         self.losses: list[Loss] = []
         """Of the attachment's step: those that its optimizers have used."""
         self.divisor = 1.0
         everything = [parameter for one in optimizers for parameter in parameters_of(one)]
+        everything = everything or list(model.parameters())
         trained = [parameter for parameter in everything if parameter.requires_grad] or everything
         # A pass need not reach every parameter (experts, heads): look at a few, the last among them.
         some = trained[:: -max(1, len(trained) // PROBES)]
@@ -70,6 +78,11 @@ class Followed:
         """Which gradients there are: any accumulation changes this. Reads no values."""
         found = [None if (p := probe()) is None else p.grad for probe in self._probes]
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in found]
+
+    def state(self) -> Any:
+        """Which gradients there are, and how often the parameters were written to. Reads no values."""
+        parameters = [probe() for probe in self._probes]
+        return self.gradients(), [None if p is None else p._version for p in parameters]
 
 
 class Attachment:
@@ -108,7 +121,7 @@ class Attachment:
 
     def follow(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Follow a model, too. `model`: what the script calls, in its wrappers."""
-        self._followed.append(Followed(name, optimizers))
+        self._followed.append(Followed(name, model, optimizers))
         self.follow_calls(name, model)
         for optimizer in optimizers:
             self.follow_optimizer(name, optimizer)
@@ -119,6 +132,9 @@ class Attachment:
         for known in list(self._awaited):
             if self._optimizers[known] == name and any(id(p) in own for p in parameters_of(known)):
                 self._awaited.discard(known)
+        for followed in self._followed:
+            if followed.name == name:
+                followed.by_hand = False
         self._optimizers[optimizer] = name
         self._awaited.add(optimizer)
         before, after = self._hooks()
@@ -143,6 +159,7 @@ class Attachment:
     def end(self) -> None:
         """Record the step that is complete, and look no further."""
         unlisten(self)
+        self._note_updates_by_hand(last=True)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -154,6 +171,7 @@ class Attachment:
 
     def forward_begins(self, tokens: int = 0) -> None:
         """A forward pass that trains, on so many tokens, begins."""
+        self._note_updates_by_hand()
         step = self._begin()
         self._forward_seen = True
         if step is not None and not self._tokens_per_step and self._inside_losses == 0:
@@ -162,6 +180,7 @@ class Attachment:
     def before_backward(self) -> Any:
         began = perf_counter()
         with self._run.guard.shield("looking at gradients"):
+            self._note_updates_by_hand()
             before = {followed.name: followed.gradients() for followed in self._followed}
             if not self._inside_losses:
                 self._forget_discarded(before)
@@ -182,6 +201,9 @@ class Attachment:
                 self._pending.append((loss, reached))
             if loss is None:
                 self._unseen = "backward() was not called on one scalar alone"
+            for followed in self._followed:
+                if followed.by_hand and followed.name in reached:
+                    followed.untouched = followed.state()
             self._inside_losses += self._inside
 
     def failed(self, kind: str, error: Exception) -> None:
@@ -243,6 +265,17 @@ class Attachment:
         if self._due and not self._forward_seen:
             # Nothing will tell when the next one begins: the model is called from inside a compiled graph.
             self._close_if_due()
+
+    def _note_updates_by_hand(self, last: bool = False) -> None:
+        """Complete the step of models that are updated by hand and were; with `last` those that may be."""
+        for followed in self._followed:
+            if followed.untouched is not None and followed.by_hand:
+                if last or followed.state() != followed.untouched:
+                    followed.untouched = None
+                    self._use_losses(followed)
+                    self._due = True
+        if self._due and self._step is not None:
+            self._step.stop_clock()
 
     def _wait_no_longer(self) -> None:
         for idle in self._awaited - self._stepped:
