@@ -65,7 +65,9 @@ __all__ = [
     "Step",
     "attach",
     "convert",
+    "finish",
     "init",
+    "log",
     "watch",
 ]
 
@@ -151,9 +153,7 @@ def _offline_without_server(settings: Settings) -> Settings:
         return settings
     missing = "a server's address" if not settings.url else "a token"
     logging.getLogger("fp8scope").warning(
-        "%s is missing (FP8SCOPE_URL and FP8SCOPE_TOKEN, or `fp8scope login`): the run is kept in %s.",
-        missing,
-        settings.directory,
+        "%s is missing (FP8SCOPE_URL and FP8SCOPE_TOKEN, or `fp8scope login`): the run is only kept.", missing
     )
     return replace(settings, mode="offline")
 
@@ -206,6 +206,23 @@ def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = 
         logging.getLogger("fp8scope").warning("watch(model) observes nothing: call fp8scope.init first.")
         return 0
     return run.watch(model, optimizer, **how)
+
+
+def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
+    """`Run.log` of the run that was begun last."""
+    run = current_run()
+    if run is not None:
+        run.log(scalars, step=step, **named)
+    else:
+        logging.getLogger("fp8scope").warning("log(...) records nothing: call fp8scope.init first.")
+
+
+def finish(timeout: float | None = None) -> "FinishReport | None":
+    """`Run.finish` of the run that was begun last; None when there is none."""
+    run = current_run()
+    if run is None:
+        return None
+    return run.finish() if timeout is None else run.finish(timeout)
 
 
 def _default_name() -> str:

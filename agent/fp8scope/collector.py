@@ -3,6 +3,7 @@
 Torch is imported only once there is something to observe; a program without it never imports it here.
 """
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,14 @@ def host_number(value: object) -> float:
     if isinstance(value, str | bytes):
         raise TypeError(f"a scalar must be a number, got {value!r}")
     return float(value)  # type: ignore[arg-type]
+
+
+def whole_number(value: object) -> int:
+    """A step's number. Raises TypeError or ValueError when it is none, or negative."""
+    number = operator.index(value)  # type: ignore[arg-type]
+    if not 0 <= number < 2**63:
+        raise ValueError(f"a step's number is from 0 to 2**63 - 1, got {number}")
+    return number
 
 
 def whole_steps(every: object) -> int:

@@ -4,24 +4,34 @@ Only `Exception` is kept: KeyboardInterrupt and SystemExit belong to the user an
 """
 
 import logging
+import os
 import sys
 import threading
 from types import TracebackType
 
 MAX_TOLD = 100
 """Messages of one run: names in them may vary without end."""
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 logger = logging.getLogger("fp8scope")
 
 
 def configure_logging() -> None:
-    """Show the agent's few messages on stderr, unless the program has set up logging of its own."""
+    """Show the agent's few messages on stderr, unless the program has set up logging of its own.
+
+    FP8SCOPE_LOG_LEVEL, or the level that the program has given the logger `fp8scope`, says from which level
+    on; by default from INFO on, also where the program's own messages begin with warnings.
+    """
+    wanted = os.environ.get("FP8SCOPE_LOG_LEVEL", "").upper()
+    if wanted in LEVELS:
+        logger.setLevel(wanted)
+    elif logger.level == logging.NOTSET and logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
     if logger.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("fp8scope: %(message)s"))
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     logger.propagate = False
 
 

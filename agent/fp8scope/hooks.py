@@ -64,9 +64,14 @@ def install_hooks() -> None:
             _watch_notebook()
 
 
+def is_interactive() -> bool:
+    """Whether somebody types at an interpreter, or runs cells of a notebook."""
+    return hasattr(sys, "ps1")
+
+
 def finish_previous() -> None:
     """In an interactive session, where the cell that begins a run is called again, end the one before."""
-    if not hasattr(sys, "ps1"):
+    if not is_interactive():
         return
     for run in list(live_runs):
         logging.getLogger("fp8scope").info("finishing run %s: a new one begins.", run.name)

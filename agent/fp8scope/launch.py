@@ -196,7 +196,7 @@ class _Watching:
             return
         if self._discovery is None or self._discovery.run is None:
             logger.warning(
-                "nothing was recorded: no training step was seen. A step is a torch optimizer's, or a backward "
-                "pass where there is none, over parameters of a torch.nn.Module that was called in training "
-                "mode in this process."
+                "nothing was recorded: no training step was seen. A step is a torch optimizer's, or without "
+                "one a backward pass, over parameters of a torch.nn.Module that was called in training mode "
+                "in this process."
             )

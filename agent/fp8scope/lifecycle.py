@@ -1,6 +1,7 @@
 """A run's life in this process: its writers, how it is continued, and how it ends."""
 
 import abc
+import logging
 import threading
 import time
 import traceback
@@ -25,6 +26,9 @@ from fp8scope.worker import Forkable
 FINISH_SECONDS = 30.0
 MAX_REWINDS = 100
 """Attempts that one process may begin by going back to earlier steps."""
+DESCRIBE_SECONDS = 1.0
+"""Changes of what describes the run are sent together, this often at most."""
+logger = logging.getLogger("fp8scope")
 
 
 class Lifecycle(Forkable):
@@ -51,6 +55,10 @@ class Lifecycle(Forkable):
         self._failure = ""
         self._forked = False
         self._report: FinishReport | None = None
+        self._page = ""
+        self._registered_at = 0.0
+        self._changed = False
+        """Whether the registration has changed since it was handed over."""
         self._earlier: list[Pipeline] = []
         """Writers of this process whose attempt is over; some may still be sending."""
         self._pipeline = self._new_pipeline()
@@ -58,8 +66,7 @@ class Lifecycle(Forkable):
     @property
     def url(self) -> str:
         """The run's page, once the server has answered; empty before."""
-        sender = self._pipeline.sender
-        return sender.page if sender is not None else ""
+        return self._page
 
     @property
     def directory(self) -> Path:
@@ -163,13 +170,29 @@ class Lifecycle(Forkable):
             on_alerts=self._take_alerts,
             # A forked child that logs is a writer, not the training.
             on_commands=None if self._forked else self._take_commands,
+            on_page=self._note_page,
         )
+
+    def _note_page(self, page: str) -> None:
+        """The server has registered the run; on the sender's thread."""
+        if page and page != self._page:
+            self._page = page
+            self._say(f"run {self.name}: {page}")
+
+    def _say(self, text: str) -> None:
+        """Show people a line about the run, once for all its processes."""
+        if self._rank == 0 and not self._forked:
+            logger.info("%s", text)
 
     def _start(self) -> None:
         """The run begins, or goes on."""
         if self._settings.mode != "disabled":
             self._register()
             self.guard.take_early()
+            if self._settings.mode == "offline":
+                self._say(
+                    f"run {self.name} is kept in {self.directory}; later: fp8scope sync {self.directory}"
+                )
             self._remember(over=False)
             if self._resumed:
                 send_leftovers(self.id, self._settings, self.directory, self.guard.caught)
@@ -181,7 +204,19 @@ class Lifecycle(Forkable):
         return Identity(self.id, self._attempt, self._step, self._tokens)
 
     def _register(self) -> None:
+        self._changed, self._registered_at = False, time.monotonic()
         self._pipeline.put(self._registration_entry())
+
+    def _describe(self, name: str, value: Any) -> None:
+        """Set an entry of the registration, and have the server told: soon, with what changes meanwhile."""
+        self._registration[name] = value
+        self._changed = True
+        self._describe_if_due()
+
+    def _describe_if_due(self, *, now: bool = False) -> None:
+        overdue = time.monotonic() - self._registered_at >= DESCRIBE_SECONDS
+        if self._changed and (now or overdue) and self._active():
+            self._register()
 
     def _registration_entry(self) -> Document:
         document = dict(self._registration)
@@ -279,6 +314,8 @@ class Lifecycle(Forkable):
             tell_what_is_left(self.name, self._settings.mode, report, trouble)
         else:
             tell_counts(self.name, report)
+        if self._page:
+            self._say(f"run {self.name} has {'failed' if self._failure else 'finished'}: {self._page}")
         return report
 
     def _finish_document(self) -> dict[str, Any]:

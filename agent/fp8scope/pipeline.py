@@ -55,6 +55,7 @@ class Pipeline:
         child: bool = False,
         on_alerts: AlertSink = lambda alerts: None,
         on_commands: CommandSink | None = None,
+        on_page: Callable[[str], None] = lambda page: None,
     ) -> None:
         self.writer = writer or str(uuid.uuid4())
         self.directory = settings.directory / run / self.writer
@@ -66,6 +67,7 @@ class Pipeline:
         self._guard = guard
         self._on_alerts = on_alerts
         self._on_commands = on_commands
+        self._on_page = on_page
         self._queue = Recorder(settings, guard, place or Place())
         self.waiting = self._queue.waiting
         """What was handed over and not yet been taken up."""
@@ -168,6 +170,7 @@ class Pipeline:
                 self._guard,
                 on_alerts=self._on_alerts,
                 on_commands=self._on_commands,
+                on_page=self._on_page,
             )
             self._sending.start()
         self._flusher.start()

@@ -9,12 +9,12 @@ from fp8scope.budget import Overhead, check_overhead
 from fp8scope.collector import is_tensor, whole_steps
 from fp8scope.config import ArgumentTypeError, Settings
 from fp8scope.controls import Controls
+from fp8scope.described import Entries, plain_entries
 from fp8scope.entries import Document
-from fp8scope.environment import plain
 from fp8scope.evaluation import evaluation_document
 from fp8scope.hooks import live_runs
 from fp8scope.records import Kind, dump_json
-from fp8scope.registration import blank_registration
+from fp8scope.registration import blank_registration, check_registration
 from fp8scope.resume import Identity
 from fp8scope.step import MAX_SCALARS, Step, as_mapping
 from fp8scope.stepping import Stepping
@@ -139,15 +139,27 @@ class Run(Controls, Stepping):
         self._step = following
         return Step(self, following, counted)
 
-    def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+    def log(
+        self, scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any
+    ) -> None:
         """Add values to the step that is open, as `Step.log` does; before the first one, to that.
 
         After `fp8scope.attach` a step is open until the next one's forward pass begins, so that what is
         logged right after `optimizer.step()` belongs to it. `tokens=` is how many tokens this step trains on.
+
+        `step` is the number of the step that the values belong to. A script that has no steps otherwise makes
+        them by it: calls with the same number make one step, which is recorded when a later one begins. An
+        earlier number is counted as an error, and its values are not recorded. Where steps are made by
+        `run.step` or found by `attach`, these are what values are added to, whatever number is given.
         """
         values = as_mapping(self.guard, scalars, named)
         if self.finished:
             self.guard.tell_once("log", "run.log: the run is finished; what is logged now is not recorded.")
+            return
+        if step is not None:
+            with self.guard.shield("logging at a step"):
+                if self._active():
+                    self._log_at(step, values)
             return
         if self._open is None:
             if len(self._early) < MAX_SCALARS:
@@ -166,8 +178,45 @@ class Run(Controls, Stepping):
         """Add to the run's configuration, as given to `init`; a key that is there already is replaced."""
         with self.guard.shield("recording the configuration"):
             if self._active():
-                self._registration["config"] = {**self._registration["config"], **plain(dict(config))}
+                self._registration["config"] = {**self._registration["config"], **plain_entries(config)}
                 self._register()
+
+    @property
+    def config(self) -> Entries:
+        """The run's configuration. Entries can be set while it runs, `log_config` sets them at once."""
+        return Entries(lambda: self._registration["config"], lambda new: self._add_entries("config", new))
+
+    @property
+    def summary(self) -> Entries:
+        """Results of the run as a whole, such as its best score; what the script sets, nothing by itself."""
+        return Entries(
+            lambda: self._registration.get("summary", {}), lambda new: self._add_entries("summary", new)
+        )
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The run's tags, 50 at most. To set them replaces them: `run.tags += ("diverged",)`."""
+        return tuple(self._registration["tags"])
+
+    @tags.setter
+    def tags(self, tags: Sequence[str]) -> None:
+        with self.guard.shield("setting the tags"):
+            chosen = list(dict.fromkeys(map(str, (tags,) if isinstance(tags, str) else tags)))
+            check_registration({**self._registration, "tags": chosen})
+            if not self._is_over("tags"):
+                # Else other ranks, who say again how they began, would undo it.
+                self._registration["replace_tags"] = True
+                self._describe("tags", chosen)
+
+    def _add_entries(self, kind: str, new: Mapping[str, Any]) -> None:
+        with self.guard.shield(f"setting the {kind}"):
+            if not self._is_over(kind):
+                self._describe(kind, {**self._registration.get(kind, {}), **plain_entries(new)})
+
+    def _is_over(self, kind: str) -> bool:
+        if self.finished:
+            self.guard.tell_once(kind, "run.%s: the run is finished; what is set now is not recorded.", kind)
+        return self.finished
 
     def detach(self) -> None:
         """Undo `fp8scope.attach`: steps are no longer found by themselves. The run goes on."""
@@ -230,6 +279,8 @@ class Run(Controls, Stepping):
         with self.guard.shield("looking at the repository"):
             self._complete_environment(LOOKUP_AT_END)
         self._end_attachment()
+        with self.guard.shield("describing the run"):
+            self._describe_if_due(now=True)
         self._end_controls()
         with self.guard.shield("ending the measures"):
             self._count_kernel_failures()
@@ -249,10 +300,16 @@ class Run(Controls, Stepping):
         (callbacks, self._callbacks), failure = (self._callbacks, []), self._failure
         with self.guard.shield("ending the attachment"):
             self.detach()
+            self._end_logged()
         self._callbacks, self._failure = callbacks, failure
         if self._early:
             names = ", ".join(sorted(map(str, self._early)))[:200]
-            self.guard.tell_once("early", "no step followed that %s could be recorded with.", names)
+            self.guard.tell_once(
+                "early",
+                "no step followed that %s could be recorded with: use `with run.step()`, or run.log(..., "
+                "step=number).",
+                names,
+            )
 
 
 def disabled_run(name: str = "") -> Run:

@@ -1,10 +1,9 @@
 """The configuration of a script that knows nothing of fp8scope, for `fp8scope run`.
 
-Looked at when the training begins, from the most to the least explicit: what the command line was parsed to
-(argparse, click), OmegaConf's and Hydra's configuration, the script's configuration objects, and its constants
-at module level. All of it is merged by name. Where two sources differ in a name the more explicit one counts,
-and the other's value is kept under the name of its source. Nothing is imported for it, no tensor is read, and
-what is no plain value is left out.
+It is read when the training begins. The sources, the most explicit first: what the command line was parsed to
+(argparse, click), OmegaConf's and Hydra's configuration, the script's configuration objects, its constants at
+module level. They are merged by name. Where two differ, the more explicit one counts, and the other's value
+is kept under the name of its source. Nothing is imported for it, and no tensor is read.
 """
 
 import argparse
@@ -71,10 +70,10 @@ class _Reader:
         return self._leaf(value)
 
     def _leaf(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value.value if isinstance(value, enum.Enum) else value
         if isinstance(value, enum.Enum):
-            return value.name
+            return value.value if isinstance(value, int | str) else value.name
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
         kind = type(value)
         library = kind.__module__.partition(".")[0]
         if isinstance(value, PurePath) or (library == "torch" and kind.__name__ in ("dtype", "device")):
@@ -156,7 +155,8 @@ def _merged(trainer: Mapping[str, Any], sources: Iterable[tuple[str, Mapping[str
 
 def _bounded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Those entries that fit, in their order."""
-    kept, size, left_out = {}, 0, []
+    kept: dict[str, Any] = {}
+    size, left_out = 0, []
     for name, value in config.items():
         value = plain({name: value})
         length = len(json.dumps(value))
@@ -205,8 +205,8 @@ def _click() -> Iterator[dict[str, Any]]:
 
 def _omegaconf(scopes: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Whole configurations of OmegaConf, which Hydra's are, by whatever name they are held."""
-    package = sys.modules.get("omegaconf")
-    kind = getattr(package, "DictConfig", None)
+    package: Any = sys.modules.get("omegaconf")
+    kind: Any = getattr(package, "DictConfig", None)
     if package is None or not isinstance(kind, type):
         return
     seen: set[int] = set()
@@ -275,9 +275,10 @@ def _class_values(kind: type) -> dict[str, Any]:
 def _config_modules(main: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The constants of modules such as `config.py` that belong to the script."""
     for name, value in list(main.items()):
-        if isinstance(value, ModuleType) and _CONFIG_NAME.fullmatch(name):
-            if is_script_file(str(getattr(value, "__file__", None) or "<unknown>")):
-                yield name, dict(_plain_items(vars(value)))
+        if not isinstance(value, ModuleType) or not _CONFIG_NAME.fullmatch(name):
+            continue
+        if is_script_file(str(getattr(value, "__file__", None) or "<unknown>")):
+            yield name, dict(_plain_items(vars(value)))
 
 
 def _constants(main: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -317,7 +318,7 @@ def _could_be_setting(value: Any) -> bool:
 
 def settings_of_model(model: Any) -> dict[str, Any]:
     """What the model's `config` says, as the entry `model`; empty where it has none that can be read."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     try:
         # Transformers' configurations know their plain form.
         known = config.to_dict() if hasattr(config, "to_dict") else config

@@ -7,7 +7,7 @@ consists of, so that a repetition, even by another process after a crash, is the
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fp8scope.config import Settings
@@ -36,6 +36,7 @@ class Sender:
         *,
         on_alerts: AlertSink = lambda alerts: None,
         on_commands: CommandSink | None = None,
+        on_page: Callable[[str], None] = lambda page: None,
         live: bool = True,
     ) -> None:
         self.run = run
@@ -54,6 +55,7 @@ class Sender:
         self.listening = False
         """Ask for commands often: somebody waits for one."""
         self._live = live
+        self._on_page = on_page
         self._transport = Transport(settings)
         self._reader = Reader(run, spool, settings)
         self._introduction = Introduction(run, self._transport, self._reader)
@@ -120,6 +122,7 @@ class Sender:
         outcome = self._introduction.tell(self.cursor.progress)
         if outcome.action is not Action.DONE:
             return self._put_off(outcome)
+        self._on_page(self.page)
         self._through()
         return 0.0
 

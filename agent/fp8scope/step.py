@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fp8scope.guard import Guard
     from fp8scope.measures import Reading
     from fp8scope.run import Run
+    from fp8scope.snapshot import PlainSnapshot, Snapshot
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 MAX_SCALARS = 1900
@@ -40,6 +41,8 @@ class Step:
     _began = _ended = 0.0
     _ended_at = 0
     _reading: "Reading | None" = None
+    _taken: "Snapshot | PlainSnapshot | None" = None
+    _is_taken = False
 
     def __init__(self, run: "Run", number: int, tokens: int) -> None:
         self.number = number
@@ -62,11 +65,27 @@ class Step:
         """This step trains on so many tokens more."""
         self._tokens += tokens
 
-    def stop_clock(self) -> None:
-        """The step's work is done: its times end here. Values can be logged until the block is left."""
+    def stop_clock(self, began: float = 0.0) -> None:
+        """The step's work is done: its times end here. Values can be logged until the block is left.
+
+        `began`: when it began (`time.perf_counter`), of a step without a block.
+        """
         if not self._ended:
+            if began:
+                self._began = began
             self._ended, self._ended_at = time.perf_counter(), time.time_ns() // 1000
             self._run._measure_step(self)
+
+    def take(self, snapshot: "Snapshot | PlainSnapshot | None") -> None:
+        """What was counted in this step: what is counted from now on belongs to the next."""
+        self._taken, self._is_taken = snapshot, True
+        self._device_scalars = {}
+
+    def keep_taken(self) -> None:
+        """Values on a device that were logged after `take` went without them: wait for them now."""
+        if self._is_taken and self._device_scalars:
+            late, self._device_scalars = self._device_scalars, {}
+            self._scalars |= {name: float(value.item()) for name, value in late.items()}
 
     def __contains__(self, name: object) -> bool:
         """Whether a value of this name was logged."""
@@ -80,8 +99,9 @@ class Step:
     def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Add values to this step: numbers, NumPy scalars, or tensors of one element on any device.
 
-        Nothing here waits for a device. A name logged twice keeps its last value; a value that is no number
-        is left out and told once.
+        A mapping's values are logged under its name: `{"train": {"loss": 1.0}}` is `train/loss`. Nothing here
+        waits for a device. A name logged twice keeps its last value; a value that is no number is left out
+        and told once.
         """
         run = self._run
         if not run._active():
@@ -101,7 +121,7 @@ class Step:
 
     def _add(self, name: str, value: Any) -> None:
         known = self._run._known_names
-        if name not in known:
+        if name not in known and not isinstance(value, Mapping):
             if not SCALAR_NAME.fullmatch(name):
                 raise ValueError("a name is 1 to 128 of the characters A-Z a-z 0-9 _ . / -")
             if len(known) < MAX_SCALARS:
@@ -109,6 +129,9 @@ class Step:
         if len(self._scalars) + len(self._device_scalars) >= MAX_SCALARS:
             raise ValueError(f"a step holds at most {MAX_SCALARS} values")
         tensor = is_tensor(value)
+        if not tensor and isinstance(value, Mapping):
+            self._add_nested(name, value)
+            return
         if tensor and not value.is_cpu:
             if value.numel() != 1:
                 raise ValueError(
@@ -120,6 +143,16 @@ class Step:
         self._scalars[name] = tensor_number(value) if tensor else host_number(value)
         if self._device_scalars:
             self._device_scalars.pop(name, None)
+
+    def _add_nested(self, name: str, values: Mapping[str, Any]) -> None:
+        if len(name) > 128:
+            raise ValueError("a name is 1 to 128 of the characters A-Z a-z 0-9 _ . / -")
+        for key, value in values.items():
+            full = f"{name}/{key}"
+            try:
+                self._add(full, value)
+            except Exception as error:
+                self._run.guard.caught(f"logging {full[:200]!r}", error)
 
     def __enter__(self) -> Self:
         self._run._begin_step(self)

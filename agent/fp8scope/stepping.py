@@ -15,13 +15,13 @@ from typing import Any
 
 from fp8scope.alert import Alert
 from fp8scope.budget import PLAIN_EVERY, Budget
-from fp8scope.collector import Collector
+from fp8scope.collector import Collector, whole_number
 from fp8scope.config import Settings
 from fp8scope.lifecycle import Lifecycle
 from fp8scope.measures import Measures
 from fp8scope.repository import RepositoryLookup
 from fp8scope.resume import Identity
-from fp8scope.snapshot import BusyError
+from fp8scope.snapshot import BusyError, PlainSnapshot, Snapshot
 from fp8scope.step import Step
 from fp8scope.step_entries import StepRow, catalogue_of, histograms_of
 
@@ -31,6 +31,8 @@ class Stepping(Lifecycle):
 
     _quiet: bool
     """Nothing that happens now is to be recorded."""
+    _attachment: Any
+    """Finds the steps by itself, if there is one."""
     _switches: list[Any]
     """Layers whose precision is to be changed."""
 
@@ -47,13 +49,24 @@ class Stepping(Lifecycle):
         self._alerts: deque[Alert] = deque(maxlen=1000)
         self._callbacks: list[Callable[[Alert], object]] = []
         self._repository: RepositoryLookup | None = None
+        self._has_blocks = False
+        """Whether steps are made by `step` or an attachment, not by `log`."""
+        self._logged: Step | None = None
+        """The step that `log(step=...)` has made last; it is open until another begins."""
+        self._logged_at = perf_counter()
 
     def _active(self) -> bool:
         return self._report is None and not self._quiet and self._settings.mode != "disabled"
 
     # A step's life
 
-    def _begin_step(self, step: Step) -> None:
+    def _begin_step(self, step: Step, *, logged: bool = False) -> None:
+        if self._logged is not None:
+            self._end_logged()
+        if logged:
+            self._logged = step
+        else:
+            self._has_blocks = True
         if self._switches:
             self._switch_layers()
         self._measures.begin()
@@ -104,6 +117,8 @@ class Stepping(Lifecycle):
             self._went_back()
         if self._repository is not None:
             self._complete_environment()
+        if self._changed:
+            self._describe_if_due()
         self._tokens += step._tokens
         collector, pipeline = self._collector, self._pipeline
         if (grown := collector.new_tensors()) is not None:
@@ -114,11 +129,8 @@ class Stepping(Lifecycle):
             return
         if self._budget.was_thinned:
             step.log_default(PLAIN_EVERY, float(self._budget.every))
-        reading, on_device = step._reading, step._device_scalars
-        if reading is not None and reading.device:
-            on_device = {**reading.device, **on_device}
         try:
-            snapshot = collector.snapshot(on_device)
+            snapshot = step._taken if step._is_taken else self._snapshot(step)
         except BusyError as busy:
             self.guard.drop(1, str(busy))
             return
@@ -134,6 +146,69 @@ class Stepping(Lifecycle):
             why = module.failure() if module is not None else None
             if why and self.guard.is_first(f"kernels {why}"):
                 self.guard.error("an FP8 kernel", why.splitlines()[0][:500])
+
+    def _snapshot(self, step: Step) -> "Snapshot | PlainSnapshot | None":
+        """What was counted in the step, on its way to the host with the values that are on a device."""
+        reading, on_device = step._reading, step._device_scalars
+        if reading is not None and reading.device:
+            on_device = {**reading.device, **on_device}
+        return self._collector.snapshot(on_device)
+
+    # Steps that the script makes by `run.log(..., step=number)`
+
+    def _log_at(self, number: int, values: Mapping[str, Any]) -> None:
+        """Add values to the step `number`, which `log` makes where the script has no steps otherwise."""
+        number = whole_number(number)
+        step = self._open
+        if step is not None and step is not self._logged:
+            if number not in (step.number, step.number - 1):
+                self.guard.tell_once(
+                    "other step",
+                    "run.log(step=%d) while step %d is open: the values are recorded with that one.",
+                    number,
+                    step.number,
+                )
+            self.log(values)
+        elif self._has_blocks or self._attachment is not None:
+            if self._recorded_step is not None and number <= self._recorded_step:
+                self.guard.tell_once(
+                    "late step",
+                    "run.log(step=%d): that step is recorded already, and the values go to the next one. Log "
+                    "them before its block ends.",
+                    number,
+                )
+            self.log(values)
+        elif step is not None and number == step.number:
+            self.log(values)
+        elif number <= self._step and (step is not None or self._recorded_step is not None):
+            self.guard.error(
+                "logging to an earlier step",
+                f"run.log(step={number}) after step {self._step}: the values are not recorded; log a step's "
+                "values before those of the next",
+            )
+        else:
+            self._end_logged()
+            self._begin_logged(number, values)
+
+    def _begin_logged(self, number: int, values: Mapping[str, Any]) -> None:
+        """A step that is over already: what was counted since the one before belongs to it, and its values
+        may come in several calls.
+        """
+        step = Step(self, number, 0)  # type: ignore[arg-type]
+        self._step = number
+        self._begin_step(step, logged=True)
+        step.stop_clock(self._logged_at)
+        self._logged_at = step._ended
+        self.log(values)
+        step.take(self._snapshot(step))
+        self._collector.begin(number + 1)
+
+    def _end_logged(self) -> None:
+        step, self._logged = self._logged, None
+        if step is not None:
+            with self.guard.shield("reading values from a device"):
+                step.keep_taken()
+            step.__exit__(None, None, None)
 
     def _settle(self) -> None:
         """Have the steps that were ended before in the spool, as far as a budget allows."""

@@ -90,3 +90,4 @@ def alone(workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     fp8scope.hooks._hooks_installed = False
     logging.getLogger("fp8scope").handlers.clear()
     logging.getLogger("fp8scope").propagate = True
+    logging.getLogger("fp8scope").setLevel(logging.NOTSET)

@@ -274,10 +274,27 @@ train()
 
 
 def test_secrets_are_never_sent(server: WireServer, here: Launch, tmp_path: Path, config_of: Any) -> None:
-    arguments = ("-p", "hunter2", "--wandb-key", "k-1", "--hub_token=t-1", "--max_tokens", "9", "ada")
+    arguments = (
+        "-p",
+        "hunter2",
+        "--wandb-key",
+        "wandb-9f3e",
+        "--hub_token=hub-77ab",
+        "--max_tokens",
+        "9",
+        "ada",
+    )
     config = config_of(SECRETS, *arguments)
     sent = json.dumps(server.run.registration)
-    for secret in ("hunter2", "k-1", "t-1", "bottom secret", "one thing", "another", "open sesame"):
+    for secret in (
+        "hunter2",
+        "wandb-9f3e",
+        "hub-77ab",
+        "bottom secret",
+        "one thing",
+        "another",
+        "open sesame",
+    ):
         assert secret not in sent, secret
     assert config["password"] == config["wandb_key"] == config["hub_token"] == "[redacted]"
     assert config["max_tokens"] == 9 and config["sort_key"] == 7 and config["tokenizer"] == "bytes"

@@ -197,3 +197,36 @@ def test_ipython(server: WireServer, settings: Settings) -> None:
     assert status == 0, err
     ends = {run.registration["name"]: run.finish["state"] for run in server.runs.values()}
     assert ends == {"one": "failed", "two": "finished"}
+
+
+ATTACHING = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+cell = "run = fp8scope.attach(model, optimizer, name='attached')"
+for text in (
+    "import fp8scope, torch",
+    "model = torch.nn.Linear(4, 4); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    cell,
+    "for _ in range(3): model(torch.ones(2, 4)).sum().backward(); optimizer.step()",
+    cell,
+    "for _ in range(2): model(torch.ones(2, 4)).sum().backward(); optimizer.step()",
+    cell,
+    "before = run",
+    "fp8scope.attach(model, optimizer, reduction='nonsense')",
+    "assert run is before and not run.finished",
+):
+    done = shell.run_cell(text)
+    print(type(done.error_in_exec).__name__)
+"""
+
+
+def test_a_notebook_that_attaches_again_and_again(server: WireServer, settings: Settings) -> None:
+    """The cell is run again: the run before is finished, with its last step, and another begins."""
+    pytest.importorskip("IPython")
+    status, out, err = run_script(ATTACHING, server, settings)
+    assert status == 0, err
+    told = [line for line in out.splitlines() if line.endswith(("NoneType", "Error"))]
+    assert [line for line in told if line.endswith("Error")] == ["ConfigurationError"], out
+    assert sorted(run.steps for run in server.runs.values() if run.rows) == [[1, 2], [1, 2, 3]]
+    assert [run.finish["state"] for run in server.runs.values()].count("finished") >= 2
+    assert all(None not in run.scalars("loss") for run in server.runs.values())

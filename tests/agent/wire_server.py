@@ -126,14 +126,17 @@ class WireServer:
 
     def _register(self, run: str, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         known = {"name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed"}
-        known |= {"total_steps", "created_at"}
+        known |= {"total_steps", "created_at", "summary", "replace_tags"}
         if not document.get("name") or set(document) - known:
             raise Refusal(422, "invalid", f"unknown fields {set(document) - known}")
         new = run not in self.runs
         # What was registered first stays, what it left open is filled in; the configuration is added to.
         first = self.runs.setdefault(run, StoredRun(registration=document)).registration
         first["environment"] = {**document.get("environment", {}), **first.get("environment", {})}
-        first["config"] = {**first.get("config", {}), **document.get("config", {})}
+        for name in ("config", "summary"):
+            first[name] = {**first.get(name, {}), **document.get(name, {})}
+        if document.get("replace_tags"):
+            first["tags"] = document["tags"]
         page = {"id": run, "project": "default", "url": f"{self.url}/runs/{run}", "state": "running"}
         return (201 if new else 200), page
 

@@ -10,7 +10,7 @@ from fp8scope.arguments import check_watch
 from fp8scope.attachment.following import Attachment
 from fp8scope.attachment.inputs import is_one_graph, models_and_optimizers
 from fp8scope.config import ConfigurationError
-from fp8scope.hooks import live_runs
+from fp8scope.hooks import is_interactive, live_runs
 from fp8scope.registration import whole
 from fp8scope.sources.base import unwrapped
 
@@ -40,7 +40,8 @@ def check(
     if watching is not None:
         check_watch(**watching)
     for given, _ in models_and_optimizers(model, optimizer).values():
-        for run in live_runs:
+        # In a notebook, where a cell is run again, `init` finishes the runs before.
+        for run in () if is_interactive() else live_runs:
             if run._attachment is not None and run._attachment.name_of(given) is not None:
                 raise ConfigurationError(
                     f"the model is attached to the run {run.name!r} already: call finish() or detach() of it "

@@ -182,9 +182,7 @@ class Discovery:
                 return
             model = trained[0]
             if self._convert is not None:
-                logger.warning(
-                    "the script has no optimizer: its first step is made before it computes in FP8."
-                )
+                logger.warning("the script has no optimizer: its first step does not compute in FP8 yet.")
                 self._convert(unwrapped(model))
             self.run = self._begin(config=settings_of_model(unwrapped(model)))
             self._names.add("")

@@ -5,8 +5,8 @@ pass that trains (training mode, gradients enabled) after the one before, and it
 `optimizer.step()` returns; it is recorded when the next one begins, so that what is logged right after
 `optimizer.step()` still belongs to it.
 
-A model that the script updates by hand, without an optimizer, has made a step when its parameters or gradients
-have changed since the backward pass: it was updated, or its gradients were clipped or zeroed for the next one.
+A model that the script updates by hand, without an optimizer, has made a step when its parameters or its
+gradients have changed since the backward pass: they were updated, clipped, or zeroed for the next pass.
 """
 
 import weakref
@@ -269,11 +269,12 @@ class Attachment:
     def _note_updates_by_hand(self, last: bool = False) -> None:
         """Complete the step of models that are updated by hand and were; with `last` those that may be."""
         for followed in self._followed:
-            if followed.untouched is not None and followed.by_hand:
-                if last or followed.state() != followed.untouched:
-                    followed.untouched = None
-                    self._use_losses(followed)
-                    self._due = True
+            if followed.untouched is None or not followed.by_hand:
+                continue
+            if last or followed.state() != followed.untouched:
+                followed.untouched = None
+                self._use_losses(followed)
+                self._due = True
         if self._due and self._step is not None:
             self._step.stop_clock()
 

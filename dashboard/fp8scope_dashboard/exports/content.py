@@ -27,7 +27,9 @@ from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkD
 FORMAT: Final = 3
 # Of a piece; 16 MB of float64.
 MOST_CELLS = 2_000_000
-REGISTRATION = ("name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed")
+REGISTRATION = (
+    "name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed", "summary",
+)  # fmt: skip
 TENSOR_FIELDS = ("name", "module", "role", "format", "shape", "numel")
 DOCUMENTS = (Evaluation, Report, Event, Command)
 REPORT = ("step", "kind", "document")

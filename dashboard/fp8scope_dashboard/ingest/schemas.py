@@ -42,6 +42,8 @@ class RunIn(Schema):
     seed: Seed | None = None
     total_steps: Natural | None = None
     created_at: AwareDatetime | None = None
+    summary: dict[str, Any] = {}
+    replace_tags: bool = False
 
 
 class RunRegistered(Schema):
@@ -170,6 +172,9 @@ class RunOut(Schema):
     points_sent: int | None
     rows_dropped: int
     agent_errors: int
+    tags: list[str]
+    config: dict[str, Any]
+    summary: dict[str, Any]
     comparison: dict[str, Any] | None
     evaluations: list[dict[str, Any]]
     events: list[Alert]

@@ -27,6 +27,7 @@ router = Router(tags=["runs"])
 # What GET /runs/{run} shows of each list.
 LATEST = 100
 IDENTITY = ("id", "name", "state", "precision", "group", "baseline")
+DESCRIPTION = ("tags", "config", "summary")
 COUNTERS = (
     "last_step",
     "rows_stored",
@@ -46,8 +47,9 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
     """Register a run under an id of the client's choice; twice is once."""
     fields = body.model_dump()
     fields["created_at"] = fields["created_at"] or timezone.now()
+    replace_tags = fields.pop("replace_tags")
     try:
-        found, created = services.register(run, project_of(request), fields)
+        found, created = services.register(run, project_of(request), fields, replace_tags=replace_tags)
     except services.RunConflictError as error:
         raise RunConflictRefusalError(
             f"The run {run} belongs to another project.", "Use that project's token, or another id."
@@ -116,7 +118,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
 
     found = run_of(request, run)
     return {
-        **{name: getattr(found, name) for name in (*IDENTITY, *COUNTERS)},
+        **{name: getattr(found, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION)},
         "last_attempt": services.last_attempt(found),
         "project": found.project.slug,
         "comparison": _comparison(found),

@@ -40,6 +40,9 @@ class Run(models.Model):
     recipe = models.JSONField(default=dict, blank=True)
     config = models.JSONField(default=dict, blank=True)
     environment = models.JSONField(default=dict, blank=True)
+    summary = models.JSONField(
+        default=dict, blank=True, help_text="What the script says of the run as a whole."
+    )
     tags = ArrayField(models.CharField(max_length=64), default=list, blank=True)
     group = models.CharField(max_length=128, blank=True, default="")
     baseline = models.CharField(max_length=128, blank=True, default="")

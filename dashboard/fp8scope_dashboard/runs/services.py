@@ -25,6 +25,7 @@ SILENT_AFTER = timedelta(seconds=60)
 MOST_WRITERS = 20_000
 # Characters of JSON that a run's configuration may grow to.
 MOST_CONFIG = 8 << 20
+MOST_SUMMARY = 1 << 20
 
 
 class RunConflictError(Exception):
@@ -39,9 +40,11 @@ class TooManyWritersError(Exception):
     """The run has as many writers as it may."""
 
 
-def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple[Run, bool]:
+def register(
+    run_id: UUID, project: Project, fields: Mapping[str, Any], *, replace_tags: bool = False
+) -> tuple[Run, bool]:
     """Create the run unless it is there. What was registered first stays; what it left open is filled in, and
-    the configuration grows with what is logged to it later.
+    configuration and summary grow with what is logged to them later. With `replace_tags` its tags are these.
 
     Returns the run and whether it is new.
 
@@ -60,15 +63,16 @@ def register(run_id: UUID, project: Project, fields: Mapping[str, Any]) -> tuple
         raise RunConflictError
     if run.deleted_at is not None:
         raise RunDeletedError
-    if created or _complete(run, fields):
+    if created or _complete(run, fields, replace_tags):
         run_changed(run.id, project.pk, "state")
     return run, created
 
 
-def _complete(run: Run, fields: Mapping[str, Any]) -> bool:
+def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
     """Take over what is learnt only after a run began: its recipe and precision from a model that is watched,
-    what looking at the environment took a while to find, and configuration that the script logged on the way
-    (of a key that is there already the new value). Whether there was anything.
+    what looking at the environment took a while to find, configuration and summary that the script logged on
+    the way (of a key that is there already the new value), and tags that it has changed. Whether there was
+    anything.
     """
     environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
     late: dict[str, Any] = {}
@@ -78,9 +82,13 @@ def _complete(run: Run, fields: Mapping[str, Any]) -> bool:
         late["recipe"] = recipe
         if run.precision == "unknown":
             late["precision"] = fields.get("precision", "unknown")
-    config = {**run.config, **(fields.get("config") or {})}
-    if config != run.config and len(json.dumps(config)) <= MOST_CONFIG:
-        late["config"] = config
+    for name, most in (("config", MOST_CONFIG), ("summary", MOST_SUMMARY)):
+        before = getattr(run, name)
+        after = {**before, **(fields.get(name) or {})}
+        if after != before and len(json.dumps(after)) <= most:
+            late[name] = after
+    if replace_tags and fields.get("tags", []) != run.tags:
+        late["tags"] = fields.get("tags", [])
     if not late:
         return False
     Run.objects.filter(pk=run.pk).update(**late)

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 class NextByte(lightning.LightningModule):
     """Predicts each next byte; its parts are called, and it is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 48, lr: float = 1e-2) -> None:
         super().__init__()
-        self.embed = nn.Embedding(256, 48)
-        self.body = nn.Sequential(nn.Linear(48, 192), nn.GELU(), nn.Linear(192, 48))
-        self.head = nn.Linear(48, 256)
+        self.save_hyperparameters()
+        self.embed = nn.Embedding(256, width)
+        self.body = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.head = nn.Linear(width, 256)
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         logits = self.head(self.body(self.embed(batch[0][:, :-1])))
@@ -25,11 +26,14 @@ class NextByte(lightning.LightningModule):
         self.log("train/loss", loss)
         return loss
 
+    def on_train_batch_end(self, outputs: dict[str, Tensor], batch: list[Tensor], index: int) -> None:
+        print(f"batch {index}: loss {outputs['loss'].item():.9g}")
+
     def validation_step(self, batch: list[Tensor], index: int) -> None:
         self.log("val_loss", self.training_step(batch, index))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
 
 
 parser = argparse.ArgumentParser()

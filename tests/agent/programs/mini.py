@@ -101,5 +101,5 @@ if __name__ == "__main__":
     text = "\n".join(topics.values())
     model = Mini(config.model.width)  # type: ignore[attr-defined]
     trainer = Trainer(config.trainer, model, Characters(config.data, text))  # type: ignore[attr-defined]
-    trainer.callbacks.append(lambda t: print(f"iter {t.iter_num}: loss {t.loss.item():.9g}"))  # type: ignore[union-attr]
+    trainer.callbacks.append(lambda t: print(f"iter {t.iter_num}: loss {t.loss.item():.9g}"))
     trainer.run()

@@ -121,7 +121,7 @@ def get_lr(it: int) -> float:
     if it < warmup_iters:
         return learning_rate * (it + 1) / (warmup_iters + 1)
     ratio = (it - warmup_iters) / max(1, max_iters - warmup_iters)
-    return min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - min_lr)
+    return float(min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - min_lr))
 
 
 iter_num, best_val_loss = 0, 1e9

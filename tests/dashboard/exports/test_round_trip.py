@@ -42,6 +42,7 @@ RUN = (
     "baseline",
     "seed",
     "total_steps",
+    "summary",
 )
 CONFIG = {"lr": 1e-3, "text": 'a "quoted", text\nof two lines', "nested": {"deep": [1, None, True]}}
 
@@ -57,7 +58,8 @@ def client(server: Server) -> WireClient:
         "config": CONFIG,
         "seed": 7,
     }
-    first.register(**fields, tags=["a", "b"], group="g", baseline="bf16", total_steps=99)
+    summary = {"best": {"loss": 1.5}}
+    first.register(**fields, tags=["a", "b"], group="g", baseline="bf16", total_steps=99, summary=summary)
     first.catalogue(NAMES)
     nan, inf = math.nan, math.inf
     loss = [1.5, nan, inf, -inf, None]

@@ -71,6 +71,23 @@ def test_configuration_that_is_logged_later_is_added(
     assert Run.objects.get().config == run.config
 
 
+def test_summary_and_tags_change_while_it_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = uuid.uuid4()
+    services.register(run_id, project, {"name": "a", "tags": ["first"]})
+    services.register(run_id, project, {"name": "a", "tags": ["other"], "summary": {"best": 1, "at": 5}})
+    run = Run.objects.get()
+    assert run.summary == {"best": 1, "at": 5} and run.tags == ["first"]
+    changed = {"name": "a", "tags": ["second"], "summary": {"best": 2}}
+    services.register(run_id, project, changed, replace_tags=True)
+    run = Run.objects.get()
+    assert run.summary == {"best": 2, "at": 5} and run.tags == ["second"]
+    monkeypatch.setattr(services, "MOST_SUMMARY", 100)
+    services.register(run_id, project, {"name": "a", "summary": {"text": "x" * 100}})
+    assert Run.objects.get().summary == run.summary
+    services.register(run_id, project, {"name": "a", "tags": []}, replace_tags=True)
+    assert Run.objects.get().tags == []
+
+
 def test_a_precision_that_was_given_is_not_found_out(project: Project) -> None:
     run_id = uuid.uuid4()
     services.register(run_id, project, {"name": "a", "precision": "bf16"})

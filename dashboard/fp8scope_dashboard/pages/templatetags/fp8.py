@@ -99,6 +99,19 @@ def pretty(value: object) -> str:
 
 
 @register.filter
+def entries(values: dict[str, Any], most: int) -> list[tuple[str, str]]:
+    """The first so many entries of a JSON object by name, each value on one line."""
+    return [(name, _on_one_line(values[name])) for name in sorted(values)[:most]]
+
+
+def _on_one_line(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return formatting.number(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+@register.filter
 def log_width(rate: float) -> str:
     """A rate's place between one in a million and all, in per cent, on a logarithmic scale."""
     if not rate > 0:
