@@ -15,29 +15,21 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp8scope.alert import Alert
-from fp8scope.arguments import check_init, plain_config
-from fp8scope.budget import Overhead, check_overhead
-from fp8scope.commands import Command, check_allowed
-from fp8scope.config import ConfigurationError, Settings, settings_from
-from fp8scope.environment import describe_environment
-from fp8scope.guard import configure_logging
-from fp8scope.hooks import current_run, finish_previous, install_hooks
-from fp8scope.pipeline import FinishReport
-from fp8scope.ranks import rank_of
-from fp8scope.registration import blank_registration, check_registration, whole
-from fp8scope.resume import identify
-from fp8scope.run import Run
-from fp8scope.step import Step
+from fp8scope.config import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
 
+    from fp8scope.alert import Alert
+    from fp8scope.budget import Overhead
+    from fp8scope.commands import Command
+    from fp8scope.config import Settings
+    from fp8scope.pipeline import FinishReport
+    from fp8scope.run import Run
+    from fp8scope.step import Step
     from fp8scope_kernels import (
         MXFP8,
         BlockScaling,
@@ -72,12 +64,21 @@ __all__ = [
 ]
 
 _KERNELS = ("BlockScaling", "CurrentScaling", "DelayedScaling", "MXFP8", "RowwiseScaling", "convert")
+_LATER = {
+    **dict.fromkeys(_KERNELS, "fp8scope_kernels"),
+    "Alert": "fp8scope.alert",
+    "Command": "fp8scope.commands",
+    "FinishReport": "fp8scope.pipeline",
+    "Run": "fp8scope.run",
+    "Step": "fp8scope.step",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # PEP 562: the kernels need torch, which a program that only sends numbers may not have.
-    if name in _KERNELS:
-        return getattr(importlib.import_module("fp8scope_kernels"), name)
+    # PEP 562: the kernels need torch, which a program that only sends numbers may not have; and a program
+    # that imports this and begins no run pays neither for NumPy nor for Arrow.
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'fp8scope' has no attribute {name!r}")
 
 
@@ -98,7 +99,7 @@ def init(
     resume: str | Mapping[str, Any] | None = None,
     commands: Sequence[str] | None = None,
     shadow: "Recipe | None" = None,
-) -> Run:
+) -> "Run":
     """Begin a run. Returns at once, whether the server answers or not.
 
     `project` chooses among several logins; the token itself belongs to one project. `group` names the runs
@@ -120,6 +121,17 @@ def init(
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
     given = dict(locals())
+    from fp8scope.arguments import check_init, plain_config
+    from fp8scope.commands import check_allowed
+    from fp8scope.config import settings_from
+    from fp8scope.environment import describe_environment
+    from fp8scope.guard import configure_logging
+    from fp8scope.hooks import finish_previous, install_hooks
+    from fp8scope.ranks import rank_of
+    from fp8scope.registration import blank_registration, check_registration, whole
+    from fp8scope.resume import identify
+    from fp8scope.run import Run
+
     configure_logging()
     check_init(given)
     check_allowed(commands)
@@ -147,7 +159,7 @@ def init(
     return run
 
 
-def _offline_without_server(settings: Settings) -> Settings:
+def _offline_without_server(settings: "Settings") -> "Settings":
     """The settings; where there is no server to send to, those of a run that is only kept. That is told."""
     if settings.mode != "online" or (settings.url and settings.token):
         return settings
@@ -155,6 +167,8 @@ def _offline_without_server(settings: Settings) -> Settings:
     logging.getLogger("fp8scope").warning(
         "%s is missing (FP8SCOPE_URL and FP8SCOPE_TOKEN, or `fp8scope login`): the run is only kept.", missing
     )
+    from dataclasses import replace
+
     return replace(settings, mode="offline")
 
 
@@ -168,9 +182,9 @@ def attach(
     shadow: "Recipe | None" = None,
     include: "Selection | None" = None,
     scaler: "torch.amp.GradScaler | None" = None,
-    overhead: Overhead = "default",
+    overhead: "Overhead" = "default",
     **arguments: Any,
-) -> Run:
+) -> "Run":
     """Begin a run and record every step of the training that follows, without another line.
 
     A step is one `optimizer.step()`; its `loss` is what `backward` was called on, before GradScaler's
@@ -188,8 +202,9 @@ def attach(
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
     from fp8scope.attachment import attach_run, check
+    from fp8scope.budget import check_overhead
 
-    watching = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}
+    watching: dict[str, Any] = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}
     check(model, optimizer, reduction, tokens_per_step, watching)
     if overhead != "default":
         check_overhead(overhead)
@@ -201,6 +216,8 @@ def attach(
 
 def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None, **how: Any) -> int:
     """`Run.watch` of the run that was begun last; returns the number of tensors."""
+    from fp8scope.hooks import current_run
+
     run = current_run()
     if run is None:
         logging.getLogger("fp8scope").warning("watch(model) observes nothing: call fp8scope.init first.")
@@ -210,6 +227,8 @@ def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = 
 
 def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """`Run.log` of the run that was begun last."""
+    from fp8scope.hooks import current_run
+
     run = current_run()
     if run is not None:
         run.log(scalars, step=step, **named)
@@ -219,6 +238,8 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
 
 def finish(timeout: float | None = None) -> "FinishReport | None":
     """`Run.finish` of the run that was begun last; None when there is none."""
+    from fp8scope.hooks import current_run
+
     run = current_run()
     if run is None:
         return None
@@ -226,5 +247,7 @@ def finish(timeout: float | None = None) -> "FinishReport | None":
 
 
 def _default_name() -> str:
+    from datetime import UTC, datetime
+
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
     return f"{script or 'run'} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"[:200]
