@@ -7,7 +7,7 @@
 >>> run.finish().complete
 True
 
-Torch is imported only when a model is converted or watched.
+Torch is imported only when a model is converted or watched, NumPy and Arrow only when a run begins.
 """
 
 import importlib

@@ -7,6 +7,7 @@ away; that it can write a spool by writing, reading and removing one.
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -279,12 +281,15 @@ print(observed)
 SELF_TEST_SECONDS = 300
 
 
-def check_step() -> Finding:
-    """One FP8 step of a small model on the CPU, in a process of its own: a crash there is only told."""
-    if not version_of("torch"):
-        return Finding("self-test", "warn", "Left out: it needs torch.")
-    try:
-        done = subprocess.run(
+def _self_test() -> "subprocess.CompletedProcess[str]":
+    """Run SELF_TEST in another process. Raises subprocess.TimeoutExpired after SELF_TEST_SECONDS.
+
+    A copy of this process has torch already, whose import is most of what a new one takes. A device that is
+    in use here could not be used in a copy.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(os, "fork") or torch.cuda.is_initialized():
+        return subprocess.run(
             [sys.executable, "-c", SELF_TEST],
             capture_output=True,
             text=True,
@@ -292,6 +297,46 @@ def check_step() -> Finding:
             check=False,
             env={**os.environ, "FP8SCOPE_MODE": "disabled"},
         )
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = multiprocessing.get_context("fork").Process(
+            target=_test_in_copy, args=(SELF_TEST, out.fileno(), err.fileno())
+        )
+        child.start()
+        child.join(SELF_TEST_SECONDS)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            raise subprocess.TimeoutExpired("the self-test", SELF_TEST_SECONDS)
+        told = [(file.seek(0), file.read())[1] for file in (out, err)]
+    return subprocess.CompletedProcess("the self-test", child.exitcode, *told)
+
+
+def _test_in_copy(program: str, out: int, err: int) -> None:
+    import torch
+
+    # Threads that torch may have started are not in this copy, and nobody may wait for them.
+    torch.set_num_threads(1)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    status = 0
+    try:
+        exec(program, {"__name__": "self-test"})
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing of the process that this is a copy of is to end here.
+    os._exit(status)
+
+
+def check_step() -> Finding:
+    """One FP8 step of a small model on the CPU, in a process of its own: a crash there is only told."""
+    if not version_of("torch"):
+        return Finding("self-test", "warn", "Left out: it needs torch.")
+    try:
+        done = _self_test()
     except subprocess.TimeoutExpired:
         message = f"One FP8 step took longer than {SELF_TEST_SECONDS} s."
         return Finding("self-test", "fail", message, "Is this machine out of memory, or its disk asleep?")

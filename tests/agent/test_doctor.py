@@ -1,6 +1,7 @@
 """`fp8scope doctor`: each line tells the truth, and what to do where it is bad."""
 
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -153,3 +154,18 @@ def test_a_check_that_breaks_is_a_finding(settings: Settings, monkeypatch: pytes
         monkeypatch.setattr(doctor, name, broken)
     found = states(doctor.examine(settings))
     assert found["server"] == found["torch"] == found["self-test"] == "fail" and found["spool"] == "ok"
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_the_self_test_ends_neither_this_process_nor_waits_for_ever(
+    copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a copy of this process, which has torch already, and in a new one."""
+    if not copied:
+        monkeypatch.delattr(os, "fork")
+    assert check_step().message == "One FP8 step, 3 tensors observed."
+    monkeypatch.setattr(doctor, "SELF_TEST", "import atexit, sys; print('x'); sys.exit(3)")
+    assert check_step().state == "fail"
+    monkeypatch.setattr(doctor, "SELF_TEST", "import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "SELF_TEST_SECONDS", 1)
+    assert "took longer than 1 s" in check_step().message
