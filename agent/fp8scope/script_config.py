@@ -212,12 +212,15 @@ def _omegaconf(scopes: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     seen: set[int] = set()
     for scope in scopes:
         for value in list(scope.values()):
-            if type(value) is kind and value._get_parent() is None and id(value) not in seen:
-                seen.add(id(value))
+            if type(value) is not kind or id(value) in seen:
+                continue
+            seen.add(id(value))
+            config: Any = value
+            if config._get_parent() is None:
                 try:
-                    yield _declared(package.OmegaConf.to_container(value, resolve=True))
+                    yield _declared(package.OmegaConf.to_container(config, resolve=True))
                 except Exception:
-                    yield _declared(package.OmegaConf.to_container(value, resolve=False))
+                    yield _declared(package.OmegaConf.to_container(config, resolve=False))
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -2,6 +2,7 @@
 
 import argparse
 import tempfile
+from typing import Any
 
 import lightning
 import torch
@@ -26,7 +27,7 @@ class NextByte(lightning.LightningModule):
         self.log("train/loss", loss)
         return loss
 
-    def on_train_batch_end(self, outputs: dict[str, Tensor], batch: list[Tensor], index: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: list[Tensor], index: int) -> None:
         print(f"batch {index}: loss {outputs['loss'].item():.9g}")
 
     def validation_step(self, batch: list[Tensor], index: int) -> None:

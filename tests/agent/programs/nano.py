@@ -111,7 +111,7 @@ def get_batch() -> tuple[Tensor, Tensor]:
 def estimate_loss() -> float:
     """Of a few batches, in evaluation mode."""
     model.eval()
-    losses = [model(*get_batch())[1].item() for _ in range(2)]
+    losses: list[float] = [model(*get_batch())[1].item() for _ in range(2)]
     model.train()
     return sum(losses) / len(losses)
 
@@ -119,7 +119,7 @@ def estimate_loss() -> float:
 def get_lr(it: int) -> float:
     """Warm-up, then a cosine."""
     if it < warmup_iters:
-        return learning_rate * (it + 1) / (warmup_iters + 1)
+        return float(learning_rate * (it + 1) / (warmup_iters + 1))
     ratio = (it - warmup_iters) / max(1, max_iters - warmup_iters)
     return float(min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - min_lr))
 
