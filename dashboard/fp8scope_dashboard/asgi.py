@@ -6,15 +6,22 @@ import django
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from fp8scope_dashboard.handler import Handler
-from fp8scope_dashboard.ingest.body_limit import BodyLimit
 from fp8scope_dashboard.servers.memory import keep_freed_memory
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
 
 django.setup(set_prefix=False)
-application = BodyLimit(Handler())
+
+# These need the applications to be set up.
+from fp8scope_dashboard.admission.door import Door  # noqa: E402
+from fp8scope_dashboard.admission.health import Health  # noqa: E402
+from fp8scope_dashboard.admission.lanes import Lanes  # noqa: E402
+from fp8scope_dashboard.handler import Handler  # noqa: E402
+from fp8scope_dashboard.ingest.body_limit import BodyLimit  # noqa: E402
+
+_lanes = Lanes()
+application = Health(Door(BodyLimit(Handler(_lanes)), _lanes))
 
 if getattr(settings, "SECRET_KEY_IS_RANDOM", False) and "base" in os.environ["DJANGO_SETTINGS_MODULE"]:
     raise ImproperlyConfigured("Set FP8SCOPE_SECRET_KEY (50 random characters) before serving.")

@@ -11,12 +11,9 @@ and what they decide are the same on both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
-from typing import IO, Any, Final
+from typing import IO
 
 from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
 from django.core import signals
@@ -28,19 +25,17 @@ from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve, set_script_prefix
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-
-THREADS: Final = 256
-"""Requests at work at a time; more wait. Most of a busy server's wait for a database connection."""
+from fp8scope_dashboard.admission.callers import remember_session
+from fp8scope_dashboard.admission.lanes import KNOWN, LaneFullError, Lanes
+from fp8scope_dashboard.admission.responses import refuse
+from fp8scope_dashboard.admission.scope import LANE, Receive, Scope, Send
 
 
 class Handler:
     """The ASGI application: each request by the handler that its view is made for."""
 
-    def __init__(self) -> None:
-        self._functions = ThreadHandler()
+    def __init__(self, lanes: Lanes | None = None) -> None:
+        self._functions = ThreadHandler(lanes)
         self._coroutines = ASGIHandler()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,20 +46,26 @@ class Handler:
 
 
 class ThreadHandler(ASGIHandler):
-    """Answers each request in one thread."""
+    """Answers each request in one thread of its lane."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: Lanes | None = None) -> None:
         BaseHandler.__init__(self)
         self.load_middleware(is_async=False)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="request")
+        self._lanes = lanes or Lanes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await self.read_body(receive)
         except RequestAborted:
             return
-        work = partial(copy_context().run, self._respond, scope, body)
-        response: HttpResponseBase = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        # Only now: who sends a body slowly keeps no place among those that wait.
+        try:
+            lane = self._lanes[scope.get(LANE, KNOWN)]
+            response: HttpResponseBase = await lane.run(partial(self._respond, scope, body))
+        except LaneFullError as error:
+            body.close()
+            await refuse(scope, send, error)
+            return
         if response.streaming:
             await self._stream(response, receive, send)
         else:
@@ -79,6 +80,7 @@ class ThreadHandler(ASGIHandler):
             body.close()
         else:
             response = self.get_response(request)
+            remember_session(request)
         assert response is not None
         # What the signal at its end is told.
         response._handler_class = self.__class__  # type: ignore[attr-defined]

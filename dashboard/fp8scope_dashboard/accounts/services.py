@@ -85,6 +85,11 @@ def authenticate_token(secret: str) -> ApiToken | None:
     return found
 
 
+def is_token(secret: str) -> bool:
+    """Whether a secret is a token that was not revoked. Writes nothing, unlike `authenticate_token`."""
+    return ApiToken.objects.filter(digest=_digest(secret), revoked_at=None).exists()
+
+
 def revoke_token(token: ApiToken) -> None:
     """Make a token useless from the next request on. Revoking twice is revoking once."""
     ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from django.contrib.auth import login
@@ -15,32 +14,31 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from fp8scope_dashboard.accounts import services
-from fp8scope_dashboard.accounts.attempts import Attempts
-
-attempts = Attempts()
+from fp8scope_dashboard.accounts.attempts import attempts
+from fp8scope_dashboard.admission.addresses import address_group
 
 
 class SignIn(LoginView):
-    """The page with name and password. Wrong ones may be tried only so fast: see accounts.attempts."""
+    """The page with name and password. Passwords may be tried only so fast: see accounts.attempts."""
 
     template_name = "accounts/signin.html"
     redirect_authenticated_user = True
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        wait = math.ceil(attempts.wait(request.POST.get("username", "")))
+        wait = attempts.admit(request.POST.get("username", ""), _address(request))
         if wait == 0:
             return super().post(request, *args, **kwargs)
         # Not even looked at: whether it was right must not show.
         context = self.get_context_data(form=self.get_form_class()(request), wait=wait)
         return self.render_to_response(context, status=429, headers={"Retry-After": str(wait)})
 
-    def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
-        attempts.failed(self.request.POST.get("username", ""))
-        return super().form_invalid(form)
-
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
-        attempts.succeeded(self.request.POST.get("username", ""))
+        attempts.succeeded(self.request.POST.get("username", ""), _address(self.request))
         return super().form_valid(form)
+
+
+def _address(request: HttpRequest) -> str:
+    return address_group(request.META.get("REMOTE_ADDR"))
 
 
 @never_cache

@@ -10,6 +10,7 @@ from ninja.security import HttpBearer
 
 from fp8scope_dashboard.accounts.models import ApiToken, Project
 from fp8scope_dashboard.accounts.services import authenticate_token
+from fp8scope_dashboard.admission import callers
 from fp8scope_dashboard.ingest.errors import BadTokenError, NoTokenError, UnknownRunError
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import replica, sql
@@ -33,9 +34,12 @@ class Token(HttpBearer):
         return self.authenticate(request, secret)
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
-        found = authenticate_token(token.strip())
+        secret = token.strip()
+        found = authenticate_token(secret)
         if found is None:
+            callers.tokens.discard(secret)
             raise BadTokenError("The token is unknown or was revoked.", HINT)
+        callers.tokens.add(secret)
         return found
 
 

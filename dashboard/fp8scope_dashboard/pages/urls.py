@@ -28,7 +28,6 @@ RUN = P + "runs/<uuid:run_id>/"
 
 urlpatterns: list[URLPattern] = [
     path("", home.home, name="home"),
-    path("healthz", home.healthz, name="healthz"),
     path(P, runs.project, name="project"),
     path(P + "events", events.project_events, name="project_events"),
     path(RUN, runs.run, name="run"),

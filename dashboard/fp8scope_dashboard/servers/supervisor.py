@@ -253,9 +253,10 @@ class Supervisor:
 
     def _answers(self) -> bool:
         host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        if (status := health.status(host, self.port)) >= 500:
+        # 503: PostgreSQL is slow to answer. It gets the time that all servers get.
+        if (status := health.status(host, self.port)) not in (0, 200, 503):
             raise ServerError(f"the web server answers with status {status}.{self._tail('web')}")
-        return status > 0
+        return status == 200
 
     def _wait(self, name: str, condition: Callable[[], bool], timeout: float) -> None:
         deadline = time.monotonic() + timeout

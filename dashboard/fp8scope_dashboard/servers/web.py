@@ -30,6 +30,13 @@ def main(argv: list[str]) -> None:
     where.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(argv)
+    # Only here: it needs Django, and `BACKLOG` above is also for processes without.
+    from django.conf import settings
+
+    import fp8scope_dashboard.asgi  # noqa: F401
+    from fp8scope_dashboard.servers import connections
+
+    connections.registry.most = connections.allow_many_files()
     config = uvicorn.Config(
         APPLICATION,
         host=options.host or "",
@@ -37,6 +44,11 @@ def main(argv: list[str]) -> None:
         interface="asgi3",
         lifespan="off",
         ws="none",
+        http=connections.BoundedProtocol,
+        # Only what these proxies say of a client is believed; by default uvicorn believes everybody on this
+        # machine.
+        proxy_headers=bool(settings.TRUSTED_PROXIES),
+        forwarded_allow_ips=settings.TRUSTED_PROXIES,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
         # Django's logging settings serve uvicorn's loggers too. No access log: addresses can hold secrets.

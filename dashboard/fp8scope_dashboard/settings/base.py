@@ -15,6 +15,7 @@ from django.core.management.utils import get_random_secret_key
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
+from fp8scope_dashboard.settings.proxies import networks_from_text
 
 PACKAGE = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("FP8SCOPE_DATA_DIR", "~/.fp8scope")).expanduser()
@@ -35,6 +36,9 @@ if SECRET_KEY_IS_RANDOM:
 DEBUG = False
 ALLOWED_HOSTS = [_base.hostname, *filter(None, os.environ.get("FP8SCOPE_ALLOWED_HOSTS", "").split(","))]
 CSRF_TRUSTED_ORIGINS = [BASE_URL]
+
+# The reverse proxies whose X-Forwarded-For is believed: addresses or networks, separated by commas.
+TRUSTED_PROXIES = networks_from_text(os.environ.get("FP8SCOPE_TRUSTED_PROXIES", ""))
 
 INSTALLED_APPS = [
     "django.contrib.auth",
@@ -129,6 +133,11 @@ CACHES = {
 }
 
 AUTH_USER_MODEL = "accounts.User"
+# The second is for sign-in links, and never asked for a password: the first refuses what it does not accept.
+AUTHENTICATION_BACKENDS = [
+    "fp8scope_dashboard.accounts.passwords.PasswordBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")

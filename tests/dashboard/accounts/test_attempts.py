@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
+import redis
+from django.conf import settings
 from django.test import Client
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts import attempts, services, views
-from fp8scope_dashboard.accounts.attempts import FREE_ATTEMPTS, LONGEST_WAIT, MEMORY_SECONDS, Attempts
+from fp8scope_dashboard.accounts.attempts import (
+    FREE_ATTEMPTS,
+    FREE_ATTEMPTS_PER_ADDRESS,
+    LONGEST_WAIT,
+    MEMORY_SECONDS,
+    Attempts,
+    MemoryCounts,
+    RedisCounts,
+)
 from fp8scope_dashboard.accounts.models import User
 
 PASSWORD = "correct horse battery"
+HERE, THERE = "192.0.2.1", "198.51.100.7"
 
 
 class Clock:
@@ -24,20 +37,25 @@ class Clock:
         return self.now
 
 
+def post(client: Client, password: str, name: str = "ada", address: str = HERE) -> int:
+    form = {"username": name, "password": password}
+    return client.post(reverse("signin"), form, REMOTE_ADDR=address).status_code
+
+
+def shared() -> Attempts:
+    return Attempts(RedisCounts(settings.REDIS_URL))
+
+
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """The sign-in page's own attempts, by a clock that the test moves."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The sign-in page counts in memory, by a clock that the test moves."""
     clock = Clock()
-    monkeypatch.setattr(views, "attempts", Attempts(clock))
-    yield clock
-
-
-def post(client: Client, password: str, name: str = "ada") -> int:
-    return client.post(reverse("signin"), {"username": name, "password": password}).status_code
+    monkeypatch.setattr(views, "attempts", Attempts(clock=clock))
+    return clock
 
 
 @pytest.mark.django_db
-def test_it_works(client: Client, clock: Clock) -> None:
+def test_it_works(client: Client) -> None:
     user = User.objects.create_user("ada", password=PASSWORD)
     assert [post(client, "wrong") for _ in range(FREE_ATTEMPTS + 1)] == [200] * FREE_ATTEMPTS + [429]
     refused = client.post(reverse("signin"), {"username": " ADA", "password": PASSWORD})
@@ -45,13 +63,13 @@ def test_it_works(client: Client, clock: Clock) -> None:
     assert b"wait 1 second, then try again" in refused.content
     assert "_auth_user_id" not in client.session
     assert post(client, "wrong", name="bob") == 200
-    clock.now += 1.0
+    time.sleep(1.0)
     assert post(client, PASSWORD) == 302
     assert client.session["_auth_user_id"] == str(user.pk)
 
 
 @pytest.mark.django_db
-def test_a_link_signs_in_all_the_same(client: Client, clock: Clock) -> None:
+def test_a_link_signs_in_all_the_same(client: Client) -> None:
     user = User.objects.create_user("ada", password=PASSWORD)
     while post(client, "wrong") == 200:
         pass
@@ -61,7 +79,7 @@ def test_a_link_signs_in_all_the_same(client: Client, clock: Clock) -> None:
 
 
 @pytest.mark.django_db
-def test_the_right_password_forgives(client: Client, clock: Clock) -> None:
+def test_the_right_password_resets_the_name(client: Client) -> None:
     User.objects.create_user("ada", password=PASSWORD)
     for _ in range(3):
         assert [post(client, "wrong") for _ in range(FREE_ATTEMPTS - 1)] == [200] * (FREE_ATTEMPTS - 1)
@@ -69,23 +87,116 @@ def test_the_right_password_forgives(client: Client, clock: Clock) -> None:
         client.logout()
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_an_address_is_limited_whatever_names_it_tries(
+    client: Client, in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_memory:
+        monkeypatch.setattr(views, "attempts", Attempts())
+    statuses = [post(client, "wrong", f"name {i}") for i in range(FREE_ATTEMPTS_PER_ADDRESS + 1)]
+    assert statuses == [200] * FREE_ATTEMPTS_PER_ADDRESS + [429]
+    assert post(client, "wrong", "another", address=THERE) == 200
+
+
+@pytest.mark.django_db
+def test_addresses_of_one_ipv6_network_are_one_client(client: Client) -> None:
+    for i in range(FREE_ATTEMPTS_PER_ADDRESS):
+        assert post(client, "wrong", f"name {i}", address=f"2001:db8:1:2::{i:x}") == 200
+    assert post(client, "wrong", "next", address="2001:db8:1:2:ffff::1") == 429
+    assert post(client, "wrong", "next", address="2001:db8:1:3::1") == 200
+
+
+@pytest.mark.django_db
+def test_signing_in_costs_the_address_nothing(client: Client) -> None:
+    User.objects.create_user("ada", password=PASSWORD)
+    for _ in range(FREE_ATTEMPTS_PER_ADDRESS + 5):
+        assert post(client, PASSWORD) == 302
+        client.logout()
+
+
+def test_web_processes_share_the_limit() -> None:
+    first, second = shared(), shared()
+    for _ in range(FREE_ATTEMPTS):
+        assert first.admit("ada", HERE) == 0
+    assert second.admit("ada", THERE) == first.admit("ada", HERE) == 1
+    second.succeeded("ada", THERE)
+    assert first.admit("ada", HERE) == 0
+
+
+def test_attempts_at_the_same_moment_are_many() -> None:
+    """An attempt counts before its password is looked at: ten at once get no more than the free ones."""
+    tried = shared()
+    assert [tried.admit("ada", HERE) for _ in range(10)] == [0] * FREE_ATTEMPTS + [1] * 5
+
+
+def waits_of(counts: RedisCounts | MemoryCounts, sleep: Callable[[float], None], rounds: int) -> list[float]:
+    key = attempts.Key("name:ada", FREE_ATTEMPTS)
+    waits = []
+    for _ in range(rounds):
+        wait, _ = counts.admit([key])
+        waits.append(wait)
+        if wait:
+            sleep(wait)
+            assert counts.admit([key])[0] == 0
+    return waits
+
+
 def test_waits_double_up_to_a_minute_and_are_forgotten() -> None:
     clock = Clock()
-    tried = Attempts(clock)
-    waits = []
-    for _ in range(FREE_ATTEMPTS + 8):
-        waits.append(tried.wait("ada"))
-        clock.now += waits[-1]
-        tried.failed("ada")
+    counts = MemoryCounts(clock)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    waits = waits_of(counts, sleep, FREE_ATTEMPTS + 8)
     assert waits == [0.0] * FREE_ATTEMPTS + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_WAIT, LONGEST_WAIT]
     clock.now += MEMORY_SECONDS
-    assert tried.wait("ada") == 0.0
+    assert counts.admit([attempts.Key("name:ada", FREE_ATTEMPTS)])[0] == 0.0
+
+
+def test_waits_in_redis_are_those_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MEMORY_SECONDS", 2.5)
+    counts = RedisCounts(settings.REDIS_URL)
+    waits = waits_of(counts, time.sleep, FREE_ATTEMPTS + 2)
+    assert waits == pytest.approx([0.0] * FREE_ATTEMPTS + [1.0, 2.0], abs=0.1)
+    time.sleep(2.6)
+    assert counts.admit([attempts.Key("name:ada", FREE_ATTEMPTS)])[0] == 0.0
+
+
+def test_redis_keeps_neither_names_nor_addresses_in_the_clear() -> None:
+    shared().admit("ada", HERE)
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        keys = list(client.scan_iter(f"{attempts.KEY_PREFIX}*"))
+        assert len(keys) == 2 and all(0 < client.pttl(key) <= 1000 * MEMORY_SECONDS for key in keys)
+    assert not any(b"ada" in key or HERE.encode() in key for key in keys)
+
+
+def test_without_redis_the_process_counts_and_nobody_waits_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        # It takes the connection and never answers.
+        tried = Attempts(RedisCounts(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
+        began = time.monotonic()
+        assert [tried.admit("ada", HERE) for _ in range(FREE_ATTEMPTS + 1)] == [0] * FREE_ATTEMPTS + [1]
+        assert time.monotonic() - began < 3 * attempts.TIMEOUT_SECONDS
+
+
+def test_a_refused_address_is_known_without_redis() -> None:
+    tried = shared()
+    for i in range(FREE_ATTEMPTS_PER_ADDRESS):
+        assert tried.admit(f"name {i}", HERE) == tried.refused_for(HERE) == 0
+    assert tried.admit("next", HERE) == tried.refused_for(HERE) == 1
+    assert tried.refused_for(THERE) == 0
+    # A name that waits says nothing of the addresses it is tried from.
+    for _ in range(FREE_ATTEMPTS + 1):
+        tried.admit("ada", THERE)
+    assert tried.refused_for(THERE) == 0
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "MOST_NAMES", 10)
-    tried = Attempts(Clock())
+    monkeypatch.setattr(attempts, "MOST_KEYS", 10)
+    tried = Attempts(clock=Clock())
     for i in range(100):
-        tried.failed(f"name{i}" + "x" * 1000)
-    assert len(tried._wrong) == 10
-    assert all(len(name) <= attempts.NAME_LENGTH for name in tried._wrong)
+        tried.admit(f"name{i}" + "x" * 1000, f"192.0.2.{i}")
+    assert len(tried._memory._counts) == 10
+    assert all(len(name) < 50 for name in tried._memory._counts)

@@ -54,7 +54,7 @@ def ask(pieces: list[bytes], declared: int | None = None) -> tuple[int, bytes]:
         sent.append(message)
 
     headers = [] if declared is None else [(b"content-length", str(declared).encode())]
-    scope = {"type": "http", "headers": headers}
+    scope = {"type": "http", "path": "/api/v1/runs", "headers": headers}
     run(BodyLimit(read_all, LIMIT)(scope, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     return sent[0]["status"], sent[1]["body"]

@@ -65,7 +65,7 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
 
 
 def test_no_address_is_forgotten_here() -> None:
-    listed = {*READ, *STREAMS, *MEMBER, *ADMIN, "home", "healthz"}
+    listed = {*READ, *STREAMS, *MEMBER, *ADMIN, "home"}
     assert {one.name for one in urlpatterns} == listed
 
 

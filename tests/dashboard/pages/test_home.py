@@ -1,10 +1,8 @@
-"""Where a person arrives, and what load balancers ask."""
+"""Where a person arrives."""
 
 from __future__ import annotations
 
-import pytest
 from dashboard.pages.conftest import Visitor, visitor_of
-from django.db import DatabaseError, connection
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Membership, Role, User
@@ -37,17 +35,3 @@ def test_nobody_is_sent_to_sign_in(db: None) -> None:
 def test_the_switcher_names_only_ones_own_projects(member: Visitor) -> None:
     visitor_of(create_project("secret", "Secret"), "eve", Role.ADMIN)
     assert "Secret" not in member.client.get(member.address()).content.decode()
-
-
-def test_health(db: None) -> None:
-    answer = Client().get("/healthz")
-    assert answer.status_code == 200 and answer.content == b"ok\n"
-
-
-def test_health_without_database(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise DatabaseError("gone")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(connection, "cursor", fail)
-        assert Client().get("/healthz").status_code == 503

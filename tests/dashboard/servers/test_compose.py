@@ -53,7 +53,6 @@ class Commands:
             "REDIS_URL": redis_url,
             "FP8SCOPE_SECRET_KEY": "k" * 64,
             "FP8SCOPE_BASE_URL": "https://fp8.example.org",
-            "FP8SCOPE_ALLOWED_HOSTS": services["web"]["environment"]["FP8SCOPE_ALLOWED_HOSTS"],
         }
 
     def words(self, command: list[str]) -> list[str]:

@@ -79,7 +79,6 @@ SECURE = {"SECURE_SSL_REDIRECT": True, "SECURE_HSTS_SECONDS": 60}
         ("/echo", {"method": "POST", "pieces": (b"a",)}, {}, 403),
         ("/file", {}, {}, 200),
         ("/bug", {}, {}, 500),
-        ("/healthz", {}, {}, 200),
     ],
 )
 def test_both_ways_answer_alike(

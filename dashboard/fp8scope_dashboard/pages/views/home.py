@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_required
-from django.db import DatabaseError, connection
 from django.db.models import Count, Max
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -23,14 +22,3 @@ def home(request: HttpRequest) -> HttpResponse:
         return redirect("project", slug=slugs[0])
     listed = projects.annotate(run_count=Count("runs"), latest=Max("runs__heartbeat_at"))
     return render(request, "pages/home.html", {"projects": listed.order_by("name")})
-
-
-@never_cache
-def healthz(request: HttpRequest) -> HttpResponse:
-    """For load balancers: 200 when this process can answer from the database, else 503."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-    except DatabaseError:
-        return HttpResponse("database unavailable\n", status=503, content_type="text/plain")
-    return HttpResponse("ok\n", content_type="text/plain")

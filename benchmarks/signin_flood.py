@@ -1,0 +1,348 @@
+"""Do agents notice when strangers flood the sign-in page, or hold slow connections? One JSON line.
+
+Starts a whole installation (`fp8scope up`: PostgreSQL, Redis, web, worker, beat) on this machine's cores.
+`--agents` agents send one small batch a second each, as the agent encodes it, over a connection that each
+keeps open.
+
+    alone    p50_s, p99_s: from sending a batch to its acknowledgement, nobody else there
+    flood    p99_ratio: p99 while `--connections` connections post ever new names to the sign-in page as fast
+    as
+             they are answered, over `p99_s`; `flood_statuses`: how these posts were answered
+    slow     `--slow` connections that send a byte every 2 s (half of them within the headers, half within a
+    body)
+             and 60 anonymous uploads of 31 MB: `body_memory_mb`, the growth of the web process's memory at
+             its peak; `body_files_mb`, the most that its open temporary files held; `slow_left`, connections
+             that are still open at the end; `slow_p99_s`, the agents' p99 meanwhile
+
+The flood comes from a process of its own, so that its work does not delay the clocks of the agents. It shares
+the cores with the servers.
+
+    python benchmarks/signin_flood.py [--seconds 12] [--agents 60] [--connections 60] [--slow 900]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from contextlib import suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+TENSORS, STATISTICS = 100, ("numel", "amax", "scale", "underflow")
+WARM_UP = 4.0
+SLOW_SECONDS = 18.0
+UPLOADS, UPLOAD_BYTES = 60, 31_000_000
+CSRF = "a" * 32
+
+
+class Connection:
+    """A keep-alive HTTP/1.1 connection; opened again when the server has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def request(self, method: str, path: str, headers: str, body: bytes = b"") -> int:
+        """Returns the answer's status. Raises OSError or EOFError where the connection ends without one."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        try:
+            self._writer.write(head.encode() + body)
+            lines = (await self._reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            fields = dict(line.split(b": ", 1) for line in lines[1:] if b": " in line)
+            await self._reader.readexactly(int(fields.get(b"content-length", b"0")))
+        except (OSError, EOFError):
+            self.close()
+            raise
+        if fields.get(b"connection") == b"close":
+            self.close()
+        return int(lines[0].split()[1])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+
+class Agent:
+    """One training process: a run, a writer, and a batch of one step each second."""
+
+    def __init__(self, port: int, token: str, rank: int) -> None:
+        self.run, self.writer, self.rank, self.seq = str(uuid.uuid4()), str(uuid.uuid4()), rank, 0
+        self.connection = Connection(port)
+        self.headers = f"Authorization: Bearer {token}\r\n"
+
+    async def register(self) -> None:
+        names = [f"layers.{i}.weight" for i in range(TENSORS)]
+        tensors = [{"name": name, "module": name, "role": "weight", "format": "e4m3"} for name in names]
+        described = {"rank": 0, "hostname": "benchmark", "offset": 0, "tensors": tensors}
+        for method, path, document in (
+            ("PUT", f"/api/v1/runs/{self.run}", {"name": f"agent {self.rank}", "total_steps": 10**6}),
+            ("POST", f"/api/v1/runs/{self.run}/writers/{self.writer}/tensors", described),
+        ):
+            headers = f"{self.headers}Content-Type: application/json\r\n"
+            status = await self.connection.request(method, path, headers, json.dumps(document).encode())
+            if status not in (200, 201):
+                raise SystemExit(f"{method} {path} was answered with {status}")
+
+    def batch(self) -> bytes:
+        import numpy as np
+
+        from fp8scope.batcher import encode_batch
+        from fp8scope.records import Row
+
+        values = np.random.default_rng(self.seq).random((TENSORS, len(STATISTICS)))
+        row = Row(self.seq, time.time_ns() // 1000, 0, {"loss": 1.0 / (1 + self.seq)}, values)
+        batch = encode_batch([row], STATISTICS, run=self.run, writer=self.writer, seq=self.seq)
+        self.seq += 1
+        return batch.body
+
+    async def send(self, until: float, times: list[float], statuses: Counter[int]) -> None:
+        """A batch a second until then; `times` takes the seconds of each acknowledged one."""
+        from fp8scope.batcher import CONTENT_TYPE
+
+        due = time.perf_counter() + (self.rank * 0.618) % 1
+        while due < until:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            body, began, status = self.batch(), time.perf_counter(), 0
+            # As the agent does it: the same message again until it is acknowledged.
+            while status not in (200, 201):
+                with suppress(OSError, EOFError):
+                    headers = f"{self.headers}Content-Type: {CONTENT_TYPE}\r\n"
+                    path = f"/api/v1/runs/{self.run}/batches"
+                    status = await self.connection.request("POST", path, headers, body)
+                statuses[status] += 1
+                if status not in (200, 201):
+                    await asyncio.sleep(0.5)
+            times.append(time.perf_counter() - began)
+            due = max(due + 1, time.perf_counter())
+
+
+async def load(agents: list[Agent], seconds: float) -> tuple[list[float], Counter[int]]:
+    times: list[float] = []
+    statuses: Counter[int] = Counter()
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(agent.send(until, times, statuses) for agent in agents))
+    return times, statuses
+
+
+async def flood(port: int, connections: int, seconds: float) -> Counter[int]:
+    """Post new names over all connections; returns how often each status came (0: no answer)."""
+    statuses: Counter[int] = Counter()
+    until = time.perf_counter() + seconds
+
+    async def attack(number: int) -> None:
+        connection, attempt = Connection(port), 0
+        headers = (
+            f"Cookie: csrftoken={CSRF}\r\nX-CSRFToken: {CSRF}\r\n"
+            "Content-Type: application/x-www-form-urlencoded\r\n"
+        )
+        while time.perf_counter() < until:
+            attempt += 1
+            name = f"name-{number}-{attempt}"
+            body = urlencode({"username": name, "password": "wrong password"}).encode()
+            status = 0
+            with suppress(OSError, EOFError, TimeoutError):
+                async with asyncio.timeout(max(0.1, until + 1 - time.perf_counter())):
+                    status = await connection.request("POST", "/signin/", headers, body)
+            statuses[status] += 1
+        connection.close()
+
+    await asyncio.gather(*(attack(number) for number in range(connections)))
+    return statuses
+
+
+async def hold(port: int, slow: int, seconds: float) -> dict[str, Any]:
+    """Slow connections and large anonymous uploads; returns how they ended."""
+    until = time.perf_counter() + seconds
+    ended: Counter[str] = Counter()
+
+    async def drip(number: int) -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            ended["refused"] += 1
+            return
+        start = b"POST /signin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+        if number % 2:
+            start += b"1\r\nContent-Length: 50000\r\n\r\n"
+        end = "left"
+        with suppress(OSError):
+            writer.write(start)
+            while time.perf_counter() < until:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(2):
+                        if not await reader.read(65536):
+                            end = "closed"
+                            break
+                writer.write(b"x")
+        # A reset raises; what is left at the end is still open.
+        if end == "left" and time.perf_counter() < until:
+            end = "closed"
+        ended[end] += 1
+        writer.close()
+
+    async def upload() -> None:
+        piece, sent, answer = bytes(65536), 0, b""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(max(0.1, until - time.perf_counter())):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                path = f"/api/v1/runs/{uuid.uuid4()}/batches"
+                head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {UPLOAD_BYTES}\r\n\r\n"
+                writer.write(head.encode())
+                # All but the last bytes, as somebody would who wants to occupy memory.
+                while sent < UPLOAD_BYTES - 1_000_000:
+                    writer.write(piece)
+                    sent += len(piece)
+                    await writer.drain()
+                answer = await reader.read(64)
+        ended[f"upload {answer[9:12].decode() or 'cut or held'}"] += 1
+
+    await asyncio.gather(*(drip(number) for number in range(slow)), *(upload() for _ in range(UPLOADS)))
+    return dict(ended)
+
+
+def elsewhere(results: Any, work: Any, *arguments: Any) -> None:
+    """In another process: run it, put its result."""
+    results.put(asyncio.run(work(*arguments)))
+
+
+async def beside(work: Any, *arguments: Any) -> Any:
+    """Run a load in a process of its own, which may have as many connections as the machine allows."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=elsewhere, args=(results, work, *arguments), daemon=True)
+    process.start()
+    try:
+        return await asyncio.to_thread(results.get, True, 120)
+    finally:
+        process.join(10)
+
+
+class Memory:
+    """Peak memory of a process, and of the temporary files that it holds open, in MB."""
+
+    def __init__(self, pid: int) -> None:
+        import psutil
+
+        self.process = psutil.Process(pid)
+        self.begin = self.peak = self.process.memory_info().rss / 1e6
+        self.files = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            self.peak = max(self.peak, self.process.memory_info().rss / 1e6)
+            self.files = max(self.files, self._open_files() / 1e6)
+            await asyncio.sleep(0.25)
+
+    def _open_files(self) -> int:
+        size, folder = 0, Path(f"/proc/{self.process.pid}/fd")
+        with suppress(OSError):
+            for entry in folder.iterdir():
+                # A temporary file has no name any more.
+                with suppress(OSError):
+                    if os.readlink(entry).endswith("(deleted)"):
+                        size += entry.stat().st_size
+        return size
+
+
+async def health(port: int, until: float) -> float:
+    """The slowest answer of /healthz, asked twice a second, in seconds."""
+
+    def ask() -> float:
+        began = time.perf_counter()
+        connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        with suppress(OSError):
+            connection.request("GET", "/healthz")
+            if connection.getresponse().status == 200:
+                connection.close()
+                return time.perf_counter() - began
+        return 30.0
+
+    slowest = 0.0
+    while time.perf_counter() < until:
+        slowest = max(slowest, await asyncio.to_thread(ask))
+        await asyncio.sleep(0.5)
+    return slowest
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def measure(port: int, token: str, web: int, options: argparse.Namespace) -> dict[str, Any]:
+    agents = [Agent(port, token, rank) for rank in range(options.agents)]
+    for agent in agents:
+        await agent.register()
+    await load(agents, WARM_UP)
+    alone, _ = await load(agents, options.seconds)
+    attack = asyncio.create_task(beside(flood, port, options.connections, options.seconds + 3))
+    # The process with the flood needs a moment to start.
+    await asyncio.sleep(1.5)
+    probe = asyncio.create_task(health(port, time.perf_counter() + options.seconds))
+    under, statuses = await load(agents, options.seconds)
+    flooded, healthz = await attack, await probe
+    await asyncio.sleep(2)
+    memory = Memory(web)
+    watching = asyncio.create_task(memory.watch())
+    holding = asyncio.create_task(beside(hold, port, options.slow, SLOW_SECONDS))
+    await asyncio.sleep(1.5)
+    slowed, _ = await load(agents, SLOW_SECONDS - 2)
+    ended = await holding
+    watching.cancel()
+    p99 = percentile(alone, 0.99)
+    return {
+        "agents": options.agents,
+        "p50_s": round(percentile(alone, 0.5), 4),
+        "p99_s": round(p99, 4),
+        "p99_ratio": round(percentile(under, 0.99) / p99, 2),
+        "flood_connections": options.connections,
+        "flood_p50_s": round(percentile(under, 0.5), 4),
+        "flood_p99_s": round(percentile(under, 0.99), 4),
+        "flood_statuses": dict(flooded.most_common()),
+        "agents_statuses": dict(statuses.most_common()),
+        "healthz_slowest_s": round(healthz, 3),
+        "slow_connections": options.slow,
+        "slow_p99_s": round(percentile(slowed, 0.99), 4),
+        "slow_left": ended.pop("left", 0),
+        "slow_ended": ended,
+        "body_memory_mb": round(memory.peak - memory.begin),
+        "body_files_mb": round(memory.files),
+        "web_peak_mb": round(memory.peak),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=12.0, help="length of each of the two loads")
+    parser.add_argument("--agents", type=int, default=60)
+    parser.add_argument("--connections", type=int, default=60)
+    parser.add_argument("--slow", type=int, default=900)
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    from chaos import make_token
+
+    from fp8scope_dashboard.servers.supervisor import Supervisor
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as directory, Supervisor(Path(directory) / "up", port=0) as supervisor:
+        token, web = make_token(supervisor), supervisor.pids()["web"]
+        figures = asyncio.run(measure(supervisor.port, token, web, options))
+    print(json.dumps({"benchmark": "signin_flood", "cpus": os.cpu_count(), **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Answers that are given before Django sees a request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.admission.scope import Receive, Scope, Send
+from fp8scope_dashboard.ingest.errors import RefusalError, error_bytes
+
+API: Final = "/api/"
+
+
+async def answer(
+    send: Send, status: int, body: bytes, kind: bytes, *more: tuple[bytes, bytes], last: bool = True
+) -> None:
+    """Send a whole answer. With `last=False` the server is not told yet that it is whole."""
+    headers = [
+        (b"content-type", kind),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        *more,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": not last})
+
+
+async def refuse(scope: Scope, send: Send, error: RefusalError, receive: Receive | None = None) -> None:
+    """Refuse a request in the words of `error` and end the connection.
+
+    With `receive` some of the body is read and dropped first, if there is room for it: most clients look for
+    the answer only once they have sent everything.
+    """
+    more = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
+    more.append((b"connection", b"close"))
+    if scope["path"].startswith(API):
+        kind, body = b"application/json", error_bytes(error.code, error.message, error.hint)
+    else:
+        kind, body = b"text/plain; charset=utf-8", f"{error.message} {error.hint}\n".encode()
+    if receive is None or not _lingering.room:
+        await answer(send, error.status, body, kind, *more)
+        return
+    await answer(send, error.status, body, kind, *more, last=False)
+    await _lingering.drop(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Lingering:
+    """Reads and drops what clients still send after their answer, a few at a time and not for long."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @property
+    def room(self) -> bool:
+        return self._count < limits.LINGERING
+
+    async def drop(self, receive: Receive) -> None:
+        self._count += 1
+        try:
+            async with asyncio.timeout(limits.LINGER_SECONDS):
+                while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+                    pass
+        except TimeoutError:
+            pass
+        finally:
+            self._count -= 1
+
+
+_lingering = _Lingering()

@@ -1,0 +1,187 @@
+"""uvicorn's HTTP/1.1 connections with bounds on their number and on the time and size of headers.
+
+uvicorn itself waits for ever for the headers of a request, keeps whatever comes in them, and takes any number
+of connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.admission.addresses import address_group
+from fp8scope_dashboard.admission.scope import CONNECTION
+
+
+def allow_many_files() -> int:
+    """Raise the limit of open files as far as possible; returns how many connections that allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.CONNECTIONS + limits.SPARE_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(limits.SPARE_FILES, min(limits.CONNECTIONS, soft - limits.SPARE_FILES))
+
+
+class Registry:
+    """How many connections a process has: in all, of strangers, and of strangers by address."""
+
+    def __init__(self, most: int = limits.CONNECTIONS) -> None:
+        self.most = most
+        self.total = 0
+        self.strangers = 0
+        self.by_address: Counter[str] = Counter()
+
+    def has_room(self, address: str) -> bool:
+        """Whether one more stranger from this address may come in."""
+        return (
+            self.total < self.most
+            and self.strangers < min(limits.STRANGERS, self.most // 2)
+            and self.by_address[address] < limits.STRANGERS_PER_ADDRESS
+        )
+
+    def enter(self, address: str) -> None:
+        self.total += 1
+        self.strangers += 1
+        self.by_address[address] += 1
+
+    def prove(self, address: str) -> None:
+        self.strangers -= 1
+        self.by_address[address] -= 1
+        if self.by_address[address] <= 0:
+            del self.by_address[address]
+
+    def leave(self) -> None:
+        self.total -= 1
+
+
+registry = Registry()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. It is a stranger's until a request on it was authenticated, which calls `prove`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._address = ""
+        # Whether the registry counts this connection, and whether as a stranger's.
+        self._is_counted = False
+        self._is_stranger = False
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._stalled_timer: asyncio.TimerHandle | None = None
+        # Bytes of the current message that are not its body's.
+        self._overhead = 0
+
+    def prove(self) -> None:
+        """A request on this connection was authenticated: no bound on strangers holds for it any more."""
+        if self._is_stranger:
+            self._is_stranger = False
+            registry.prove(self._address)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._address = address_group(self.client[0] if self.client else None)
+        if not registry.has_room(self._address):
+            self._refuse(
+                503, "The server has too many connections. Try again in a moment.", "retry-after: 1\r\n"
+            )
+            return
+        registry.enter(self._address)
+        self._is_counted = self._is_stranger = True
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_came()
+        self._cancel_stalled()
+        if self._is_counted:
+            self.prove()
+            self._is_counted = False
+            registry.leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        # Between two requests, and also for what is neither: it may not take for ever.
+        if self._header_timer is None and self._is_idle:
+            self._expect_headers()
+        self._overhead += len(data)
+        super().data_received(data)
+        # A piece that ends one message may begin the next, hence the length of one more.
+        if self._overhead > limits.HEADER_BYTES + len(data) and not self.transport.is_closing():
+            self._refuse(431, "The headers of a request, or what surrounds its body, are too large.")
+
+    def on_message_begin(self) -> None:
+        self._overhead = 0
+        super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._headers_came()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        # Chunks of some bytes carry as many around them; chunks of one are not sent by anybody who means
+        # well.
+        self._overhead = max(0, self._overhead - 2 * len(body))
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._overhead = 0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cancel_stalled()
+        self._stalled_timer = self.loop.call_later(limits.STALLED_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._cancel_stalled()
+        super().resume_writing()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+
+    def _expect_headers(self) -> None:
+        self._header_timer = self.loop.call_later(limits.HEADER_SECONDS, self._headers_are_late)
+
+    def _headers_came(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _headers_are_late(self) -> None:
+        self._header_timer = None
+        if self._overhead == 0:
+            # Not a byte: browsers open connections for later.
+            self.transport.close()
+            return
+        self._refuse(408, f"The headers did not come within {limits.HEADER_SECONDS:g} seconds.")
+
+    def _refuse(self, status: int, message: str, headers: str = "") -> None:
+        reason = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+        body = f"{message}\n"
+        head = (
+            f"HTTP/1.1 {status} {reason[status]}\r\n"
+            f"content-type: text/plain\r\ncontent-length: {len(body)}\r\n"
+            f"{headers}connection: close\r\n\r\n"
+        )
+        if not self.transport.is_closing():
+            # In the midst of an answer this would become a part of it.
+            if self._is_idle or not self.cycle.response_started:
+                self.transport.write((head + body).encode())
+            self.transport.close()
+
+    def _cancel_stalled(self) -> None:
+        if self._stalled_timer is not None:
+            self._stalled_timer.cancel()
+            self._stalled_timer = None
