@@ -119,6 +119,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        return urllib3.request("GET", f"{url}/api/v1/openapi.json", retries=False, timeout=10).status == 200
+        # A redirect to https, or a refused host name, is an answer too.
+        return urllib3.request("GET", f"{url}/api/v1/openapi.json", retries=False, timeout=10).status < 500
     except urllib3.exceptions.HTTPError:
         return False

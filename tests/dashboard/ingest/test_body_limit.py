@@ -1,9 +1,10 @@
-"""The ASGI wrapper that counts request bodies."""
+"""The ASGI wrapper that bounds request bodies in size, time and sum."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.ingest.body_limit import BodyLimit
+from fp8scope_dashboard.admission.limits import SMALL_BODY_BYTES
+from fp8scope_dashboard.admission.scope import BODY_LIMIT
+from fp8scope_dashboard.ingest.body_limit import BodyLimit, Budget
 
 LIMIT = 10
 
@@ -89,3 +92,90 @@ def test_what_is_not_http_passes() -> None:
 
     run(BodyLimit(application)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     assert seen == ["lifespan"]
+
+
+class Silent:
+    """A client that sends some pieces and then nothing."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+
+    async def receive(self) -> Mapping[str, Any]:
+        if self.pieces:
+            return {"type": "http.request", "body": self.pieces.pop(0), "more_body": True}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def statuses_of(application: BodyLimit, *receivers: Any, length: int | None = None) -> list[int]:
+    """The statuses of requests at the same moment, in the order in which they are answered."""
+    sent: list[int] = []
+
+    async def send(message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            sent.append(message["status"])
+
+    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    scope = {"type": "http", "path": "/api/v1/runs", "headers": headers}
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(application(dict(scope), receive, send) for receive in receivers))
+
+    run(all_of_them())
+    return sent
+
+
+@pytest.mark.parametrize("pieces", [(), (b"x",), (b"x" * 100_000,)])
+def test_a_body_that_does_not_come_is_given_up(pieces: tuple[bytes, ...]) -> None:
+    budget = Budget()
+    application = BodyLimit(read_all, budget=budget, seconds=0.2, rate=10**6)
+    began = time.monotonic()
+    assert statuses_of(application, Silent(*pieces).receive) == [408]
+    assert 0.2 <= time.monotonic() - began < 5
+    assert budget.held == 0
+
+
+def test_a_body_that_keeps_its_rate_may_take_long() -> None:
+    left = [b"x" * 1000] * 6
+
+    async def receive() -> Mapping[str, Any]:
+        await asyncio.sleep(0.1)
+        return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+    assert statuses_of(BodyLimit(read_all, seconds=0.2, rate=5000), receive) == [200]
+    assert left == []
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_bodies_share_a_budget(declared: bool) -> None:
+    """What does not fit is refused at once; what was held is given back."""
+    size = 4 * SMALL_BODY_BYTES
+    budget = Budget(2 * size)
+    application = BodyLimit(read_all, budget=budget, seconds=0.5, rate=10**9)
+    silent = [Silent(bytes(size)).receive for _ in range(5)]
+    assert statuses_of(application, *silent, length=size if declared else None) == [503] * 3 + [408] * 2
+    assert budget.held == 0
+
+
+def test_small_bodies_need_no_budget() -> None:
+    budget = Budget(1)
+    assert budget.take(1)
+
+    async def receive() -> Mapping[str, Any]:
+        return {"type": "http.request", "body": bytes(SMALL_BODY_BYTES), "more_body": False}
+
+    assert statuses_of(BodyLimit(read_all, budget=budget), receive, length=SMALL_BODY_BYTES) == [200]
+
+
+def test_the_scope_may_lower_the_limit() -> None:
+    sent: list[int] = []
+
+    async def send(message: Mapping[str, Any]) -> None:
+        sent.append(message.get("status", 0))
+
+    async def receive() -> Mapping[str, Any]:
+        return {"type": "http.request", "body": b"12345", "more_body": False}
+
+    scope = {"type": "http", "path": "/signin/", "headers": [], BODY_LIMIT: 4}
+    run(BodyLimit(read_all)(scope, receive, send))
+    assert sent == [413, 0]

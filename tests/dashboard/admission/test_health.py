@@ -1,0 +1,114 @@
+"""/healthz answers in bounded time, whatever PostgreSQL, the host name and the https setting are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import urllib3
+from live_servers import web_server
+
+from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
+
+TESTS = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ask(url: str, host: str = "127.0.0.1", method: str = "GET") -> tuple[int, bytes, float]:
+    """Status, body and seconds of an answer of /healthz."""
+    began = time.monotonic()
+    answer = urllib3.request(
+        method, f"{url}/healthz", headers={"Host": host}, retries=False, timeout=30, redirect=False
+    )
+    return answer.status, answer.data, time.monotonic() - began
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """PostgreSQL's processes stand still."""
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+
+
+def check(url: str) -> tuple[int, float]:
+    """The container's health check: its exit status, and its seconds."""
+    command = [sys.executable, "-m", "fp8scope_dashboard.servers.health", "--port", url.rpartition(":")[2]]
+    began = time.monotonic()
+    return subprocess.run(command, capture_output=True).returncode, time.monotonic() - began
+
+
+def test_it_works(tmp_path: Path) -> None:
+    with web_server(tmp_path / "log") as (url, _):
+        assert ask(url)[:2] == (200, b"ok\n")
+        assert ask(url, method="HEAD")[:2] == (200, b"")
+        assert ask(url, method="POST")[0] == 405
+
+
+def test_the_host_name_and_the_redirect_to_https_do_not_matter(tmp_path: Path) -> None:
+    strict = {
+        "DJANGO_SETTINGS_MODULE": "dashboard.admission.production_settings",
+        "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}",
+        "FP8SCOPE_BASE_URL": "https://fp8.example.org",
+    }
+    with web_server(tmp_path / "log", **strict) as (url, _):
+        page = urllib3.request("GET", f"{url}/signin/", retries=False)
+        assert (page.status, page.headers["Location"][:8]) == (301, "https://")
+        page = urllib3.request("GET", f"{url}/signin/", headers={"Host": "10.0.0.17"}, retries=False)
+        assert page.status == 400
+        assert ask(url, host="10.0.0.17")[:2] == (200, b"ok\n")
+        assert check(url)[0] == 0
+
+
+def test_a_frozen_database_is_reported_within_seconds(tmp_path: Path) -> None:
+    postgres = EmbeddedPostgres(tmp_path / "postgres", durable=False)
+    with (
+        postgres as database_url,
+        web_server(tmp_path / "log", DATABASE_URL=database_url) as (url, process),
+    ):
+        assert ask(url)[0] == 200
+        time.sleep(limits.HEALTH_FRESH_SECONDS)
+        pid = int((postgres.server_dir / "postmaster.pid").read_text().split()[0])
+        with frozen(pid):
+            answers: list[tuple[int, bytes, float]] = []
+            threads = [threading.Thread(target=lambda: answers.append(ask(url))) for _ in range(50)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert {answer[:2] for answer in answers} == {(503, b"database unavailable\n")}
+            assert max(answer[2] for answer in answers) < limits.HEALTH_SECONDS + 3
+            before = psutil.Process(process.pid).num_threads()
+            for _ in range(4):
+                assert ask(url)[0] == 503
+            # Nothing piles up, however often it is asked.
+            assert psutil.Process(process.pid).num_threads() <= before
+            assert len(os.listdir(f"/proc/{process.pid}/fd")) < 60
+            code, seconds = check(url)
+            assert code == 1 and seconds < 10
+        deadline = time.monotonic() + 20
+        while ask(url)[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_a_database_that_is_gone_is_reported_at_once(tmp_path: Path) -> None:
+    nowhere = f"postgresql://fp8scope@/fp8scope?host={tmp_path}"
+    with web_server(tmp_path / "log", DATABASE_URL=nowhere) as (url, _):
+        status, _, seconds = ask(url)
+        assert status == 503 and seconds < limits.HEALTH_SECONDS + 1

@@ -1,0 +1,65 @@
+"""The threads that answer requests, apart by who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+
+import pytest
+
+from fp8scope_dashboard.admission.lanes import KNOWN, PASSWORDS, VISITORS, Lane, LaneFullError, Lanes
+
+marker: ContextVar[str] = ContextVar("marker", default="")
+
+
+def run(work: object) -> None:
+    """Run it in a thread: this one's loop may be in use, by a browser that another test drives."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()  # type: ignore[arg-type]
+
+
+def test_it_works() -> None:
+    async def work() -> None:
+        lane = Lane("some", 1, 0)
+        marker.set("seen")
+        assert await lane.run(lambda: marker.get()) == "seen"
+        with pytest.raises(ZeroDivisionError):
+            await lane.run(lambda: 1 // 0)
+        assert (await lane.run(lambda: threading.current_thread().name)).startswith("some")
+
+    run(work())
+
+
+def test_beyond_those_that_wait_nobody_is_let_in() -> None:
+    async def work() -> None:
+        lane, go = Lane("some", 2, 3), threading.Event()
+        inside = [asyncio.create_task(lane.run(lambda: go.wait(60))) for _ in range(5)]
+        await asyncio.sleep(0)
+        with pytest.raises(LaneFullError) as refused:
+            await lane.run(lambda: None)
+        assert (refused.value.status, refused.value.headers()) == (503, {"Retry-After": "1"})
+        go.set()
+        assert await asyncio.gather(*inside) == [True] * 5
+        assert await lane.run(lambda: 1) == 1
+
+    run(work())
+
+
+def test_full_lanes_leave_the_others_alone() -> None:
+    async def work() -> None:
+        lanes, go = Lanes(), threading.Event()
+        waiting: list[asyncio.Task[bool]] = []
+        for name in (VISITORS, PASSWORDS):
+            with pytest.raises(LaneFullError):
+                while True:
+                    waiting.append(asyncio.create_task(lanes[name].run(lambda: go.wait(60))))
+                    await asyncio.sleep(0)
+                    if waiting[-1].done():
+                        waiting.pop().result()
+        assert await lanes[KNOWN].run(lambda: "answered") == "answered"
+        go.set()
+        assert all(await asyncio.gather(*waiting))
+
+    run(work())

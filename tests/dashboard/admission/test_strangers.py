@@ -1,0 +1,269 @@
+"""What strangers send does not take from agents and signed-in people."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import urllib3
+from contract.refusals import registered
+from contract.wire_client import Answer, WireClient
+from dashboard.admission.strangers import (
+    CSRF,
+    connect,
+    raw,
+    sign_in,
+    sign_in_flood,
+    temporary_bytes,
+    upload,
+)
+from live_servers import Server, web_server
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.ingest.limits import MIB
+
+PASSWORD = "correct horse battery"
+TESTS = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def production(transactional_db: None, tmp_path: Path) -> Iterator[Server]:
+    """A web server of its own with slow password hashes and a pool of database connections."""
+    project = create_project("default", "Default")
+    token = create_token(project, "tests")[1]
+    log = tmp_path / "web.log"
+    with web_server(
+        log,
+        DJANGO_SETTINGS_MODULE="dashboard.admission.production_settings",
+        PYTHONPATH=f"{TESTS}:{os.environ.get('PYTHONPATH', '')}",
+        FP8SCOPE_TRUSTED_PROXIES="127.0.0.1",
+    ) as (url, process):
+        yield Server(url, token, project, process, log)
+
+
+def beat(client: WireClient) -> tuple[Answer, float]:
+    """A heartbeat's answer and how long it took."""
+    began = time.monotonic()
+    answer = client.request("POST", "/heartbeat", json={"writer": str(client.writer)})
+    return answer, time.monotonic() - began
+
+
+def test_it_works(production: Server) -> None:
+    """A flood of sign-in attempts from many addresses: heartbeats and /healthz are answered all the while."""
+    client = registered(production)
+    assert beat(client)[0].status == 200
+    with sign_in_flood(production.url, 30) as statuses:
+        time.sleep(2)
+        beats = []
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            beats.append(beat(client))
+            began = time.monotonic()
+            assert (
+                urllib3.request("GET", f"{production.url}/healthz", retries=False, timeout=30).status == 200
+            )
+            assert time.monotonic() - began < 5
+            time.sleep(0.1)
+    assert {answer.status for answer, _ in beats} == {200}
+    assert max(seconds for _, seconds in beats) < 5
+    # Whoever is too many is told so at once.
+    assert sum(statuses.values()) > 100 and set(statuses) <= {200, 429, 503, 0}
+
+
+def test_a_flood_from_many_addresses_is_turned_away(production: Server) -> None:
+    """Beyond the threads that hash passwords, and the few that wait for them: 503 at once."""
+    client = registered(production)
+    statuses: list[int] = []
+
+    def attack(number: int) -> None:
+        for attempt in range(5):
+            headers = {"X-Forwarded-For": f"203.0.{number}.{attempt}"}
+            statuses.append(sign_in(production.url, f"name-{number}-{attempt}", headers=headers))
+
+    threads = [threading.Thread(target=attack, args=(i,)) for i in range(40)]
+    for thread in threads:
+        thread.start()
+    answer, seconds = beat(client)
+    assert answer.status == 200 and seconds < 10
+    for thread in threads:
+        thread.join(120)
+    assert set(statuses) == {200, 503}
+
+
+def test_who_knows_the_password_gets_in_and_is_no_stranger_then(production: Server) -> None:
+    User.objects.create_user("ada", password=PASSWORD)
+    body = f"username=ada&password={PASSWORD.replace(' ', '+')}&csrfmiddlewaretoken={CSRF}"
+    connection = connect(production.url)
+    headers = {"Cookie": f"csrftoken={CSRF}", "Content-Type": "application/x-www-form-urlencoded"}
+    connection.request("POST", "/signin/", body, headers)
+    answer = connection.getresponse()
+    assert answer.status == 302
+    answer.read()
+    cookies = [value for name, value in answer.getheaders() if name.lower() == "set-cookie"]
+    session = next(value.partition(";")[0] for value in cookies if value.startswith("sessionid="))
+    for _ in range(limits.STRANGER_BURST * 2):
+        connection.request("GET", "/", headers={"Cookie": session})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200
+
+
+def test_anonymous_requests_are_limited_by_address(production: Server) -> None:
+    def get(address: str, cookie: str = "") -> int:
+        headers = {"X-Forwarded-For": address, "Cookie": cookie}
+        return urllib3.request("GET", f"{production.url}/signin/", headers=headers, retries=False).status
+
+    statuses = [get("203.0.113.1") for _ in range(limits.STRANGER_BURST * 2)]
+    assert statuses[:50] == [200] * 50 and 429 in statuses
+    assert get("203.0.113.2") == 200
+    # A session that this process does not know yet, as after a restart, is counted apart.
+    assert get("203.0.113.1", "sessionid=abcdefghijklmnopqrstuvwxyz012345") == 200
+
+
+def test_what_a_stranger_says_of_its_address_is_not_believed(server: Server) -> None:
+    statuses = []
+    for i in range(limits.STRANGER_BURST * 2):
+        headers = {"X-Forwarded-For": f"203.0.113.{i}"}
+        answer = urllib3.request("GET", f"{server.url}/signin/", headers=headers, retries=False)
+        statuses.append(answer.status)
+    assert 429 in statuses
+
+
+def test_unknown_tokens_are_limited_and_known_ones_are_not(production: Server) -> None:
+    client = registered(production)
+    unknown = WireClient(client.url, f"fp8s_{'a' * 8}_{'b' * 43}", run=client.run)
+    answers = [beat(unknown)[0] for _ in range(limits.STRANGER_BURST * 2)]
+    assert {answer.status for answer in answers} == {401, 429}
+    assert {answer.code for answer in answers} == {"bad_token", "slow_down"}
+    assert beat(client)[0].status == 200
+
+
+@pytest.mark.parametrize("token", [None, "nonsense", f"fp8s_{'a' * 8}_{'b' * 43}"])
+def test_a_body_without_a_good_token_is_not_read(server: Server, token: str | None) -> None:
+    headers = "" if token is None else f"Authorization: Bearer {token}\r\n"
+    path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/batches"
+    began = time.monotonic()
+    _, answer = upload(server.url, path, 31_000_000, headers)
+    assert time.monotonic() - began < 5
+    assert answer.startswith(b"HTTP/1.1 401") and b"connection: close" in answer
+    code = "no_token" if token is None else "bad_token"
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == code
+    assert temporary_bytes(server.process.pid) == 0
+
+
+def test_many_large_bodies_of_strangers_take_no_memory(server: Server) -> None:
+    before = psutil.Process(server.process.pid).memory_info().rss
+    path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/batches"
+    threads = [threading.Thread(target=upload, args=(server.url, path, 31_000_000)) for _ in range(60)]
+    for thread in threads:
+        thread.start()
+    most = 0
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, temporary_bytes(server.process.pid))
+        time.sleep(0.02)
+    assert most == 0
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 64 * MIB
+
+
+def test_a_stranger_s_form_is_small(server: Server) -> None:
+    _, answer = upload(server.url, "/signin/", limits.STRANGER_BODY_BYTES + 1)
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_a_revoked_token_is_refused_although_it_was_known(server: Server) -> None:
+    from fp8scope_dashboard.accounts.models import ApiToken
+
+    client = registered(server)
+    assert beat(client)[0].status == 200
+    ApiToken.objects.update(revoked_at="2026-01-01T00:00:00Z")
+    assert beat(client)[0].code == beat(client)[0].code == "bad_token"
+
+
+def test_slow_headers_and_slow_bodies_are_cut_off(server: Server) -> None:
+    slow = {
+        "headers": b"GET /signin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
+        "nothing but line ends": b"\r\n",
+        "second request": b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nGET /healthz HTTP/1.1\r\nX-Slow: ",
+        "body": b"POST /signin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50000\r\n\r\n",
+        "agent's body": (
+            f"POST /api/v1/runs/0198c0de-0000-7000-8000-000000000000/batches HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Authorization: Bearer {server.token}\r\nContent-Length: 5000000\r\n\r\n"
+        ).encode(),
+    }
+    connections = {name: raw(server.url, start) for name, start in slow.items()}
+    until = time.monotonic() + limits.BODY_SECONDS + 8
+    answers = dict.fromkeys(connections, b"")
+    try:
+        opened = dict(connections)
+        while opened and time.monotonic() < until:
+            time.sleep(0.5)
+            for name, connection in list(opened.items()):
+                try:
+                    connection.sendall(b"\r\n" if "line ends" in name else b"x")
+                    connection.settimeout(0.01)
+                    piece = connection.recv(65536)
+                    answers[name] += piece
+                    if not piece:
+                        del opened[name]
+                except TimeoutError:
+                    pass
+                except OSError:
+                    del opened[name]
+        assert list(opened) == []
+    finally:
+        for connection in connections.values():
+            connection.close()
+    for name, answer in answers.items():
+        assert b"408 Request Timeout" in answer or name == "nothing but line ends", (name, answer)
+    assert b'"too_slow"' in answers["agent's body"]
+
+
+def test_headers_without_end_are_cut_off(server: Server) -> None:
+    for start in (
+        b"GET /signin/ HTTP/1.1\r\n",
+        # Trailers count as well.
+        b"POST /signin/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+    ):
+        with raw(server.url, start) as connection:
+            sent = 0
+            with pytest.raises(OSError):
+                while sent < 64 * MIB:
+                    connection.sendall(b"X-Header: " + b"x" * 1000 + b"\r\n")
+                    sent += 1012
+        assert sent < 32 * MIB
+
+
+def test_one_address_has_so_many_connections(server: Server) -> None:
+    client = registered(server)
+    start = b"GET /signin/ HTTP/1.1\r\nX-Slow: "
+    connections = [raw(server.url, start) for _ in range(limits.STRANGERS_PER_ADDRESS + 20)]
+    try:
+        refused, waiting = 0, list(connections)
+        deadline = time.monotonic() + limits.HEADER_SECONDS - 2
+        while refused < 20 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            for connection in list(waiting):
+                connection.setblocking(False)
+                try:
+                    refused += connection.recv(65536).startswith(b"HTTP/1.1 503")
+                except BlockingIOError:
+                    continue
+                except ConnectionError:
+                    refused += 1
+                waiting.remove(connection)
+        assert 20 <= refused <= 25
+    finally:
+        for connection in connections:
+            connection.close()
+    deadline = time.monotonic() + 20
+    while (answer := beat(client)[0]).status == 503 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert answer.status == 200
