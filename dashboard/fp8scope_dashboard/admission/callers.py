@@ -11,6 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 
+from django.conf import settings
 from django.http import HttpRequest
 
 from fp8scope_dashboard.admission import limits
@@ -53,11 +54,11 @@ def remember_session(request: HttpRequest) -> None:
     user = getattr(request, "_cached_user", None)
     if session is None or user is None:
         return
-    key = session.session_key
-    if key and user.is_authenticated:
-        sessions.add(key)
-    elif key:
-        sessions.discard(key)
+    if not user.is_authenticated:
+        # Signed out, or expired: the session itself no longer has a key.
+        sessions.discard(request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""))
+    elif session.session_key:
+        sessions.add(session.session_key)
 
 
 def _digest(secret: str) -> bytes:

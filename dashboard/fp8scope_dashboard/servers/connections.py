@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -30,21 +32,39 @@ def allow_many_files() -> int:
     return max(limits.SPARE_FILES, min(limits.CONNECTIONS, soft - limits.SPARE_FILES))
 
 
-class Registry:
-    """How many connections a process has: in all, of strangers, and of strangers by address."""
+PROXY = "trusted proxies"
 
-    def __init__(self, most: int = limits.CONNECTIONS) -> None:
+
+class Registry:
+    """How many connections a process has: in all, of strangers, and of strangers by address.
+
+    Args:
+        most: connections in all.
+        proxies: networks of trusted proxies, which carry many clients' requests: no bound by address is
+            theirs.
+    """
+
+    def __init__(self, most: int = limits.CONNECTIONS, proxies: Sequence[str] = ()) -> None:
         self.most = most
+        self.proxies = [ip_network(proxy) for proxy in proxies]
         self.total = 0
         self.strangers = 0
         self.by_address: Counter[str] = Counter()
 
+    def group(self, host: str | None) -> str:
+        """What connections from a host are counted under."""
+        try:
+            is_proxy = any(ip_address(host or "") in network for network in self.proxies)
+        except ValueError:
+            is_proxy = False
+        return PROXY if is_proxy else address_group(host)
+
     def has_room(self, address: str) -> bool:
-        """Whether one more stranger from this address may come in."""
+        """Whether one more stranger of this group of addresses may come in."""
         return (
             self.total < self.most
             and self.strangers < min(limits.STRANGERS, self.most // 2)
-            and self.by_address[address] < limits.STRANGERS_PER_ADDRESS
+            and (address == PROXY or self.by_address[address] < limits.STRANGERS_PER_ADDRESS)
         )
 
     def enter(self, address: str) -> None:
@@ -87,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._address = address_group(self.client[0] if self.client else None)
+        self._address = registry.group(self.client[0] if self.client else None)
         if not registry.has_room(self._address):
             self._refuse(
                 503, "The server has too many connections. Try again in a moment.", "retry-after: 1\r\n"

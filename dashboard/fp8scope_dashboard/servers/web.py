@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     import fp8scope_dashboard.asgi  # noqa: F401
     from fp8scope_dashboard.servers import connections
 
-    connections.registry.most = connections.allow_many_files()
+    connections.registry = connections.Registry(connections.allow_many_files(), settings.TRUSTED_PROXIES)
     config = uvicorn.Config(
         APPLICATION,
         host=options.host or "",

@@ -7,9 +7,9 @@ from django.core.exceptions import ImproperlyConfigured
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8scope_dashboard.admission import limits
 from fp8scope_dashboard.admission.addresses import UNKNOWN, Rate, address_group
 from fp8scope_dashboard.admission.callers import Callers
-from fp8scope_dashboard.servers import connections
 from fp8scope_dashboard.servers.connections import Registry
 from fp8scope_dashboard.settings.proxies import networks_from_text
 
@@ -61,8 +61,8 @@ def test_callers_are_remembered_without_their_secrets() -> None:
 
 
 def test_a_registry_counts_strangers_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections.limits, "STRANGERS_PER_ADDRESS", 2)
-    monkeypatch.setattr(connections.limits, "STRANGERS", 3)
+    monkeypatch.setattr(limits, "STRANGERS_PER_ADDRESS", 2)
+    monkeypatch.setattr(limits, "STRANGERS", 3)
     registry = Registry(most=10)
     registry.enter("a")
     registry.enter("a")
@@ -77,6 +77,17 @@ def test_a_registry_counts_strangers_by_address(monkeypatch: pytest.MonkeyPatch)
     assert (registry.total, registry.strangers, dict(registry.by_address)) == (2, 1, {"a": 1})
     registry.most = 2
     assert not registry.has_room("c")
+
+
+def test_trusted_proxies_have_no_bound_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STRANGERS_PER_ADDRESS", 1)
+    registry = Registry(most=10, proxies=["10.0.0.0/8"])
+    for _ in range(3):
+        assert registry.has_room(registry.group("10.1.2.3"))
+        registry.enter(registry.group("10.1.2.3"))
+    registry.enter(registry.group("192.0.2.1"))
+    assert not registry.has_room(registry.group("192.0.2.1"))
+    assert registry.group(None) == registry.group("no address") == UNKNOWN
 
 
 def test_proxies_are_addresses_or_networks() -> None:

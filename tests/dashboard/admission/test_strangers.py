@@ -23,6 +23,7 @@ from dashboard.admission.strangers import (
     temporary_bytes,
     upload,
 )
+from django.contrib.sessions.models import Session
 from live_servers import Server, web_server
 
 from fp8scope_dashboard.accounts.models import User
@@ -114,6 +115,17 @@ def test_who_knows_the_password_gets_in_and_is_no_stranger_then(production: Serv
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200
+    # Signed out, the same cookie is a stranger's again.
+    Session.objects.all().delete()
+    statuses = []
+    for _ in range(limits.STRANGER_BURST * 2):
+        statuses.append(connect_and_get(production.url, session))
+    assert statuses[0] == 302 and 429 in statuses
+
+
+def connect_and_get(url: str, cookie: str) -> int:
+    headers = {"Cookie": cookie}
+    return urllib3.request("GET", f"{url}/", headers=headers, retries=False, redirect=False).status
 
 
 def test_anonymous_requests_are_limited_by_address(production: Server) -> None:
