@@ -127,8 +127,10 @@ class EmbeddedServer(abc.ABC):
 
     @property
     def socket_dir(self) -> Path:
-        """The data directory, or a short path of our own where that one is too long for a socket."""
-        if len(os.fsencode(self.data_dir / self.socket_name)) <= SOCKET_PATH_BYTES:
+        """The data directory, or a short path of our own where a socket cannot be reached in that one."""
+        fits = len(os.fsencode(self.data_dir / self.socket_name)) <= SOCKET_PATH_BYTES
+        # libpq takes a comma in `host` for the end of a name, and has no way to quote it.
+        if fits and "," not in str(self.data_dir):
             return self.data_dir
         digest = hashlib.sha256(os.fsencode(self.data_dir.resolve())).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"fp8scope-{self.programs[0]}-{digest}"

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import psycopg
 import redis
@@ -64,7 +64,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def database_url(self, name: str) -> str:
         """The URL of another database of this server."""
-        return f"postgresql://{DATABASE}@/{quote(name, safe='')}?{urlencode({'host': str(self.socket_dir)})}"
+        return f"postgresql://{DATABASE}@/{quote(name, safe='')}?host={quote(str(self.socket_dir), safe='')}"
 
     def prepare(self) -> None:
         """Make the cluster, in one move: a kill in the middle leaves nothing that looks finished."""
@@ -86,9 +86,11 @@ class EmbeddedPostgres(EmbeddedServer):
             (self.socket_dir / name).unlink(missing_ok=True)
 
     def command(self) -> Sequence[str]:
+        # A list of quoted names: PostgreSQL would give an unquoted name's commas and quotes a meaning.
+        quoted = '"{}"'.format(str(self.socket_dir).replace('"', '""'))
         settings = {
             "listen_addresses": "",
-            "unix_socket_directories": str(self.socket_dir),
+            "unix_socket_directories": quoted,
             "unix_socket_permissions": "0700",
             "max_connections": "100",
             "shared_buffers": "128MB",

@@ -115,6 +115,17 @@ def test_a_long_path_gets_a_short_private_socket(server: type[EmbeddedServer], t
     assert not running.socket_dir.exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["a space", "100% +1", "Übung 日本", 'it\'s "x"', "a, b", "a?b#c&d=e", "back\\slash"]
+)
+def test_any_name_of_the_directory_will_do(name: str, tmp_path: Path) -> None:
+    place = tmp_path / name
+    with EmbeddedPostgres(place / "pg") as database_url, EmbeddedRedis(place / "redis") as redis_url:
+        assert query(database_url, "SELECT current_database()") == "fp8scope"
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.ping()
+
+
 def test_a_planted_socket_directory_is_refused(tmp_path: Path) -> None:
     running = EmbeddedRedis(tmp_path / ("long" * 30))
     running.socket_dir.symlink_to(tmp_path)
