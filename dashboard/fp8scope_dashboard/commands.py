@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from fp8scope_dashboard.servers.configuration import default_data_dir
 from fp8scope_dashboard.servers.process import ServerError
 from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, Stopped, Supervisor
 
@@ -55,6 +56,12 @@ def demo(argv: list[str]) -> int:
     return command
 
 
+def admin(argv: list[str]) -> int:
+    """Make a sign-in link, set a password or invite a person, on the server's machine."""
+    command: int = importlib.import_module("fp8scope_dashboard.administration.command").admin(argv)
+    return command
+
+
 def echo(name: str, line: str) -> None:
     """Print a line of a server's log under its name; a terminal that has gone away is no reason to stop."""
     if not line:
@@ -90,7 +97,7 @@ def _up_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data-dir",
         type=Path,
-        default=Path(os.environ.get("FP8SCOPE_DATA_DIR") or "~/.fp8scope"),
+        default=default_data_dir(),
         help="where everything is kept (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
     )
     parser.add_argument("--verbose", action="store_true", help="print every line of the servers' logs")
@@ -120,7 +127,7 @@ def _say_ready(supervisor: Supervisor) -> None:
     print("\n".join(["", *lines, "Ctrl-C stops it.", ""]), flush=True)
 
 
-COMMANDS = {"up": up, "demo": demo}
+COMMANDS = {"up": up, "demo": demo, "admin": admin}
 
 
 def main(argv: list[str]) -> int:

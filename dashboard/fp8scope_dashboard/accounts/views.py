@@ -13,7 +13,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from fp8scope_dashboard.accounts import services
+from fp8scope_dashboard.accounts import account_page, services
 from fp8scope_dashboard.accounts.attempts import attempts
 from fp8scope_dashboard.admission.addresses import address_group
 
@@ -51,6 +51,7 @@ def signin_link(request: HttpRequest, token: str) -> HttpResponse:
     if user is None:
         return _link_page(request, usable=False)
     login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+    account_page.recommend_password(request, user)
     target = request.GET.get("next", "")
     # Anybody may write a link: it must not lead to another site.
     if url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):

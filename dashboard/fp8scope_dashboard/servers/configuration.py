@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,13 @@ class DataDir:
         """Create what is missing.
 
         Raises:
-            ServerError: it cannot be created or written to.
+            ServerError: it cannot be created or written to, or its name cannot be passed on to the servers.
         """
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in str(self.root)):
+            raise ServerError(
+                f"cannot use the data directory {str(self.root)!r}: its name holds control characters "
+                "or is not UTF-8. Choose another with --data-dir"
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             for private in (self.logs, self.run):
@@ -66,6 +72,21 @@ class DataDir:
                 f"{path} does not hold a key: remove it to get a new one (everybody signs in again)"
             )
         return key
+
+    def keep_address(self, address: str) -> None:
+        """Write down where the server is reached, for `fp8scope admin`."""
+        (self.root / "address").write_text(f"{address}\n", encoding="utf-8")
+
+    def address(self) -> str | None:
+        """Where the server is, or was last, reached; None where it never was."""
+        with suppress(OSError, UnicodeDecodeError):
+            return (self.root / "address").read_text(encoding="utf-8").strip() or None
+        return None
+
+
+def default_data_dir() -> Path:
+    """FP8SCOPE_DATA_DIR, else ~/.fp8scope; not expanded."""
+    return Path(os.environ.get("FP8SCOPE_DATA_DIR") or "~/.fp8scope")
 
 
 def listen(host: str, port: int) -> socket.socket:

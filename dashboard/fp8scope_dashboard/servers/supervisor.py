@@ -157,6 +157,7 @@ class Supervisor:
         self._log = stack.enter_context(closing(LogFile(self.data.logs, "up", self._echo)))
         listener = stack.enter_context(configuration.listen(self.host, self.port))
         self.port = listener.getsockname()[1]
+        self.data.keep_address(self.url)
         self._reap()
         database_url, redis_url = self._start_servers(stack)
         self.environment = configuration.child_environment(

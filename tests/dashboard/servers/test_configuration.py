@@ -46,6 +46,19 @@ def test_the_secret_key_is_long_private_and_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["secret_key"]
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "not UTF-8 \udcff", "bell\a"])
+def test_a_name_that_no_server_can_take_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"control characters or is not UTF-8.*--data-dir"):
+        DataDir(tmp_path / name).make()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_address_is_kept(tmp_path: Path) -> None:
+    assert DataDir(tmp_path).address() is None
+    DataDir(tmp_path).keep_address("http://localhost:8265")
+    assert DataDir(tmp_path).address() == "http://localhost:8265"
+
+
 def test_two_installations_have_two_keys(tmp_path: Path) -> None:
     keys = set()
     for name in ("a", "b"):

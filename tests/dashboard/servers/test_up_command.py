@@ -140,6 +140,14 @@ def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
         assert 0 < status_of(up.url + "/") < 500
 
 
+@own_installation
+def test_an_odd_name_is_no_obstacle(tmp_path: Path) -> None:
+    """Short enough for its sockets to lie in it, so that every server reads the name out of an address."""
+    with Up(tmp_path / "it's 100% ü") as up:
+        assert (up.data_dir / "postgres" / ".s.PGSQL.5432").exists()
+        assert 0 < status_of(up.url + "/") < 500
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is served by another user's processes")
 def test_the_database_does_not_run_as_root(up: Up) -> None:
     owners = {one.name(): one.username() for one in processes_below(up.data_dir)}

@@ -1,0 +1,74 @@
+"""The page on which people set and change their own password."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth import update_session_auth_hash
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.forms import PasswordChangeForm, SetPasswordForm
+from django.core.validators import MaxLengthValidator
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.html import format_html
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.accounts.people import withdraw_links
+
+LINK_AT = "signed_in_with_link_at"
+# A link is made for people who have lost their password: for so long they need not know the old one. Not for
+# the whole session, which a stranger may find open.
+LINK_SECONDS = 3600.0
+LONGEST_PASSWORD = 4096
+
+
+@never_cache
+@login_required
+@sensitive_post_parameters()
+@require_http_methods(["GET", "HEAD", "POST"])
+def account(request: HttpRequest) -> HttpResponse:
+    """Set a password, or change it. Other sessions of the person end; this one stays."""
+    user = request.user
+    assert isinstance(user, User)
+    needs_old = _needs_old_password(request, user)
+    form_class: type[SetPasswordForm[Any]] = PasswordChangeForm if needs_old else SetPasswordForm
+    form = form_class(user, request.POST if request.method == "POST" else None)
+    for field in form.fields.values():
+        # Hashing takes longer the longer the text is.
+        field.validators.append(MaxLengthValidator(LONGEST_PASSWORD))
+    if request.method != "POST" or not form.is_valid():
+        status = 422 if request.method == "POST" else 200
+        return render(request, "accounts/account.html", {"form": form, "needs_old": needs_old}, status=status)
+    with transaction.atomic():
+        form.save()
+        withdraw_links(user)
+    request.session.pop(LINK_AT, None)
+    update_session_auth_hash(request, user)
+    messages.success(request, "The password is set. All your other sessions are signed out.")
+    return redirect("account")
+
+
+def recommend_password(request: HttpRequest, user: User) -> None:
+    """After a sign-in with a link: remember it, and say how to get in the next time."""
+    request.session[LINK_AT] = time.time()
+    change = "Set a new password" if user.has_usable_password() else "Set a password"
+    messages.warning(
+        request,
+        format_html(
+            'The link worked once. <a href="{}">{}</a> to sign in again: this session ends after 14 days.',
+            reverse("account"),
+            change,
+        ),
+    )
+
+
+def _needs_old_password(request: HttpRequest, user: User) -> bool:
+    at = request.session.get(LINK_AT, 0.0)
+    return user.has_usable_password() and not 0.0 <= time.time() - at < LINK_SECONDS

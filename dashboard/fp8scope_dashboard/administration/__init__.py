@@ -1,0 +1,1 @@
+"""`fp8scope admin`: letting people in, from the shell of the server."""

@@ -1,0 +1,104 @@
+"""Letting people in from the command line: what is done to the database."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8scope_dashboard.accounts import services
+from fp8scope_dashboard.accounts.models import Membership, Role, User
+from fp8scope_dashboard.accounts.people import (
+    PeopleError,
+    invite,
+    person_named,
+    project_named,
+    set_password,
+)
+
+pytestmark = pytest.mark.django_db
+PASSWORD = "correct horse battery"
+
+
+def test_it_works() -> None:
+    project = services.create_project("default", "Default")
+    user = invite("ada", "ada@example.org", project, Role.VIEWER)
+    assert person_named("ada") == user
+    assert (user.email, user.has_usable_password(), user.is_superuser) == ("ada@example.org", False, False)
+    assert services.role_in(user, project) == Role.VIEWER
+    set_password(user, PASSWORD)
+    assert User.objects.get(pk=user.pk).check_password(PASSWORD)
+
+
+def test_without_a_name_it_is_the_administrator() -> None:
+    User.objects.create_user("ada")
+    services.create_administrator_link("http://localhost")
+    assert person_named(None).username == "admin"
+
+
+def test_an_administrator_who_can_sign_in_is_preferred() -> None:
+    User.objects.create_superuser("first", is_active=False)
+    User.objects.create_superuser("second")
+    assert person_named(None).username == "second"
+
+
+def test_an_administrator_is_made_where_there_is_none() -> None:
+    User.objects.create_user("ada")
+    user = person_named(None)
+    assert (user.username, user.is_superuser, user.has_usable_password()) == ("admin", True, False)
+
+
+def test_nobody_becomes_administrator_by_having_the_name() -> None:
+    User.objects.create_user("Admin")
+    with pytest.raises(PeopleError, match="not an administrator"):
+        person_named(None)
+
+
+def test_an_unknown_person_names_those_there_are() -> None:
+    User.objects.create_user("ada")
+    with pytest.raises(PeopleError, match=r"no person 'bob' \(there are: ada\).*invite"):
+        person_named("bob")
+
+
+def test_a_deactivated_person_gets_nothing() -> None:
+    User.objects.create_user("ada", is_active=False)
+    with pytest.raises(PeopleError, match="deactivated"):
+        person_named("ada")
+
+
+@pytest.mark.parametrize("password", ["short", "password123", "ada-lovelace", ""])
+def test_a_weak_password_is_refused_with_reasons(password: str) -> None:
+    user = User.objects.create_user("ada-lovelace", password=PASSWORD)
+    with pytest.raises(PeopleError, match="too"):
+        set_password(user, password)
+    assert User.objects.get(pk=user.pk).check_password(PASSWORD)
+
+
+def test_a_new_password_withdraws_links() -> None:
+    user = User.objects.create_user("ada")
+    secret = services.create_sign_in_link(user, "http://localhost").split("/")[-2]
+    set_password(user, PASSWORD)
+    assert services.use_sign_in_link(secret) is None
+    assert services.use_sign_in_link(services.create_sign_in_link(user, "http://x").split("/")[-2]) == user
+
+
+@pytest.mark.parametrize(
+    ("name", "email", "reason"),
+    [
+        ("ADA", "", "already"),
+        ("", "", "username"),
+        ("two words", "", "username"),
+        ("x" * 151, "", "username"),
+        ("bob", "nonsense", "email"),
+    ],
+)
+def test_an_invitation_that_cannot_be_meant(name: str, email: str, reason: str) -> None:
+    User.objects.create_user("ada")
+    with pytest.raises(PeopleError, match=reason):
+        invite(name, email, None, Role.MEMBER)
+    assert User.objects.count() == 1
+    assert Membership.objects.count() == 0
+
+
+def test_an_unknown_project_names_those_there_are() -> None:
+    services.create_project("default", "Default")
+    with pytest.raises(PeopleError, match="no project 'defualt'; the projects are: default"):
+        project_named("defualt")

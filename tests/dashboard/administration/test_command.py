@@ -1,0 +1,209 @@
+"""`fp8scope admin` as a person at the server's shell meets it: beside `up`, without it, and as in compose."""
+
+from __future__ import annotations
+
+import http.cookiejar
+import os
+import pty
+import re
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from dashboard.servers.installation import Up, clean_environment, names_below
+
+from fp8scope_dashboard.commands import COMMANDS
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
+
+PASSWORD = "correct horse battery"
+LINK = re.compile(r"(http://\S+)/signin/([\w-]{43})/")
+
+
+def admin(
+    *arguments: str, text: str = "", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fp8scope_dashboard.commands", "admin", *arguments]
+    surroundings = {**clean_environment(), **(environment or {})}
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, env=surroundings, timeout=120, check=False
+    )
+
+
+class Browser:
+    """Cookies and forms, enough to sign in."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.cookies = http.cookiejar.CookieJar()
+        self.opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self.cookies))
+
+    def get(self, address: str) -> str:
+        with self.opener.open(address, timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def post(self, address: str, **form: str) -> str:
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', self.get(address))
+        assert token is not None
+        data = urllib.parse.urlencode({"csrfmiddlewaretoken": token[1], **form}).encode()
+        with self.opener.open(address, data, timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def name(self) -> str | None:
+        """Whose account page this browser is shown; None where it has to sign in."""
+        shown = re.search(r"You are signed in as ([^.]+)\.", self.get(f"{self.url}/account/"))
+        return shown and shown[1]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    # A space in its path, because all of this must work there as well.
+    with Up(tmp_path_factory.mktemp("an installation") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of an installation that has ended."""
+    place = tmp_path_factory.mktemp("stopped")
+    with Up(place):
+        pass
+    return place
+
+
+def test_it_works(up: Up) -> None:
+    """The way back in: the first link is used and its browser gone; the next command makes another."""
+    first = Browser(up.url)
+    first.post(up.sign_in_link)
+    assert first.name() == "admin"
+    made = admin("--data-dir", str(up.data_dir), "link")
+    assert made.returncode == 0, made.stderr
+    link = made.stdout.strip()
+    assert LINK.fullmatch(link)
+    assert link.startswith(up.url)
+    second = Browser(up.url)
+    second.post(link)
+    assert second.name() == "admin"
+
+
+def test_a_password_set_here_signs_in_and_ends_other_sessions(up: Up) -> None:
+    before = Browser(up.url)
+    before.post(admin("--data-dir", str(up.data_dir), "link").stdout.strip())
+    done = admin("--data-dir", str(up.data_dir), "password", "--stdin", text=f"{PASSWORD}\n")
+    assert done.returncode == 0, done.stderr
+    assert PASSWORD not in done.stdout + done.stderr
+    assert before.name() is None
+    after = Browser(up.url)
+    after.post(f"{up.url}/signin/", username="admin", password=PASSWORD)
+    assert after.name() == "admin"
+
+
+def test_a_password_is_asked_for_and_not_shown(up: Up) -> None:
+    """On a terminal: asked twice, without an echo."""
+    command = [sys.executable, "-m", "fp8scope_dashboard.commands", "admin", "--data-dir", str(up.data_dir)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], [*command, "password"], clean_environment())
+    with closing(os.fdopen(terminal, "r+b", buffering=0)) as stream:
+        shown = b""
+        for question in (b"New password of admin: ", b"The same again: "):
+            while question not in shown:
+                shown += stream.read(1024)
+            stream.write(b"a third good one\n")
+        while b"is set" not in shown:
+            shown += stream.read(1024)
+        # Before the terminal closes: that would be SIGHUP.
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"third good" not in shown
+
+
+def test_an_invited_person_signs_in_as_a_member(up: Up) -> None:
+    data = str(up.data_dir)
+    made = admin("--data-dir", data, "invite", "ada", "--project", "default", "--role", "viewer")
+    assert made.returncode == 0, made.stderr
+    browser = Browser(up.url)
+    page = browser.post(made.stdout.strip())
+    assert browser.name() == "ada"
+    assert "Runs" in page
+    again = admin("--data-dir", data, "invite", "ada")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "admin link --user ada" in again.stderr
+
+
+def test_it_starts_the_database_where_up_does_not_run(stopped: Path) -> None:
+    made = admin("--data-dir", str(stopped), "link")
+    assert made.returncode == 0, made.stderr
+    assert "start it with `fp8scope up`" in made.stderr
+    assert names_below(stopped) == []
+    assert LINK.fullmatch(made.stdout.strip())
+    asked = urllib.parse.urlsplit(made.stdout.strip())
+    with Up(stopped, "--port", str(asked.port)) as again:
+        browser = Browser(again.url)
+        browser.post(made.stdout.strip())
+        assert browser.name() == "admin"
+
+
+def test_as_in_compose_the_environment_names_database_and_address(stopped: Path, tmp_path: Path) -> None:
+    with EmbeddedPostgres(stopped / "postgres") as url:
+        environment = {"DATABASE_URL": url, "FP8SCOPE_BASE_URL": "https://fp8.example.org"}
+        environment |= {"FP8SCOPE_DATA_DIR": str(tmp_path)}
+        made = admin("link", environment=environment)
+        assert made.returncode == 0, made.stderr
+        assert made.stdout.startswith("https://fp8.example.org/signin/")
+        with psycopg.connect(url) as connection:
+            row = connection.execute(
+                "SELECT count(*) FROM accounts_signinlink WHERE used_at IS NULL"
+            ).fetchone()
+    assert row is not None
+    assert row[0] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "reason"),
+    [
+        (("link", "--user", "nobody"), "", "there is no person 'nobody' (there are: admin"),
+        (("password", "--stdin"), "short\n", "too short"),
+        (("password", "--stdin"), "", "holds no password"),
+        (("password", "--stdin"), "x" * 5000, "longer than 4096"),
+        (("password",), "", "no terminal"),
+        (("invite", "two words"), "", "username"),
+        (("invite", "eve", "--project", "nowhere"), "", "the projects are: default"),
+    ],
+)
+def test_what_it_refuses_it_explains(up: Up, arguments: tuple[str, ...], text: str, reason: str) -> None:
+    done = admin("--data-dir", str(up.data_dir), *arguments, text=text)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_password_is_never_an_argument(up: Up) -> None:
+    done = admin("--data-dir", str(up.data_dir), "password", PASSWORD)
+    assert done.returncode == 2
+
+
+def test_a_directory_without_an_installation_is_refused(tmp_path: Path) -> None:
+    done = admin("--data-dir", str(tmp_path / "nothing"), "link")
+    assert done.returncode == 1
+    assert "holds no database" in done.stderr
+    assert "--data-dir" in done.stderr
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_database_that_is_away_is_said_without_its_password() -> None:
+    url = "postgresql://user:hush-hush@127.0.0.1:1/fp8scope"
+    done = admin("link", environment={"DATABASE_URL": url, "FP8SCOPE_BASE_URL": "http://localhost"})
+    assert done.returncode == 1
+    assert "the database does not answer" in done.stderr
+    assert "hush-hush" not in done.stderr
+
+
+def test_it_is_a_command_of_the_package() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    table = text.split('[project.entry-points."fp8scope.commands"]')[1].split("[")[0]
+    assert dict(re.findall(r'(\w+) = "fp8scope_dashboard.commands:(\w+)"', table)) == {n: n for n in COMMANDS}
