@@ -1,5 +1,4 @@
-"""The fp8scope dashboard: a Django project."""
+"""The fp8scope dashboard: a Django project.
 
-from fp8scope_dashboard.celery import app as celery_app
-
-__all__ = ["celery_app"]
+Nothing is imported here: `fp8scope up` and its children would all wait for it. runs/apps.py loads Celery.
+"""

@@ -13,13 +13,16 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from fp8scope_dashboard.servers.configuration import default_data_dir
 from fp8scope_dashboard.servers.process import ServerError
 from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, Stopped, Supervisor
 
+CLEAR_LINE = "\x1b[K"
 LONGEST_NAME = len("postgres")
 # What a person at the terminal should see of the servers' logs; the files have everything.
 ALARMING = re.compile(r"\b(ERROR|CRITICAL|FATAL|PANIC)\b")
@@ -31,15 +34,24 @@ EXPECTED = re.compile(r"\bERROR:\s+duplicate key value violates unique constrain
 def up(argv: list[str]) -> int:
     """Run the dashboard on this machine: database, queue, web server and workers, until Ctrl-C."""
     options = _up_parser().parse_args(argv)
+    # A line that is written over needs a terminal, and no log lines in between.
+    progress = ProgressLine(sys.stdout, rewrites=sys.stdout.isatty() and not options.verbose)
     supervisor = Supervisor(
-        options.data_dir, options.host, options.port, echo=echo if options.verbose else echo_alarms
+        options.data_dir,
+        options.host,
+        options.port,
+        echo=echo if options.verbose else echo_alarms,
+        progress=progress.show,
     )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_on_signal(supervisor))
     try:
-        print("fp8scope is starting: PostgreSQL, Redis, migrations, web server, workers", flush=True)
-        supervisor.start()
-        supervisor.wait_ready()
+        progress.show("PostgreSQL, Redis, migrations, web server, workers")
+        try:
+            supervisor.start()
+            supervisor.wait_ready()
+        finally:
+            progress.end()
         _say_ready(supervisor)
         supervisor.join()
     except Stopped:
@@ -60,6 +72,33 @@ def admin(argv: list[str]) -> int:
     """Make a sign-in link, set a password or invite a person, on the server's machine."""
     command: int = importlib.import_module("fp8scope_dashboard.administration.command").admin(argv)
     return command
+
+
+class ProgressLine:
+    """One line about the stage of the start: rewritten on a terminal, elsewhere only the first is shown."""
+
+    def __init__(self, stream: TextIO, *, rewrites: bool) -> None:
+        self._stream = stream
+        self._rewrites = rewrites
+        self._written = False
+
+    def show(self, stage: str) -> None:
+        if self._rewrites:
+            self._write(f"\r{CLEAR_LINE}fp8scope is starting: {stage} ...")
+        elif not self._written:
+            self._write(f"fp8scope is starting: {stage}\n")
+        self._written = True
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._rewrites:
+            self._write(f"\r{CLEAR_LINE}")
+
+    def _write(self, text: str) -> None:
+        # The terminal may have gone away: see `echo`.
+        with suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def echo(name: str, line: str) -> None:

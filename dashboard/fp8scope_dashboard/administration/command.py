@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fp8scope admin",
         description=f"{admin.__doc__} It needs access to the data directory, or DATABASE_URL.",
-        epilog="With DATABASE_URL it works on that database, else on the one of `fp8scope up`, running or not.",
+        epilog="With DATABASE_URL it works on that database, else on that of `fp8scope up`, running or not.",
     )
     parser.add_argument(
         "--data-dir",

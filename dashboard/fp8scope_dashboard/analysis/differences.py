@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from fp8scope_dashboard.analysis.intervals import (
     Interval,
@@ -55,7 +55,7 @@ def mcnemar(run: Floats, baseline: Floats) -> float:
     discordant = only_run + only_baseline
     if discordant == 0:
         return 1.0
-    return min(1.0, 2.0 * float(stats.binom.cdf(min(only_run, only_baseline), discordant, 0.5)))
+    return min(1.0, 2.0 * float(scipy.stats.binom.cdf(min(only_run, only_baseline), discordant, 0.5)))
 
 
 def paired(

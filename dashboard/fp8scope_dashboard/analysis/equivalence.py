@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 Floats = NDArray[np.float64]
 TestVerdict = Literal["equivalent", "different", "inconclusive"]
@@ -98,11 +98,11 @@ def two_one_sided_tests(run: Floats, baseline: Floats, margin: float, alpha: flo
         verdict: TestVerdict = "equivalent" if abs(delta) <= margin else "different"
         return EquivalenceTest(verdict, delta, (delta, delta), float(verdict == "different"), math.inf)
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(run) - 1) + parts[1] ** 2 / (len(baseline) - 1))
-    reach = float(stats.t.isf(alpha, freedom)) * error
+    reach = float(scipy.stats.t.isf(alpha, freedom)) * error
     low, high = delta - reach, delta + reach
     p_value = max(
-        float(stats.t.sf((delta + margin) / error, freedom)),
-        float(stats.t.sf((margin - delta) / error, freedom)),
+        float(scipy.stats.t.sf((delta + margin) / error, freedom)),
+        float(scipy.stats.t.sf((margin - delta) / error, freedom)),
     )
     if -margin <= low and high <= margin:
         verdict = "equivalent"

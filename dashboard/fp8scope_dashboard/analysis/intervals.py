@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize, stats
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ def wilson(successes: int, n: int, alpha: float) -> Interval:
         ValueError: n < 1, or successes outside 0..n.
     """
     _check_count(successes, n)
-    z = float(stats.norm.isf(alpha / 2.0))
+    z = float(scipy.stats.norm.isf(alpha / 2.0))
     share, weight = successes / n, z * z / n
     centre = (share + weight / 2.0) / (1.0 + weight)
     half = z / (1.0 + weight) * math.sqrt(share * (1.0 - share) / n + weight / (4.0 * n))
@@ -56,8 +56,8 @@ def clopper_pearson(successes: int, n: int, alpha: float) -> Interval:
         ValueError: n < 1, or successes outside 0..n.
     """
     _check_count(successes, n)
-    low = 0.0 if successes == 0 else float(stats.beta.ppf(alpha / 2.0, successes, n - successes + 1))
-    high = 1.0 if successes == n else float(stats.beta.isf(alpha / 2.0, successes + 1, n - successes))
+    low = 0.0 if successes == 0 else float(scipy.stats.beta.ppf(alpha / 2.0, successes, n - successes + 1))
+    high = 1.0 if successes == n else float(scipy.stats.beta.isf(alpha / 2.0, successes + 1, n - successes))
     return Interval(low, high)
 
 
@@ -112,19 +112,19 @@ def smallest_detectable(error: float, alpha: float, degrees_of_freedom: float = 
     """
     critical = quantile(alpha, degrees_of_freedom)
     if math.isinf(degrees_of_freedom):
-        return (critical + float(stats.norm.ppf(POWER))) * error
+        return (critical + float(scipy.stats.norm.ppf(POWER))) * error
 
     def missing_power(shift: float) -> float:
-        return float(stats.nct.sf(critical, degrees_of_freedom, shift)) - POWER
+        return float(scipy.stats.nct.sf(critical, degrees_of_freedom, shift)) - POWER
 
-    return float(optimize.brentq(missing_power, 0.0, 10.0 * critical)) * error
+    return float(scipy.optimize.brentq(missing_power, 0.0, 10.0 * critical)) * error
 
 
 def quantile(alpha: float, degrees_of_freedom: float = math.inf) -> float:
     """Upper alpha/2 quantile of Student-t; of the normal distribution for infinitely many degrees."""
     if math.isinf(degrees_of_freedom):
-        return float(stats.norm.isf(alpha / 2.0))
-    return float(stats.t.isf(alpha / 2.0, degrees_of_freedom))
+        return float(scipy.stats.norm.isf(alpha / 2.0))
+    return float(scipy.stats.t.isf(alpha / 2.0, degrees_of_freedom))
 
 
 def two_sided(difference: float, error: float, degrees_of_freedom: float = math.inf) -> float:
@@ -133,8 +133,8 @@ def two_sided(difference: float, error: float, degrees_of_freedom: float = math.
         return 1.0 if difference == 0.0 else 0.0
     ratio = abs(difference) / error
     if math.isinf(degrees_of_freedom):
-        return 2.0 * float(stats.norm.sf(ratio))
-    return 2.0 * float(stats.t.sf(ratio, degrees_of_freedom))
+        return 2.0 * float(scipy.stats.norm.sf(ratio))
+    return 2.0 * float(scipy.stats.t.sf(ratio, degrees_of_freedom))
 
 
 def around(centre: float, half: float) -> Interval:

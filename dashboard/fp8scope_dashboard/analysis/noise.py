@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ def long_run_variance(values: Floats, lags: int | None = None) -> float:
 def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple[float, float]:
     """Interval of the mean of serially correlated values, normal quantile and Newey-West standard error."""
     mean = float(values.mean())
-    half = float(stats.norm.isf(alpha / 2.0)) * math.sqrt(long_run_variance(values, lags) / len(values))
+    half = float(scipy.stats.norm.isf(alpha / 2.0)) * math.sqrt(long_run_variance(values, lags) / len(values))
     return mean - half, mean + half
 
 
@@ -67,7 +67,7 @@ def moving_band(values: Floats, width: int, alpha: float) -> tuple[Floats, Float
         variance += weight * _window_sums(products, np.minimum(start + lag, stop), stop)
     # One degree of freedom is spent on the mean; a window of one point has no variance to show.
     error = np.sqrt(np.maximum(variance, 0.0) / np.maximum(count - 1.0, 1.0) / count)
-    reach = float(stats.norm.isf(alpha / 2.0)) * error
+    reach = float(scipy.stats.norm.isf(alpha / 2.0)) * error
     return mean, mean - reach, mean + reach
 
 

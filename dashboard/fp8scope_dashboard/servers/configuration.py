@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from fp8scope_dashboard.servers.process import ServerError
-from fp8scope_dashboard.servers.web import BACKLOG
 
+BACKLOG = 1024
 WILDCARDS = ("", "0.0.0.0", "::")
 
 

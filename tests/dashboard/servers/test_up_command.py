@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pwd
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import psutil
 import pytest
 from dashboard.servers.installation import Up, eventually, names_below, processes_below, status_of
 
-from fp8scope_dashboard.commands import COMMANDS, main
+from fp8scope_dashboard.commands import CLEAR_LINE, COMMANDS, ProgressLine, main
 from fp8scope_dashboard.servers import process
 
 # What starts a whole installation of its own, or two.
@@ -46,6 +49,26 @@ def test_it_works(up: Up) -> None:
     assert up.sign_in_link.startswith(up.url + "/")
     assert len(processes_below(up.data_dir)) >= 5
     assert "database system is ready" in (up.data_dir / "logs" / "postgres.log").read_text()
+
+
+def test_the_start_says_what_it_waits_for() -> None:
+    terminal, log = io.StringIO(), io.StringIO()
+    for stream, rewrites in ((terminal, True), (log, False)):
+        line = ProgressLine(stream, rewrites=rewrites)
+        line.show("PostgreSQL")
+        line.show("web server")
+        line.end()
+    assert log.getvalue() == "fp8scope is starting: PostgreSQL\n"
+    assert terminal.getvalue().count("\n") == 0
+    assert terminal.getvalue().split("\r")[2] == f"{CLEAR_LINE}fp8scope is starting: web server ..."
+    assert terminal.getvalue().endswith(f"\r{CLEAR_LINE}")
+
+
+def test_the_supervisor_imports_neither_django_nor_celery() -> None:
+    """Nor Redis's client: the first line on the terminal waits for every import."""
+    code = "import sys, fp8scope_dashboard.commands as c; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert {"django.conf", "celery", "redis", "uvicorn", "numpy"} & set(shown.split()) == set()
 
 
 @own_installation
