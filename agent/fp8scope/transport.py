@@ -53,6 +53,7 @@ _CODES = {
     (413, "too_large"): Action.HALVE,
     (429, "slow_down"): Action.WAIT,
     (503, "unavailable"): Action.WAIT,
+    (507, "storage_full"): Action.WAIT,
 }
 
 

@@ -17,6 +17,7 @@ from fp8scope_dashboard.ingest.errors import (
     InvalidError,
     MalformedError,
     RefusalError,
+    StorageFullError,
     UnavailableError,
     error_body,
 )
@@ -24,6 +25,7 @@ from fp8scope_dashboard.loop.api import router as loop
 from fp8scope_dashboard.runs.api import router as runs
 from fp8scope_dashboard.runs.services import TooManyWritersError
 from fp8scope_dashboard.telemetry.api import router as telemetry
+from fp8scope_dashboard.telemetry.disk_space import is_disk_full
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,11 @@ def on_too_many_writers(request: HttpRequest, error: TooManyWritersError) -> Htt
 def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
     # IntegrityError: the run was deleted meanwhile; the next attempt is told so.
     logger.error("%s %s: the database failed: %s", request.method, request.path, _first_line(error))
+    if is_disk_full(error):
+        message = "The disk of the server's database is full."
+        return refuse(
+            request, StorageFullError(message, "Free space on the server; keep the message until then.")
+        )
     return refuse(
         request, UnavailableError("The database is away.", "Wait for Retry-After, then send again.")
     )

@@ -56,6 +56,8 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
         (502, b"", Action.RETRY),
         (503, b"", Action.WAIT),
         (504, b"", Action.RETRY),
+        (507, error("storage_full"), Action.WAIT),
+        (507, b"", Action.RETRY),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from fp8scope_dashboard.ingest.auth import run_of
 from fp8scope_dashboard.ingest.ledger import Message, MessageKind, identify
 from fp8scope_dashboard.runs.models import Run
 
-ERRORS = frozenset({400, 401, 404, 409, 413, 422, 429, 500, 503})
+ERRORS = frozenset({400, 401, 404, 409, 413, 422, 429, 500, 503, 507})
 ANSWERS: dict[Any, Any] = {201: schemas.Receipt, 200: schemas.Receipt, ERRORS: schemas.ErrorOut}
 
 

@@ -86,6 +86,11 @@ class SlowDownError(RefusalError):
     retry_after = limits.SLOW_DOWN_SECONDS
 
 
+class StorageFullError(RefusalError):
+    status, code = 507, "storage_full"
+    retry_after = limits.STORAGE_FULL_SECONDS
+
+
 class UnavailableError(RefusalError):
     status, code = 503, "unavailable"
     retry_after = limits.UNAVAILABLE_SECONDS

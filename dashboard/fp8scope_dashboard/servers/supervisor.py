@@ -171,6 +171,8 @@ class Supervisor:
             os.environ.get("DATABASE_URL") or servers["postgres"][1].url,
             os.environ.get("REDIS_URL") or servers["redis"][1].url,
         )
+        if "postgres" in servers:
+            self.environment["FP8SCOPE_DATABASE_DIR"] = str(servers["postgres"][1].data_dir)
         # Half of the time goes into Python's imports: these two have done with them when it is their turn.
         prepare, web = (stack.enter_context(closing(Gate())) for _ in range(2))
         application: list[Child] = []

@@ -85,6 +85,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "fp8scope_dashboard.pages.storage_notice.storage_notice",
             ],
         },
     },
@@ -121,6 +122,8 @@ if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
         "TEST": {"MIRROR": "default"},
     }
     DATABASE_ROUTERS = ["fp8scope_dashboard.telemetry.replica.Router"]
+# Where the private PostgreSQL keeps its data: telemetry/disk_space.py looks how much room is left.
+DATABASE_DIR = os.environ.get("FP8SCOPE_DATABASE_DIR", "")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
