@@ -1,0 +1,63 @@
+"""What people see of a full disk."""
+
+from __future__ import annotations
+
+import pytest
+from dashboard.pages.conftest import Visitor
+from django.db import OperationalError, connection
+from django.test import Client
+
+from fp8scope_dashboard.pages.views import home
+from fp8scope_dashboard.telemetry import disk_space
+
+BANNER = "disk of the server’s database is full"
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_space, "_refused_at", -disk_space.REMEMBERED_SECONDS)
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Have the first page fail as PostgreSQL fails with this SQLSTATE."""
+
+    def failing(user: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"DO $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{code}'; END $$")
+
+    monkeypatch.setattr(home, "projects_of", failing)
+
+
+@pytest.fixture
+def browser(admin: Visitor) -> Client:
+    admin.client.raise_request_exception = False
+    return admin.client
+
+
+def test_it_works(browser: Client, admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BANNER not in browser.get(admin.address("settings/")).content.decode()
+    fail_with(monkeypatch, "53100")
+    answer = browser.get("/")
+    assert answer.status_code == 507
+    assert "Nothing could be saved" in answer.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_every_page_warns_for_a_minute(
+    browser: Client, admin: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(monkeypatch, "53100")
+    browser.get("/")
+    for address in (admin.address("settings/"), "/account/"):
+        assert BANNER in browser.get(address).content.decode()
+    monkeypatch.setattr(disk_space, "_refused_at", disk_space._refused_at - disk_space.REMEMBERED_SECONDS)
+    assert BANNER not in browser.get(admin.address("settings/")).content.decode()
+
+
+def test_other_failures_stay_what_they_are(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, "57014")
+    answer = browser.get("/")
+    assert answer.status_code == 500
+    assert "Something broke" in answer.content.decode()
+    assert not disk_space.is_disk_full(OperationalError("away"))
+    assert not disk_space.is_disk_full(None)
