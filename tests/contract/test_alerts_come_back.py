@@ -92,14 +92,22 @@ def test_verdicts_appear_by_themselves(server: Server, worker: Worker) -> None:
         factor = 1.0 + 0.0005 * seed
         baseline = train(server, [factor * loss for loss in level], group="bf16", precision="bf16", seed=seed)
         assert evaluate(baseline, right=60 + seed).status == 201
+        assert finish(baseline).status == 201
     run = train(server, [1.0005 * loss for loss in level], baseline="bf16", precision="fp8")
     assert evaluate(run, right=61).status == 201
+    eventually(lambda: Comparison.objects.filter(run=run.run, verdict="pending").exists())
+    assert finish(run).status == 201
 
     eventually(lambda: Comparison.objects.filter(run=run.run, verdict="within").exists())
     eventually(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="inside").exists())
     found = run.request("GET").json
     assert found["comparison"]["verdict"] == "within" and found["comparison"]["k_baseline"] == 3
     assert found["evaluations"][0]["verdict"] == "inside" and found["events"] == []
+
+
+def finish(client: WireClient) -> Answer:
+    ending = {"writer": str(client.writer), "seq": 2, "state": "finished", "rows_sent": 60, "points_sent": 60}
+    return client.request("POST", "/finish", json=ending)
 
 
 def evaluate(client: WireClient, right: int) -> Answer:

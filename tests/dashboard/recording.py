@@ -79,10 +79,10 @@ class Recorder:
         assert services.store_evaluation(self.run, message, scores)
         self.seq += 1
 
-    def finish(self) -> None:
-        """Say that this writer is done."""
+    def finish(self, error: str = "") -> None:
+        """Say that this writer is done; with an error, that it failed."""
         message = identify(self.run.id, self.uuid, self.seq, "finish", b"")
-        ending = services.Ending(False, "", rows_sent=0, points_sent=0, dropped=0, errors=0)
+        ending = services.Ending(bool(error), error, rows_sent=0, points_sent=0, dropped=0, errors=0)
         assert services.store_finish(self.run, message, ending)
         self.seq += 1
         self.run.refresh_from_db()

@@ -27,6 +27,27 @@ WINDOW_POINTS = 5
 # begun (or died early) would pull everybody's window back to its own start.
 REACH = 1.0 - WINDOW_FRACTION
 CURVE_POINTS = 400
+# Places at the end from which the distance of two is taken.
+CADENCE_POINTS = 20
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a comparison rests on.
+
+    Attributes:
+        end: the last compared place, on `aligned_on`; `gap` is the usual distance of the last ones there.
+        step: the first run's own step at that place; `step_gap` is the usual distance of its last ones.
+        runs: places of the runs that took part, in the sequence that was given.
+        baselines: the same of the baseline runs.
+    """
+
+    end: float
+    gap: float
+    step: int
+    step_gap: float
+    runs: tuple[int, ...]
+    baselines: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,7 @@ class LossComparison:
         window: first and last place of the window, on `aligned_on`.
         curve: {"x", "delta", "low", "high"}: smoothed relative difference of the first run along the way
             and its within-pair noise band, at most CURVE_POINTS values each; "x_name" names x.
+        basis: the runs and the stretch of them that were compared; None with too little data.
     """
 
     verdict: Verdict
@@ -60,11 +82,14 @@ class LossComparison:
     loss: float | None = None
     baseline_loss: float | None = None
     curve: dict[str, Any] = field(default_factory=dict)
+    basis: Basis | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain lists, strings and numbers, all of them finite."""
+        """The same as plain lists, strings and numbers, all of them finite; without the basis."""
         return {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(replace(self, basis=None)).items()
+            if key != "basis"
         }
 
 
@@ -94,14 +119,15 @@ def compare_losses(
     if not runs:
         raise ValueError("Nothing to compare: give at least one run.")
     runs = [clean(curve) for curve in runs]
-    baselines = [clean(curve) for curve in baselines if len(curve)]
-    nothing = LossComparison("insufficient", "", margin=margin, k_run=1, k_baseline=len(baselines))
-    if not baselines:
+    baselines = [clean(curve) for curve in baselines]
+    logged = sum(1 for curve in baselines if len(curve))
+    nothing = LossComparison("insufficient", "", margin=margin, k_run=1, k_baseline=logged)
+    if not logged:
         return replace(nothing, explanation="The baseline group has no run with a loss yet.")
     if not len(runs[0]):
         return replace(nothing, explanation="The run has not logged a loss yet.")
     chosen, references = _reaching(runs, baselines)
-    aligned = align([*chosen, *references])
+    aligned = align([*(runs[i] for i in chosen), *(baselines[i] for i in references)])
     if len(aligned.x) < COMMON_POINTS:
         return replace(nothing, explanation=wording.too_few_points(len(aligned.x), COMMON_POINTS))
     window = _window(aligned.x, window_fraction)
@@ -109,7 +135,8 @@ def compare_losses(
     sound = np.isfinite(theirs[:, window]).all(axis=1)
     if not sound.any():
         return replace(
-            nothing, explanation="The loss of every baseline run is NaN or infinite in the final window."
+            nothing,
+            explanation="The loss of every baseline run is NaN or infinite in the last compared window.",
         )
     theirs = theirs[sound]
     common = replace(
@@ -121,25 +148,42 @@ def compare_losses(
         window=(float(aligned.x[window][0]), float(aligned.x[-1])),
         baseline_loss=float(theirs[:, window].mean()),
         curve=_curve(aligned, ours[0], theirs, alpha),
+        basis=_basis(runs[0], aligned, chosen, [references[i] for i in np.flatnonzero(sound)]),
     )
     return _judge(common, ours, theirs, window, aligned, alpha)
 
 
-def _reaching(runs: Sequence[Curve], baselines: Sequence[Curve]) -> tuple[list[Curve], list[Curve]]:
-    """The runs that reach (nearly) as far as the first run and the furthest baseline both go.
+def _reaching(runs: Sequence[Curve], baselines: Sequence[Curve]) -> tuple[list[int], list[int]]:
+    """Places of the runs that reach (nearly) as far as the first run and the furthest baseline both go.
 
     A run that stopped short on a loss that is not finite did not stop by chance: it stays in.
     """
-    everyone = [*runs, *baselines]
+    everyone = [*runs, *(curve for curve in baselines if len(curve))]
     tokens = all(curve.tokens is not None for curve in everyone)
-    ends = [float(curve.on("tokens" if tokens else "steps")[-1]) if len(curve) else 0.0 for curve in everyone]
-    horizon = REACH * min(ends[0], max(ends[len(runs) :]))
-    chosen = [runs[0]]
-    for curve, end in zip(runs[1:], ends[1 : len(runs)], strict=True):
-        if len(curve) and (end >= horizon or not np.isfinite(curve.losses[-1])):
-            chosen.append(curve)
-    references = [curve for curve, end in zip(baselines, ends[len(runs) :], strict=True) if end >= horizon]
-    return chosen, references
+
+    def end(curve: Curve) -> float:
+        return float(curve.on("tokens" if tokens else "steps")[-1]) if len(curve) else 0.0
+
+    horizon = REACH * min(end(runs[0]), max(map(end, baselines)))
+    chosen = [0]
+    for place, curve in enumerate(runs[1:], 1):
+        if len(curve) and (end(curve) >= horizon or not np.isfinite(curve.losses[-1])):
+            chosen.append(place)
+    return chosen, [i for i, curve in enumerate(baselines) if len(curve) and end(curve) >= horizon]
+
+
+def _basis(run: Curve, aligned: Aligned, chosen: Sequence[int], references: Sequence[int]) -> Basis:
+    last = aligned.x[-CADENCE_POINTS:]
+    at = np.searchsorted(run.on(aligned.axis), last, side="right") - 1
+    steps = run.steps[at.clip(min=0)]
+    return Basis(
+        end=float(last[-1]),
+        gap=float(np.median(np.diff(last))),
+        step=int(steps[-1]),
+        step_gap=max(1.0, float(np.median(np.diff(steps)))),
+        runs=tuple(chosen),
+        baselines=tuple(references),
+    )
 
 
 def _window(x: Floats, fraction: float) -> slice:
@@ -157,7 +201,8 @@ def _judge(
     reference = float(references.mean())
     if abs(reference) < SMALLEST:
         return replace(
-            common, explanation="The baseline's loss is 0 in the final window: no relative difference."
+            common,
+            explanation="The baseline's loss is 0 in the last compared window: no relative difference.",
         )
     pointwise = (ours[0, window] - theirs[:, window].mean(axis=0)) / abs(reference)
     common = replace(common, loss=float(means.mean()), noise_interval=noise.hac_interval(pointwise, alpha))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, Max, Q, QuerySet, Sum
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis.models import Evaluation
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.analysis.models import Comparison, Evaluation
+from fp8scope_dashboard.runs.models import Run, Writer
 
 # Runs of one arm that a comparison reads; the newest, where there are more.
 MOST_SEEDS = 32
@@ -19,6 +22,8 @@ MOST_SEEDS = 32
 MOST_DEPENDENTS = 64
 # Sweepers look at projects in which something happened this recently.
 ACTIVE_WITHIN = timedelta(days=2)
+# Begins `Comparison.inputs`. Raise it when a comparison's result gets something that it lacked.
+VERSION = "v2"
 
 
 def baseline_runs(run: Run) -> list[Run]:
@@ -47,6 +52,16 @@ def dependents(run: Run) -> list[UUID]:
     return list(found.values_list("id", flat=True)[:MOST_DEPENDENTS])
 
 
+def reached_steps(runs: Iterable[Run]) -> dict[UUID, int | None]:
+    """The last stored step of each run's latest attempt: an earlier one may have gone further."""
+    listed = list(runs)
+    rows = Writer.objects.filter(run__in=listed, last_step__isnull=False).order_by()
+    latest: dict[UUID, tuple[int, int]] = {}
+    for run_id, attempt, last in rows.values_list("run_id", "attempt").annotate(Max("last_step")):
+        latest[run_id] = max(latest.get(run_id, (attempt, last)), (attempt, last))
+    return {run.id: latest[run.id][1] if run.id in latest else run.last_step for run in listed}
+
+
 def inputs_of(run: Run) -> str:
     """What a comparison of the run is computed from, in a few characters: equal when nothing has changed.
 
@@ -70,10 +85,17 @@ def active_projects() -> list[Project]:
     return list(Project.objects.filter(pk__in=recent.values("project_id")))
 
 
+def _projects_to_sweep() -> list[Project]:
+    """Those that are active, and those with comparisons of an earlier version, which lack their coverage."""
+    earlier = Comparison.objects.filter(run__deleted_at=None).exclude(inputs__startswith=VERSION)
+    concerned = (*active_projects(), *Project.objects.filter(pk__in=earlier.values("run__project_id")))
+    return list({project.pk: project for project in concerned}.values())
+
+
 def uncompared_runs() -> list[UUID]:
     """Runs with a baseline whose latest comparison was computed from less than is stored now."""
     found = []
-    for project in active_projects():
+    for project in _projects_to_sweep():
         runs = Run.objects.filter(project=project)
         stored = _stored(runs)
         for run in runs.exclude(baseline="").select_related("comparison"):
@@ -83,22 +105,31 @@ def uncompared_runs() -> list[UUID]:
     return found
 
 
-# By group, and by id where a run has no group: rows and evaluations stored.
-_Stored = dict[str, tuple[int, int]]
+@dataclass
+class _Stored:
+    """What is stored of the runs of one group: rows, evaluations, and how each run stands."""
+
+    rows: int = 0
+    evaluations: int = 0
+    states: list[str] = field(default_factory=list)
 
 
-def _stored(runs: QuerySet[Run]) -> _Stored:
+def _stored(runs: QuerySet[Run]) -> dict[str, _Stored]:
+    """By group, and by id where a run has no group."""
     scored = Evaluation.objects.filter(run__in=runs).values_list("run_id")
     evaluations: dict[UUID, int] = dict(scored.annotate(Count("id")))
-    totals: _Stored = defaultdict(lambda: (0, 0))
-    for run_id, group, rows in runs.values_list("id", "group", "rows_stored"):
-        before = totals[group or str(run_id)]
-        totals[group or str(run_id)] = (before[0] + rows, before[1] + evaluations.get(run_id, 0))
+    totals: dict[str, _Stored] = defaultdict(_Stored)
+    fields = runs.order_by("id").values_list("id", "group", "rows_stored", "state", "total_steps")
+    for run_id, group, rows, state, planned in fields:
+        stored = totals[group or str(run_id)]
+        stored.rows += rows
+        stored.evaluations += evaluations.get(run_id, 0)
+        stored.states.append(f"{run_id} {state} {planned}")
     return totals
 
 
-def _inputs(run: Run, project: Project, stored: _Stored) -> str:
-    arms = {run.group or str(run.id), run.baseline} - {""}
-    rows = sum(stored.get(arm, (0, 0))[0] for arm in arms)
-    evaluations = sum(stored.get(arm, (0, 0))[1] for arm in arms)
-    return f"{rows} rows, {evaluations} scores, {project.margin:g}, {project.alpha:g}"
+def _inputs(run: Run, project: Project, stored: Mapping[str, _Stored]) -> str:
+    arms = [stored.get(arm, _Stored()) for arm in sorted({run.group or str(run.id), run.baseline} - {""})]
+    rows, evaluations = sum(arm.rows for arm in arms), sum(arm.evaluations for arm in arms)
+    states = hashlib.sha256(repr([arm.states for arm in arms]).encode()).hexdigest()[:16]
+    return f"{VERSION} {rows} rows, {evaluations} scores, {project.margin:g}, {project.alpha:g}, {states}"

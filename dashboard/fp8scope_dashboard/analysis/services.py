@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -14,7 +15,9 @@ from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.alignment import Curve
+from fp8scope_dashboard.analysis.coverage import Coverage, conclude
 from fp8scope_dashboard.analysis.delta import compare_losses
+from fp8scope_dashboard.analysis.judging import coverage_of_loss, coverage_of_score
 from fp8scope_dashboard.analysis.models import Comparison, Evaluation, EvaluationComparison
 from fp8scope_dashboard.analysis.scores import Score, compare_scores
 from fp8scope_dashboard.events import run_changed
@@ -62,19 +65,17 @@ def compare(run_id: UUID) -> Comparison | None:
     if latest is not None and latest.inputs == inputs:
         return latest
     began = time.perf_counter()
-    result = compare_losses(
-        [read_curve(one.id) for one in (run, *lineage.siblings(run))],
-        [read_curve(one.id) for one in lineage.baseline_runs(run)],
-        margin=run.project.margin,
-        alpha=run.project.alpha,
-    )
+    arm, baseline = [run, *lineage.siblings(run)], lineage.baseline_runs(run)
+    ours, theirs = ([read_curve(one.id) for one in runs] for runs in (arm, baseline))
+    result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha)
+    judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
     comparison, _ = Comparison.objects.update_or_create(
         run=run,
         defaults={
             "baseline": run.baseline,
             "to_step": run.last_step or 0,
-            "verdict": result.verdict,
-            "result": result.as_dict(),
+            "verdict": judgement.verdict,
+            "result": {**result.as_dict(), **judgement.as_dict()},
             "inputs": inputs,
             "seconds": time.perf_counter() - began,
             "computed_at": timezone.now(),
@@ -104,18 +105,21 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
     run = Run.objects.select_related("project").filter(pk=run_id).first()
     if run is None or not run.baseline:
         return []
-    baseline = [one.id for one in lineage.baseline_runs(run)]
-    ours, theirs = _latest_scores([run.id])[run.id], _latest_scores(baseline)
+    baseline = {one.id: one for one in lineage.baseline_runs(run)}
+    ours, theirs = _latest_scores([run.id])[run.id], _latest_scores(list(baseline))
+    reached = lineage.reached_steps([run, *baseline.values()])
     known = {
         (one.name, one.metric, one.step): one.inputs
         for one in EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
     }
     computed = []
     for task, mine in ours.items():
-        references = [theirs[one][task] for one in baseline if task in theirs[one]]
-        inputs = _digest([mine, *references], run.project.alpha)
+        scored = [one for one in baseline.values() if task in theirs[one.id]]
+        references = [theirs[one.id][task] for one in scored]
+        coverage = coverage_of_score(run, scored, reached, task[-1])
+        inputs = _digest([mine, *references], run.project.alpha, coverage)
         if known.get(task) != inputs:
-            computed.append(_compare_scores(run, task, mine, references, inputs))
+            computed.append(_compare_scores(run, task, mine, references, inputs, coverage))
     if computed:
         run_changed(run.id, run.project_id, "comparison", run.last_step)
     return computed
@@ -130,12 +134,14 @@ def _latest_scores(run_ids: Sequence[UUID]) -> dict[UUID, dict[Task, int]]:
     return found
 
 
-def _digest(evaluations: Iterable[int], alpha: float) -> str:
-    return hashlib.sha256(f"{list(evaluations)} {alpha}".encode()).hexdigest()
+def _digest(evaluations: Iterable[int], alpha: float, coverage: Coverage) -> str:
+    # What changes with every row of a run that goes on would have its scores compared all the time.
+    steady = replace(coverage, reached=None, baseline=replace(coverage.baseline, reached=None))
+    return hashlib.sha256(f"{list(evaluations)} {alpha} {steady}".encode()).hexdigest()
 
 
 def _compare_scores(
-    run: Run, task: Task, mine: int, references: Sequence[int], inputs: str
+    run: Run, task: Task, mine: int, references: Sequence[int], inputs: str, coverage: Coverage
 ) -> EvaluationComparison:
     evaluations = Evaluation.objects.in_bulk([mine, *references])
     result = compare_scores(
@@ -145,6 +151,7 @@ def _compare_scores(
         alpha=run.project.alpha,
         higher_is_better=evaluations[mine].higher_is_better,
     )
+    judgement = conclude(result.verdict, coverage)
     name, metric, step = task
     comparison, _ = EvaluationComparison.objects.update_or_create(
         run=run,
@@ -152,8 +159,8 @@ def _compare_scores(
         metric=metric,
         step=step,
         defaults={
-            "verdict": result.verdict,
-            "result": result.as_dict(),
+            "verdict": judgement.verdict,
+            "result": {**result.as_dict(), **judgement.as_dict()},
             "inputs": inputs,
             "computed_at": timezone.now(),
         },

@@ -45,7 +45,7 @@ def single(result: LossComparison) -> str:
         else "the margin"
     )
     return (
-        f"In the final window the loss is {number(result.loss)}, {relation(result.delta)} "
+        f"In the last compared window the loss is {number(result.loss)}, {relation(result.delta)} "
         f"{_baseline(result)}: {held} the tolerance of {percent(result.tolerance)} ({source})."
     )
 
@@ -62,9 +62,9 @@ def over_seeds(result: LossComparison, level: float) -> str:
         f"neither inside nor wholly outside the margin of ±{percent(result.margin)}: more seeds would tell",
     )
     return (
-        f"In the final window the mean loss of {count(result.k_run, 'run')} is {relation(result.delta)} "
-        f"{_baseline(result)}; the {level:.0%} interval over seeds, {percent(low)} to {percent(high)}, "
-        f"is {conclusion}."
+        f"In the last compared window the mean loss of {count(result.k_run, 'run')} is "
+        f"{relation(result.delta)} {_baseline(result)}; the {level:.0%} interval over seeds, "
+        f"{percent(low)} to {percent(high)}, is {conclusion}."
     )
 
 
@@ -72,7 +72,7 @@ def diverged(since: float, axis: str, broken: int, runs: int) -> str:
     """The verdict where a loss is not finite."""
     place = f"step {since:.0f}" if axis == "steps" else f"{since:.0f} tokens"
     who = "The loss" if runs == 1 else f"The loss of {broken} of {count(runs, 'run')}"
-    return f"{who} is NaN or infinite in the final window, since {place}."
+    return f"{who} is NaN or infinite in the last compared window, since {place}."
 
 
 def _baseline(result: LossComparison) -> str:

@@ -96,7 +96,10 @@ def is_judged(plan: RunPlan, stored: Mapping[str, Any]) -> bool:
         return True
     scored = {score["metric"] for score in stored["evaluations"] if score["step"] == plan.steps}
     comparison = stored["comparison"]
-    return comparison is not None and comparison["to_step"] == plan.steps and len(scored) > 0
+    judged = (comparison, *(score for score in stored["evaluations"] if score["step"] == plan.steps))
+    if not scored or any(one is None or one["verdict"] == "pending" for one in judged):
+        return False
+    return bool(comparison["to_step"] == plan.steps)
 
 
 def problems(outcomes: Sequence[Outcome]) -> list[str]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fp8scope_dashboard.analysis.coverage import is_dead
+from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.loop.commands import HOW_TO_ALLOW, accepted_kinds, giver_of, state_of
 from fp8scope_dashboard.loop.models import Command, CommandKind, CommandResult, Report, ReportKind
 from fp8scope_dashboard.pages.figures.curves import Mark
-from fp8scope_dashboard.pages.verdicts import COMMAND_STATES, WINDOW_VERDICTS, Badge
+from fp8scope_dashboard.pages.verdicts import COMMAND_STATES, DEAD_WINDOW, WINDOW_VERDICTS, Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 
 COMMANDS_SHOWN = 12
@@ -109,8 +111,10 @@ def findings(run: Run) -> dict[str, Any]:
     """For the cards of reference windows and bisections."""
     windows = Report.objects.filter(run=run, kind=ReportKind.REFERENCE).order_by("-step", "-id")
     rankings = Report.objects.filter(run=run, kind=ReportKind.BISECT).order_by("-id")
+    ended_badly = is_dead(standing_now(run))
     return {
-        "windows": [_window(report) for report in windows[:WINDOWS_SHOWN]],
+        "windows": [_window(report, ended_badly) for report in windows[:WINDOWS_SHOWN]],
+        "windows_dead": ended_badly,
         "window_count": windows.count(),
         "windows_over": windows.filter(document__verdict="over").count(),
         "rankings": [ranking_of(report, PRODUCTS_LISTED) for report in rankings[:BISECTIONS_SHOWN]],
@@ -157,7 +161,9 @@ def _what(command: Command) -> str:
     return str(command.get_kind_display())
 
 
-def _window(report: Report) -> Window:
+def _window(report: Report, ended_badly: bool) -> Window:
     document = report.document
     badge = WINDOW_VERDICTS[document["verdict"]]
+    if ended_badly and badge.tone == "good":
+        badge = DEAD_WINDOW
     return Window(report, badge, float(document["delta"]), float(document["noise"]))

@@ -10,6 +10,8 @@ from typing import Any
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Event, EventState, Severity
+from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
+from fp8scope_dashboard.analysis.judging import judged_now, standing_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.pages.verdicts import Badge, loss_badge
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -30,6 +32,12 @@ class Verdict:
 
     badge: Badge
     explanation: str = ""
+    # Why the verdict does not stand for the whole run; empty for a final one.
+    reason: str = ""
+    # What it judges, of how much: a sentence, and in short.
+    coverage: str = ""
+    share: str = ""
+    final: bool = False
     delta: float | None = None
     tolerance: float | None = None
     margin: float | None = None
@@ -97,6 +105,8 @@ class Summary:
     run: Run
     verdict: Verdict
     overflow: Overflow | None
+    # The run ended without doing all it had planned: nothing about it is shown as good.
+    is_dead: bool = False
     events: list[Event] = field(default_factory=list)
     open_events: int = 0
     scores: list[EvaluationComparison] = field(default_factory=list)
@@ -132,6 +142,7 @@ class Summary:
 
 def summarise(run: Run) -> Summary:
     """Gather a run's summary; a handful of queries, whatever the run's length."""
+    ended_badly = is_dead(standing_now(run))
     pending = Event.objects.filter(run=run, state=EventState.OPEN)
     critical_first = sorted(
         pending.order_by("-step")[:100], key=lambda event: event.severity != Severity.CRITICAL
@@ -140,7 +151,8 @@ def summarise(run: Run) -> Summary:
     return Summary(
         run=run,
         verdict=verdict_of(run, baseline_groups(run.project_id)),
-        overflow=_overflow(run),
+        overflow=_overflow(run, ended_badly),
+        is_dead=ended_badly,
         events=critical_first[:OPEN_ALERTS_SHOWN],
         open_events=pending.count(),
         scores=list(latest.distinct("name", "metric")[:OPEN_ALERTS_SHOWN]),
@@ -156,9 +168,15 @@ def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
         return Verdict(badge, _why_none(run, is_baseline), baseline=run.baseline)
     result: Mapping[str, Any] = comparison.result
     interval = result.get("interval")
+    judgement = judged_now(run, comparison)
+    share = in_short(judgement.coverage)
     return Verdict(
-        badge=loss_badge(comparison.verdict, has_baseline=True, is_baseline=False),
+        badge=loss_badge(judgement, has_baseline=True, is_baseline=False),
         explanation=str(result.get("explanation", "")),
+        reason=judgement.reason,
+        coverage=in_full(judgement.coverage),
+        share=f"so far: {share}" if share and run.state == RunState.RUNNING else share,
+        final=judgement.final,
         delta=result.get("delta"),
         tolerance=result.get("tolerance"),
         margin=result.get("margin"),
@@ -187,19 +205,21 @@ def baseline_groups(project_id: int) -> set[str]:
     return set(named.values_list("baseline", flat=True).distinct())
 
 
-def _overflow(run: Run) -> Overflow | None:
+def _overflow(run: Run, ended_badly: bool) -> Overflow | None:
     if not {"saturated", "nonfinite", "numel"} <= set(run.statistics):
         return None
     ranked = queries.top(run.id, "overflow_rate", EVERY_TENSOR)
     overflowing = sum(1 for _, _, rate in ranked if rate > 0)
     worst = [Worst(index, name, rate) for index, name, rate in ranked[:WORST] if rate > 0]
-    return Overflow(len(ranked), overflowing, worst, _overflow_badge(worst[0].rate if worst else 0.0))
+    return Overflow(
+        len(ranked), overflowing, worst, _overflow_badge(worst[0].rate if worst else 0.0, ended_badly)
+    )
 
 
-def _overflow_badge(rate: float) -> Badge:
+def _overflow_badge(rate: float, ended_badly: bool) -> Badge:
     """In words; the thresholds are those of the default rule (0.1 %) and a tenth of it."""
     if rate >= 1e-3:
         return Badge("Overflowing", "danger", "cross")
     if rate >= 1e-4:
         return Badge("Some overflow", "warning", "alert")
-    return Badge("In range", "good", "check")
+    return Badge("In range", "neutral", "minus") if ended_badly else Badge("In range", "good", "check")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from fp8scope_dashboard.analysis.coverage import INCOMPLETE, PENDING, Judgement, Standing, is_dead, percent_of
+
 Tone = Literal["good", "warning", "danger", "neutral", "live"]
 
 
@@ -26,6 +28,13 @@ LOSS_VERDICTS: Final[Mapping[str, Badge]] = {
     "inconclusive": Badge("Inconclusive", "warning", "question"),
     "insufficient": Badge("Too early to tell", "neutral", "clock"),
 }
+# A good verdict on a part of the run: neither the colour nor the icon of one on all of it.
+SO_FAR: Final[Mapping[str, Badge]] = {
+    "equivalent": Badge("Equivalent so far", "neutral", "clock"),
+    "within": Badge("Within tolerance so far", "neutral", "clock"),
+}
+NOT_ALL_JUDGED = Badge("Incomplete", "warning", "question")
+TOO_LITTLE = Badge("Too little to tell", "neutral", "question")
 NO_BASELINE = Badge("No baseline", "neutral", "minus")
 IS_BASELINE = Badge("Baseline", "neutral", "flag")
 NOT_COMPARED = Badge("Not compared yet", "neutral", "clock")
@@ -37,6 +46,7 @@ STATES: Final[Mapping[str, Badge]] = {
     "failed": Badge("Failed", "danger", "cross"),
     "silent": Badge("Silent", "warning", "question"),
 }
+FINISHED_EARLY = Badge("Finished early", "warning", "alert")
 SEVERITIES: Final[Mapping[str, Badge]] = {
     "critical": Badge("Critical", "danger", "cross"),
     "warning": Badge("Warning", "warning", "alert"),
@@ -59,21 +69,37 @@ WINDOW_VERDICTS: Final[Mapping[str, Badge]] = {
     "within": Badge("Within", "good", "check"),
     "over": Badge("Over", "danger", "cross"),
 }
+# Of a run that failed, went silent or stopped early.
+DEAD_WINDOW = Badge("Within", "neutral", "minus")
 
 
-def loss_badge(verdict: str | None, *, has_baseline: bool, is_baseline: bool) -> Badge:
+def state_badge(standing: Standing) -> Badge:
+    """The badge of how a run stands."""
+    return FINISHED_EARLY if standing == "finished_early" else STATES[standing]
+
+
+def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: bool) -> Badge:
     """The badge of a run's verdict; says what is missing where there is none."""
-    if verdict is not None:
-        return LOSS_VERDICTS.get(verdict, UNKNOWN)
+    if judgement is not None:
+        if judgement.verdict == PENDING:
+            return SO_FAR.get(judgement.measured, UNKNOWN)
+        if judgement.verdict == INCOMPLETE:
+            return NOT_ALL_JUDGED
+        if judgement.verdict == "insufficient" and is_dead(judgement.coverage.standing):
+            return TOO_LITTLE
+        return LOSS_VERDICTS.get(judgement.verdict, UNKNOWN)
     if is_baseline:
         return IS_BASELINE
     return NOT_COMPARED if has_baseline else NO_BASELINE
 
 
-def score_badge(verdict: str, *, higher_is_better: bool) -> Badge:
+def score_badge(judgement: Judgement, *, higher_is_better: bool) -> Badge:
     """The badge of an evaluation's verdict: being outside on the better side is not a fault."""
+    verdict = judgement.verdict
     if verdict == "inside":
         return Badge("Inside BF16's interval", "good", "check")
+    if verdict in (PENDING, INCOMPLETE):
+        return _inside_so_far(judgement)
     if verdict in ("above", "below"):
         better = (verdict == "above") == higher_is_better
         return Badge(
@@ -82,3 +108,11 @@ def score_badge(verdict: str, *, higher_is_better: bool) -> Badge:
             "up" if verdict == "above" else "down",
         )
     return Badge("Too little to tell", "neutral", "clock")
+
+
+def _inside_so_far(judgement: Judgement) -> Badge:
+    """Inside the interval at a checkpoint, which says nothing of the rest of the run."""
+    if is_dead(judgement.coverage.standing):
+        return NOT_ALL_JUDGED
+    share = percent_of(judgement.coverage)
+    return Badge(f"Inside at {share}" if share else "Inside so far", "neutral", "clock")

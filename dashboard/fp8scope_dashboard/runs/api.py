@@ -144,12 +144,27 @@ def _comparison(run: Run) -> dict[str, Any] | None:
     found = getattr(run, "comparison", None)
     if found is None:
         return None
-    return {"baseline": found.baseline, "to_step": found.to_step, "verdict": found.verdict, **found.result}
+    from fp8scope_dashboard.analysis.judging import judged_now
+
+    return {
+        "baseline": found.baseline,
+        "to_step": found.to_step,
+        **found.result,
+        **judged_now(run, found).as_dict(),
+    }
 
 
 def _evaluations(run: Run) -> list[dict[str, Any]]:
+    from fp8scope_dashboard.analysis.judging import judged_now
+
     rows = run.evaluation_comparisons.order_by("-step", "name", "metric")[:LATEST]
     return [
-        {"name": row.name, "metric": row.metric, "step": row.step, "verdict": row.verdict, **row.result}
+        {
+            "name": row.name,
+            "metric": row.metric,
+            "step": row.step,
+            **row.result,
+            **judged_now(run, row).as_dict(),
+        }
         for row in rows
     ]

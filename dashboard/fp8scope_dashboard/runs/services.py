@@ -70,9 +70,9 @@ def register(
 
 def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
     """Take over what is learnt only after a run began: its recipe and precision from a model that is watched,
-    what looking at the environment took a while to find, configuration and summary that the script logged on
-    the way (of a key that is there already the new value), and tags that it has changed. Whether there was
-    anything.
+    what looking at the environment took a while to find, how many steps it is planned to take, configuration
+    and summary that the script logged on the way (of a key that is there already the new value), and tags that
+    it has changed. Whether there was anything.
     """
     environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
     late: dict[str, Any] = {}
@@ -89,6 +89,9 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
             late[name] = after
     if replace_tags and fields.get("tags", []) != run.tags:
         late["tags"] = fields.get("tags", [])
+    # A later attempt may have been given more steps; a message of an earlier one that comes late has fewer.
+    if (fields.get("total_steps") or 0) > (run.total_steps or 0):
+        late["total_steps"] = fields["total_steps"]
     if not late:
         return False
     Run.objects.filter(pk=run.pk).update(**late)

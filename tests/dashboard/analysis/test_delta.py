@@ -40,7 +40,7 @@ def test_it_works() -> None:
     assert (result.k_run, result.k_baseline, result.aligned_on) == (1, 3, "steps")
     assert result.window == (270.0, 299.0)
     assert result.delta is not None and abs(result.delta) < 0.005
-    assert result.explanation.startswith("In the final window the loss is 2.0")
+    assert result.explanation.startswith("In the last compared window the loss is 2.0")
 
 
 @pytest.mark.parametrize("factor", [1.02, 0.98])
@@ -75,7 +75,7 @@ def test_a_run_that_diverged_is_over_with_the_reason(value: float) -> None:
     broken.losses[150:] = value
     result = compare([broken], [curve(1), curve(2), curve(3)])
     assert result.verdict == "over" and result.delta is None
-    assert result.explanation == "The loss is NaN or infinite in the final window, since step 150."
+    assert result.explanation == "The loss is NaN or infinite in the last compared window, since step 150."
 
 
 def test_a_run_that_stopped_at_its_nan_is_over() -> None:
@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_got() -> None:
         ([curve(0)], [], "no run with a loss yet"),
         ([Curve(STEPS[:0], np.empty(0))], [curve(1)], "not logged a loss"),
         ([curve(0, steps=STEPS[:10])], [curve(1)], "10 points of loss in common; a verdict needs 20"),
-        ([curve(0)], [Curve(STEPS, np.zeros(300))], "is 0 in the final window"),
+        ([curve(0)], [Curve(STEPS, np.zeros(300))], "is 0 in the last compared window"),
     ],
 )
 def test_too_little_is_told_as_such(runs: list[Curve], baselines: list[Curve], words: str) -> None:

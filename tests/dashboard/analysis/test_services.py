@@ -40,8 +40,10 @@ def arms(project: Project) -> tuple[Run, list[Recorder]]:
     baselines = [make_run(project, f"bf16 {seed}", group="bf16", seed=seed) for seed in range(3)]
     recorders = [record(run, 1.0 + 0.001 * seed, tokens=True) for seed, run in enumerate(baselines)]
     run = make_run(project, "fp8", baseline="bf16", precision="fp8")
-    record(run, 1.002, tokens=True)
-    return run, recorders
+    recorders += [record(run, 1.002, tokens=True)]
+    for recorder in recorders:
+        recorder.finish()
+    return run, recorders[:-1]
 
 
 def test_it_works(arms: tuple[Run, list[Recorder]]) -> None:
@@ -77,10 +79,10 @@ def test_a_new_margin_is_news(arms: tuple[Run, list[Recorder]]) -> None:
 
 def test_two_seeds_in_each_arm_are_tested(project: Project) -> None:
     for seed in range(2):
-        record(make_run(project, group="bf16"), 1.0 + 0.0001 * seed)
+        record(make_run(project, group="bf16"), 1.0 + 0.0001 * seed).finish()
     runs = [make_run(project, group="fp8", baseline="bf16") for _ in range(2)]
     for seed, run in enumerate(runs):
-        record(run, 1.0 + 0.0001 * seed)
+        record(run, 1.0 + 0.0001 * seed).finish()
     refresh(runs[0].id)
     # A sibling's news concern the whole arm.
     assert [Comparison.objects.get(run=run).verdict for run in runs] == ["equivalent"] * 2
@@ -104,6 +106,7 @@ def test_the_sweeper_finds_what_was_not_compared(arms: tuple[Run, list[Recorder]
 
 def test_a_dear_comparison_of_a_running_run_is_put_off(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
+    Run.objects.filter(pk=run.pk).update(state="running")
     refresh(run.id)
     Comparison.objects.update(seconds=10.0)
     before = Comparison.objects.get().computed_at
@@ -167,7 +170,7 @@ def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> N
         right = int(100 * share)
         mine.evaluation(step, [1.0] * right + [0.0] * (100 - right))
     computed = compare_evaluations(run.id)
-    assert {(one.step, one.verdict) for one in computed} == {(100, "inside"), (200, "below")}
+    assert {(one.step, one.verdict) for one in computed} == {(100, "incomplete"), (200, "below")}
     assert EvaluationComparison.objects.get(run=run, step=200).result["k_baseline"] == 3
     assert compare_evaluations(run.id) == []
 

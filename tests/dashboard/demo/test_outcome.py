@@ -91,7 +91,9 @@ def test_a_step_that_nobody_timed_has_no_lag() -> None:
     assert outcome_of(FP8, told(), stored(events=[event(step=101)])).alerts[0].lag is None
 
 
-@pytest.mark.parametrize("verdict", ["over", "different", "inconclusive", "insufficient", ""])
+@pytest.mark.parametrize(
+    "verdict", ["over", "different", "inconclusive", "insufficient", "pending", "incomplete", ""]
+)
 def test_a_healthy_run_must_be_judged_good(verdict: str) -> None:
     found = problems(changed(FP8.name, verdict=verdict))
     assert len(found) == 1
@@ -135,6 +137,8 @@ def test_a_run_is_judged_when_its_last_step_is() -> None:
     assert is_judged(FP8, stored())
     assert not is_judged(FP8, stored(comparison=None))
     assert not is_judged(FP8, stored(comparison={"verdict": "within", "to_step": 99}))
+    assert not is_judged(FP8, stored(comparison={"verdict": "pending", "to_step": 100}))
+    assert not is_judged(FP8, stored(evaluations=[stored()["evaluations"][0] | {"verdict": "pending"}]))
     assert not is_judged(FP8, stored(evaluations=[]))
     assert not is_judged(FP8, stored(evaluations=[stored()["evaluations"][0] | {"step": 75}]))
 

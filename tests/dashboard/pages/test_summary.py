@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from dashboard.pages.conftest import Visitor
 from dashboard.pages.seeding import Seeded
 from dashboard.recording import make_run
 
+from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.arms import FP8_SLOTS, Arms, arm_labels
 from fp8scope_dashboard.pages.summary import Gauge, baseline_groups, summarise, verdict_of
-from fp8scope_dashboard.pages.verdicts import LOSS_VERDICTS, loss_badge, score_badge
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.pages.verdicts import LOSS_VERDICTS, SO_FAR, loss_badge, score_badge
+from fp8scope_dashboard.runs.models import Run, RunState
+
+FULL = Coverage(
+    "finished", 600.0, 600.0, plan="total_steps", reached=600, baseline=BaselineArm(("finished",), 600)
+)
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
@@ -53,14 +60,44 @@ def test_the_gauge() -> None:
     "verdict", ["equivalent", "different", "inconclusive", "within", "over", "insufficient"]
 )
 def test_every_verdict_has_a_face(admin: Visitor, verdict: str) -> None:
-    run = make_run(admin.project, "r", baseline="bf16")
-    Comparison.objects.create(run=run, baseline="bf16", to_step=1, verdict=verdict, result={})
+    run = make_run(admin.project, "r", baseline="bf16", state="finished", total_steps=600, last_step=600)
+    result = conclude(verdict, FULL).as_dict()
+    Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict=verdict, result=result)
     shown = verdict_of(Run.objects.select_related("comparison").get(), set())
     assert shown.badge is LOSS_VERDICTS[verdict] and shown.gauge is None
+    assert shown.final and shown.share == "100 % of the planned run"
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.SILENT, RunState.RUNNING])
+@pytest.mark.parametrize("verdict", ["equivalent", "within"])
+def test_a_stored_verdict_turns_at_once_when_the_run_ends_badly(
+    admin: Visitor, verdict: str, state: RunState
+) -> None:
+    run = make_run(admin.project, "r", baseline="bf16", state=state, total_steps=600, last_step=600)
+    result = conclude(verdict, FULL).as_dict()
+    Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict=verdict, result=result)
+    shown = verdict_of(Run.objects.select_related("comparison").get(), set())
+    assert shown.badge.tone == ("neutral" if state == RunState.RUNNING else "warning")
+    assert shown.badge.icon != "check" and shown.reason and not shown.final
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_a_verdict_without_its_coverage_is_never_good(admin: Visitor, state: RunState) -> None:
+    run = make_run(admin.project, "r", baseline="bf16", state=state, last_step=600)
+    Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict="within", result={})
+    shown = verdict_of(Run.objects.select_related("comparison").get(), set())
+    assert shown.badge.tone in ("neutral", "warning") and shown.reason
 
 
 def test_a_verdict_from_a_newer_version_is_no_error() -> None:
-    assert loss_badge("splendid", has_baseline=True, is_baseline=False).label == "Unknown"
+    assert loss_badge(conclude("splendid", FULL), has_baseline=True, is_baseline=False).label == "Unknown"
+
+
+def test_what_is_good_so_far_looks_different() -> None:
+    for measured, badge in SO_FAR.items():
+        judgement = conclude(measured, replace(FULL, standing="running", judged=72.0))
+        assert loss_badge(judgement, has_baseline=True, is_baseline=False) is badge
+        assert (badge.tone, badge.icon) != (LOSS_VERDICTS[measured].tone, LOSS_VERDICTS[measured].icon)
 
 
 def test_baselines_are_those_that_are_named(admin: Visitor, stranger: Visitor) -> None:
@@ -80,8 +117,22 @@ def test_baselines_are_those_that_are_named(admin: Visitor, stranger: Visitor) -
     ],
 )
 def test_scores(verdict: str, higher: bool, tone: str) -> None:
-    assert score_badge(verdict, higher_is_better=higher).tone == tone
-    assert score_badge("insufficient", higher_is_better=higher).tone == "neutral"
+    assert score_badge(conclude(verdict, FULL), higher_is_better=higher).tone == tone
+    assert score_badge(conclude("insufficient", FULL), higher_is_better=higher).tone == "neutral"
+
+
+@pytest.mark.parametrize(
+    ("coverage", "label", "tone"),
+    [
+        (replace(FULL, standing="failed"), "Incomplete", "warning"),
+        (replace(FULL, judged=300.0), "Inside at 50 %", "neutral"),
+        (replace(FULL, standing="running", judged=300.0), "Inside at 50 %", "neutral"),
+        (replace(FULL, standing="running", judged=300.0, planned=None), "Inside so far", "neutral"),
+    ],
+)
+def test_a_score_inside_on_a_part_of_the_run_is_not_good(coverage: Coverage, label: str, tone: str) -> None:
+    badge = score_badge(conclude("inside", coverage), higher_is_better=True)
+    assert (badge.label, badge.tone) == (label, tone)
 
 
 def test_arms_keep_their_slots_as_groups_come(admin: Visitor) -> None:

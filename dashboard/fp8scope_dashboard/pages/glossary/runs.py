@@ -13,7 +13,9 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "The loss in the final tenth of the common range, held against the baseline group. With two or "
         "more runs in each arm: a test of equivalence (two one-sided t-tests over seeds) against the "
         "project's margin. With one FP8 run: within or over the tolerance, without a p-value.",
-        "Inconclusive means: these seeds cannot tell. More seeds would.",
+        "Inconclusive means: these seeds cannot tell. More seeds would. Incomplete: nothing is wrong in "
+        "the steps that were compared, but they are not all of the planned run, because the run or its "
+        "baseline failed, went silent or stopped early.",
     ),
     "delta": Term(
         "Delta",

@@ -11,6 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis.coverage import in_short
+from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.models import Evaluation, EvaluationComparison
 from fp8scope_dashboard.analysis.scores import Score, item_interval
 from fp8scope_dashboard.pages.access import in_project, page
@@ -35,6 +37,8 @@ class Verdict:
     arm: Arm
     badge: Badge
     result: dict[str, Any]
+    share: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,19 @@ def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
 def _verdicts(project: Project, arms: Arms, name: str, metric: str, higher: bool) -> list[Verdict]:
     rows = EvaluationComparison.objects.filter(run__project=project, name=name, metric=metric)
     newest = rows.select_related("run").order_by("-step", "-run__created_at")[: MOST_RUNS * 4]
-    return [
-        Verdict(row, arms.of(row.run), score_badge(row.verdict, higher_is_better=higher), dict(row.result))
-        for row in newest
-    ]
+    return [_verdict(row, arms, higher) for row in newest]
+
+
+def _verdict(row: EvaluationComparison, arms: Arms, higher: bool) -> Verdict:
+    judgement = judged_now(row.run, row)
+    return Verdict(
+        row,
+        arms.of(row.run),
+        score_badge(judgement, higher_is_better=higher),
+        dict(row.result),
+        in_short(judgement.coverage),
+        judgement.reason,
+    )
 
 
 @gzip_page

@@ -14,6 +14,7 @@ from django.utils.cache import patch_cache_control
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import EventState
 from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.pages import steering
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.arms import Arm, Arms
@@ -22,7 +23,7 @@ from fp8scope_dashboard.pages.figures.sparkline import WIDTH, sparkline
 from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, summarise, verdict_of
-from fp8scope_dashboard.pages.verdicts import STATES, Badge
+from fp8scope_dashboard.pages.verdicts import STATES, Badge, state_badge
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 
@@ -40,7 +41,7 @@ class Row:
     def __init__(self, run: Run, arm: Arm, baselines: set[str]) -> None:
         self.run = run
         self.arm = arm
-        self.state: Badge = STATES[run.state]
+        self.state: Badge = state_badge(standing_now(run))
         self.verdict: Verdict = verdict_of(run, baselines)
         self.open_events: int = run.open_events  # type: ignore[attr-defined]
 
@@ -89,7 +90,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     context: dict[str, Any] = {
         "summary": summarise(shown),
         "run": shown,
-        "state": STATES[shown.state],
+        "state": state_badge(standing_now(shown)),
         "arm": Arms(project).of(shown),
         "compare_ids": [shown.id, *(one.id for one in baselines[-SEEDS_COMPARED:])],
     }

@@ -1,0 +1,162 @@
+"""From stored runs to the coverage of a verdict, and what a verdict says of a run as it stands now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.alignment import Axis, Curve
+from fp8scope_dashboard.analysis.coverage import (
+    GOOD,
+    PENDING,
+    BaselineArm,
+    Coverage,
+    Judgement,
+    Plan,
+    Standing,
+    cadence,
+    conclude,
+    is_dead,
+    standing_of,
+)
+from fp8scope_dashboard.analysis.delta import LossComparison
+from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
+from fp8scope_dashboard.runs.models import Run, RunState
+
+
+def coverage_of_loss(
+    arm: Sequence[Run],
+    baseline: Sequence[Run],
+    ours: Sequence[Curve],
+    theirs: Sequence[Curve],
+    result: LossComparison,
+) -> Coverage:
+    """How much of the first run's plan the comparison of its loss judges.
+
+    Args:
+        arm: the run in question first, then others of its seed group; `ours` are their losses.
+        baseline: the runs of the baseline group; `theirs` are their losses.
+        result: of comparing them, in this order.
+    """
+    run, basis = arm[0], result.basis
+    reached = lineage.reached_steps([*arm, *baseline])
+    used = [baseline[i] for i in basis.baselines] if basis else []
+    arm_used = [arm[i] for i in basis.runs] if basis else [run]
+    gaps = {one.id: cadence(curve.steps.tolist()) for one, curve in zip(baseline, theirs, strict=True)}
+    own = cadence(ours[0].steps.tolist())
+    step_gap = max(basis.step_gap if basis else 1.0, own)
+    furthest = [reached[one.id] for one in used]
+    coverage = Coverage(
+        standing=standing_of(run.state, reached[run.id], run.total_steps, own),
+        reached=reached[run.id],
+        cadence=own,
+        waits=any(one.state == RunState.RUNNING for one in (*arm_used, *(used or baseline))),
+        baseline=BaselineArm(
+            tuple(_standing(one, reached, gaps[one.id]) for one in used),
+            max((step for step in furthest if step is not None), default=None),
+            len(baseline) - len(used) if basis else 0,
+        ),
+    )
+    if run.total_steps:
+        judged = None if basis is None else float(basis.step)
+        return replace(
+            coverage, judged=judged, planned=float(run.total_steps), plan="total_steps", gap=step_gap
+        )
+    if basis is None:
+        return coverage
+    planned = max(_end(curve, result.aligned_on) for curve in (ours[0], *theirs))
+    if result.aligned_on == "steps":
+        planned = max(planned, *(float(one.total_steps or 0) for one in baseline))
+    return replace(
+        coverage,
+        judged=basis.end,
+        planned=planned,
+        plan="longest_run",
+        unit=result.aligned_on,
+        gap=max(basis.gap, step_gap) if result.aligned_on == "steps" else basis.gap,
+    )
+
+
+def coverage_of_score(
+    run: Run, baseline: Sequence[Run], reached: Mapping[UUID, int | None], step: int
+) -> Coverage:
+    """How much of the run's plan a score at a step judges. `baseline`: the runs that scored there as well."""
+    furthest = [reached[one.id] for one in baseline]
+    plan: Plan = "total_steps" if run.total_steps else "longest_run"
+    # How long a run without a plan will be is known when it has ended.
+    lengths = [
+        float(one.total_steps or (0 if one.state == RunState.RUNNING else reached[one.id]) or 0)
+        for one in (run, *baseline)
+    ]
+    return Coverage(
+        standing=standing_of(run.state, reached[run.id], run.total_steps),
+        judged=float(step),
+        planned=float(run.total_steps) if run.total_steps else max(float(step), *lengths),
+        plan=plan,
+        reached=reached[run.id],
+        waits=any(one.state == RunState.RUNNING for one in baseline),
+        baseline=BaselineArm(
+            tuple(_standing(one, reached) for one in baseline),
+            max((one for one in furthest if one is not None), default=None),
+        ),
+    )
+
+
+def judged_now(run: Run, comparison: Comparison | EvaluationComparison) -> Judgement:
+    """What the stored comparison says of the run as it stands now.
+
+    The run may have failed, or gone silent, since it was compared: a verdict must not wait for a worker to
+    say so.
+    """
+    measured = str(comparison.result.get("measured", comparison.verdict))
+    stored = comparison.result.get("coverage")
+    if stored is None:
+        return _without_coverage(run, measured)
+    coverage = Coverage.from_dict(stored)
+    is_stale = isinstance(comparison, Comparison) and comparison.to_step < (run.last_step or 0)
+    reached = run.last_step if is_stale or coverage.reached is None else coverage.reached
+    planned = coverage.planned
+    if run.total_steps:
+        planned = float(run.total_steps) if coverage.plan == "total_steps" else planned
+    elif coverage.unit == "steps" and planned is not None and run.state != RunState.RUNNING:
+        planned = max(planned, float(reached or 0))
+    now = replace(
+        coverage,
+        standing=standing_of(run.state, reached, run.total_steps, coverage.cadence),
+        reached=reached,
+        planned=planned,
+        waits=coverage.waits or is_stale,
+    )
+    return conclude(measured, now)
+
+
+def standing_now(run: Run) -> Standing:
+    """How the run stands, from its row and its comparison, without a query if that is loaded."""
+    comparison = getattr(run, "comparison", None)
+    stored = (comparison.result.get("coverage") or {}) if comparison is not None else {}
+    reached = run.last_step
+    if comparison is not None and comparison.to_step >= (run.last_step or 0) and "reached" in stored:
+        reached = stored["reached"]
+    # Without a comparison the rows say how densely one process logs; several ranks have more.
+    every = float(stored.get("cadence") or -(-((reached or 0) + 1) // max(1, run.rows_stored)))
+    return standing_of(run.state, reached, run.total_steps, max(1.0, every))
+
+
+def _without_coverage(run: Run, measured: str) -> Judgement:
+    """An earlier version kept no coverage: the sweeper compares such runs again."""
+    standing = standing_of(run.state, run.last_step, run.total_steps)
+    judgement = conclude(measured, Coverage(standing, reached=run.last_step))
+    if is_dead(standing) or measured not in GOOD:
+        return judgement
+    return replace(judgement, verdict=PENDING, reason="The run is being compared again.")
+
+
+def _standing(run: Run, reached: Mapping[UUID, int | None], gap: float = 1.0) -> Standing:
+    return standing_of(run.state, reached[run.id], run.total_steps, gap)
+
+
+def _end(curve: Curve, axis: Axis) -> float:
+    places = curve.tokens if axis == "tokens" else curve.steps
+    return float(places[-1]) if places is not None and len(places) else 0.0

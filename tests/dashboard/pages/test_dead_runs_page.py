@@ -1,0 +1,148 @@
+"""A run that failed, went silent or stopped early is nowhere shown as good, nor is one that still goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from dashboard.loop.test_reports import REFERENCE
+from dashboard.pages.conftest import Visitor
+from dashboard.recording import Recorder, make_run
+from django.test import Client
+
+from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.analysis.services import refresh
+from fp8scope_dashboard.loop.models import Report
+from fp8scope_dashboard.runs.models import Run
+
+PLANNED = 600
+SCORES = [1.0, 0.0] * 50
+GREEN = re.compile(r"badge--good[^>]*>.{0,200}?</svg>\s*([^<]+)", re.DOTALL)
+Ending = Callable[[Recorder], None]
+
+
+def failed(recorder: Recorder) -> None:
+    recorder.finish("RuntimeError: out of memory")
+
+
+def silent(recorder: Recorder) -> None:
+    Run.objects.filter(pk=recorder.run.pk).update(state="silent")
+
+
+def finished(recorder: Recorder) -> None:
+    recorder.finish()
+
+
+def running(recorder: Recorder) -> None:
+    """Goes on."""
+
+
+def record(visitor: Visitor, name: str, steps: int, ending: Ending, **fields: object) -> Run:
+    run = make_run(visitor.project, name, total_steps=PLANNED, **fields)
+    recorder = Recorder(run, tensors=["mlp.up.input"])
+    places = np.arange(1, steps + 1)
+    counts = {"numel": 1000.0, "saturated": 0.0, "nonfinite": 0.0}
+    statistics = {key: np.full((steps, 1), value) for key, value in counts.items()}
+    recorder.rows(places, {"loss": 2.0 + 3.0 * np.exp(-places / 40.0)}, statistics, rows_per_batch=200)
+    for step in sorted({72, steps}):
+        recorder.evaluation(step, SCORES)
+    document = {**REFERENCE, "fp8": [2.0, 1.9], "delta": 0.0, "verdict": "within", "action": "", "step": 20}
+    Report.objects.create(
+        run=run, writer=recorder.uuid, seq=9000, step=20, kind="reference", document=document
+    )
+    ending(recorder)
+    return run
+
+
+def judged(visitor: Visitor, steps: int, ending: Ending) -> Run:
+    for seed in range(2):
+        record(visitor, f"bf16 {seed}", PLANNED, finished, group="bf16", precision="bf16", seed=seed)
+    run = record(visitor, "the fp8 run", steps, ending, baseline="bf16", precision="fp8")
+    refresh(run.id)
+    return run
+
+
+def page(visitor: Visitor, rest: str) -> str:
+    answer = visitor.client.get(visitor.address(rest))
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def verdict_pages(visitor: Visitor, run: Run) -> dict[str, str]:
+    addresses = {
+        "run": f"runs/{run.id}/",
+        "runs": "",
+        "compare": f"compare/?runs={run.id}",
+        "evaluations": "evaluations/",
+    }
+    return {name: page(visitor, rest) for name, rest in addresses.items()}
+
+
+def answer_of_the_api(visitor: Visitor, run: Run) -> dict[str, object]:
+    _, secret = create_token(visitor.project, "tests")
+    answer = Client().get(f"/api/v1/runs/{run.id}", headers={"Authorization": f"Bearer {secret}"})
+    return dict(answer.json())
+
+
+def test_it_works(admin: Visitor) -> None:
+    run = judged(admin, PLANNED, finished)
+    for name, text in verdict_pages(admin, run).items():
+        assert GREEN.findall(text), name
+        assert "100 % of the planned run" in text, name
+    answer = json.dumps(answer_of_the_api(admin, run))
+    assert '"verdict": "within"' in answer and '"verdict": "inside"' in answer and '"share": 1.0' in answer
+
+
+@pytest.mark.parametrize("ending", [failed, silent, finished])
+@pytest.mark.parametrize("steps", [72, 590])
+def test_a_dead_run_is_green_nowhere(admin: Visitor, ending: Ending, steps: int) -> None:
+    run = judged(admin, steps, ending)
+    share = {72: "12 %", 590: "98 %"}[steps]
+    for name, text in verdict_pages(admin, run).items():
+        assert GREEN.findall(text) == [], name
+        assert f"{share} of the planned run" in text, name
+        assert "Incomplete" in text, name
+    answer = answer_of_the_api(admin, run)
+    text = json.dumps(answer)
+    assert not re.findall(r'"verdict": "(equivalent|within|inside)"', text)
+    comparison = answer["comparison"]
+    assert isinstance(comparison, dict)
+    assert comparison["verdict"] == "incomplete" and comparison["measured"] == "within"
+    assert comparison["coverage"]["share"] == pytest.approx(steps / PLANNED)
+    assert str(steps) in comparison["reason"] and comparison["final"] is False
+
+
+def test_a_run_that_goes_on_is_not_shown_as_a_final_one(admin: Visitor) -> None:
+    run = judged(admin, 72, running)
+    texts = verdict_pages(admin, run)
+    for name in ("runs", "compare", "evaluations"):
+        assert GREEN.findall(texts[name]) == [], name
+    assert "Within tolerance so far" in texts["run"] and "Within tolerance so far" in texts["runs"]
+    assert "so far: 12 % of the planned run" in texts["runs"]
+    assert "Judged up to step 72 of 600 planned: 12 % of the planned run." in texts["run"]
+    assert "Inside at 12 %" in texts["evaluations"]
+
+
+def test_states_are_told_apart(admin: Visitor) -> None:
+    labels = {failed: "Failed", silent: "Silent", finished: "Finished early", running: "Running"}
+    for ending, label in labels.items():
+        run = record(admin, f"a {label} run", 72, ending)
+        assert f"</svg>{label}</span>" in page(admin, f"runs/{run.id}/")
+    whole = record(admin, "whole", PLANNED, finished)
+    assert "</svg>Finished</span>" in page(admin, f"runs/{whole.id}/")
+    listed = page(admin, "")
+    assert all(f"</svg>{label}</span>" in listed for label in (*labels.values(), "Finished"))
+
+
+def test_a_dead_baseline_is_said(admin: Visitor) -> None:
+    for seed in range(2):
+        record(admin, f"bf16 {seed}", 300, failed, group="bf16", precision="bf16")
+    run = record(admin, "fp8", PLANNED, finished, baseline="bf16", precision="fp8")
+    refresh(run.id)
+    for name in ("runs", "compare"):
+        text = verdict_pages(admin, run)[name]
+        assert GREEN.findall(text) == [] and "Incomplete" in text
+    assert "No baseline run finished as planned: 2 failed" in page(admin, f"runs/{run.id}/")
