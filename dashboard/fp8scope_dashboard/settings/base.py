@@ -175,6 +175,8 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else Non
 SESSION_COOKIE_SECURE = SECURE
 CSRF_COOKIE_SECURE = SECURE
 SECURE_REFERRER_POLICY = "same-origin"
+# No window that a page opens can ask it for anything: a script's "share" button included.
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
 # Ingest bounds itself (ingest/limits.py); this is the ceiling for everything else.

@@ -11,7 +11,11 @@ const CONFIG = {
   responsive: true,
   displaylogo: false,
   showTips: false,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+  // Plotly's mode bar offers to upload a chart to its vendor's cloud unless it is told not to.
+  showSendToCloud: false,
+  plotlyServerURL: "",
+  topojsonURL: "",
+  modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
 };
 
 const plotly = new Promise((resolve, reject) => {

@@ -1,0 +1,110 @@
+"""Whatever is clicked, the browser asks this server and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from dashboard.pages.seeding import Seeded, seed_project
+from e2e.conftest import OpenTab, Tab
+from live_servers import Server
+from playwright.sync_api import BrowserContext
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+# Schemes of what a page makes itself.
+INNER = ("data", "blob", "about")
+
+
+class Addresses:
+    """Every address that a browser context asks for, and every window that opens in it."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.asked: list[str] = []
+        context.on("request", lambda request: self.asked.append(request.url))
+        context.on("page", lambda page: self.asked.append(page.url))
+
+    def outside(self, server: Server) -> list[str]:
+        own = urlsplit(server.url).netloc
+        parts = [(url, urlsplit(url)) for url in self.asked]
+        return [url for url, each in parts if each.scheme not in INNER and each.netloc != own]
+
+
+@pytest.fixture
+def seeded(server: Server) -> Seeded:
+    return seed_project(server.project, 150)
+
+
+@pytest.fixture
+def tab(open_tab: OpenTab) -> Iterator[Tab]:
+    yield open_tab()
+
+
+def press_everything(tab: Tab) -> list[str]:
+    """Press every button of every chart's mode bar; their titles."""
+    titles = []
+    for figure in tab.page.locator("[data-figure][data-state=ready]").all():
+        figure.scroll_into_view_if_needed()
+        for button in figure.locator(".modebar-btn").all():
+            titles.append(button.get_attribute("data-title") or button.get_attribute("aria-label") or "?")
+            button.dispatch_event("click")
+    tab.page.wait_for_timeout(300)
+    return titles
+
+
+def test_it_works(tab: Tab, server: Server, seeded: Seeded) -> None:
+    addresses = Addresses(tab.page.context)
+    own = f"/p/{server.project.slug}/"
+    run = f"{own}runs/{seeded.faulty.id}/"
+    titles: set[str] = set()
+    for path in (
+        own,
+        run,
+        f"{run}data/",
+        *(f"{own}{rest}/" for rest in ("compare", "evaluations", "alerts", "settings")),
+    ):
+        tab.open(path)
+        tab.draw_everything()
+        titles |= set(press_everything(tab))
+        tab.page.evaluate("document.querySelectorAll('details > summary').forEach((one) => one.click())")
+    assert {"Zoom", "Pan", "Reset axes"} <= titles, "the mode bars were pressed"
+    assert any("png" in title.lower() or "plot" in title.lower() for title in titles), titles
+    assert not [title for title in titles if "share" in title.lower() or "cloud" in title.lower()]
+    assert len(addresses.asked) > 50 and addresses.outside(server) == []
+    assert len(tab.page.context.pages) == 1, "a window was opened"
+
+
+def test_the_recorder_sees_an_address_outside(tab: Tab, server: Server) -> None:
+    addresses = Addresses(tab.page.context)
+    tab.open("/")
+    tab.page.evaluate("open('http://outside.invalid/newchart')")
+    tab.wait(lambda: addresses.outside(server), "Seeing the window's address")
+
+
+def test_a_page_can_neither_fetch_nor_post_outside(tab: Tab, server: Server) -> None:
+    addresses = Addresses(tab.page.context)
+    tab.open("/")
+    script = """async () => {
+        const tried = await fetch("http://outside.invalid/fetch").then(() => "sent", () => "refused");
+        const beacon = navigator.sendBeacon("http://outside.invalid/beacon", "chart");
+        const form = Object.assign(document.createElement("form"), {method: "post", action: "http://outside.invalid/form"});
+        document.body.append(form);
+        form.submit();
+        await new Promise((done) => setTimeout(done, 300));
+        return tried;
+    }"""
+    assert tab.page.evaluate(script) == "refused"
+    assert [url for url in addresses.outside(server) if "/form" in url] == []
+    assert len(tab.complaints) >= 2 and all("Content Security Policy" in one for one in tab.complaints)
+    tab.complaints.clear()
+
+
+def test_a_chart_has_no_server_to_send_to(tab: Tab, server: Server, seeded: Seeded) -> None:
+    tab.open(f"/p/{server.project.slug}/runs/{seeded.healthy.id}/")
+    tab.draw_everything()
+    context = tab.page.evaluate(
+        "((all) => Object.fromEntries(['showSendToCloud', 'plotlyServerURL', 'topojsonURL']"
+        ".map((name) => [name, all[name]])))(document.querySelector('#loss .figure__plot')._context)"
+    )
+    assert context == {"showSendToCloud": False, "plotlyServerURL": "", "topojsonURL": ""}
