@@ -8,6 +8,7 @@ after a while; then the receiver may get the same event twice, with the same del
 from __future__ import annotations
 
 import logging
+import traceback
 from datetime import timedelta
 
 from celery import current_app
@@ -70,7 +71,8 @@ def deliver(delivery_id: int) -> bool:
         _failed(delivery, str(error), permanent=error.permanent)
         return False
     except Exception as error:  # a channel's bug must not leave the row claimed; its text might hold a secret
-        logger.exception("Delivery %d failed unexpectedly.", delivery_id)
+        where = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("Delivery %d failed unexpectedly: %s.\n%s", delivery_id, type(error).__name__, where)
         _failed(delivery, f"Unexpected {type(error).__name__}; see the worker's log.", permanent=False)
         return False
     Delivery.objects.filter(pk=delivery_id).update(

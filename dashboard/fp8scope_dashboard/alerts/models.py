@@ -106,7 +106,10 @@ class DetectorState(models.Model):
 
 
 class Channel(models.Model):
-    """Where a project's alerts go. `config` holds what the channel needs, e.g. a webhook's url and secret."""
+    """Where a project's alerts go. `config` holds what the channel needs, e.g. a webhook's url and secret.
+
+    All of `config` is secret; `address` is what may be shown.
+    """
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="channels")
     kind = models.CharField(max_length=32, default="webhook")
@@ -114,6 +117,13 @@ class Channel(models.Model):
     config = models.JSONField(default=dict)
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField(default=timezone.now)
+
+    @property
+    def address(self) -> str:
+        """Where it sends to, without what may be a secret."""
+        from fp8scope_dashboard.alerts.channels.webhook import masked
+
+        return masked(self.config)
 
 
 class Delivery(models.Model):

@@ -174,3 +174,17 @@ def test_the_body_is_bounded(receiver: Receiver) -> None:
     body = receiver.requests[0][2]
     assert len(body) <= webhook.BODY_BYTES
     assert 0 < len(json.loads(body)["tensors"]) < 1000
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://hook.test/services/T0/B0/secret", "https://hook.test/****"),
+        ("http://hook.test:8080/x?key=secret#secret", "http://hook.test:8080/****"),
+        ("https://hook.test", "https://hook.test/****"),
+        ("nonsense-secret", "****"),
+        ("https://u:secret@hook.test/", "****"),
+    ],
+)
+def test_only_the_host_of_an_address_is_shown(url: str, shown: str) -> None:
+    assert webhook.masked({"url": url, "secret": "secret"}) == shown

@@ -9,6 +9,9 @@ so that the receiver can tell that it is ours and fresh. Any 2xx is success.
 The address is whatever a project's members entered, inside addresses included: that is what a self-hosted
 webhook is for. What keeps it from being a way in: only http(s), redirects are not followed, of the answer
 nothing but its status is kept, and the text of the request is ours.
+
+The address is a secret, like the key that signs: many receivers know their senders by nothing else. It is
+never shown again once saved.
 """
 
 from __future__ import annotations
@@ -74,6 +77,16 @@ def check_config(config: Mapping[str, Any]) -> tuple[str, str]:
     if parts.username or parts.password:
         raise DeliveryError("Leave user and password out of the webhook's url; set a secret.", permanent=True)
     return url, secret
+
+
+def masked(config: Mapping[str, Any]) -> str:
+    """The address as people may see it: its host. The path of many receivers is a secret."""
+    try:
+        url, _ = check_config(config)
+    except DeliveryError:
+        return "****"
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/****"
 
 
 def sign(body: bytes, secret: str, timestamp: int) -> str:

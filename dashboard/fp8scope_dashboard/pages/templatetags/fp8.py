@@ -129,9 +129,3 @@ def unlocalised(value: float) -> str:
 def times_100(value: float) -> str:
     """A fraction as an input field in per cent wants it."""
     return f"{100.0 * value:.10g}"
-
-
-@register.filter
-def without_query(address: str) -> str:
-    """An address without what may hold a secret."""
-    return address.partition("?")[0]

@@ -102,26 +102,33 @@ def token_revoke(request: HttpRequest, project: Project, token_id: int) -> HttpR
 def channel_create(request: HttpRequest, project: Project) -> HttpResponse:
     """Add a webhook."""
     name = request.POST.get("name", "").strip()[:128] or "Webhook"
-    config = {"url": request.POST.get("url", "").strip()}
-    if secret := request.POST.get("secret", "").strip():
-        config["secret"] = secret[:SECRET_LENGTH]
     if Channel.objects.filter(project=project).count() >= MOST_CHANNELS:
         messages.error(request, f"A project may have {MOST_CHANNELS} webhooks. Remove one first.")
         return _settings(project, "webhooks")
-    try:
-        check_config(config)
-    except DeliveryError as error:
-        messages.error(request, str(error))
+    if (config := _channel_config(request)) is None:
         return _settings(project, "webhooks")
     Channel.objects.create(project=project, kind="webhook", name=name, config=config)
     messages.success(request, f"Alerts now go to “{name}” as well.")
     return _settings(project, "webhooks")
 
 
+def _channel_config(request: HttpRequest) -> dict[str, str] | None:
+    """The address and the secret that were posted; None, with a message, where they cannot be used."""
+    config = {"url": request.POST.get("url", "").strip()}
+    if secret := request.POST.get("secret", "").strip():
+        config["secret"] = secret[:SECRET_LENGTH]
+    try:
+        check_config(config)
+    except DeliveryError as error:
+        messages.error(request, str(error))
+        return None
+    return config
+
+
 @require_POST
 @in_project(Role.ADMIN)
 def channel_change(request: HttpRequest, project: Project, channel_id: int) -> HttpResponse:
-    """Switch a webhook on or off, or remove it."""
+    """Switch a webhook on or off, replace its address and secret, or remove it."""
     channel = Channel.objects.filter(project=project, pk=channel_id).first()
     if channel is None:
         raise Http404("No such webhook.")
@@ -129,6 +136,12 @@ def channel_change(request: HttpRequest, project: Project, channel_id: int) -> H
     if action == "remove":
         channel.delete()
         messages.success(request, f"Removed the webhook “{channel.name}”.")
+    elif action == "replace":
+        if (config := _channel_config(request)) is not None:
+            channel.config = config
+            channel.save(update_fields=["config"])
+            signed = "signed" if "secret" in config else "not signed"
+            messages.success(request, f"“{channel.name}” sends to the new address from now on, {signed}.")
     elif action in ("enable", "disable"):
         channel.enabled = action == "enable"
         channel.save(update_fields=["enabled"])

@@ -1,0 +1,105 @@
+"""A webhook's address is a secret: once saved, no page, answer, export, delivery or log line holds it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+
+import pytest
+from dashboard.pages.conftest import Visitor
+from dashboard.pages.seeding import Seeded
+from django.test import Client
+
+from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.alerts import deliveries
+from fp8scope_dashboard.alerts.channels import CHANNELS, Notice
+from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
+
+PATH = "T0SECRET/B0SECRET/x0SECRET"
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def channel(admin: Visitor, seeded: Seeded) -> Channel:
+    """A webhook that nobody answers, with the delivery of an alert that has failed."""
+    url = f"http://127.0.0.1:{closed_port()}/services/{PATH}?token={PATH}"
+    data = {"name": "on-call", "url": url, "secret": f"sign {PATH}"}
+    admin.client.post(admin.address("settings/webhooks/new"), data)
+    channel = Channel.objects.get()
+    event = Event.objects.filter(run=seeded.faulty).first()
+    assert event is not None and channel.config["url"] == url
+    deliveries.enqueue(event)
+    return channel
+
+
+def everything(visitor: Visitor, seeded: Seeded) -> str:
+    """All that a project's pages and its API say."""
+    run = f"runs/{seeded.faulty.id}/"
+    pages = ("", run, f"{run}data/", "compare/", "evaluations/", "alerts/?state=all", "settings/")
+    texts = [visitor.client.get(visitor.address(rest)).content.decode() for rest in pages]
+    _, secret = create_token(visitor.project, "tests")
+    headers = {"Authorization": f"Bearer {secret}"}
+    for rest in ("", "/export?format=csv", "/series?scalars=loss"):
+        answer = Client().get(f"/api/v1/runs/{seeded.faulty.id}{rest}", headers=headers)
+        texts.append(
+            b"".join(answer).decode() if getattr(answer, "streaming", False) else answer.content.decode()
+        )
+    return "\n".join(texts)
+
+
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+@pytest.mark.parametrize("role", ["admin", "viewer"])
+def test_it_works(
+    request: pytest.FixtureRequest,
+    admin: Visitor,
+    seeded: Seeded,
+    channel: Channel,
+    role: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        (delivery,) = Delivery.objects.all()
+        assert deliveries.deliver(delivery.pk) is False
+    shown = everything(request.getfixturevalue(role), seeded)
+    assert "on-call" in shown and "http://127.0.0.1" in shown and "/****" in shown
+    assert "could not be reached" in shown
+    delivery.refresh_from_db()
+    for text in (shown, caplog.text, delivery.last_error, json.dumps(list(Event.objects.values("evidence")))):
+        assert "0SECRET" not in text and "services" not in text
+
+
+def test_an_unexpected_error_is_logged_without_its_words(
+    seeded: Seeded, channel: Channel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def send(config: dict[str, str], notice: Notice) -> None:
+        raise UnicodeError(f"cannot send to {config['url']}")
+
+    monkeypatch.setitem(CHANNELS, "webhook", send)
+    (delivery,) = Delivery.objects.all()
+    assert deliveries.deliver(delivery.pk) is False
+    delivery.refresh_from_db()
+    assert delivery.last_error.startswith("Unexpected UnicodeError")
+    assert "UnicodeError" in caplog.text and "in send" in caplog.text
+    assert "0SECRET" not in caplog.text + delivery.last_error
+
+
+def test_an_address_is_replaced_by_an_administrator_alone(
+    admin: Visitor, member: Visitor, viewer: Visitor, seeded: Seeded, channel: Channel
+) -> None:
+    address = f"settings/webhooks/{channel.pk}"
+    new = {"action": "replace", "url": "https://new.test/other0SECRET"}
+    for visitor in (member, viewer):
+        assert visitor.client.post(visitor.address(address), new).status_code == 403
+    page = admin.client.post(admin.address(address), new, follow=True).content.decode()
+    channel.refresh_from_db()
+    assert channel.config == {"url": new["url"]}
+    assert "https://new.test/****" in page and "not signed" in page and "0SECRET" not in page
+    bad = {"action": "replace", "url": "ftp://other0SECRET"}
+    page = admin.client.post(admin.address(address), bad, follow=True).content.decode()
+    channel.refresh_from_db()
+    assert channel.config["url"] == new["url"] and "notice--error" in page and "0SECRET" not in page
