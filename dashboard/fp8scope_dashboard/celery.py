@@ -1,11 +1,12 @@
 """The Celery application: `celery -A fp8scope_dashboard.celery:app worker|beat`."""
 
 import importlib
+import logging.config
 import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_init
+from celery.signals import setup_logging, worker_init
 
 from fp8scope_dashboard.servers.memory import keep_freed_memory
 from fp8scope_dashboard.servers.orphan import end_after_parent
@@ -23,6 +24,16 @@ def load_before_forking(**_: Any) -> None:
     """Import scipy once for all of the worker's children, which share its memory."""
     for name in ("scipy.stats", "scipy.optimize"):
         importlib.import_module(name)
+
+
+@setup_logging.connect  # type: ignore[untyped-decorator]
+def log_as_the_web_server_does(loglevel: int | str | None = None, **_: Any) -> None:
+    """Keep secrets out of the worker's log as well: Celery's own handlers have no such filter."""
+    from django.conf import settings
+
+    logging.config.dictConfig(settings.LOGGING)
+    if loglevel is not None:
+        logging.getLogger().setLevel(loglevel)
 
 
 # At import, not when the worker is ready: it may be orphaned while it still waits for a Redis that is gone.

@@ -214,5 +214,7 @@ LOGGING = {
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]},
     },
+    # On DEBUG it logs the paths that it asks for: a webhook's is a secret.
+    "loggers": {"urllib3": {"level": "INFO"}},
     "root": {"handlers": ["console"], "level": os.environ.get("FP8SCOPE_LOG_LEVEL", "INFO")},
 }

@@ -7,6 +7,8 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+ENCODE = "Percent-encode what is special in an address (: / ? # @ %) where it stands in a user or password."
+
 
 def database_from_url(url: str, variable: str = "DATABASE_URL") -> dict[str, Any]:
     """Return Django's DATABASES entry (without OPTIONS) for a libpq URL that came in `variable`.
@@ -22,9 +24,9 @@ def database_from_url(url: str, variable: str = "DATABASE_URL") -> dict[str, Any
         )
     try:
         parts = conninfo_to_dict(url)
-    except ProgrammingError as error:
-        # The URL may hold a password: say what libpq disliked, never the URL.
-        raise ImproperlyConfigured(f"{variable} cannot be parsed as a PostgreSQL address.") from error
+    except ProgrammingError:
+        # The URL may hold a password, and libpq's own words quote it.
+        raise ImproperlyConfigured(f"{variable} cannot be parsed as a PostgreSQL address. {ENCODE}") from None
     name = parts.get("dbname")
     if not name:
         raise ImproperlyConfigured(f"{variable} names no database: postgresql://user:password@host/NAME")
@@ -42,8 +44,16 @@ def broker_from_url(url: str) -> str:
     """Return Celery's form of a redis-py URL: `unix:///path?db=N` becomes `redis+socket:///path?virtual_host=N`.
 
     Other schemes (`redis://`, `rediss://`) mean the same to both.
+
+    Raises:
+        ImproperlyConfigured: it is no address.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        # Python's own words would quote what it takes for the port: the beginning of a password.
+        _ = parts.port
+    except ValueError:
+        raise ImproperlyConfigured(f"REDIS_URL cannot be parsed as an address. {ENCODE}") from None
     if parts.scheme != "unix":
         return url
     database = parse_qs(parts.query).get("db", ["0"])[0]

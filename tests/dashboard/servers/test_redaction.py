@@ -1,11 +1,18 @@
 """Secrets in log records: replaced, and nothing else is."""
 
 import logging
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
 from fp8scope_dashboard.settings.redaction import RedactSecrets
 
 SECRET = "-3C7v9ObPrbdCFCqB0XvJMiFWt2oQlzVIXeswKSiKgA"
@@ -40,3 +47,60 @@ def test_other_lines_stay_as_they_are(message: str) -> None:
 @given(st.text(st.characters(categories=["L", "N"]), max_size=15))
 def test_short_words_are_no_secrets(word: str) -> None:
     assert redact("signed in at /signin/" + word) == "signed in at /signin/" + word
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://fp8scope:{SECRET}@db.test/fp8scope",
+        f"redis://:{SECRET}@redis.test:6379/0",
+        f"postgresql://fp8scope:a/b:{SECRET}@db.test/fp8scope",
+        f"https://user:p@ss{SECRET}@hook.test/x",
+    ],
+)
+def test_no_password_of_an_address_is_left(address: str) -> None:
+    shown = redact(f"cannot connect to {address}: refused")
+    assert SECRET[:8] not in shown and ".test" in shown and "refused" in shown
+
+
+def test_no_secret_is_left_in_a_traceback() -> None:
+    try:
+        raise ValueError(f"no such host: redis://:{SECRET}@redis.test")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "failed", (), sys.exc_info())
+    RedactSecrets().filter(record)
+    shown = logging.Formatter().format(record)
+    assert SECRET not in shown and "ValueError" in shown and "redis.test" in shown
+
+
+SCRIPT = """
+import logging
+from fp8scope_dashboard.celery import app
+app.log.setup(loglevel="INFO")
+logging.getLogger("celery.worker").error("lost redis://:%s@redis.test", "{secret}")
+logging.getLogger("urllib3.connectionpool").debug("POST /services/{secret}")
+logging.getLogger("celery.worker").debug("not shown")
+"""
+
+
+def test_the_workers_log_is_redacted_too() -> None:
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.test"}
+    command = [sys.executable, "-c", SCRIPT.format(secret=SECRET)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    shown = done.stdout + done.stderr
+    assert SECRET not in shown and "redis.test" in shown and "not shown" not in shown
+
+
+@pytest.mark.parametrize(
+    ("parse", "url"),
+    [
+        (database_from_url, f"postgresql://u:{SECRET}@[h/db"),
+        (database_from_url, f"postgresql://u:{SECRET}%zz@h/db"),
+        (broker_from_url, f"redis://:{SECRET}/x@h/0"),
+        (broker_from_url, f"redis://:x@[{SECRET}/0"),
+    ],
+)
+def test_an_address_that_cannot_be_parsed_is_not_quoted(parse: Callable[[str], object], url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="cannot be parsed") as raised:
+        parse(url)
+    assert SECRET[:8] not in "".join(traceback.format_exception(raised.value))
