@@ -5,6 +5,7 @@ is a TransferError that says so.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ WHOLE = {"writer": pa.int32(), "seq": pa.int64(), "step": pa.int64()}
 # What a row is that is no step of the run: the column that says so.
 DOCUMENTS = ("evaluation", "report", "alert", "command")
 HISTOGRAM = "histogram"
+# What the server puts before a column's name, or a part of it, that a spreadsheet would take for a formula.
+ADDED = re.compile(r"(?:^|(?<=[,;\t\r\n]))'(?='*[=+\-@\t\r])")
 
 Kind = Literal["rows", "evaluation", "report", "alert", "command", "histogram"]
 
@@ -148,9 +151,11 @@ class File:
         kinds |= WHOLE | {name: pa.string() for name in DOCUMENTS}
         kinds["time"] = pa.timestamp("us", tz="UTC")
         convert = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
+        names = [ADDED.sub("", name) for name in header]
         with self.path.open("rb") as file:
             file.readline()
-            yield from csv.open_csv(file, csv.ReadOptions(block_size=BLOCK), convert_options=convert)
+            for piece in csv.open_csv(file, csv.ReadOptions(block_size=BLOCK), convert_options=convert):
+                yield piece.rename_columns(names)
 
     def _check(self, piece: pa.RecordBatch) -> None:
         for name, kind in WHOLE.items():

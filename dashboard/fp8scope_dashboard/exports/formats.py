@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from fp8scope_dashboard.exports.content import MOST_CELLS, Content
+from fp8scope_dashboard.exports.spreadsheet import escape_json, json_text, safe_header
 from fp8scope_dashboard.telemetry.codec import TENSOR
 
 Format = Literal["parquet", "csv"]
@@ -89,7 +90,7 @@ def _gathered(content: Content) -> Iterator[pa.Table]:
 def _csv(content: Content, on_rows: OnRows) -> Iterator[bytes]:
     """A line with the description, a header, the rows: a column for each statistic of each tensor."""
     pail = _Pail()
-    yield f"#{KEY} {json.dumps(content.description)}\n".encode()
+    yield f"#{KEY} {json_text(content.description)}\n".encode()
     schema = _flat_schema(content)
     rows = 0
     # A file object is all it needs; the stubs know of fewer kinds.
@@ -106,7 +107,8 @@ def _flat_schema(content: Content) -> pa.Schema:
     fields: list[pa.Field[Any]] = []
     for field in content.schema:
         if field.name.startswith(TENSOR):
-            fields += [pa.field(f"{field.name}:{name}", pa.float64()) for name in content.tensors]
+            names = (safe_header(f"{field.name}:{name}") for name in content.tensors)
+            fields += [pa.field(name, pa.float64()) for name in names]
         else:
             fields.append(field)
     return pa.schema(fields)
@@ -115,7 +117,11 @@ def _flat_schema(content: Content) -> pa.Schema:
 def _flat(piece: pa.RecordBatch, schema: pa.Schema, tensors: int) -> pa.RecordBatch:
     columns: list[pa.Array[Any]] = []
     for name, column in zip(piece.schema.names, piece.columns, strict=True):
-        if not name.startswith(TENSOR):
+        if column.type == pa.string():
+            # Documents, as JSON.
+            texts = [None if text is None else escape_json(text) for text in column.to_pylist()]
+            columns.append(pa.array(texts, pa.string()))
+        elif not name.startswith(TENSOR):
             columns.append(column)
         elif column.null_count:
             # All rows of a piece have the statistic, or none has.
