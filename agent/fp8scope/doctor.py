@@ -246,7 +246,7 @@ def check_torch() -> list[Finding]:
 
 
 def check_kernels() -> list[Finding]:
-    """Whether the CPU's compiled kernels can be loaded; nothing without torch, which `check_torch` reports."""
+    """Whether the CPU's compiled kernels can be loaded; nothing without torch (see `check_torch`)."""
     if not version_of("torch"):
         return []
     from fp8scope_kernels import native_library

@@ -1,14 +1,17 @@
-"""The wheel, built and installed into a clean environment, can be imported."""
+"""The wheel, built and installed into a clean environment: what is in it, and that it runs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from fp8scope_kernels import native_levels
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fp8scope", "fp8scope_kernels", "fp8scope_dashboard")
@@ -27,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tracked files, so that no old build folder of the checkout gets into the wheel."""
     source = tmp_path_factory.mktemp("source")
     for name in run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines():
-        if name.startswith(("agent/", "kernels/", "dashboard/")) or "/" not in name:
+        if name.startswith(("agent/", "build_backend/", "kernels/", "dashboard/")) or "/" not in name:
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
@@ -80,7 +83,7 @@ def test_every_module_is_in_the_wheel(source: Path, wheel: Path) -> None:
     for folder in ("agent/fp8scope", "kernels/fp8scope_kernels", "dashboard/fp8scope_dashboard"):
         root = source / folder
         for file in root.rglob("*"):
-            wanted = file.suffix in (".py", ".cpp") or "templates" in file.parts or "static" in file.parts
+            wanted = file.suffix == ".py" or "templates" in file.parts or "static" in file.parts
             if file.is_file() and wanted and "__pycache__" not in file.parts:
                 assert str(file.relative_to(root.parent)) in packed
 
@@ -107,3 +110,45 @@ def test_django_finds_nothing_wrong(python: Path, tmp_path: Path) -> None:
         "from django.core.management import call_command; call_command('check')"
     )
     assert "no issues" in run(python, "-c", code, cwd=tmp_path)
+
+
+def test_any_python_3_of_this_platform_can_install_it(wheel: Path) -> None:
+    """The libraries need nothing but a C library that is at most as new as the tag says, and no Python."""
+    name, version, python, abi, platform = wheel.stem.split("-")
+    assert (name, version, python, abi) == ("fp8scope", "0.1.0", "py3", "none")
+    assert platform == f"manylinux_2_17_{native_levels.machine()}"
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read("fp8scope-0.1.0.dist-info/WHEEL").decode()
+    assert "Root-Is-Purelib: false" in metadata
+    assert f"Tag: py3-none-{platform}" in metadata
+
+
+def test_the_wheel_has_a_library_for_each_level_and_no_sources_of_them(wheel: Path) -> None:
+    packed = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
+    libraries = {path.name for path in packed if path.suffix == ".so"}
+    assert libraries == {native_levels.path(level).name for level in native_levels.levels()}
+    assert not [path for path in packed if path.suffix in (".cpp", ".o")]
+
+
+def test_the_installed_kernels_are_loaded(python: Path, tmp_path: Path) -> None:
+    code = (
+        "import torch; from fp8scope_kernels import E4M3, native_levels, quantize, set_backend; "
+        "assert not native_levels.sources(); set_backend('compiled'); "
+        "print(quantize(torch.ones(9), torch.tensor(2.0), E4M3).data.float().sum())"
+    )
+    assert run(python, "-c", code, cwd=tmp_path) == "tensor(18.)\n"
+
+
+def test_the_source_distribution_has_what_a_build_needs(source: Path, tmp_path: Path) -> None:
+    run(
+        sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, source, cwd=tmp_path
+    )
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    for folder, pattern in (("build_backend", "*.py"), ("kernels/fp8scope_kernels", "native*")):
+        wanted = {file for file in (source / folder).glob(pattern) if file.suffix in (".py", ".cpp")}
+        assert {str(file.relative_to(source)) for file in wanted} <= names
+        assert wanted
+    assert "setup.py" in names
+    assert not [name for name in names if name.endswith(".so")]

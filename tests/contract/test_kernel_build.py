@@ -1,0 +1,142 @@
+"""Building the CPU kernels: with which compiler, and what is asked for or said where there is none."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8scope_kernels import native_levels
+
+ROOT = Path(__file__).parents[2]
+BACKEND = ROOT / "build_backend"
+MODULES = f"""
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {str(BACKEND)!r})
+import backend, commands, compilers, elf
+
+def needs_of(path):
+    needs = elf.read(Path(path))
+    return sorted(needs.libraries), needs.glibc
+
+"""
+
+
+def python(
+    *arguments: str | Path, interpreter: Path | str = sys.executable, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CXX", "PYTHONPATH")}
+    return subprocess.run(
+        [str(interpreter), *(str(argument) for argument in arguments)],
+        cwd=ROOT,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def ask(code: str, **environment: str) -> Any:
+    """What an expression over the modules of build_backend gives, as JSON."""
+    done = python("-c", f"{MODULES}print(json.dumps({code}))", **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # setuptools prints lines, too
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what the build reads, without libraries."""
+    shutil.copytree(BACKEND, tmp_path / "build_backend", ignore=shutil.ignore_patterns("__pycache__"))
+    package = tmp_path / "kernels" / "fp8scope_kernels"
+    package.mkdir(parents=True)
+    for file in (*native_levels.sources(), Path(native_levels.__file__)):
+        shutil.copy(file, package)
+    return tmp_path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """An interpreter without any package: no setuptools, no ziglang."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def test_it_works(tree: Path, plain: Path) -> None:
+    """One command with any Python and a compiler; all libraries are of these sources."""
+    if ask("backend.get_requires_for_build_wheel()"):
+        pytest.skip("this machine has no C++ compiler")
+    done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain)
+    assert done.returncode == 0, done.stderr
+    folder = tree / "kernels" / "fp8scope_kernels"
+    libraries = sorted(folder.glob("*.so"))
+    assert [path.name for path in libraries] == sorted(
+        native_levels.path(level).name for level in native_levels.levels()
+    )
+    for library in libraries:
+        assert native_levels.digest().encode() in library.read_bytes()
+        needed, (major, minor) = ask(f"needs_of({str(library)!r})")
+        assert needed == ["libc.so.6"] and (major, minor) <= (2, 17)
+    assert sorted(folder.glob("*.o")) == []
+
+
+def test_without_a_compiler_the_build_says_what_to_do(tree: Path, plain: Path, tmp_path: Path) -> None:
+    nothing = tmp_path / "empty"
+    nothing.mkdir()
+    done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain, PATH=str(nothing))
+    assert done.returncode != 0
+    assert "apt-get install g++" in done.stderr and "pip install ziglang==" in done.stderr
+    assert list((tree / "kernels" / "fp8scope_kernels").glob("*.so")) == []
+
+
+@pytest.mark.parametrize("hook", ["wheel", "editable"])
+def test_a_compiler_from_pypi_is_required_only_where_the_machine_has_none(hook: str, tmp_path: Path) -> None:
+    requirements = f"backend.get_requires_for_build_{hook}()"
+    assert ask(requirements, PATH=str(tmp_path)) == [ask("compilers.ZIG")]
+    assert ask(requirements, PATH=str(tmp_path), FP8SCOPE_BUILD_KERNELS="0") == []
+    assert ask(requirements, CXX="zig") == [ask("compilers.ZIG")]
+    if any(shutil.which(name) for name in ("g++", "clang++")):
+        assert ask(requirements) == []
+
+
+def test_a_compiler_that_fails_is_passed_over(tmp_path: Path) -> None:
+    for name in ("g++", "clang++", "c++"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o700)
+    assert ask("backend.get_requires_for_build_wheel()", PATH=f"{tmp_path}:/bin") == [ask("compilers.ZIG")]
+
+
+def test_no_libraries_where_none_are_wanted() -> None:
+    assert len(ask("[e.name for e in commands.extensions()]")) == len(native_levels.levels())
+    assert ask("[e.name for e in commands.extensions()]", FP8SCOPE_BUILD_KERNELS="0") == []
+    assert ask("[e.name for e in commands.extensions()]", FP8SCOPE_ARCHITECTURE="s390x") == []
+
+
+def test_what_a_library_needs_is_read_from_it() -> None:
+    torch = pytest.importorskip("torch")
+    assert "libtorch_python.so" in ask(f"needs_of({torch._C.__file__!r})")[0]
+    # Such a library runs nowhere but where it was built.
+    assert (
+        ask(f"commands.linux_platform([Path({torch._C.__file__!r})])") == f"linux_{native_levels.machine()}"
+    )
+
+
+def test_the_source_has_no_warnings() -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("this machine has no C++ compiler")
+    done = subprocess.run(
+        [compiler, "-std=c++20", "-Wall", "-Wextra", "-O1", "-fsyntax-only"]
+        + [str(native_levels.FOLDER / "native.cpp")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
