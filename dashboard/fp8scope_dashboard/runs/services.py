@@ -71,8 +71,8 @@ def register(
 def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
     """Take over what is learnt only after a run began: its recipe and precision from a model that is watched,
     what looking at the environment took a while to find, how many steps it is planned to take, configuration
-    and summary that the script logged on the way (of a key that is there already the new value), and tags that
-    it has changed. Whether there was anything.
+    and summary that the script logged on the way (a key that is there already takes the new value), and
+    changed tags. Returns whether there was anything.
     """
     environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
     late: dict[str, Any] = {}
