@@ -1,4 +1,4 @@
-"""A character GPT in the style of small training scripts: tied embeddings, fused attention, no biases, no dropout.
+"""A GPT in the style of small training scripts: tied embeddings, fused attention, no biases or dropout.
 
 Its linear layers stay in high precision: three tensors each that `fp8scope.attach` reads.
 """

@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens-per-step", type=int, default=0, help="where they cannot be counted")
     parser.add_argument(
         "--overhead",
-        help='share of the steps\' time that watching may take (default: 0.02; "none": no limit)',
+        help="share of the steps' time that watching may take (default: 0.02; none: no limit)",
     )
     parser.add_argument("--mode", choices=("online", "offline", "disabled"))
     return parser

@@ -58,14 +58,14 @@ def observe_tiles(
 ) -> None:
     """One pass over `size` elements, each of which stands for `repeat`: numel, amax and nonfinite of a row.
 
-    `row` is float64, `row_bits` the same memory as int64: of numbers that are not negative the largest has the
-    largest bits. Programs add to it by atomics, which here do not depend on who comes first: a maximum, and
+    `row` is float64, `row_bits` the same memory as int64: of numbers that are not negative the largest has
+    the largest bits. Programs add to it by atomics, which here do not depend on who comes first: a maximum, and
     whole numbers below 2^53.
     """
     amax = tl.full((), 0, tl.int32)
     nonfinite = tl.full((), 0, tl.int64)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        at = tile.to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+        at = tl.full((), tile, tl.int64) * WIDTH + tl.arange(0, WIDTH)
         wide = load_wide(x + at, at < size)
         amax = tl.maximum(amax, tl.max(finite_bits(wide)))
         nonfinite += tl.sum(count_nonfinite(wide)).to(tl.int64)

@@ -82,7 +82,7 @@ def test_an_environment_that_sets_no_share_is_refused(text: str) -> None:
 
 
 def thinned(model: nn.Module, every: int, steps: int, *, sample_every: int = 0, **how: object) -> list[int]:
-    """The steps of `steps` in which the first tensor was read, by a run whose pace is `every` from the start."""
+    """The steps in which the first tensor was read, by a run whose pace is `every` from the start."""
     watched = Watched(model, every=sample_every, **how)
     budget = watched.collector._budget = Budget(0.02)
     budget.every, budget._steps = every, COMPLETE_STEPS

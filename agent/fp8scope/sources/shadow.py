@@ -57,7 +57,7 @@ class ShadowLayers:
         scaler: Any = None,
     ) -> None:
         self.recipe: Mapping[str, Any] = {"shadow": recipe.to_dict()}
-        # A delayed scale follows the amax of every step; of the other recipes a step says nothing of the next.
+        # A delayed scale follows the amax of every step; other scales do not depend on past steps.
         self.is_paced = not isinstance(recipe, DelayedScaling)
         self.tensors = 0
         self._scales: dict[Board, DelayedScales] = {}

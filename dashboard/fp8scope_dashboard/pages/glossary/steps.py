@@ -69,8 +69,8 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
     "plain_tensors_every": Term(
         "Steps from one reading of plain tensors to the next",
         "Tensors of layers that are not FP8 are read every so many steps, so that watching takes at most its "
-        "share of the training's time (attach's overhead, 2 % by default). Losses and FP8 layers' counters come "
-        "with every step.",
+        "share of the training's time (attach's overhead, 2 % by default). Losses and FP8 layers' counters "
+        "come with every step.",
     ),
     "memory_allocated": Term("Memory allocated", "Bytes of the GPU's memory in use by tensors."),
     "memory_reserved": Term(
