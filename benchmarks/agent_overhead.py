@@ -17,8 +17,8 @@ Five questions, one JSON line; `--only` asks some of them:
                         hundredth of each; and every how many steps tensors were read at the end
 
     step_ratio          (step) step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor
-                        watched in every step (75 tensors, 7 statistics, and the measures), over the same without:
-                        medians of `--pairs` pairs of steps, one of each, in an order that is drawn
+                        watched in every step (75 tensors, 7 statistics, and the measures), over the same
+                        without: medians of `--pairs` pairs of steps, one of each, in an order that is drawn
     step_ratio_error    standard error of that, by bootstrap over the pairs
     with_threads        the same, and all that the agent's own threads compute added to its steps, as if there
                         were no other core for it: how they hold up the training, mostly in the step after,
@@ -26,8 +26,8 @@ Five questions, one JSON line; `--only` asks some of them:
     background_ms       milliseconds per step that were added for that
     sampled_ratio       the same for the sampled steps, by default one in 100; it has no part in `step_ratio`
     thread_us_per_step  (threads) microseconds of the training thread for a step of 1,002 tensors x 7
-                        statistics and 10 scalars: `tight` (step after step), `paced` (10 ms apart) and `cold` (after 30 ms
-                        of training); medians
+                        statistics and 10 scalars: `tight` (step after step), `paced` (10 ms apart) and `cold`
+                        (after 30 ms of training); medians
     peer_us_per_step    the same for 1,000 values with wandb (offline), trackio, mlflow (asynchronous, SQLite)
                         and tensorboard
     times_less          the best of them over ours

@@ -59,8 +59,8 @@ def observe_tiles(
     """One pass over `size` elements, each of which stands for `repeat`: numel, amax and nonfinite of a row.
 
     `row` is float64, `row_bits` the same memory as int64: of numbers that are not negative the largest has
-    the largest bits. Programs add to it by atomics, which here do not depend on who comes first: a maximum, and
-    whole numbers below 2^53.
+    the largest bits. Programs add to it by atomics, which here do not depend on who comes first: a maximum,
+    and whole numbers below 2^53.
     """
     amax = tl.full((), 0, tl.int32)
     nonfinite = tl.full((), 0, tl.int64)
