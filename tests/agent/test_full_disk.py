@@ -122,7 +122,9 @@ def test_what_is_stored_and_what_is_dropped_add_up(
 ) -> None:
     folder, limit = disk
     (dropped, errors), said = record(folder, limit=limit, mode=mode)
-    assert sync(folder) == 0 and errors == 0
+    assert sync(folder) == 0
+    # What `resume="auto"` goes by may find no room either: that is counted, and no step.
+    assert errors == 0 or "remembering the run" in said, said
     assert len(server.run.steps) + dropped == STEPS
     assert server.run.steps == list(range(1, STEPS - dropped + 1))
     assert (server.run.finish["state"], server.run.finish["dropped"]) == ("finished", dropped)
