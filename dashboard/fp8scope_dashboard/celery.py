@@ -19,11 +19,13 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 
 
-@worker_init.connect
 def load_before_forking(**_: Any) -> None:
     """Import scipy once for all of the worker's children, which share its memory."""
     for name in ("scipy.stats", "scipy.optimize"):
         importlib.import_module(name)
+
+
+worker_init.connect(load_before_forking)
 
 
 @setup_logging.connect  # type: ignore[untyped-decorator]

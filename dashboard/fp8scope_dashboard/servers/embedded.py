@@ -253,8 +253,9 @@ class EmbeddedRedis(EmbeddedServer):
             with suppress(PackageNotFoundError):
                 package = distribution(name)
                 for file in package.files or ():
-                    if file.name in self.programs and os.access(path := package.locate_file(file), os.X_OK):
-                        return str(path)
+                    path = str(package.locate_file(file))
+                    if file.name in self.programs and os.access(path, os.X_OK):
+                        return path
         return None
 
 
