@@ -170,6 +170,9 @@ class Discovery:
             return [(weakref.ref(one), _gradients(one)) for one in models if unwrapped(one).training]
         return []
 
+    def failed(self, kind: str, error: Exception) -> None:
+        self._guard.caught(kind, error)
+
     def after_backward(self, before: Any, loss: Loss | None) -> None:
         """A backward pass, and no optimizer yet: the script updates by hand what the gradients are for."""
         with self._guard.shield("looking for the model"):
