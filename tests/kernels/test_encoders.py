@@ -118,7 +118,7 @@ def test_an_encoder_without_fp8_keeps_its_fast_path() -> None:
     model = encoder()
     convert(model, CurrentScaling(), exclude="*")
     assert model.use_nested_tensor
-    assert all(layer.activation_relu_or_gelu for layer in model.layers)  # type: ignore[union-attr]
+    assert all(layer.activation_relu_or_gelu for layer in model.layers)
 
 
 class Attention(nn.MultiheadAttention):
@@ -152,7 +152,7 @@ def test_every_converted_layer_is_called() -> None:
     convert(model, CurrentScaling(), include="*")
     called: set[str] = set()
     for name, layer in fp8_layers(model):
-        layer.quantize = _noting(called, name, layer.quantize)  # type: ignore[method-assign]
+        layer.quantize = _noting(called, name, layer.quantize)  # type: ignore[assignment, method-assign]
     assert len(list(fp8_layers(model))) == 8
     for training in (True, False):
         called.clear()
