@@ -29,11 +29,11 @@ __all__ = [
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    return build_meta.get_requires_for_build_wheel(config_settings) + _compiler_requirement()
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *_compiler_requirement()]
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    return build_meta.get_requires_for_build_editable(config_settings) + _compiler_requirement()
+    return [*build_meta.get_requires_for_build_editable(config_settings), *_compiler_requirement()]
 
 
 def _compiler_requirement() -> list[str]:

@@ -29,7 +29,7 @@ def extensions() -> list[Extension]:
     ]
 
 
-class BuildKernels(build_ext):
+class BuildKernels(build_ext):  # type: ignore[misc]
     """Builds the libraries with kernel_libraries.py; distutils builds Python modules."""
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -42,12 +42,13 @@ class BuildKernels(build_ext):
         kernel_libraries.build(Path(self.get_ext_fullpath(self.extensions[0].name)).parent, work)
 
 
-class PlatformWheel(bdist_wheel):
+class PlatformWheel(bdist_wheel):  # type: ignore[misc]
     """A wheel for this platform and any Python 3: the libraries know nothing of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         if self.root_is_pure:
-            return super().get_tag()
+            python, abi, platform = super().get_tag()
+            return python, abi, platform
         platform = str(self.plat_name).replace("-", "_").replace(".", "_")
         if sys.platform == "linux" and not self.plat_name_supplied:
             build = self.get_finalized_command("build_ext")
