@@ -1,6 +1,8 @@
 """Every level's library computes the same bits: those of the lowest, and of the definition in eager torch."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from fp8scope_kernels import (
     Format,
     backends,
     native,
+    native_levels,
     native_library,
     quantize,
     quantize_blocks,
@@ -75,6 +78,25 @@ def test_it_works(level: str, format: Format) -> None:
         return results
 
     assert_same_bits(at(level, compute), at("reference", compute))
+
+
+FEATURES = {
+    "x86-64-v2": {"ssse3", "sse4_1", "sse4_2", "popcnt"},
+    "x86-64-v3": {"fma", "avx2", "bmi1", "bmi2"},
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+}
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the features are read from /proc/cpuinfo")
+def test_the_highest_level_is_what_the_processor_has() -> None:
+    """As Linux names its features, whichever compiler built the library."""
+    (flags, *_) = re.findall(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    expected = []
+    for level in native_levels.levels():
+        if not FEATURES.get(level.name, set()) <= set(flags.split()):
+            break
+        expected.append(level.name)
+    assert expected == LEVELS
 
 
 @levels
