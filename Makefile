@@ -72,7 +72,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # All but two: calibration.py needs a directory of loss curves, gpu_kernels.py a GPU (make bench-gpu). It takes hours.
-BENCHMARKS = agent_overhead bisection chaos compaction crash deletion fp6 growth ingest kill linear optimizer_state outage quantize query recipes spikes storage watching web_server
+BENCHMARKS = agent_overhead bisection chaos compaction crash deletion eager_fallback fp6 growth ingest kill linear optimizer_state outage quantize query recipes spikes storage watching web_server
 bench: $(INSTALLED)
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
