@@ -7,14 +7,15 @@ Five questions, one JSON line; `--only` asks some of them:
 
     plain_ratio         (plain) step time of a float32 GPT of 0.82M parameters (8 x 64 tokens) under `attach`
                         with the default budget, over the same without: medians of 4 x `--pairs` pairs of
-                        steps, one of each, in an order that is drawn
+                        steps, one of each, in an order that is drawn; mean of six rounds
     plain_every_ratio   (plain) the same with every tensor read at every step: `overhead=None`
     bf16_ratio, bf16_every_ratio
                         (bf16) the same for a GPT of 10.8M parameters in BF16, `--pairs` pairs each
-    ..._error, ..._mean_ratio, ..._pace
-                        of each of the four its standard error, by bootstrap over the pairs; the ratio of the
-                        mean times, in which steps that are read count by their share, without the longest
-                        hundredth of each; and every how many steps tensors were read at the end
+    ..._error, ..._mean_ratio, ..._paces
+                        of each of the four its standard error, over six rounds with a pair of models each;
+                        the ratio of the mean times, in which steps that are read count by their share,
+                        without the longest hundredth of each; and every how many steps tensors were read at
+                        the end of each round
 
     step_ratio          (step) step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor
                         watched in every step (75 tensors, 7 statistics, and the measures), over the same
@@ -73,6 +74,8 @@ EVERY = 100
 """Steps from one sampled step to the next: the agent's default."""
 RESAMPLES = 1000
 SETTLING = 60
+ROUNDS = 6
+"""Of `attached_ratios`: even, so that each role is taken as often by the model that was made first."""
 """Pairs of steps before the measured ones, under `attach`: the first steps are read one and all."""
 QUESTIONS = ("plain", "bf16", "step", "threads", "memory")
 LAYERS = 334
@@ -179,46 +182,60 @@ def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
 
 def attached_ratios(
     name: str, make: Callable[[], Training], pairs: int, url: str, directory: str
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """What `attach` costs a model in high precision, with the default budget and with none."""
-    results: dict[str, float] = {}
+    results: dict[str, Any] = {}
     budgets: dict[str, dict[str, Any]] = {name: {}, f"{name}_every": {"overhead": None}}
     for label, how in budgets.items():
-        plain, watched = make(), make()
-        run = fp8scope.attach(
-            watched.model, watched.optimizer, name=label, url=url, token="x", directory=directory, **how
-        )
-        times: dict[Any, list[float]] = {plain.train: [], watched.train: []}
-        order = list(times)
-        for _ in range(SETTLING + pairs):
-            random.shuffle(order)
-            for call in order:
-                began = time.perf_counter()
-                call()
-                times[call].append(time.perf_counter() - began)
-        every = run._budget.every
-        run.finish()
-        without, with_agent = (np.array(taken[SETTLING:]) for taken in times.values())
-        results |= {f"{label}_{key}": value for key, value in compared(without, with_agent).items()}
-        results[f"{label}_pace"] = every
-        results[f"{label}_step_ms"] = round(1000 * float(np.median(without)), 2)
+        rounds = [
+            one_round(make, pairs // ROUNDS, index % 2 == 1, label, url, directory, how)
+            for index in range(ROUNDS)
+        ]
+        for key, of in (("ratio", np.median), ("mean_ratio", _mean_without_longest)):
+            ratios = [float(of(agent)) / float(of(without)) for without, agent, _ in rounds]
+            results[f"{label}_{key}"] = round(statistics.mean(ratios), 4)
+            results[f"{label}_{key}_error"] = round(statistics.stdev(ratios) / ROUNDS**0.5, 4)
+        results[f"{label}_paces"] = [pace for _, _, pace in rounds]
+        results[f"{label}_step_ms"] = round(1000 * float(np.median(rounds[0][0])), 2)
     return results
 
 
-def compared(without: NDArray[np.float64], with_agent: NDArray[np.float64]) -> dict[str, float]:
-    """Ratio of the medians, its standard error, and the ratio of the means without the longest hundredth."""
-    draw = np.random.default_rng(0)
+def one_round(
+    make: Callable[[], Training],
+    pairs: int,
+    swapped: bool,
+    label: str,
+    url: str,
+    directory: str,
+    how: dict[str, Any],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Seconds of steps without and with the agent, and its pace at the end.
 
-    def ratio(of: NDArray[np.int64]) -> float:
-        return float(np.median(with_agent[of])) / float(np.median(without[of]))
+    Two models that are alike differ by up to 0.7 %, by where their memory lies: so each round has a pair of
+    its own, and in every other round (`swapped`) the first made is the one that is watched.
+    """
+    models = [make(), make()]
+    plain, watched = reversed(models) if swapped else models
+    run = fp8scope.attach(
+        watched.model, watched.optimizer, name=label, url=url, token="x", directory=directory, **how
+    )
+    times: dict[Any, list[float]] = {plain.train: [], watched.train: []}
+    order = list(times)
+    for _ in range(SETTLING + pairs):
+        random.shuffle(order)
+        for call in order:
+            began = time.perf_counter()
+            call()
+            times[call].append(time.perf_counter() - began)
+    every = run._budget.every
+    run.finish()
+    without, with_agent = (np.array(taken[SETTLING:]) for taken in times.values())
+    return without, with_agent, every
 
-    drawn = [ratio(draw.integers(0, len(without), len(without))) for _ in range(RESAMPLES)]
-    means = [np.sort(taken)[: -max(1, len(taken) // 100)].mean() for taken in (with_agent, without)]
-    return {
-        "ratio": round(ratio(np.arange(len(without))), 4),
-        "ratio_error": round(float(np.std(drawn)), 4),
-        "mean_ratio": round(float(means[0] / means[1]), 4),
-    }
+
+def _mean_without_longest(seconds: NDArray[np.float64]) -> float:
+    """Without the longest hundredth: the machine does other things as well."""
+    return float(np.sort(seconds)[: -max(1, len(seconds) // 100)].mean())
 
 
 def _other_threads() -> float:

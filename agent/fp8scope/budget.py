@@ -1,7 +1,8 @@
 """How often plain tensors are read, so that watching stays inside its share of the training's time.
 
 Plain tensors are those of layers in high precision: to read them is a pass over memory that nothing else
-needs. Losses, times and gradient norms, and the counters of FP8 layers, come with every step.
+needs. Losses and times, and the counters of FP8 layers, come with every step. The gradients' norm does too,
+unless it does not fit into the budget: then it comes with the plain tensors.
 """
 
 from collections import deque
@@ -25,12 +26,14 @@ COMPLETE_STEPS = 20
 REVIEW_STEPS = 50
 """Steps from one decision to the next; medians are taken over as many."""
 READINGS = 10
-LEAST_SHARE = 0.25
+LEAST_SHARE = 0.1
 """Of the budget: kept for plain tensors where the rest of the agent has used it up."""
 MARGIN = 0.8
 """Tensors are read more often again only where that takes this share of the allowance: no to and fro."""
 HOOK_SECONDS = 5e-6
 """Torch's own work for each call of a hook, in which our time is not measured."""
+STEP_SECONDS = 3e-4
+"""Around a step's timed parts: the other hooks of a step, which run with cold caches."""
 DEVICE_EVERY = 5
 """Readings from one that is timed on the device to the next."""
 
@@ -79,6 +82,10 @@ class Budget:
         """Plain tensors are read in step 1 and every so many steps after it."""
         self.fixed_seconds = 0.0
         """The agent's time in this step but for the reading of tensors; whoever takes it adds it."""
+        self.norm_seconds = 0.0
+        """The time that the gradients' norm took in this step; whoever takes the norm adds it."""
+        self.takes_norm = True
+        """Whether the gradients' norm is taken in this step."""
         self.was_thinned = False
         """Whether plain tensors were ever not read in every step."""
         self._steps = 0
@@ -86,6 +93,8 @@ class Budget:
         self._last = 0.0
         self._durations: deque[float] = deque(maxlen=REVIEW_STEPS)
         self._fixed: deque[float] = deque(maxlen=REVIEW_STEPS)
+        self._norms: deque[float] = deque(maxlen=READINGS)
+        self._thins_norm = False
         self._readings: deque[float] = deque(maxlen=READINGS)
         self._device_seconds = 0.0
         self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -93,7 +102,7 @@ class Budget:
     def limit(self, overhead: float | None) -> None:
         """Set another budget, from the next step on."""
         self.overhead = overhead
-        self._steps, self.every = 0, 1
+        self._steps, self.every, self._thins_norm = 0, 1, False
 
     def begin(self, number: int, sampled: bool, pace: "Pace") -> None:
         """Step `number` begins: are its plain tensors to be read?"""
@@ -101,6 +110,7 @@ class Budget:
             self.overhead is None or sampled or self._steps < COMPLETE_STEPS or (number - 1) % self.every == 0
         )
         pace.observing = observing
+        self.takes_norm = observing or not self._thins_norm
         self._read += observing
         pace.events = [] if observing and not self._timed and self._read % DEVICE_EVERY == 0 else None
 
@@ -109,13 +119,16 @@ class Budget:
         now = perf_counter()
         reading, pace.seconds = pace.seconds + HOOK_SECONDS * pace.calls, 0.0
         calls, pace.calls = pace.calls, 0
-        fixed, self.fixed_seconds = self.fixed_seconds, 0.0
+        fixed, self.fixed_seconds = self.fixed_seconds + STEP_SECONDS, 0.0
+        norm, self.norm_seconds = self.norm_seconds, 0.0
         self._take_device_times(pace)
         last, self._last = self._last, now
         if self.overhead is None or not last:
             return
-        self._durations.append(max(0.0, now - last - reading - fixed))
+        self._durations.append(max(0.0, now - last - reading - fixed - norm))
         self._fixed.append(fixed)
+        if norm:
+            self._norms.append(norm)
         # A sampled step reads tensors in other ways as well.
         if calls and not sampled:
             self._readings.append(reading)
@@ -130,7 +143,15 @@ class Budget:
         reading = max(median(self._readings), self._device_seconds)
         # Whatever else the machine does makes long steps longer, and leaves short readings as they are.
         step, _, _ = quantiles(self._durations, n=4)
-        self.every = choose_pace(step, median(self._fixed), reading, self.overhead, self.every)
+        fixed, norm = median(self._fixed), median(self._norms) if self._norms else 0.0
+        # The norm reads memory, too: in every step, unless that alone leaves no room for tensors.
+        room = (1 - LEAST_SHARE) * self.overhead * step
+        self._thins_norm = fixed + norm > (MARGIN if self._thins_norm else 1.0) * room
+        if self._thins_norm:
+            reading += norm
+        else:
+            fixed += norm
+        self.every = choose_pace(step, fixed, reading, self.overhead, self.every)
         self.was_thinned |= self.every > 1
 
     def _take_device_times(self, pace: "Pace") -> None:

@@ -12,7 +12,15 @@ from torch import nn
 
 import fp8scope
 from fp8scope import ConfigurationError
-from fp8scope.budget import COMPLETE_STEPS, PACES, PLAIN_EVERY, REVIEW_STEPS, Budget, choose_pace
+from fp8scope.budget import (
+    COMPLETE_STEPS,
+    PACES,
+    PLAIN_EVERY,
+    REVIEW_STEPS,
+    STEP_SECONDS,
+    Budget,
+    choose_pace,
+)
 from fp8scope.config import Settings, settings_from
 from fp8scope.registration import blank_registration
 from fp8scope.run import Run
@@ -34,8 +42,8 @@ def test_the_mean_cost_is_inside_the_budget(reading: float, every: int) -> None:
     assert choose_pace(100 * MS, 0.0, reading * MS, 0.01) == every
 
 
-def test_what_is_left_is_never_less_than_a_quarter() -> None:
-    assert choose_pace(100 * MS, 50 * MS, 1 * MS, 0.02) == 2
+def test_what_is_left_is_never_less_than_a_tenth() -> None:
+    assert choose_pace(100 * MS, 50 * MS, 1 * MS, 0.02) == 5
     assert choose_pace(0.0, 1 * MS, 1 * MS, 0.02) == PACES[-1]
 
 
@@ -120,6 +128,8 @@ def paced(budget: Budget, clock: list[float], step: float, reading: float, steps
     pace, read = Pace(), []
     for number in range(1, steps + 1):
         budget.begin(number, False, pace)
+        # As if nothing but the reading cost anything.
+        budget.fixed_seconds = -STEP_SECONDS
         clock[0] += step
         if pace.observing:
             read.append(number)
@@ -163,9 +173,31 @@ def test_the_other_work_of_the_agent_counts(clock: list[float]) -> None:
     for number in range(1, COMPLETE_STEPS + 2):
         budget.begin(number, False, pace)
         clock[0] += 50.6 * MS + 0.79 * MS
-        budget.fixed_seconds, pace.seconds, pace.calls = 0.6 * MS, 0.79 * MS, 1
+        budget.fixed_seconds, pace.seconds, pace.calls = 0.6 * MS - STEP_SECONDS, 0.79 * MS, 1
         budget.end(False, pace)
-    assert budget.every == 2
+    assert budget.every == 2 and budget.takes_norm
+
+
+@pytest.mark.parametrize(("norm", "every", "thinned"), [(0.2, 4, False), (0.6, 4, True)])
+def test_the_gradients_norm_is_thinned_where_it_leaves_no_room(
+    norm: float, every: int, thinned: bool, clock: list[float]
+) -> None:
+    budget = Budget(0.02)
+    pace = Pace()
+    for number in range(1, COMPLETE_STEPS + 2):
+        budget.begin(number, False, pace)
+        assert budget.takes_norm
+        clock[0] += (50.6 + norm + 0.79) * MS
+        budget.fixed_seconds, budget.norm_seconds = 0.6 * MS - STEP_SECONDS, norm * MS
+        pace.seconds, pace.calls = 0.79 * MS, 1
+        budget.end(False, pace)
+    assert budget.every == every
+    taken = []
+    for number in range(COMPLETE_STEPS + 2, COMPLETE_STEPS + 10):
+        budget.begin(number, False, pace)
+        taken.append(budget.takes_norm)
+        assert budget.takes_norm or not pace.observing
+    assert all(taken) != thinned and any(taken)
 
 
 def test_steps_that_are_left_out_are_stored_without_tensors(server: WireServer, settings: Settings) -> None:

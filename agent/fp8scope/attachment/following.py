@@ -107,6 +107,8 @@ class Attachment:
         """Those without whose step no step is complete."""
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those that have stepped since the step began."""
+        self._is_alone = False
+        """Whether one optimizer trains one model: nearly always, and asked for instead of the weak sets."""
         self._optimizer_steps = 0
         self._inside = False
         """Whether an optimizer is at its step: what is called then, its closure calls."""
@@ -122,6 +124,7 @@ class Attachment:
     def follow(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Follow a model, too. `model`: what the script calls, in its wrappers."""
         self._followed.append(Followed(name, model, optimizers))
+        self._is_alone = False
         self.follow_calls(name, model)
         for optimizer in optimizers:
             self.follow_optimizer(name, optimizer)
@@ -137,6 +140,7 @@ class Attachment:
                 followed.by_hand = False
         self._optimizers[optimizer] = name
         self._awaited.add(optimizer)
+        self._is_alone = len(self._optimizers) == 1 and len(self._followed) == 1
         before, after = self._hooks()
         self._handles.append(optimizer.register_step_pre_hook(before))
         self._handles.append(optimizer.register_step_post_hook(after))
@@ -179,18 +183,20 @@ class Attachment:
 
     def before_backward(self) -> Any:
         began = perf_counter()
-        with self._run.guard.shield("looking at gradients"):
+        try:
             self._note_updates_by_hand()
             before = {followed.name: followed.gradients() for followed in self._followed}
             if not self._inside_losses:
                 self._forget_discarded(before)
             self._run._budget.fixed_seconds += perf_counter() - began
             return before
+        except Exception as error:
+            self._run.guard.caught("looking at gradients", error)
         return {}
 
     def after_backward(self, before: Mapping[str, Any], loss: Loss | None) -> None:
         began = perf_counter()
-        with self._run.guard.shield("taking the loss"):
+        try:
             reached = {f.name for f in self._followed if f.gradients() != before.get(f.name)}
             self._run._budget.fixed_seconds += perf_counter() - began
             if not reached:
@@ -205,6 +211,8 @@ class Attachment:
                 if followed.by_hand and followed.name in reached:
                     followed.untouched = followed.state()
             self._inside_losses += self._inside
+        except Exception as error:
+            self._run.guard.caught("taking the loss", error)
 
     def failed(self, kind: str, error: Exception) -> None:
         self._run.guard.caught(kind, error)
@@ -238,33 +246,43 @@ class Attachment:
         return before, after
 
     def _optimizer_begins(self, optimizer: Optimizer) -> None:
-        if self._due and optimizer in self._stepped:
+        if self._due and (self._is_alone or optimizer in self._stepped):
             # Two steps without a forward pass that we could see in between.
             self._close_if_due()
         self._begin(may_close=False)
         self._inside, self._inside_losses = True, 0
 
     def _optimizer_ended(self, optimizer: Optimizer) -> None:
-        with self._run.guard.shield("ending a step"):
+        try:
             self._inside, self._inside_losses = False, 0
             self._optimizer_steps += 1
-            self._stepped.add(optimizer)
-            for followed in self._followed:
-                if followed.name == self._optimizers.get(optimizer):
-                    followed.steps += 1
-                    self._use_losses(followed)
-            if max(followed.steps for followed in self._followed) > PATIENCE:
-                self._wait_no_longer()
-            self._due = self._awaited <= self._stepped
+            if self._is_alone:
+                self._use_losses(self._followed[0])
+                self._due = True
+            else:
+                self._note_step_of(optimizer)
             if self._due and self._step is not None:
                 self._step.stop_clock()
             # The step before this one is to be on disk by now, whatever else the machine is doing.
             began = perf_counter()
             self._run._settle()
             self._run._budget.fixed_seconds += perf_counter() - began
+        except Exception as error:
+            self._run.guard.caught("ending a step", error)
         if self._due and not self._forward_seen:
             # Nothing will tell when the next one begins: the model is called from inside a compiled graph.
             self._close_if_due()
+
+    def _note_step_of(self, optimizer: Optimizer) -> None:
+        """One of several optimizers has stepped; the step is complete when all that are awaited have."""
+        self._stepped.add(optimizer)
+        for followed in self._followed:
+            if followed.name == self._optimizers.get(optimizer):
+                followed.steps += 1
+                self._use_losses(followed)
+        if max(followed.steps for followed in self._followed) > PATIENCE:
+            self._wait_no_longer()
+        self._due = self._awaited <= self._stepped
 
     def _note_updates_by_hand(self, last: bool = False) -> None:
         """Complete the step of models that are updated by hand and were; with `last` those that may be."""
@@ -295,9 +313,11 @@ class Attachment:
         if may_close and not self._inside:
             self._close_if_due()
         if self._step is None and not self._run.finished:
-            with self._run.guard.shield("beginning a step"):
+            try:
                 self._step = self._run.step(self._tokens_per_step)
                 self._step.__enter__()
+            except Exception as error:
+                self._run.guard.caught("beginning a step", error)
         return self._step
 
     def _close_if_due(self) -> None:
@@ -306,8 +326,10 @@ class Attachment:
             return
         self._step, self._due, self._forward_seen = None, False, False
         self._stepped.clear()
-        with self._run.guard.shield("recording a step"):
+        try:
             self._log(step)
+        except Exception as error:
+            self._run.guard.caught("recording a step", error)
         # Outside: what an alert's callback raises is the script's.
         step.__exit__(None, None, None)
 

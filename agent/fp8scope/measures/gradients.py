@@ -1,6 +1,6 @@
 """The optimizer's view of a step: its gradients' norm and its learning rates. Nothing waits for a device."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,49 +25,57 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-@torch.no_grad()
-def gradient_norm(optimizer: "Optimizer") -> tuple[Tensor, bool] | None:
-    """The global L2 norm of the gradients that `optimizer` is about to use, a tensor on their device.
+def gradient_norm(optimizer: "Optimizer") -> tuple[Tensor | float, bool] | None:
+    """The global L2 norm of the gradients that `optimizer` is about to use, as a number or on their device.
 
     The square root of the sum of all elements' squares, in float32 or wider. Gradients that a GradScaler
-    left scaled (fused optimizers unscale as they go) are told unscaled. The second value says whether
+    left scaled (fused optimizers unscale as they go) count unscaled. The second value says whether
     gradients are sharded, and the norm then that of this rank's shards only. None without gradients, or with
     sparse ones, whose norm would need a wait.
     """
+    gradients = [
+        gradient
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (gradient := parameter.grad) is not None
+    ]
+    if not gradients:
+        return None
+    if _can_read(gradients):
+        return _unscaled(native.norm(gradients), optimizer), False
+    return _norm_of_any(gradients, optimizer)
+
+
+@torch.no_grad()
+def _norm_of_any(gradients: list[Tensor], optimizer: "Optimizer") -> tuple[Tensor | float, bool] | None:
+    """`gradient_norm` on several devices, of several dtypes, of shards."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     sharded = False
-    for gradient in _gradients(optimizer):
+    for gradient in gradients:
         if gradient.layout != torch.strided:
             return None
-        # Asked of every gradient in every step: most are plain tensors.
         if type(gradient) is not Tensor and hasattr(gradient, "to_local"):
             gradient, sharded = gradient.to_local(), True
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    if not by_kind:
-        return None
     norms = [_norm(dtype, alike) for (_, dtype), alike in by_kind.items()]
     device = norms[0].device
     total = norms[0].float()
     if len(norms) > 1:
         alike = [norm.to(device, torch.float32, non_blocking=True) for norm in norms]
         total = torch.linalg.vector_norm(torch.stack(alike))
+    return _unscaled(total, optimizer), sharded
+
+
+def _unscaled(total: Tensor | float, optimizer: "Optimizer") -> Tensor | float:
     scale = getattr(optimizer, "grad_scale", None)
-    if isinstance(scale, Tensor):
-        total = total / scale.to(device, non_blocking=True)
-    return total, sharded
-
-
-def _gradients(optimizer: "Optimizer") -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter.grad
+    if not isinstance(scale, Tensor):
+        return total
+    device = total.device if isinstance(total, Tensor) else scale.device
+    return total / scale.to(device, non_blocking=True)
 
 
 def _norm(dtype: torch.dtype, gradients: list[Tensor]) -> Tensor:
-    """The norm of tensors that share a device and this dtype, in few launches; on a CPU in one call."""
-    if dtype is torch.float32 and _can_read(gradients):
-        return torch.tensor(native.norm(gradients), dtype=torch.float32, device="cpu")
+    """The norm of tensors that share a device and this dtype, in few launches."""
     # Summed in float32: the square of what float16 holds is beyond float16.
     wide = torch.float32 if dtype.itemsize < 4 else dtype
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=wide)))
@@ -75,8 +83,19 @@ def _norm(dtype: torch.dtype, gradients: list[Tensor]) -> Tensor:
 
 
 def _can_read(gradients: list[Tensor]) -> bool:
-    """Whether the CPU's kernels are there and take these tensors."""
-    return backends.use_compiled(gradients[0]) and all(type(gradient) is Tensor for gradient in gradients)
+    """Whether one call of the CPU's kernels takes all of these."""
+    if not backends.use_compiled(gradients[0]):
+        return False
+    # A loop and no generator: this is asked of every gradient in every step.
+    for gradient in gradients:
+        if not (
+            type(gradient) is Tensor
+            and gradient.dtype is torch.float32
+            and gradient.is_cpu
+            and gradient.layout is torch.strided
+        ):
+            return False
+    return True
 
 
 def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:

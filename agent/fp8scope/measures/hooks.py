@@ -77,7 +77,7 @@ class ModelHooks:
         watch = self._watch
         if watch is None or watch.is_off() or watch.inside not in (None, self):
             return
-        with watch.guard.shield("measuring a forward pass"):
+        try:
             watch.inside = self
             if not model.training:
                 # An evaluation, and what led to it, is not a wait for data.
@@ -90,6 +90,8 @@ class ModelHooks:
             watch.idle = OTHER
             if torch.is_grad_enabled():
                 self._begin_counting(args, kwargs)
+        except Exception as error:
+            watch.guard.caught("measuring a forward pass", error)
 
     def _begin_counting(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         assert self._flops is not None
@@ -105,7 +107,7 @@ class ModelHooks:
         if watch is None or watch.is_off() or watch.inside is not self:
             return
         began = perf_counter()
-        with watch.guard.shield("measuring a forward pass"):
+        try:
             watch.inside = None
             counter, self._counter = self._counter, None
             if counter is not None:
@@ -122,25 +124,31 @@ class ModelHooks:
             for tensor in _tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            watch.guard.caught("measuring a forward pass", error)
         watch.budget.fixed_seconds += perf_counter() - began
 
     def _backward_begins(self, gradient: Tensor) -> None:
         watch = self._watch
         if watch is None or watch.in_backward or torch.compiler.is_compiling():
             return
-        with watch.guard.shield("measuring a backward pass"):
+        try:
             watch.in_backward = True
             watch.clock.mark(OTHER)
             # Asked for again by the first: after what others, such as DDP's reducer, have asked for.
             _at_the_end_of_backward(lambda: _at_the_end_of_backward(self._backward_ended))
+        except Exception as error:
+            watch.guard.caught("measuring a backward pass", error)
 
     def _backward_ended(self) -> None:
         watch = self._watch
         if watch is not None:
-            with watch.guard.shield("measuring a backward pass"):
+            try:
                 watch.in_backward = False
                 watch.clock.mark(BACKWARD)
                 watch.idle = DATA
+            except Exception as error:
+                watch.guard.caught("measuring a backward pass", error)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_watch": None, "_flops": None, "_shapes": (), "_counter": None, "_handles": []}
@@ -153,7 +161,7 @@ class OptimizerHooks:
         self._watch = watch
         self._offset = offset
         self.rates: dict[str, Any] = {}
-        self.norm: tuple[Tensor, bool] | None = None
+        self.norm: tuple[Tensor | float, bool] | None = None
         # An optimizer whose `step` calls the one it inherits has its hooks called by both.
         self._depth = 0
         self._handles = [
@@ -171,15 +179,18 @@ class OptimizerHooks:
         self._depth += 1
         if self._depth > 1:
             return
-        began = perf_counter()
-        with self._watch.guard.shield("measuring an optimizer step"):
+        budget, began = self._watch.budget, perf_counter()
+        norms = budget.norm_seconds
+        try:
             self._watch.clock.mark(OTHER)
             self.rates = learning_rates(optimizer, self._offset)
             # A closure has yet to compute the gradients.
-            self.norm = None if has_closure(args, kwargs) else gradient_norm(optimizer)
+            self.norm = None if has_closure(args, kwargs) else self._take_norm(optimizer)
             # What measuring took is not the optimizer's.
             self._watch.clock.mark(OTHER)
-        self._watch.budget.fixed_seconds += perf_counter() - began
+        except Exception as error:
+            self._watch.guard.caught("measuring an optimizer step", error)
+        budget.fixed_seconds += perf_counter() - began - (budget.norm_seconds - norms)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -187,12 +198,23 @@ class OptimizerHooks:
         self._depth = max(0, self._depth - 1)
         if self._depth:
             return
-        with self._watch.guard.shield("measuring an optimizer step"):
+        try:
             self._watch.clock.mark(OPTIMIZER)
             self._watch.idle = DATA
             if has_closure(args, kwargs):
-                self.norm = gradient_norm(optimizer)
+                self.norm = self._take_norm(optimizer)
                 self._watch.clock.mark(OTHER)
+        except Exception as error:
+            self._watch.guard.caught("measuring an optimizer step", error)
+
+    def _take_norm(self, optimizer: torch.optim.Optimizer) -> "tuple[Tensor | float, bool] | None":
+        budget = self._watch.budget
+        if not budget.takes_norm:
+            return None
+        began = perf_counter()
+        norm = gradient_norm(optimizer)
+        budget.norm_seconds += perf_counter() - began
+        return norm
 
     def end_of_step(self) -> None:
         """Forget what belongs to the step that ended, also an optimizer's step that raised."""

@@ -1,7 +1,8 @@
 """The per-step scalars of a run: what its model and its optimizer say about each step."""
 
-from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from fp8scope.budget import Budget
@@ -142,17 +143,12 @@ class Measures:
             scalars |= hooks.rates
             hooks.end_of_step()
 
-    def _norm(self) -> "tuple[str, torch.Tensor] | None":
+    def _norm(self) -> "tuple[str, torch.Tensor | float] | None":
         """The norm of all gradients that optimizers used in the step, and what it is called."""
         norms = [hooks.norm for hooks in self._stepping if hooks.norm is not None]
         if not norms:
             return None
-        import torch
-
-        total = norms[0][0]
-        if len(norms) > 1:
-            parts = [norm.to(total.device, non_blocking=True) for norm, _ in norms]
-            total = torch.linalg.vector_norm(torch.stack(parts))
+        total = norms[0][0] if len(norms) == 1 else _together([norm for norm, _ in norms])
         return "grad_norm_local" if any(sharded for _, sharded in norms) else "grad_norm", total
 
     def _device_index(self) -> int | None:
@@ -186,3 +182,16 @@ class Measures:
         self._optimizers.clear()
         self._watch = None
         self._machine.stop()
+
+
+def _together(norms: "Sequence[torch.Tensor | float]") -> "torch.Tensor | float":
+    """The norm of parts whose norms these are, on the device of the first that is on one."""
+    tensors = [norm for norm in norms if is_tensor(norm)]
+    if not tensors:
+        return math.hypot(*cast("Sequence[float]", norms))
+    import torch
+
+    device = tensors[0].device
+    parts = [torch.as_tensor(norm, dtype=torch.float32).to(device, non_blocking=True) for norm in norms]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return total
