@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8scope_kernels import backends, triton_support
+from fp8scope_kernels.graph_breaks import break_graph
 from fp8scope_kernels.matmul import (
     Operand,
     can_multiply,
@@ -219,7 +220,7 @@ def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
 
 
 # Scaling state advances with every call, so that a trace would be good for one: compiled graphs break here.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@break_graph
 def _apply(
     x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
 ) -> Tensor:

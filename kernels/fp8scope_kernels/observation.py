@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch._C import _current_graph_task_id
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.compiler import is_dynamo_compiling
 
 from fp8scope_kernels import backends, native, triton_backend, triton_support
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.formats import Format
+from fp8scope_kernels.graph_breaks import break_graph
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.quantization import Extent, measure
 from fp8scope_kernels.recipes import ROLES, Role
@@ -91,19 +91,9 @@ class HighPrecisionObserver:
         # Nothing but the three statistics of a plain tensor is wanted, which one call of the kernels counts.
         self._is_simple = type(self).write is HighPrecisionObserver.write
 
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        # A decorated method would cost every eager call what only compiled graphs need.
-        if is_dynamo_compiling():
-            self._break_graph(layer, inputs, output)
-        else:
-            self._observe(layer, inputs, output)
-
     # Counting is a side effect on a buffer that moves when it grows: compiled graphs break here.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _break_graph(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        self._observe(layer, inputs, output)
-
-    def _observe(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    @break_graph
+    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         slot = self.slots.get("input")
         if slot is None or not layer.training:
             return

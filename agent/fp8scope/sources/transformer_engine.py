@@ -23,6 +23,7 @@ from fp8scope.sources.base import OnError, path_of
 from fp8scope.sources.boards import AMAX, NUMEL, SCALE, Board, Boards
 from fp8scope.sources.layers import note_delayed
 from fp8scope_kernels import E4M3, E5M2, Format, Slot
+from fp8scope_kernels.graph_breaks import break_graph
 
 FORWARD, BACKWARD = "scaling_fwd", "scaling_bwd"
 PER_PRODUCT = {FORWARD: 3, BACKWARD: 2}
@@ -162,7 +163,7 @@ class ForwardHook:
     def __init__(self, layer: Layer | None) -> None:
         self._layer = layer
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @break_graph
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         layer = self._layer
         if layer is None or not module.training or torch._C._current_graph_task_id() != -1:
