@@ -10,6 +10,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.analysis.numbers import LARGEST, SMALLEST
+
 Floats = NDArray[np.float64]
 TestVerdict = Literal["equivalent", "different", "inconclusive"]
 SingleVerdict = Literal["within", "over"]
@@ -17,6 +19,8 @@ SingleVerdict = Literal["within", "over"]
 # Baseline seeds from which on their spread widens the tolerance: an SD of two says next to nothing.
 SEEDS_FOR_SPREAD = 3
 SPREAD_FACTOR = 3.0
+# No ratio of usable numbers is larger.
+MOST_ERROR = LARGEST / SMALLEST
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class EquivalenceTest:
     interval: tuple[float, float]
     p_value: float
     degrees_of_freedom: float
+
+
+def standard_error(losses: Floats) -> float:
+    """Standard error of the mean of float64[K] losses, K >= 2."""
+    return float(np.std(losses, ddof=1)) / math.sqrt(len(losses))
 
 
 def relative_spread(losses: Floats) -> float:
@@ -89,15 +98,18 @@ def two_one_sided_tests(run: Floats, baseline: Floats, margin: float, alpha: flo
     reference = float(np.mean(baseline))
     ratio = float(np.mean(run)) / reference
     delta = (ratio - 1.0) * math.copysign(1.0, reference)
+    # Standard errors, not variances: the squares of large ones overflow. An error at the bound is as large as
+    # delta can be, so the interval reaches beyond the margin on both sides.
     parts = [
-        float(np.var(run, ddof=1)) / len(run) / reference**2,
-        ratio**2 * float(np.var(baseline, ddof=1)) / len(baseline) / reference**2,
+        min(factor * (standard_error(losses) / abs(reference)), MOST_ERROR)
+        for factor, losses in ((1.0, run), (abs(ratio), baseline))
     ]
-    error = math.sqrt(sum(parts))
+    error = math.hypot(*parts)
     if error == 0.0:
         verdict: TestVerdict = "equivalent" if abs(delta) <= margin else "different"
         return EquivalenceTest(verdict, delta, (delta, delta), float(verdict == "different"), math.inf)
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(run) - 1) + parts[1] ** 2 / (len(baseline) - 1))
+    shares = [part / error for part in parts]
+    freedom = 1.0 / (shares[0] ** 4 / (len(run) - 1) + shares[1] ** 4 / (len(baseline) - 1))
     reach = float(scipy.stats.t.isf(alpha, freedom)) * error
     low, high = delta - reach, delta + reach
     p_value = max(

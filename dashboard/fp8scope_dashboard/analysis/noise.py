@@ -39,7 +39,10 @@ def long_run_variance(values: Floats, lags: int | None = None) -> float:
 def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple[float, float]:
     """Interval of the mean of serially correlated values, normal quantile and Newey-West standard error."""
     mean = float(values.mean())
-    half = float(scipy.stats.norm.isf(alpha / 2.0)) * math.sqrt(long_run_variance(values, lags) / len(values))
+    # Squares of large values overflow; a power of two scales without rounding.
+    _, exponent = math.frexp(float(np.abs(values).max()))
+    error = math.sqrt(long_run_variance(np.ldexp(values, -exponent), lags) / len(values))
+    half = float(scipy.stats.norm.isf(alpha / 2.0)) * math.ldexp(error, exponent)
     return mean - half, mean + half
 
 

@@ -173,3 +173,11 @@ def test_batches_do_not_matter_and_nothing_breaks(
     baselines = level * (1.0 + 0.001 * np.arange(seeds)[:, None] * np.ones(len(losses)))
     inside = tuple(cut for cut in cuts if cut <= len(losses))
     assert run(losses, baselines, cuts=inside) == run(losses, baselines)
+
+
+def test_a_spread_between_seeds_beyond_any_bound_can_be_stored() -> None:
+    """The third seed is all that is left of the mean: the relative spread has no finite square."""
+    baseline = np.outer([1e100, -1e100, 1e-99], np.ones(10))
+    state, findings = run(np.full(10, 2.0), baseline)
+    json.dumps(state, allow_nan=False)
+    assert findings == []

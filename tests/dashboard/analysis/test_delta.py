@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats  # noqa: F401 - loaded here: else in the first example, which then misses its deadline
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -158,11 +159,39 @@ def test_the_curve_is_bounded_and_shows_the_difference() -> None:
 
 
 losses = hnp.arrays(np.float64, st.integers(0, 60), elements=st.floats(allow_nan=True, allow_infinity=True))
+levels = st.sampled_from([0.0, 1e-100, 3e-100, 1e-30, 1.0, 8.2e76, 1e100]).flatmap(
+    lambda level: st.sampled_from([level, -level])
+)
 
 
 @given(st.lists(losses, min_size=2, max_size=5), st.integers(1, 3))
 def test_whatever_comes_there_is_a_verdict_in_strict_json(values: list[np.ndarray], split: int) -> None:
     curves = [Curve(np.arange(len(one)), one) for one in values]
+    cut = min(split, len(curves) - 1)
+    compare(curves[:cut], curves[cut:])
+
+
+@pytest.mark.parametrize(
+    ("runs", "baselines"),
+    [
+        # What the test above found: the squared ratio of the means has no square.
+        ([0.0, 8.2e76], [0.0, 1.0]),
+        ([0.0, 1e100], [1e-100, 3e-100]),
+        # The baselines' mean is what is left of much larger numbers.
+        ([1e100, 1e100], [1e100, -1e100, 3e-100]),
+    ],
+)
+def test_means_whose_ratio_is_hardly_a_number(runs: list[float], baselines: list[float]) -> None:
+    ours, theirs = ([Curve(np.arange(20), np.full(20, mean)) for mean in arm] for arm in (runs, baselines))
+    result = compare(ours, theirs)
+    assert result.verdict == "inconclusive" and result.interval is not None
+    assert result.interval[0] < 0.0 < result.interval[1]
+
+
+@given(st.lists(levels, min_size=2, max_size=6), st.integers(1, 3))
+def test_means_of_very_different_magnitudes(values: list[float], split: int) -> None:
+    wave = 1.0 + 0.1 * np.sin(np.arange(20))
+    curves = [Curve(np.arange(20), np.clip(value * wave, -1e100, 1e100)) for value in values]
     cut = min(split, len(curves) - 1)
     compare(curves[:cut], curves[cut:])
 

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, percent, words
 from fp8scope_dashboard.analysis.equivalence import SEEDS_FOR_SPREAD, SPREAD_FACTOR
-from fp8scope_dashboard.analysis.numbers import SMALLEST
+from fp8scope_dashboard.analysis.numbers import LARGEST, SMALLEST
 
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]
@@ -136,7 +136,8 @@ def _learn_spread(state: State, rows: Sequence[Sequence[float | None]]) -> None:
     state["seeds"] = max(state.get("seeds", 0), len(means))
     if len(means) < SEEDS_FOR_SPREAD or abs(_mean(means)) < SMALLEST:
         return
-    square = statistics.variance(means) / _mean(means) ** 2
+    # The state is stored as JSON, which has no infinity.
+    square = min(statistics.variance(means) / _mean(means) ** 2, LARGEST)
     before = square if state["spread"] is None else state["spread"]
     state["spread"] = before + SPREAD_WEIGHT * (square - before)
 
