@@ -19,6 +19,7 @@ from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 from fp8scope.environment import conceal, is_secret_entry, plain
+from fp8scope.guard import before_any_run
 from fp8scope.parsed_arguments import is_script_file
 
 MAX_BYTES = 256 << 10
@@ -53,20 +54,34 @@ class _Reader:
         self._strict = strict
         self._left = MAX_LEAVES
 
-    def read(self, value: Any, depth: int = 0) -> Any:
+    def read(self, value: Any, name: str) -> Any:
+        """The plain form of `value`. Other errors than NotPlainError are counted under `name`.
+
+        Raises:
+            NotPlainError: it has none, or reading it failed.
+        """
+        try:
+            return self._read(value, 0)
+        except NotPlainError:
+            raise
+        except Exception as error:  # raised by the script's own objects, such as a property
+            before_any_run(f"reading {name}", error)
+            raise NotPlainError(f"{name} cannot be read") from error
+
+    def _read(self, value: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise NotPlainError
+            raise NotPlainError(f"nested deeper than {MAX_DEPTH}")
         if (items := _items(value)) is not None:
             if self._strict and any(not isinstance(key, str) for key, _ in items):
-                raise NotPlainError
-            return {str(key): self.read(one, depth + 1) for key, one in items}
+                raise NotPlainError("names that are no texts")
+            return {str(key): self._read(one, depth + 1) for key, one in items}
         if type(value) in (set, frozenset):
-            return [self.read(one, depth + 1) for one in sorted(value, key=str)]
+            return [self._read(one, depth + 1) for one in sorted(value, key=str)]
         if type(value) in (list, tuple):
-            return [self.read(one, depth + 1) for one in value]
+            return [self._read(one, depth + 1) for one in value]
         self._left -= 1
         if self._left < 0:
-            raise NotPlainError
+            raise NotPlainError(f"more than {MAX_LEAVES} values")
         return self._leaf(value)
 
     def _leaf(self, value: Any) -> Any:
@@ -81,7 +96,7 @@ class _Reader:
         if library == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "item"):
             return self._leaf(value.item())
         if self._strict:
-            raise NotPlainError
+            raise NotPlainError("more than plain values")
         # Not its text: to make one of a tensor would wait for its device, and of a model be long.
         return getattr(value, "__qualname__", None) or f"<{kind.__qualname__}>"
 
@@ -185,8 +200,9 @@ def secrets_in(values: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
 def _declared(value: Any) -> dict[str, Any]:
     """What was said to be configuration: all of it, things that are no plain values by their type."""
     try:
-        found = _Reader(strict=False).read(value)
-    except Exception:
+        found = _Reader(strict=False).read(value, "the script's arguments")
+    except NotPlainError as error:
+        logger.warning("the script's arguments are left out: %s.", error)
         return {}
     return {name: one for name, one in found.items() if not name.startswith("_")}
 
@@ -218,9 +234,11 @@ def _omegaconf(scopes: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             config: Any = value
             if config._get_parent() is None:
                 try:
-                    yield _declared(package.OmegaConf.to_container(config, resolve=True))
-                except Exception:
-                    yield _declared(package.OmegaConf.to_container(config, resolve=False))
+                    plain_values = package.OmegaConf.to_container(config, resolve=True)
+                except package.errors.OmegaConfBaseException:
+                    # A reference to what is not there; the script may never ask for it.
+                    plain_values = package.OmegaConf.to_container(config, resolve=False)
+                yield _declared(plain_values)
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -244,8 +262,8 @@ def _objects(
             if not name.startswith("_") and id(value) not in known and _is_configuration(name, value):
                 try:
                     found = _class_values(value) if isinstance(value, type) else None
-                    found = _Reader(strict=True).read(value) if found is None else found
-                except Exception:
+                    found = _Reader(strict=True).read(value, f"`{name}`") if found is None else found
+                except NotPlainError:
                     continue
                 if isinstance(found, dict) and found:
                     yield name, found
@@ -301,8 +319,8 @@ def _plain_items(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name.startswith("_") or left <= 0 or not _could_be_setting(value):
             continue
         try:
-            plain_value = _Reader(strict=True).read(value)
-        except Exception:
+            plain_value = _Reader(strict=True).read(value, f"`{name}`")
+        except NotPlainError:
             continue
         if not isinstance(plain_value, dict):
             left -= 1
@@ -325,7 +343,12 @@ def settings_of_model(model: Any) -> dict[str, Any]:
     try:
         # Transformers' configurations know their plain form.
         known = config.to_dict() if hasattr(config, "to_dict") else config
-        found = None if known is None else _Reader(strict=not isinstance(known, Mapping)).read(known)
-    except Exception:
+    except Exception as error:
+        before_any_run("reading the model's configuration", error)
+        return {}
+    try:
+        reader = _Reader(strict=not isinstance(known, Mapping))
+        found = None if known is None else reader.read(known, "the model's configuration")
+    except NotPlainError:
         return {}
     return {"model": found} if isinstance(found, dict) and found else {}

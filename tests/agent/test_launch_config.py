@@ -324,6 +324,35 @@ train()
     assert "left out" in caplog.text
 
 
+BROKEN = """
+from collections.abc import Mapping
+class Broken(Mapping):
+    def __getitem__(self, name): raise RuntimeError("planned")
+    def __iter__(self): return iter(["lr"])
+    def __len__(self): return 1
+class Config:
+    def to_dict(self): raise RuntimeError("planned")
+"""
+
+
+@pytest.mark.parametrize(
+    ("held", "what"),
+    [
+        ("config = Broken()", "reading `config`"),
+        ("import argparse\nargparse.ArgumentParser().parse_args().__dict__['inner'] = Broken()", "arguments"),
+        ("model.config = Config()", "the model's configuration"),
+    ],
+)
+def test_settings_that_fail_to_be_read_are_counted_and_the_others_stay(
+    held: str, what: str, server: WireServer, here: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{TRAIN}{BROKEN}batch_size = 8\n{held}\ntrain()\n")
+    assert here(script) == 0
+    assert f"{what} failed (RuntimeError: planned)" in caplog.text
+    assert server.run.finish["errors"] == 1 and server.run.registration["config"]["batch_size"] == 8
+
+
 def test_nothing_stays_replaced(server: WireServer, tmp_path: Path) -> None:
     """In the process that has called it: a script's end puts everything back, also one that fails."""
     script = tmp_path / "train.py"

@@ -30,8 +30,10 @@ PACKAGES = [Path(str(package.__file__)).parent for package in (fp8scope, fp8scop
 COUNTING = {"caught", "error", "failed", "on_error", "_on_error", "report", "before_any_run"}
 # By function: what becomes of the error there.
 ELSEWHERE = {
-    ("backends.py", "_build"): "the run counts backends.failure()",
+    ("backends.py", "_load"): "the run counts backends.failure()",
     ("doctor.py", "_guarded"): "it is what the command prints",
+    ("doctor.py", "_test_in_copy"): "the copy prints it and ends with status 1, which the command prints",
+    ("launch.py", "_config"): "it is returned, and _begin counts it in the run",
     ("repository.py", "_look"): "the run counts RepositoryLookup.failure",
 }
 
