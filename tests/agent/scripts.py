@@ -1,6 +1,7 @@
 """Training scripts as processes of their own: what ends a process cannot be tested within one."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,19 @@ def run_script(text: str, server: WireServer, settings: Settings) -> tuple[int, 
     with script(text, server, settings) as process:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
+
+
+def without_address(err: str, server: WireServer, name: str, state: str) -> str:
+    """What a script wrote to standard error without the agent's two lines on where its run is to be seen.
+
+    The first is missing where the run ended before the server had answered; the last must be there, once.
+    """
+    page = rf"{re.escape(server.url)}/runs/[0-9a-f-]{{36}}"
+    left, ends = re.subn(rf"(?m)^fp8scope: run {re.escape(name)} has {state}: {page}\n", "", err)
+    assert ends == 1, err
+    left, begins = re.subn(rf"(?m)^fp8scope: run {re.escape(name)}: {page}\n", "", left)
+    assert begins <= 1, err
+    return left
 
 
 def said(process: subprocess.Popen[str]) -> str:

@@ -226,8 +226,10 @@ def test_ctrl_c(server: WireServer, tmp_path: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "trained\n"
         process.send_signal(signal.SIGINT)
-        told = process.stderr.read()
-    assert process.returncode == -signal.SIGINT and told.rstrip().endswith("KeyboardInterrupt")
+        err = process.stderr.read()
+    assert process.returncode == -signal.SIGINT
+    assert without_our_lines(err)[-1] == "KeyboardInterrupt"
+    assert re.fullmatch(rf"fp8scope: run train .* has failed: {server.url}/runs/\S+", err.splitlines()[-1])
     # The signal may have come while the last completed step was being recorded.
     assert server.run.finish["state"] == "failed" and len(server.run.steps) >= 2
 
