@@ -26,8 +26,10 @@ print(create_token(create_project("default", "Default"), "t")[1])
 
 @pytest.fixture
 def postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL of this test's own, to be stopped and started."""
-    server = EmbeddedPostgres(tmp_path / "postgres", durable=False)
+    """A PostgreSQL of this test's own, to be stopped and started. It is as durable as in production: the
+    suite's own settings let it acknowledge commits that a crash undoes.
+    """
+    server = EmbeddedPostgres(tmp_path / "postgres")
     server.start()
     yield server
     server.stop()
@@ -80,14 +82,18 @@ def until_available(client: WireClient, body: bytes) -> Answer:
     pytest.fail("PostgreSQL is back, but the server did not notice.")
 
 
-def test_it_works(tmp_path: Path, postgres: EmbeddedPostgres, token: str) -> None:
-    """PostgreSQL stops and comes back."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_it_works(is_killed: bool, tmp_path: Path, postgres: EmbeddedPostgres, token: str) -> None:
+    """PostgreSQL stops, or is killed, and comes back."""
     log = tmp_path / "web.log"
     with web_server(log, **environment(postgres, "redis://localhost:1/0")) as (url, _):
         client = WireClient(url, token)
         assert client.register().status == 201
         first, second = (client.batch(seq, [seq], scalars={"loss": [1.0]}) for seq in range(2))
         assert client.send(first).status == 201
+        if is_killed:
+            assert postgres.child is not None
+            postgres.child.kill()
         postgres.stop()
         for answer in (client.send(second), client.register(), client.request("GET")):
             assert (answer.status, answer.code) == (503, "unavailable")
