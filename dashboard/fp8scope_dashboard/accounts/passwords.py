@@ -32,6 +32,23 @@ def hashing(work: Callable[[], Result]) -> Result:
     return _threads.submit(work).result()
 
 
+def encode(password: str) -> str:
+    """The password's hash, as it is stored. Gives the database connection back for as long as it takes."""
+    _release_connection()
+    return hashing(partial(make_password, password))
+
+
+def verify(password: str, encoded: str) -> tuple[bool, bool]:
+    """Whether this is the password, and whether its hash is outdated. Gives the connection back, too."""
+    _release_connection()
+    return hashing(partial(verify_password, password, encoded))
+
+
+def _release_connection() -> None:
+    if not connection.in_atomic_block:
+        connection.close()
+
+
 def _give_way() -> None:
     """Let everything else go first: the hash itself runs without the interpreter's lock, so nobody waits for
     it."""
@@ -61,16 +78,14 @@ class PasswordBackend(ModelBackend):
         if username is None or password is None:
             return None
         user = User.objects.filter(username=username).first()
-        if not connection.in_atomic_block:
-            connection.close()
         if user is None:
             # As long as for a name that exists.
-            hashing(partial(make_password, password))
+            encode(password)
             raise PermissionDenied
-        is_right, is_outdated = hashing(partial(verify_password, password, user.password))
+        is_right, is_outdated = verify(password, user.password)
         if not is_right or not self.user_can_authenticate(user):
             raise PermissionDenied
         if is_outdated:
-            user.password = hashing(partial(make_password, password))
+            user.password = encode(password)
             user.save(update_fields=["password"])
         return user

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from django.contrib.auth.hashers import get_hasher
 from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
@@ -139,3 +143,22 @@ def test_every_page_leads_to_it(user: User) -> None:
     assert f'href="{reverse("account")}"' in home
     alone = browser_of(User.objects.create_user("eve")).get(reverse("home")).content.decode()
     assert f'href="{reverse("account")}"' in alone
+
+
+def test_passwords_are_hashed_in_the_few_threads_for_it(known: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one that is checked and the new one that is set: elsewhere nothing would bound them."""
+    threads = []
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*arguments: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return method(*arguments, **options)
+
+        return note
+
+    hasher = type(get_hasher())
+    browser = browser_of(known)
+    for name in ("encode", "verify"):
+        monkeypatch.setattr(hasher, name, noting(getattr(hasher, name)))
+    assert browser.post(reverse("account"), {**NEW_FORM, "old_password": OLD}).status_code == 302
+    assert len(threads) >= 2 and all(name.startswith("hash_") for name in threads)
