@@ -30,7 +30,7 @@ LINK_SECONDS = 3600.0
 LONGEST_PASSWORD = 4096
 
 
-class _ChangeForm(PasswordChangeForm):  # type: ignore[type-arg]  # generic in the stubs only
+class _ChangeForm(PasswordChangeForm):
     """Django's own, but the old password is hashed where all are."""
 
     @sensitive_variables("old_password")
