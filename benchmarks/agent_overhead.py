@@ -6,8 +6,8 @@
 Five questions, one JSON line; `--only` asks some of them:
 
     plain_ratio         (plain) step time of a float32 GPT of 0.82M parameters (8 x 64 tokens) under `attach`
-                        with the default budget, over the same without: medians of 4 x `--pairs` pairs of
-                        steps, one of each, in an order that is drawn; mean of six rounds
+                        with the default budget, over the same without: medians of 4 x `--pairs`
+                        steps of each, in turns of four; mean of six rounds
     plain_every_ratio   (plain) the same with every tensor read at every step: `overhead=None`
     bf16_ratio, bf16_every_ratio
                         (bf16) the same for a GPT of 10.8M parameters in BF16, `--pairs` pairs each
@@ -74,6 +74,7 @@ EVERY = 100
 """Steps from one sampled step to the next: the agent's default."""
 RESAMPLES = 1000
 SETTLING = 60
+BLOCK = 4
 ROUNDS = 6
 """Of `attached_ratios`: even, so that each role is taken as often by the model that was made first."""
 """Pairs of steps before the measured ones, under `attach`: the first steps are read one and all."""
@@ -211,8 +212,9 @@ def one_round(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
     """Seconds of steps without and with the agent, and its pace at the end.
 
-    Two models that are alike differ by up to 0.7 %, by where their memory lies: so each round has a pair of
-    its own, and in every other round (`swapped`) the first made is the one that is watched.
+    Steps are taken in turns of BLOCK: the time between two steps of the watched model counts as its step, of
+    which the budget is a share. Two models that are alike differ by up to 0.7 %, by where their memory lies:
+    so each round has a pair of its own, and in every other round (`swapped`) the first made is watched.
     """
     models = [make(), make()]
     plain, watched = reversed(models) if swapped else models
@@ -221,15 +223,19 @@ def one_round(
     )
     times: dict[Any, list[float]] = {plain.train: [], watched.train: []}
     order = list(times)
-    for _ in range(SETTLING + pairs):
+    for call in order:
+        for _ in range(SETTLING):
+            call()
+    for _ in range(pairs // BLOCK):
         random.shuffle(order)
         for call in order:
-            began = time.perf_counter()
-            call()
-            times[call].append(time.perf_counter() - began)
+            for _ in range(BLOCK):
+                began = time.perf_counter()
+                call()
+                times[call].append(time.perf_counter() - began)
     every = run._budget.every
     run.finish()
-    without, with_agent = (np.array(taken[SETTLING:]) for taken in times.values())
+    without, with_agent = (np.array(taken) for taken in times.values())
     return without, with_agent, every
 
 
