@@ -81,9 +81,9 @@ class Budget:
         self.every = 1
         """Plain tensors are read in step 1 and every so many steps after it."""
         self.fixed_seconds = 0.0
-        """The agent's time in this step but for the reading of tensors; whoever takes it adds it."""
+        """The agent's time in this step except for the reading of tensors; its parts add to it."""
         self.norm_seconds = 0.0
-        """The time that the gradients' norm took in this step; whoever takes the norm adds it."""
+        """The time that the gradients' norm took in this step; the optimizers' hooks add to it."""
         self.takes_norm = True
         """Whether the gradients' norm is taken in this step."""
         self.was_thinned = False
