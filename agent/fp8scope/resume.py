@@ -29,7 +29,7 @@ MAX_LEDGER_BYTES = 4096
 
 
 Failed = Callable[[str, Exception], None]
-"""Is told what failed, and how."""
+"""Called with the kind of work that failed, and its exception."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def read_ledger(directory: Path) -> Ledger | None:
 def write_ledger(
     directory: Path, identity: Identity, *, over: bool, failed: Failed = lambda kind, error: None
 ) -> None:
-    """Remember the run; a directory that cannot be written remembers nothing, which `failed` is told."""
+    """Remember the run. Calls `failed` if the directory cannot be written; then nothing is remembered."""
     document = {"run": identity.run, "attempt": identity.attempt, "over": over}
     draft = directory / f"{LEDGER}.{os.getpid()}"
     try:
@@ -171,7 +171,7 @@ def send_leftovers(
 ) -> threading.Thread | None:
     """In the background, send what dead processes have left of this run; None when there is nothing.
 
-    `failed` is told what kept it from that.
+    Calls `failed` with the exception if it cannot.
     """
     left = [spool for spool in find_spools(settings.directory / run) if spool != own]
     if settings.mode != "online" or not left:

@@ -43,7 +43,7 @@ RETRY_SECONDS = 1.0
 
 Preamble = Callable[[], Sequence[tuple[Kind, bytes]]]
 OnDisk = Callable[[OSError | None], None]
-"""Is told when the log goes on in memory, and why; with None, when everything is on the disk again."""
+"""Called with the reason when the log goes on in memory, and with None when all is on the disk again."""
 
 
 def find_spools(directory: Path) -> Iterator[Path]:

@@ -26,8 +26,7 @@ CLEAR_LINE = "\x1b[K"
 LONGEST_NAME = len("postgres")
 # What a person at the terminal should see of the servers' logs; the files have everything.
 ALARMING = re.compile(r"\b(ERROR|CRITICAL|FATAL|PANIC)\b")
-# Two processes create the same row at once: the second takes the first one's. Whoever does not expect it says
-# so in a log of its own.
+# Two processes create the same row at once, and the second takes that of the first: expected, and no error.
 EXPECTED = re.compile(r"\bERROR:\s+duplicate key value violates unique constraint\b")
 
 

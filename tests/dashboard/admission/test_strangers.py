@@ -75,7 +75,7 @@ def test_it_works(production: Server) -> None:
             time.sleep(0.1)
     assert {answer.status for answer, _ in beats} == {200}
     assert max(seconds for _, seconds in beats) < 5
-    # Whoever is too many is told so at once.
+    # Requests beyond the bound are refused at once.
     assert sum(statuses.values()) > 100 and set(statuses) <= {200, 429, 503, 0}
 
 
