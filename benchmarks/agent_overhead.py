@@ -63,7 +63,7 @@ from torch.nn import functional
 
 import fp8scope
 from fp8scope.demo.model import ByteGpt, Shape
-from fp8scope.measures.machine import resident_bytes
+from fp8scope.observe.timing.machine import resident_bytes
 from fp8scope_kernels import DelayedScaling, convert, fp8_layers
 
 HERE = Path(__file__).resolve().parent

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import fp8scope
-from fp8scope.bisect import Bisection
+from fp8scope.control.bisection import Bisection
 from fp8scope.demo.fault import NEVER
 from fp8scope.demo.train import Plan, Trainer
 from fp8scope_kernels import DelayedScaling, Fp8Linear, fp8_layers

@@ -38,7 +38,7 @@ def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
     from fp8scope_dashboard.accounts.models import Project
     from fp8scope_dashboard.ingest.models import Receipt
     from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
-    from fp8scope_dashboard.telemetry import store
+    from fp8scope_dashboard.telemetry import chunks
     from fp8scope_dashboard.telemetry.codec import ChunkData, encode
 
     names = list(recording.statistics)
@@ -62,7 +62,7 @@ def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
         )  # fmt: skip
         with transaction.atomic():
             Receipt.objects.create(run=run, writer=writer.uuid, seq=seq, kind="batch", digest=b"0" * 32)
-            store.append(
+            chunks.append(
                 run.id, writer.uuid, seq, encode(data), first_step=begin, last_step=int(here[-1]),
                 rows=len(here), points=len(here) * TENSORS * len(names),
             )  # fmt: skip

@@ -74,10 +74,10 @@ def send(url: str, token: str, run: str, rank: int, stop: Any, acknowledged: Pat
     """Send until told to stop; append each acknowledged message's seq to a file."""
     import numpy as np
 
-    from fp8scope.batcher import CONTENT_TYPE, encode_batch
     from fp8scope.config import Settings
-    from fp8scope.records import Row, dump_json
-    from fp8scope.transport import Action, Transport
+    from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, encode_batch
+    from fp8scope.delivery.transport import Action, Transport
+    from fp8scope.recording.records import Row, dump_json
 
     transport = Transport(Settings(url=url, token=token, read_timeout=10))
     writer = str(uuid.uuid5(uuid.UUID(run), str(rank)))

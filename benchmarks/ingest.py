@@ -59,8 +59,8 @@ class Agent:
 
     def __init__(self, url: str, token: str, run: str, rank: int, size: int | None) -> None:
         from fp8scope.config import Settings
-        from fp8scope.records import Row, dump_json
-        from fp8scope.transport import Transport
+        from fp8scope.delivery.transport import Transport
+        from fp8scope.recording.records import Row, dump_json
 
         self.run, self.writer, self.seq, self.rank = run, str(uuid.uuid4()), 0, rank
         self.settings = Settings(url=url, token=token)
@@ -84,7 +84,7 @@ class Agent:
         self.post("POST", f"/runs/{run}/writers/{self.writer}/tensors", dump_json(catalogue))
 
     def post(self, method: str, path: str, body: bytes, kind: str = "application/json") -> Any:
-        from fp8scope.transport import Action
+        from fp8scope.delivery.transport import Action
 
         while True:
             outcome = self.transport.send(method, path, body, kind)
@@ -96,7 +96,7 @@ class Agent:
 
     def encode(self) -> bytes:
         """The next message's body."""
-        from fp8scope.batcher import encode_batch
+        from fp8scope.delivery.arrow_encoding import encode_batch
 
         begin = self.seq * self.size
         some = [
@@ -115,7 +115,7 @@ class Agent:
 
     def send(self, body: bytes) -> int:
         """Returns the points that the server acknowledged."""
-        from fp8scope.batcher import CONTENT_TYPE
+        from fp8scope.delivery.arrow_encoding import CONTENT_TYPE
 
         answer = self.post("POST", f"/runs/{self.run}/batches", body, CONTENT_TYPE)
         assert answer["status"] == "stored", answer

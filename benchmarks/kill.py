@@ -104,7 +104,7 @@ def measure(kills: int, seed: int, data: Path) -> dict[str, object]:
     """All kills; returns the JSON line."""
     import torch  # noqa: F401  (once, for all the processes forked from here)
 
-    from fp8scope import cli
+    from fp8scope.cli import main as cli
     from fp8scope_dashboard.servers.supervisor import Supervisor
 
     chance = random.Random(seed)

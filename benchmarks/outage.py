@@ -137,7 +137,7 @@ def experiment(name: str, web: Web, token: str, data: Path, steps: int) -> dict[
         web.send(signal.SIGCONT)
         os.environ |= {"FP8SCOPE_URL": web.url, "FP8SCOPE_TOKEN": token}
         with contextlib.redirect_stdout(io.StringIO()):
-            from fp8scope import cli
+            from fp8scope.cli import main as cli
 
             end["told"] = Path(end["directory"]).is_dir() and not end["complete"]
             if cli.main(["sync", str(spool)]) != 0:

@@ -100,8 +100,8 @@ class Agent:
     def batch(self) -> bytes:
         import numpy as np
 
-        from fp8scope.batcher import encode_batch
-        from fp8scope.records import Row
+        from fp8scope.delivery.arrow_encoding import encode_batch
+        from fp8scope.recording.records import Row
 
         values = np.random.default_rng(self.seq).random((TENSORS, len(STATISTICS)))
         row = Row(self.seq, time.time_ns() // 1000, 0, {"loss": 1.0 / (1 + self.seq)}, values)
@@ -111,7 +111,7 @@ class Agent:
 
     async def send(self, until: float, times: list[float], statuses: Counter[int]) -> None:
         """A batch a second until then; `times` takes the seconds of each acknowledged one."""
-        from fp8scope.batcher import CONTENT_TYPE
+        from fp8scope.delivery.arrow_encoding import CONTENT_TYPE
 
         due = time.perf_counter() + (self.rank * 0.618) % 1
         while due < until:

@@ -82,8 +82,8 @@ def record(directory: Path, steps: int) -> None:
 
 def read_recording(directory: Path) -> Recording:
     """The rows of a recording, in memory."""
-    from fp8scope.records import Kind, Row, load_json
-    from fp8scope.spool import Spool
+    from fp8scope.recording.records import Kind, Row, load_json
+    from fp8scope.recording.spool import Spool
     from fp8scope_kernels.statistics import STATISTICS
 
     spool = Spool(spool_of(directory))

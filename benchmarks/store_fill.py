@@ -90,9 +90,9 @@ def store_block(
     """One full block, its tiles encoded one after the other."""
     from django.db import transaction
 
-    from fp8scope_dashboard.telemetry import sql
+    from fp8scope_dashboard.db import sql
     from fp8scope_dashboard.telemetry.models import Block
-    from fp8scope_dashboard.telemetry.tiles import (
+    from fp8scope_dashboard.telemetry.tile_codec import (
         WIDTH,
         encode_integers,
         encode_matrix,
@@ -152,7 +152,7 @@ def matrix(
     recording: Any, name: str, tile: int, tensors: int, steps: NDArray[np.int64], spikes: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """float64[128, rows] of a tile's tensors, those beyond the last without values."""
-    from fp8scope_dashboard.telemetry.tiles import WIDTH
+    from fp8scope_dashboard.telemetry.tile_codec import WIDTH
 
     values = np.full((WIDTH, len(steps)), np.nan)
     source = recording.statistics[name]

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fp8scope.collector import Collector
 from fp8scope.demo.model import ByteGpt, Shape
-from fp8scope.sources import Watching
+from fp8scope.observe.collector import Collector
+from fp8scope.observe.tensors import Watching
 from fp8scope_kernels import DelayedScaling, convert
 
 SHAPE = Shape(layers=4, width=192, heads=4, context=128)

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,14 +19,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from live_servers import Server, Worker
+    from helpers.live_servers import Server, Worker
 
 TESTS = Path(__file__).parent
 # Tests that need no server: they concern code that knows nothing of the dashboard.
 WITHOUT_SERVERS = tuple(TESTS / name for name in ("kernels", "agent", "gpu"))
-
-# So that tests can import what they share, by its path below tests/.
-sys.path.insert(0, str(TESTS))
 
 # Under nohup and its like SIGINT is ignored, and the programs that the tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -68,7 +64,7 @@ def web_process(
     django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
     """The real ASGI server, once a session."""
-    from live_servers import web_server
+    from helpers.live_servers import web_server
 
     log = tmp_path_factory.mktemp("web") / "web.log"
     with web_server(log) as (url, process):
@@ -78,7 +74,7 @@ def web_process(
 @pytest.fixture
 def server(transactional_db: None, web_process: tuple[str, subprocess.Popen[bytes], Path]) -> Server:
     """A running web server with the project 'default' and a token of it."""
-    from live_servers import Server
+    from helpers.live_servers import Server
 
     from fp8scope_dashboard.accounts.services import create_project, create_token
 
@@ -92,7 +88,7 @@ def worker(transactional_db: None, tmp_path: Path) -> Iterator[Worker]:
     """A running Celery worker; the queue begins empty."""
     import redis
     from django.conf import settings
-    from live_servers import Worker, celery_worker
+    from helpers.live_servers import Worker, celery_worker
 
     with redis.Redis.from_url(settings.REDIS_URL) as client:
         client.flushdb()

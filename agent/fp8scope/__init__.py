@@ -23,12 +23,12 @@ from fp8scope.config import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope.alert import Alert
-    from fp8scope.budget import Overhead
-    from fp8scope.commands import Command
     from fp8scope.config import Settings
-    from fp8scope.pipeline import FinishReport
+    from fp8scope.control.command_queue import Command
+    from fp8scope.delivery.alert import Alert
+    from fp8scope.observe.budget import Overhead
     from fp8scope.run import Run
+    from fp8scope.session.pipeline import FinishReport
     from fp8scope.step import Step
     from fp8scope_kernels import (
         MXFP8,
@@ -66,9 +66,9 @@ __all__ = [
 _KERNELS = ("BlockScaling", "CurrentScaling", "DelayedScaling", "MXFP8", "RowwiseScaling", "convert")
 _LATER = {
     **dict.fromkeys(_KERNELS, "fp8scope_kernels"),
-    "Alert": "fp8scope.alert",
-    "Command": "fp8scope.commands",
-    "FinishReport": "fp8scope.pipeline",
+    "Alert": "fp8scope.delivery.alert",
+    "Command": "fp8scope.control.command_queue",
+    "FinishReport": "fp8scope.session.pipeline",
     "Run": "fp8scope.run",
     "Step": "fp8scope.step",
 }
@@ -122,15 +122,15 @@ def init(
     """
     given = dict(locals())
     from fp8scope.arguments import check_init, plain_config
-    from fp8scope.commands import check_allowed
     from fp8scope.config import settings_from
-    from fp8scope.environment import describe_environment
+    from fp8scope.control.command_queue import check_allowed
     from fp8scope.guard import configure_logging
-    from fp8scope.hooks import finish_previous, install_hooks
-    from fp8scope.ranks import rank_of
-    from fp8scope.registration import blank_registration, check_registration, whole
-    from fp8scope.resume import identify
+    from fp8scope.metadata.environment import describe_environment
+    from fp8scope.process.launch_ranks import rank_of
+    from fp8scope.process.open_runs import finish_previous, install_hooks
+    from fp8scope.recording.registration import blank_registration, check_registration, whole
     from fp8scope.run import Run
+    from fp8scope.session.resume import identify
 
     configure_logging()
     check_init(given)
@@ -201,8 +201,8 @@ def attach(
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
-    from fp8scope.attachment import attach_run, check
-    from fp8scope.budget import check_overhead
+    from fp8scope.autolog import attach_run, check
+    from fp8scope.observe.budget import check_overhead
 
     watching: dict[str, Any] = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}
     check(model, optimizer, reduction, tokens_per_step, watching)
@@ -216,7 +216,7 @@ def attach(
 
 def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None, **how: Any) -> int:
     """`Run.watch` of the run that was begun last; returns the number of tensors."""
-    from fp8scope.hooks import current_run
+    from fp8scope.process.open_runs import current_run
 
     run = current_run()
     if run is None:
@@ -227,7 +227,7 @@ def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = 
 
 def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """`Run.log` of the run that was begun last."""
-    from fp8scope.hooks import current_run
+    from fp8scope.process.open_runs import current_run
 
     run = current_run()
     if run is not None:
@@ -238,7 +238,7 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
 
 def finish(timeout: float | None = None) -> "FinishReport | None":
     """`Run.finish` of the run that was begun last; None when there is none."""
-    from fp8scope.hooks import current_run
+    from fp8scope.process.open_runs import current_run
 
     run = current_run()
     if run is None:

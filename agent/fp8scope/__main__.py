@@ -2,7 +2,7 @@
 
 import sys
 
-from fp8scope.cli import main
+from fp8scope.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,25 +4,25 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fp8scope.alert import Alert
-from fp8scope.budget import Overhead, check_overhead
-from fp8scope.collector import is_tensor, whole_steps
 from fp8scope.config import ArgumentTypeError, Settings
-from fp8scope.controls import Controls
-from fp8scope.described import Entries, plain_entries
-from fp8scope.entries import Document
-from fp8scope.evaluation import evaluation_document
-from fp8scope.hooks import live_runs
-from fp8scope.records import Kind, dump_json
-from fp8scope.registration import blank_registration, check_registration
-from fp8scope.resume import Identity
+from fp8scope.control.controller import Controls
+from fp8scope.delivery.alert import Alert
+from fp8scope.observe.budget import Overhead, check_overhead
+from fp8scope.observe.collector import is_tensor, whole_steps
+from fp8scope.process.open_runs import live_runs
+from fp8scope.recording.entries import Document
+from fp8scope.recording.evaluation import evaluation_document
+from fp8scope.recording.records import Kind, dump_json
+from fp8scope.recording.registration import blank_registration, check_registration
+from fp8scope.session.entries import Entries, plain_entries
+from fp8scope.session.resume import Identity
+from fp8scope.session.steps import Stepping
 from fp8scope.step import MAX_SCALARS, Step, as_mapping
-from fp8scope.stepping import Stepping
 
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope.attachment.following import Attachment
+    from fp8scope.autolog.attachment import Attachment
     from fp8scope_kernels import Recipe
     from fp8scope_kernels.convert import Selection
 
@@ -64,7 +64,7 @@ class Run(Controls, Stepping):
         """Observe `model` from the next step on; returns the number of tensors observed.
 
         Each step's time, memory and FLOP/s are measured as well; with its `optimizer` also the learning rate
-        and the gradients' norm. `fp8scope.measures` has the list.
+        and the gradients' norm. `fp8scope.observe.timing` has the list.
 
         Observed are FP8 layers (ours, torchao's, Transformer Engine's), and the linear layers that `convert`
         would make FP8: of these, which are not quantised, amax and non-finite elements, so that a BF16 run
@@ -92,7 +92,7 @@ class Run(Controls, Stepping):
             if self._active():
                 self._measures.watch(model, optimizer)
                 self._watch_layers(model)
-                from fp8scope.sources import Watching
+                from fp8scope.observe.tensors import Watching
 
                 if every is not None:
                     self._collector.every = whole_steps(every)

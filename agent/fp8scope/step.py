@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fp8scope.collector import host_number, is_tensor, tensor_number
+from fp8scope.observe.collector import host_number, is_tensor, tensor_number
 
 if TYPE_CHECKING:
     import torch
 
     from fp8scope.guard import Guard
-    from fp8scope.measures import Reading
+    from fp8scope.observe.snapshot import PlainSnapshot, Snapshot
+    from fp8scope.observe.timing import Reading
     from fp8scope.run import Run
-    from fp8scope.snapshot import PlainSnapshot, Snapshot
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 MAX_SCALARS = 1900

@@ -6,7 +6,7 @@ import django
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from fp8scope_dashboard.servers.memory import keep_freed_memory
+from fp8scope_dashboard.servers.malloc import keep_freed_memory
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
@@ -17,8 +17,8 @@ django.setup(set_prefix=False)
 from fp8scope_dashboard.admission.door import Door  # noqa: E402
 from fp8scope_dashboard.admission.health import Health  # noqa: E402
 from fp8scope_dashboard.admission.lanes import Lanes  # noqa: E402
-from fp8scope_dashboard.handler import Handler  # noqa: E402
-from fp8scope_dashboard.ingest.body_limit import BodyLimit  # noqa: E402
+from fp8scope_dashboard.api.body_limit import BodyLimit  # noqa: E402
+from fp8scope_dashboard.threaded_asgi import Handler  # noqa: E402
 
 _lanes = Lanes()
 application = Health(Door(BodyLimit(Handler(_lanes)), _lanes))

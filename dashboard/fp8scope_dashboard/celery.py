@@ -8,8 +8,8 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging, worker_init
 
-from fp8scope_dashboard.servers.memory import keep_freed_memory
-from fp8scope_dashboard.servers.orphan import end_after_parent
+from fp8scope_dashboard.servers.malloc import keep_freed_memory
+from fp8scope_dashboard.servers.parent_watchdog import end_after_parent
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()

@@ -2,7 +2,7 @@
 
 from django.urls import include, path
 
-from fp8scope_dashboard.api import api
+from fp8scope_dashboard.api.root import api
 from fp8scope_dashboard.pages.storage_notice import on_server_error
 
 handler500 = on_server_error

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from agent.helpers.wire_server import WireServer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from agent.wire_server import WireServer  # noqa: E402
-
-import fp8scope.hooks  # noqa: E402
-from fp8scope.config import Settings  # noqa: E402
-from fp8scope.worker import Worker  # noqa: E402
+import fp8scope.process.open_runs
+from fp8scope.config import Settings
+from fp8scope.process.threads import Worker
 
 # On a busy machine any example may take long; that says nothing about the code.
 hypothesis.settings.register_profile("busy", deadline=None)
@@ -84,10 +81,10 @@ def alone(workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     hook = sys.excepthook
     yield
-    for run in list(fp8scope.hooks.live_runs):
+    for run in list(fp8scope.process.open_runs.live_runs):
         run.finish(0)
     sys.excepthook = hook
-    fp8scope.hooks._hooks_installed = False
+    fp8scope.process.open_runs._hooks_installed = False
     logging.getLogger("fp8scope").handlers.clear()
     logging.getLogger("fp8scope").propagate = True
     logging.getLogger("fp8scope").setLevel(logging.NOTSET)

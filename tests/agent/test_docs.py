@@ -7,7 +7,7 @@ from os import environ
 from pathlib import Path
 
 import pytest
-from agent.wire_server import WireServer
+from agent.helpers.wire_server import WireServer
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "agent.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from agent.launching import Launch, here, own_settings
-from agent.stored_run import StoredRun
-from agent.wire_server import WireServer
-from examples_folder import EXAMPLES, example
+from agent.helpers.launching import Launch, here, own_settings
+from agent.helpers.stored_run import StoredRun
+from agent.helpers.wire_server import WireServer
+from helpers.examples_folder import EXAMPLES, example
 
 __all__ = ["here"]
 
@@ -22,7 +22,7 @@ def run_example(
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", str(steps), *arguments])
     example(name).main()
-    from fp8scope.hooks import live_runs
+    from fp8scope.process.open_runs import live_runs
 
     for run in list(live_runs):
         run.finish()

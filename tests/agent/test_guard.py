@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent.faulty_http import Fault
-from agent.wire_server import WireServer
+from agent.helpers.faulty_http import Fault
+from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
-from fp8scope.registration import blank_registration
+from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 
 

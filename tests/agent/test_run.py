@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from agent.models import tiny_model, train_step
-from agent.wire_server import WireServer
+from agent.helpers.models import tiny_model, train_step
+from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
-from fp8scope.registration import blank_registration
+from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent.wire_server import WireServer
+from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
-from fp8scope.registration import blank_registration
+from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 
 

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from agent.loops import regression, train
-from agent.wire_server import WireServer
+from agent.helpers.loops import regression, train
+from agent.helpers.wire_server import WireServer
 
 import fp8scope
 import fp8scope_kernels
-from fp8scope import exits, guard, hooks, ranks, repository, signals
+from fp8scope import guard
+from fp8scope.cli.import_hook import when_imported
 from fp8scope.config import Settings
-from fp8scope.measures.machine import Machine
-from fp8scope.on_import import when_imported
-from fp8scope.registration import blank_registration
+from fp8scope.metadata import git
+from fp8scope.observe.timing.machine import Machine
+from fp8scope.process import launch_ranks, open_runs, sigterm, sys_exit
+from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 from fp8scope_kernels import backends
 
@@ -101,11 +103,11 @@ def test_the_end_says_how_many_there_were(
 def test_what_fails_before_a_run_is_counted_by_the_next(
     server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(job: ranks.Job) -> Any:
+    def broken(job: launch_ranks.Job) -> Any:
         raise RuntimeError("planned")
 
-    monkeypatch.setattr(ranks.Job, "_store", broken)
-    assert ranks.Job(size=2).agree("the attempt", "7") == "7"
+    monkeypatch.setattr(launch_ranks.Job, "_store", broken)
+    assert launch_ranks.Job(size=2).agree("the attempt", "7") == "7"
     assert "RuntimeError: planned" in caplog.text
     for expected in (1, 0):
         run = Run(settings, blank_registration("next"))
@@ -118,7 +120,7 @@ def test_a_repository_that_cannot_be_read(
     def broken() -> Any:
         raise RuntimeError("planned")
 
-    monkeypatch.setattr(repository, "describe_repository", broken)
+    monkeypatch.setattr(git, "describe_repository", broken)
     run = Run(settings, blank_registration("repository"))
     run.look_up_repository()
     assert run.finish().errors == 1
@@ -130,7 +132,7 @@ def test_a_ledger_that_cannot_be_written(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "planned")
 
-    monkeypatch.setattr("fp8scope.resume.os.replace", full)
+    monkeypatch.setattr("fp8scope.session.resume.os.replace", full)
     run = Run(settings, blank_registration("ledger"))
     report = run.finish()
     assert report.complete and report.errors == 2
@@ -147,7 +149,7 @@ def test_leftovers_that_cannot_be_sent(
     with first.step():
         pass
     first.finish()
-    monkeypatch.setattr("fp8scope.sync.sync_one", broken)
+    monkeypatch.setattr("fp8scope.delivery.resend.sync_one", broken)
     run = fp8scope.init(
         name="next", resume=first.id, url=server.url, token=server.token, directory=settings.directory
     )
@@ -165,7 +167,7 @@ def test_a_run_whose_end_fails_keeps_no_other_from_its_own(
 
     first, second = (Run(settings, blank_registration(name)) for name in ("first", "second"))
     monkeypatch.setattr(first, "_terminate", broken)
-    hooks._terminate(5.0)
+    open_runs._terminate(5.0)
     assert first.guard.errors == 1 and second.finished
     first.finish()
 
@@ -177,8 +179,8 @@ def test_an_exit_that_cannot_be_noted(
         raise RuntimeError("planned")
 
     run = Run(settings, blank_registration("exit"))
-    monkeypatch.setattr(exits, "told_from", broken)
-    hooks._note_exit(SystemExit(3), sys._getframe())
+    monkeypatch.setattr(sys_exit, "told_from", broken)
+    open_runs._note_exit(SystemExit(3), sys._getframe())
     assert run.finish().errors == 1
 
 
@@ -189,7 +191,7 @@ def test_a_finisher_that_fails_is_said(
         raise RuntimeError("planned")
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("only asked for when it is over"))
-    terminator = signals.Terminator.__new__(signals.Terminator)
+    terminator = sigterm.Terminator.__new__(sigterm.Terminator)
     terminator.finishers = [broken]
     with pytest.raises(pytest.fail.Exception):
         terminator._end()
@@ -200,7 +202,7 @@ def test_a_driver_that_answers_nonsense(settings: Settings, monkeypatch: pytest.
     def broken(index: int) -> Any:
         raise ValueError("planned")
 
-    monkeypatch.setattr("fp8scope.measures.machine.utilisation_of", broken)
+    monkeypatch.setattr("fp8scope.observe.timing.machine.utilisation_of", broken)
     counter = guard.Guard()
     machine = Machine(counter, lambda: 0)
     for _ in range(3):

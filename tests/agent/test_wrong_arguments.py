@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent.loops import regression
-from agent.wire_server import WireServer
+from agent.helpers.loops import regression
+from agent.helpers.wire_server import WireServer
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fp8scope
 from fp8scope.arguments import plain_config
 from fp8scope.config import Settings
-from fp8scope.environment import REDACTED
-from fp8scope.hooks import live_runs
-from fp8scope.registration import blank_registration
+from fp8scope.metadata.environment import REDACTED
+from fp8scope.process.open_runs import live_runs
+from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 
 

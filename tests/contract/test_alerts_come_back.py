@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from contract.wire_client import Answer, WireClient
-from live_servers import Server, Worker
+from contract.helpers.wire_client import Answer, WireClient
+from helpers.live_servers import Server, Worker
 
 from fp8scope_dashboard.alerts.models import Channel, Delivery
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from live_servers import Server
+from helpers.live_servers import Server
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.spool import find_spools
-from fp8scope.sync import sync_one
+from fp8scope.delivery.resend import sync_one
+from fp8scope.recording.spool import find_spools
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
 

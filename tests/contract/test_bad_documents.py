@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from contract.refusals import assert_refused, registered
-from contract.wire_client import WireClient
-from live_servers import Server
+from contract.helpers.refusals import assert_refused, registered
+from contract.helpers.wire_client import WireClient
+from helpers.live_servers import Server
 
-from fp8scope_dashboard.ingest import limits
 from fp8scope_dashboard.ingest.models import Receipt
 from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.wire import limits
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import urllib3
-from contract.refusals import assert_refused, good, registered
-from contract.wire_client import ARROW, TIME, Answer, WireClient
-from live_servers import Server
+from contract.helpers.refusals import assert_refused, good, registered
+from contract.helpers.wire_client import ARROW, TIME, Answer, WireClient
+from helpers.live_servers import Server
 
 from fp8scope_dashboard.accounts.models import ApiToken
 from fp8scope_dashboard.accounts.services import revoke_token

@@ -6,13 +6,13 @@ import uuid
 from typing import Any
 
 import pytest
-from contract.refusals import assert_refused, good, registered
-from contract.wire_client import ARROW, WireClient
-from live_servers import Server
+from contract.helpers.refusals import assert_refused, good, registered
+from contract.helpers.wire_client import ARROW, WireClient
+from helpers.live_servers import Server
 
-from fp8scope_dashboard.ingest import limits
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry.models import Chunk
+from fp8scope_dashboard.wire import limits
 
 
 @pytest.fixture

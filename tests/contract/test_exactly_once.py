@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from contract.wire_client import Answer, WireClient
-from live_servers import Server, web_server
+from contract.helpers.wire_client import Answer, WireClient
+from helpers.live_servers import Server, web_server
 
 from fp8scope_dashboard.analysis.models import Evaluation
 from fp8scope_dashboard.ingest.models import Receipt

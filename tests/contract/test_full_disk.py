@@ -13,8 +13,8 @@ from random import Random
 import psycopg
 import pytest
 import urllib3
-from contract.wire_client import Answer, WireClient
-from live_servers import process_environment, web_server
+from contract.helpers.wire_client import Answer, WireClient
+from helpers.live_servers import process_environment, web_server
 
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from contract.wire_client import ARROW, TIME, Answer, WireClient, arrow_batch
-from live_servers import Server
+from contract.helpers.wire_client import ARROW, TIME, Answer, WireClient, arrow_batch
+from helpers.live_servers import Server
 
-from fp8scope_dashboard.ingest import limits
 from fp8scope_dashboard.ingest.models import Receipt
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.histograms import EXPONENT_BINS, MAX_EXPONENT, MIN_EXPONENT
 from fp8scope_dashboard.telemetry.models import Histogram
+from fp8scope_dashboard.wire import limits
 
 
 @pytest.fixture

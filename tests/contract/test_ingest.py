@@ -7,8 +7,8 @@ import uuid
 
 import numpy as np
 import pytest
-from contract.wire_client import WireClient
-from live_servers import Server
+from contract.helpers.wire_client import WireClient
+from helpers.live_servers import Server
 
 from fp8scope_dashboard.analysis.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 
-from contract.wire_client import WireClient
-from live_servers import Server, Worker
+from contract.helpers.wire_client import WireClient
+from helpers.live_servers import Server, Worker
 
 PATIENCE_SECONDS = 60
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from agent.loops import regression, squares, update
-from live_servers import Server, Worker
+from agent.helpers.loops import regression, squares, update
+from helpers.live_servers import Server, Worker
 
 import fp8scope
 from fp8scope_dashboard.alerts.models import Event

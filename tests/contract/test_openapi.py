@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import urllib3
-from live_servers import Server
+from helpers.live_servers import Server
 
 ROOT = Path(__file__).parents[2]
 METHODS = {"get", "put", "post", "delete", "patch"}
@@ -38,7 +38,7 @@ def test_it_works(document: Any) -> None:
 
 def test_every_endpoint_is_listed(document: Any) -> None:
     """Those that Django routes to, and those that docs/wire.md describes."""
-    from fp8scope_dashboard.api import api
+    from fp8scope_dashboard.api.root import api
 
     routes = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(route.pattern)) for route in api.urls[0]}
     served = {route for route in routes if route.startswith("runs")}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from contract.wire_client import Answer, WireClient
-from live_servers import process_environment, web_server
+from contract.helpers.wire_client import Answer, WireClient
+from helpers.live_servers import process_environment, web_server
 
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
 

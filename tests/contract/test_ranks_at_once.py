@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from contract.wire_client import WireClient
-from live_servers import Server
+from contract.helpers.wire_client import WireClient
+from helpers.live_servers import Server
 
 from fp8scope_dashboard.runs.models import Run, Writer
 

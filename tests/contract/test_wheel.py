@@ -99,7 +99,7 @@ def test_a_training_machine_needs_no_django(python: Path, tmp_path: Path) -> Non
 
 
 def test_the_command_is_there(python: Path, tmp_path: Path) -> None:
-    code = "import sys; from fp8scope.cli import main; sys.argv = ['fp8scope', '--help']; main()"
+    code = "import sys; from fp8scope.cli.main import main; sys.argv = ['fp8scope', '--help']; main()"
     assert "fp8scope" in run(python, "-c", code, cwd=tmp_path)
 
 

@@ -19,7 +19,7 @@ import urllib3
 
 STEPS = 120
 FAULT_AT = 48
-COMMAND = [sys.executable, "-m", "fp8scope_dashboard.commands", "demo", "--port", "0", "--data-dir"]
+COMMAND = [sys.executable, "-m", "fp8scope_dashboard.cli", "demo", "--port", "0", "--data-dir"]
 # The demo's own servers, whatever those of this test session are.
 ENVIRONMENT = {
     key: value

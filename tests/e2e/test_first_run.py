@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contract.wire_client import WireClient
+from contract.helpers.wire_client import WireClient
 from e2e.conftest import OpenTab, Tab
-from live_servers import Server, Worker
+from helpers.live_servers import Server, Worker
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

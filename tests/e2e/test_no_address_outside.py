@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from dashboard.pages.seeding import Seeded, seed_project
+from dashboard.helpers.seeding import Seeded, seed_project
 from e2e.conftest import OpenTab, Tab
-from live_servers import Server
+from helpers.live_servers import Server
 from playwright.sync_api import BrowserContext
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

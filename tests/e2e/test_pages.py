@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dashboard.pages.seeding import Seeded, seed_project
+from dashboard.helpers.seeding import Seeded, seed_project
 from e2e.conftest import OpenTab, Tab
-from live_servers import Server
+from helpers.live_servers import Server
 from playwright.sync_api import Locator
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

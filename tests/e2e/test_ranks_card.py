@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dashboard.recording import Recorder, make_run
+from dashboard.helpers.recording import Recorder, make_run
 from django.utils import timezone
 from e2e.conftest import OpenTab
-from live_servers import Server
+from helpers.live_servers import Server
 from playwright.sync_api import expect
 
 from fp8scope_dashboard.runs.models import Writer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_servers import Server
+from helpers.live_servers import Server
 
 import fp8scope
 from fp8scope_dashboard.runs.models import Run

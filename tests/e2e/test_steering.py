@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dashboard.loop.conftest import tell
-from dashboard.pages.seeding import TENSORS, seed_project
-from dashboard.recording import Recorder
+from dashboard.control.conftest import tell
+from dashboard.helpers.recording import Recorder
+from dashboard.helpers.seeding import TENSORS, seed_project
 from e2e.conftest import OpenTab
-from live_servers import Server
+from helpers.live_servers import Server
 from torch import nn
 
 import fp8scope
@@ -23,7 +23,7 @@ def reported(server: Server) -> str:
     import numpy as np
 
     from fp8scope_dashboard.accounts.models import User
-    from fp8scope_dashboard.loop import commands
+    from fp8scope_dashboard.control import commands
 
     run = seed_project(server.project, 120, live=True).healthy
     writer = Recorder(run, tensors=[])

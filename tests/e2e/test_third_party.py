@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from e2e.conftest import OpenTab
-from live_servers import Server, Worker
+from helpers.live_servers import Server, Worker
 
 from fp8scope_dashboard.runs.models import Run
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from process_group import run_ranks
-from scaling_ranks import batch, make_model, scales, train
+from helpers.process_group import run_ranks
+from helpers.scaling_ranks import batch, make_model, scales, train
 from torch import Tensor
 from torch import distributed as dist
 

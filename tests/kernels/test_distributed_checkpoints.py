@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from process_group import run_ranks
+from helpers.process_group import run_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner

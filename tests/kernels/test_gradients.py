@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_parameters import SHAPES, parameters
-from process_group import run_ranks
+from helpers.gradient_parameters import SHAPES, parameters
+from helpers.process_group import run_ranks
 from torch import Tensor, nn
 from torch import distributed as dist
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_parameters import parameters
-from process_group import run_ranks
+from helpers.gradient_parameters import parameters
+from helpers.process_group import run_ranks
 
 from fp8scope_kernels.gradients import MAX_PRE_SCALE, Fp8GradientReducer
 

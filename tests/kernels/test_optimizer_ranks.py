@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_training import make_model, train
-from process_group import run_ranks
+from helpers.optimizer_training import make_model, train
+from helpers.process_group import run_ranks
 from torch import distributed as dist
 from torch import nn
 

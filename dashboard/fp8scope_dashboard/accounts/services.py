@@ -14,7 +14,7 @@ from django.http import Http404
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, SignInLink, User
-from fp8scope_dashboard.telemetry import replica, sql
+from fp8scope_dashboard.db import replica, sql
 
 ADMINISTRATOR = "admin"
 DEFAULT_PROJECT = "default"

@@ -31,8 +31,8 @@ from fp8scope_dashboard.admission.scope import (
     Scope,
     Send,
 )
-from fp8scope_dashboard.ingest.auth import HINT
-from fp8scope_dashboard.ingest.errors import (
+from fp8scope_dashboard.api.auth import HINT
+from fp8scope_dashboard.wire.errors import (
     BadTokenError,
     NoTokenError,
     RefusalError,

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from django.conf import settings
 
 from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.ingest.errors import UnavailableError
+from fp8scope_dashboard.wire.errors import UnavailableError
 
 Result = TypeVar("Result")
 

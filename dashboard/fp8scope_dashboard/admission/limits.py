@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from fp8scope_dashboard.ingest.limits import MIB
+from fp8scope_dashboard.wire.limits import MIB
 
 # Connections. A stranger is a connection that has not carried an authenticated request yet.
 CONNECTIONS: Final = 8192

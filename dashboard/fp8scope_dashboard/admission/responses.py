@@ -7,7 +7,7 @@ from typing import Final
 
 from fp8scope_dashboard.admission import limits
 from fp8scope_dashboard.admission.scope import Receive, Scope, Send
-from fp8scope_dashboard.ingest.errors import RefusalError, error_bytes
+from fp8scope_dashboard.wire.errors import RefusalError, error_bytes
 
 API: Final = "/api/"
 

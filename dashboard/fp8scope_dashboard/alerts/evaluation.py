@@ -16,7 +16,7 @@ import numpy as np
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import baselines, grouping, rules
+from fp8scope_dashboard.alerts import baselines, events, rules
 from fp8scope_dashboard.alerts.detectors import (
     Finding,
     LossDetector,
@@ -99,7 +99,7 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     for writer in work.touched | {RUN_WIDE}:
         work.state(writer).updated_at = timezone.now()
         work.state(writer).save()
-    return grouping.apply(run, work.found, list(work.states.values())), work.more
+    return events.apply(run, work.found, list(work.states.values())), work.more
 
 
 def _locked(run: Run) -> DetectorState:

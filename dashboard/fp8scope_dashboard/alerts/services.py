@@ -13,7 +13,7 @@ from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.evaluation import evaluate
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 
 __all__ = ["acknowledge", "alerts_after", "create_default_rules", "evaluate", "resolve", "unread_runs"]

@@ -4,7 +4,7 @@ from uuid import UUID
 
 from celery import shared_task
 
-from fp8scope_dashboard.alerts import deliveries, services
+from fp8scope_dashboard.alerts import outbox, services
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -23,11 +23,11 @@ def sweep() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def deliver(delivery_id: int) -> None:
     """Send one event to one channel."""
-    deliveries.deliver(delivery_id)
+    outbox.deliver(delivery_id)
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def deliver_due() -> None:
     """Send again what failed, and what a lost message would have sent."""
-    for delivery_id in deliveries.due():
+    for delivery_id in outbox.due():
         deliver.delay(delivery_id)

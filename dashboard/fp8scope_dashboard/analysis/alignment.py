@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.numbers import LARGEST
+from fp8scope_dashboard.text.numbers import LARGEST
 
 Axis = Literal["tokens", "steps"]
 Floats = NDArray[np.float64]

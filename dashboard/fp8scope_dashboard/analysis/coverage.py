@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from fp8scope_dashboard.analysis.wording import count
+from fp8scope_dashboard.text.verdicts import count
 
 # 'finished' is a run that did all it had planned; 'finished_early' ended by itself before that; 'failed'
 # includes runs whose process was killed and reported so later; 'silent' is killed or cut off.

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis import noise, wording
+from fp8scope_dashboard.analysis import autocorrelated_noise
 from fp8scope_dashboard.analysis.alignment import Aligned, Axis, Curve, align, clean
 from fp8scope_dashboard.analysis.equivalence import judge_single, two_one_sided_tests
-from fp8scope_dashboard.analysis.numbers import SMALLEST, usable
+from fp8scope_dashboard.text import verdicts
+from fp8scope_dashboard.text.numbers import SMALLEST, usable
 
 Floats = NDArray[np.float64]
 Verdict = Literal["equivalent", "different", "inconclusive", "within", "over", "insufficient"]
@@ -129,7 +130,7 @@ def compare_losses(
     chosen, references = _reaching(runs, baselines)
     aligned = align([*(runs[i] for i in chosen), *(baselines[i] for i in references)])
     if len(aligned.x) < COMMON_POINTS:
-        return replace(nothing, explanation=wording.too_few_points(len(aligned.x), COMMON_POINTS))
+        return replace(nothing, explanation=verdicts.too_few_points(len(aligned.x), COMMON_POINTS))
     window = _window(aligned.x, window_fraction)
     ours, theirs = aligned.losses[: len(chosen)], aligned.losses[len(chosen) :]
     sound = np.isfinite(theirs[:, window]).all(axis=1)
@@ -205,7 +206,9 @@ def _judge(
             explanation="The baseline's loss is 0 in the last compared window: no relative difference.",
         )
     pointwise = (ours[0, window] - theirs[:, window].mean(axis=0)) / abs(reference)
-    common = replace(common, loss=float(means.mean()), noise_interval=noise.hac_interval(pointwise, alpha))
+    common = replace(
+        common, loss=float(means.mean()), noise_interval=autocorrelated_noise.hac_interval(pointwise, alpha)
+    )
     if len(means) >= 2 and len(references) >= 2:
         test = two_one_sided_tests(means, references, common.margin, alpha)
         judged = replace(
@@ -217,14 +220,14 @@ def _judge(
             interval=test.interval,
             p_value=test.p_value,
         )
-        return replace(judged, explanation=wording.over_seeds(judged, 1.0 - 2.0 * alpha))
+        return replace(judged, explanation=verdicts.over_seeds(judged, 1.0 - 2.0 * alpha))
     verdict, delta, allowed = judge_single(float(means.mean()), references, common.margin)
     judged = replace(
         common, verdict=verdict, method="tolerance from the baseline's seeds", tolerance=allowed, delta=delta
     )
     if allowed == common.margin:
         judged = replace(judged, method="tolerance equal to the margin")
-    return replace(judged, explanation=wording.single(judged))
+    return replace(judged, explanation=verdicts.single(judged))
 
 
 def _diverged(
@@ -237,7 +240,7 @@ def _diverged(
         verdict="over" if len(ours) == 1 else "different",
         method="loss not finite",
         tolerance=common.margin,
-        explanation=wording.diverged(since, aligned.axis, int(broken.sum()), len(ours)),
+        explanation=verdicts.diverged(since, aligned.axis, int(broken.sum()), len(ours)),
     )
 
 
@@ -255,7 +258,7 @@ def _curve(aligned: Aligned, ours: Floats, theirs: Floats, alpha: float) -> dict
         relative = (ours - reference) / np.abs(reference)
     finite = usable(relative)
     x, relative = aligned.x[finite], relative[finite]
-    mean, low, high = noise.moving_band(relative, max(5, len(x) // 20), alpha)
+    mean, low, high = autocorrelated_noise.moving_band(relative, max(5, len(x) // 20), alpha)
     kept = np.unique(np.linspace(0, len(x) - 1, min(CURVE_POINTS, len(x))).astype(np.int64))
     return {
         "x_name": aligned.axis,

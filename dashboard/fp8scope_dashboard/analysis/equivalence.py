@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.numbers import LARGEST, SMALLEST
+from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 Floats = NDArray[np.float64]
 TestVerdict = Literal["equivalent", "different", "inconclusive"]

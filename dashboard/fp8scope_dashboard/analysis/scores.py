@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.analysis import intervals
 from fp8scope_dashboard.analysis.differences import Difference, paired, unpaired
 from fp8scope_dashboard.analysis.intervals import Interval
-from fp8scope_dashboard.analysis.numbers import usable
-from fp8scope_dashboard.analysis.wording import count, number
+from fp8scope_dashboard.text.numbers import usable
+from fp8scope_dashboard.text.verdicts import count, number
 
 Floats = NDArray[np.float64]
 Verdict = Literal["inside", "above", "below", "insufficient"]

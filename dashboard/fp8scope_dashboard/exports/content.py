@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.analysis.models import Evaluation
-from fp8scope_dashboard.loop import past
-from fp8scope_dashboard.loop.models import Command, Report
+from fp8scope_dashboard.control import imported_history
+from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkData, Float64s, Int64s
@@ -78,8 +78,8 @@ class Content:
             yield from self._documents(source, Report, "report", REPORT)
             if self.with_histograms:
                 yield from self._histograms(source)
-        yield from self._past("alert", past.alerts_of(self.run_id))
-        yield from self._past("command", past.commands_of(self.run_id))
+        yield from self._past("alert", imported_history.alerts_of(self.run_id))
+        yield from self._past("command", imported_history.commands_of(self.run_id))
 
     def _past(self, name: str, found: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[pa.RecordBatch]:
         """Alerts or commands, a row each. They are no process's: the first one's stands for them."""

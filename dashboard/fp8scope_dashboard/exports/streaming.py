@@ -15,8 +15,8 @@ from django.utils.text import slugify
 
 from fp8scope_dashboard.exports import formats
 from fp8scope_dashboard.exports.content import content_of
-from fp8scope_dashboard.ingest.errors import SlowDownError
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.wire.errors import SlowDownError
 
 # Of one web process: each takes a thread and some hundred megabytes at most.
 MOST_EXPORTS = 3

@@ -12,15 +12,15 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from fp8scope_dashboard.ingest import limits
-from fp8scope_dashboard.ingest.envelope import Envelope, open_envelope
-from fp8scope_dashboard.ingest.errors import (
+from fp8scope_dashboard.ingest.arrow_preflight import Envelope, open_envelope
+from fp8scope_dashboard.telemetry.codec import SCALAR, STEP, TENSOR, TIME, TIME_TYPE
+from fp8scope_dashboard.wire import limits
+from fp8scope_dashboard.wire.errors import (
     InvalidError,
     MalformedError,
     ProtocolMismatchError,
     TooLargeError,
 )
-from fp8scope_dashboard.telemetry.codec import SCALAR, STEP, TENSOR, TIME, TIME_TYPE
 
 PROTOCOL = "1"
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")

@@ -11,21 +11,21 @@ import pyarrow as pa
 from django.db import transaction
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.events import run_changed
-from fp8scope_dashboard.ingest import limits
+from fp8scope_dashboard.ingest.arrow_preflight import Envelope
 from fp8scope_dashboard.ingest.batch import decompress, read_metadata, read_natural, read_uuid
-from fp8scope_dashboard.ingest.envelope import Envelope
-from fp8scope_dashboard.ingest.errors import (
+from fp8scope_dashboard.ingest.ledger import Message, enter
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.runs import services as runs
+from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.telemetry import histograms as store
+from fp8scope_dashboard.telemetry.codec import STEP, TIME, TIME_TYPE
+from fp8scope_dashboard.wire import limits
+from fp8scope_dashboard.wire.errors import (
     CatalogueGapRefusalError,
     InvalidError,
     MalformedError,
     TooLargeError,
 )
-from fp8scope_dashboard.ingest.ledger import Message, enter
-from fp8scope_dashboard.runs import services as runs
-from fp8scope_dashboard.runs.models import Run, Writer
-from fp8scope_dashboard.telemetry import histograms as store
-from fp8scope_dashboard.telemetry.codec import STEP, TIME, TIME_TYPE
 
 COLUMNS = {
     STEP: pa.int64(),

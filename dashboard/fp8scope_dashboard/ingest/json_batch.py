@@ -10,15 +10,15 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.ingest import limits
 from fp8scope_dashboard.ingest.batch import Batch, check_protocol, read_arrow
-from fp8scope_dashboard.ingest.errors import (
+from fp8scope_dashboard.telemetry.codec import ChunkData, encode
+from fp8scope_dashboard.wire import limits
+from fp8scope_dashboard.wire.errors import (
     CatalogueGapRefusalError,
     InvalidError,
     MalformedError,
     TooLargeError,
 )
-from fp8scope_dashboard.telemetry.codec import ChunkData, encode
 
 NOT_FINITE = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 

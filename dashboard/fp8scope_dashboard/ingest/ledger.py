@@ -10,8 +10,8 @@ from uuid import UUID
 from django.db import connection
 from django.utils import timezone
 
-from fp8scope_dashboard.ingest.errors import WriterConflictError
 from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.wire.errors import WriterConflictError
 
 MessageKind = Literal["batch", "histogram", "evaluation", "report", "finish"]
 

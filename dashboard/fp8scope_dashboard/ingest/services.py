@@ -9,15 +9,15 @@ from uuid import UUID
 from django.db import transaction
 
 from fp8scope_dashboard.analysis.models import Evaluation
-from fp8scope_dashboard.events import run_changed
-from fp8scope_dashboard.ingest import limits
 from fp8scope_dashboard.ingest.batch import Batch
-from fp8scope_dashboard.ingest.counting import KnownWriter, ask_for_writer, count_rows, together
-from fp8scope_dashboard.ingest.errors import CatalogueGapRefusalError, InvalidError
+from fp8scope_dashboard.ingest.counters import KnownWriter, ask_for_writer, count_rows, together
 from fp8scope_dashboard.ingest.ledger import Message, enter
+from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
-from fp8scope_dashboard.telemetry import store
+from fp8scope_dashboard.telemetry import chunks
+from fp8scope_dashboard.wire import limits
+from fp8scope_dashboard.wire.errors import CatalogueGapRefusalError, InvalidError
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def store_batch(run: Run, message: Message, batch: Batch) -> bool:
     if batch.dropped > known.rows_dropped:
         runs.count_losses(run, Writer.objects.get(pk=known.id), dropped=batch.dropped)
     with together():
-        store.append(
+        chunks.append(
             run.id,
             batch.writer,
             batch.seq,

@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
-from fp8scope_dashboard.telemetry import replica
+from fp8scope_dashboard.db import replica
 
 # Styles may be inline: plotly and htmx set them while they draw. Scripts never.
 POLICY = "; ".join(

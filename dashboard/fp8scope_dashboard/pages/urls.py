@@ -11,9 +11,9 @@ from fp8scope_dashboard.pages.views import (
     events,
     figures,
     home,
+    run_controls,
     runs,
     settings,
-    steering,
 )
 
 
@@ -38,10 +38,10 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "ranks", runs.ranks, name="ranks"),
     path(RUN + "loss.svg", runs.spark, name="spark"),
     path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),
-    path(RUN + "commands", steering.commands, name="run_commands"),
-    path(RUN + "commands/new", steering.command_new, name="command_new"),
-    path(RUN + "reports", steering.reports, name="run_reports"),
-    path(RUN + "reports/<slug:name>.json", steering.report_figure, name="report_figure"),
+    path(RUN + "commands", run_controls.commands, name="run_commands"),
+    path(RUN + "commands/new", run_controls.command_new, name="command_new"),
+    path(RUN + "reports", run_controls.reports, name="run_reports"),
+    path(RUN + "reports/<slug:name>.json", run_controls.report_figure, name="report_figure"),
     path(P + "compare/", compare.compare, name="compare"),
     path(P + "compare/figures/<compare_figure:name>.json", compare.compare_figure, name="compare_figure"),
     path(P + "evaluations/", evaluations.evaluations, name="evaluations"),

@@ -8,10 +8,10 @@ from uuid import UUID
 
 from django.db import transaction
 
-from fp8scope_dashboard.events import run_changed
-from fp8scope_dashboard.ingest import limits
+from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.runs.services import reopen, writer_of
+from fp8scope_dashboard.wire import limits
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import DeletedRun, Run, RunState, Writer
 
 # The first key of the pair that PostgreSQL's advisory locks take; the second is of a run's or writer's id.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8scope_dashboard.servers import process
-from fp8scope_dashboard.servers.base import EmbeddedServer
+from fp8scope_dashboard.servers.embedded_base import EmbeddedServer
 from fp8scope_dashboard.servers.logs import LogFile
 
 FIRST_DELAY = 0.25

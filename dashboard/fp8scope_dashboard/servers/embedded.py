@@ -27,7 +27,7 @@ from urllib.parse import quote
 import psycopg
 
 from fp8scope_dashboard.servers import process
-from fp8scope_dashboard.servers.base import START_SECONDS, EmbeddedServer
+from fp8scope_dashboard.servers.embedded_base import START_SECONDS, EmbeddedServer
 from fp8scope_dashboard.servers.process import Account, ServerError
 
 with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from typing import IO
 
 import psutil
 
-from fp8scope_dashboard.servers import launch
+from fp8scope_dashboard.servers import exec_with_death_signal
 
 
 class ServerError(Exception):
@@ -53,7 +53,14 @@ def spawn(
     the file descriptors to hand down.
     """
     uid, gid = (account.uid, account.gid) if account else (-1, -1)
-    launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(int(death_signal))]
+    launcher = [
+        sys.executable,
+        "-I",
+        "-S",
+        exec_with_death_signal.__file__,
+        str(os.getpid()),
+        str(int(death_signal)),
+    ]
     return subprocess.Popen(
         [*launcher, str(uid), str(gid), *command],
         stdin=subprocess.DEVNULL,

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 from fp8scope_dashboard.servers import process
-from fp8scope_dashboard.servers.base import START_SECONDS
 from fp8scope_dashboard.servers.embedded import DATABASE, EmbeddedPostgres, let_traverse
+from fp8scope_dashboard.servers.embedded_base import START_SECONDS
 from fp8scope_dashboard.servers.process import ServerError
 
 

@@ -25,10 +25,10 @@ from types import TracebackType
 import psutil
 
 from fp8scope_dashboard.servers import children, configuration, health, process
-from fp8scope_dashboard.servers.base import START_SECONDS
 from fp8scope_dashboard.servers.children import Child
 from fp8scope_dashboard.servers.configuration import DataDir
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
+from fp8scope_dashboard.servers.embedded_base import START_SECONDS
 from fp8scope_dashboard.servers.gate import Gate
 from fp8scope_dashboard.servers.logs import Echo, LogFile
 from fp8scope_dashboard.servers.process import ServerError

@@ -22,7 +22,7 @@ import uvicorn
 
 from fp8scope_dashboard.servers import gate
 from fp8scope_dashboard.servers.configuration import BACKLOG
-from fp8scope_dashboard.servers.memory import keep_freed_memory
+from fp8scope_dashboard.servers.malloc import keep_freed_memory
 
 APPLICATION = "fp8scope_dashboard.asgi:application"
 WARM_UP_SECONDS = 3.0

@@ -54,12 +54,12 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.telemetry",
     "fp8scope_dashboard.analysis",
     "fp8scope_dashboard.alerts",
-    "fp8scope_dashboard.loop",
+    "fp8scope_dashboard.control",
     "fp8scope_dashboard.pages",
 ]
 
 MIDDLEWARE = [
-    "fp8scope_dashboard.ingest.middleware.ApiErrors",
+    "fp8scope_dashboard.api.middleware.ApiErrors",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -121,7 +121,7 @@ if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
         },
         "TEST": {"MIRROR": "default"},
     }
-    DATABASE_ROUTERS = ["fp8scope_dashboard.telemetry.replica.Router"]
+    DATABASE_ROUTERS = ["fp8scope_dashboard.db.replica.Router"]
 # Where the private PostgreSQL keeps its data: telemetry/disk_space.py looks how much room is left.
 DATABASE_DIR = os.environ.get("FP8SCOPE_DATABASE_DIR", "")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

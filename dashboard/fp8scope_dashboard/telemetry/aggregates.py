@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
-from fp8scope_dashboard.telemetry.merge import DERIVED
+from fp8scope_dashboard.telemetry.rank_merge import DERIVED
 
 PARTS: Final = ("max", "min", "argmax", "argmin", "last", "sum", "count", "undefined")
 Parts = dict[str, Float64s]

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.telemetry import sql
+from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, ChunkData, Float64s, Int64s, decode
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Tile
-from fp8scope_dashboard.telemetry.raw import AXES, AXIS, SEQS, STEPS, TIMES
-from fp8scope_dashboard.telemetry.tiles import (
+from fp8scope_dashboard.telemetry.rows import AXES, AXIS, SEQS, STEPS, TIMES
+from fp8scope_dashboard.telemetry.tile_codec import (
     WIDTH,
     cut_tile,
     decode_integers,

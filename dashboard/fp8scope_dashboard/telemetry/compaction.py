@@ -19,10 +19,11 @@ from django.db.models import Count, Min, Q, Sum
 from django.utils import timezone
 
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
-from fp8scope_dashboard.telemetry import blocks, rolling
+from fp8scope_dashboard.telemetry import blocks
 from fp8scope_dashboard.telemetry.locks import lock_run
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling
-from fp8scope_dashboard.telemetry.streams import contiguous_until
+from fp8scope_dashboard.telemetry.replay import contiguous_until
+from fp8scope_dashboard.telemetry.rollups import schedule
 
 # A block is made once a writer has any of these in chunks. Until then queries open the chunks one by one.
 ENOUGH_CHUNKS = 256
@@ -71,7 +72,7 @@ def compact_run(run_id: UUID, most: int = CHANGES_AT_ONCE) -> int:
     more to do, fewer when all is done.
     """
     changes, deadline = 0, time.monotonic() + SECONDS_AT_ONCE
-    for step in (_chunks_to_block, _merge_blocks, rolling.roll):
+    for step in (_chunks_to_block, _merge_blocks, schedule.roll):
         while changes < most and _locked(run_id, step):
             changes += 1
             if time.monotonic() > deadline:
@@ -101,7 +102,7 @@ def _chunks_to_block(run: Run) -> bool:
         if stretch:
             chunks = list(Chunk.objects.filter(run=run, writer=writer.uuid, seq__in=stretch).order_by("seq"))
             block = blocks.from_chunks(chunks, np.asarray(writer.catalogue, np.int64))
-            rolling.note_block(run.id, block.first_step, block.last_step)
+            schedule.note_block(run.id, block.first_step, block.last_step)
             return True
     return False
 

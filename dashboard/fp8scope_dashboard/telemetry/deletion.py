@@ -17,7 +17,7 @@ from django.db import OperationalError, connection, models, transaction
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.events import run_changed
+from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import DeletedRun, Run
 from fp8scope_dashboard.telemetry import storage
 from fp8scope_dashboard.telemetry.locks import lock_run

@@ -10,12 +10,12 @@ from uuid import UUID
 import numpy as np
 
 from fp8scope_dashboard.runs.models import Run, Tensor
-from fp8scope_dashboard.telemetry import raw
+from fp8scope_dashboard.telemetry import rows
 from fp8scope_dashboard.telemetry.aggregates import FINEST, STRIDES
 from fp8scope_dashboard.telemetry.codec import TENSOR, Float64s, Int64s
-from fp8scope_dashboard.telemetry.cover import cover
-from fp8scope_dashboard.telemetry.merge import DERIVED, Merged, across_ranks, derive, sources
-from fp8scope_dashboard.telemetry.sources import step_range
+from fp8scope_dashboard.telemetry.coverage import cover
+from fp8scope_dashboard.telemetry.rank_merge import DERIVED, Merged, across_ranks, derive, sources
+from fp8scope_dashboard.telemetry.writers import step_range
 
 # Cells (steps x tensors) of one statistic that are held at once: 32 MB.
 CELLS_AT_ONCE: Final = 4_000_000
@@ -170,7 +170,7 @@ def _fill(values: Float64s, edges: Int64s, steps: Int64s, rows: Float64s) -> Non
 
 
 def _merged(run_id: UUID, names: Sequence[str], tensors: list[int], first: int, last: int) -> Merged | None:
-    return across_ranks(raw.tensor_parts(run_id, names, np.array(tensors), (first, last)))
+    return across_ranks(rows.tensor_parts(run_id, names, np.array(tensors), (first, last)))
 
 
 def _tensor_names(run_id: UUID, tensors: Sequence[int] | None) -> dict[int, str]:

@@ -17,10 +17,10 @@ from django.db import connection
 from django.db.models import Max
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.telemetry import sql
+from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import TIME, Float64s, Int64s
 from fp8scope_dashboard.telemetry.models import Histogram as Stored
-from fp8scope_dashboard.telemetry.sources import EVERY_STEP, sources_of
+from fp8scope_dashboard.telemetry.writers import EVERY_STEP, sources_of
 
 # As in the kernels' sampling: a bin for zeros, one for each exponent of float32, one for NaN and infinities.
 MIN_EXPONENT: Final = -149

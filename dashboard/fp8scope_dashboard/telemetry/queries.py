@@ -25,10 +25,10 @@ from fp8scope_dashboard.telemetry.histograms import (
     histogram_count,
     histogram_rows,
 )
-from fp8scope_dashboard.telemetry.lines import Series, scalar, scalars, tensor_series
 from fp8scope_dashboard.telemetry.ranks import by_rank
-from fp8scope_dashboard.telemetry.sources import sources_of, step_range
-from fp8scope_dashboard.telemetry.streams import contiguous_until, stream
+from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
+from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
+from fp8scope_dashboard.telemetry.writers import sources_of, step_range
 
 __all__ = [
     "EXPONENT_BINS",

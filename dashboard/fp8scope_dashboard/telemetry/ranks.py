@@ -7,7 +7,7 @@ from uuid import UUID
 import numpy as np
 
 from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
-from fp8scope_dashboard.telemetry.raw import tensor_parts
+from fp8scope_dashboard.telemetry.rows import tensor_parts
 
 
 def by_rank(run_id: UUID, statistic: str, tensors: Int64s, step: int) -> dict[int, Float64s]:

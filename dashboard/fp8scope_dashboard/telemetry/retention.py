@@ -13,11 +13,12 @@ from django.db import connection, transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.telemetry import rolling, sql
 from fp8scope_dashboard.telemetry.aggregates import FINEST
 from fp8scope_dashboard.telemetry.locks import lock_run
 from fp8scope_dashboard.telemetry.models import Histogram, Rolling
+from fp8scope_dashboard.telemetry.rollups import schedule
 
 # Blocks emptied in one transaction: some thousands of tiles.
 BLOCKS_AT_ONCE = 50
@@ -71,7 +72,7 @@ def retain_run(run_id: UUID) -> int:
 @transaction.atomic
 def _delete_some(run_id: UUID, before: datetime) -> int:
     lock_run(run_id, wait=True)
-    until = rolling.raw_may_go_until(run_id)
+    until = schedule.raw_may_go_until(run_id)
     chosen = sql.fetch(
         f"{OLD_BLOCKS} AND last_step < %(until)s ORDER BY last_step LIMIT %(most)s",
         {"run": run_id, "before": before, "until": until, "most": BLOCKS_AT_ONCE},

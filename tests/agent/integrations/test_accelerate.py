@@ -7,8 +7,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from agent.loops import regression
-from agent.wire_server import WireServer
+from agent.helpers.loops import regression
+from agent.helpers.wire_server import WireServer
 from torch.utils.data import DataLoader, TensorDataset
 
 import fp8scope

@@ -8,8 +8,8 @@ from typing import Any, cast
 import lightning
 import pytest
 import torch
-from agent.wire_server import WireServer
-from examples_folder import example
+from agent.helpers.wire_server import WireServer
+from helpers.examples_folder import example
 from torch import Tensor
 
 import fp8scope

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from agent.wire_server import WireServer
-from examples_folder import example
+from agent.helpers.wire_server import WireServer
+from helpers.examples_folder import example
 from transformers import Trainer, TrainingArguments
 
 import fp8scope

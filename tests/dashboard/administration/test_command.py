@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from dashboard.servers.installation import Up, clean_environment, names_below
+from dashboard.helpers.installation import Up, clean_environment, names_below
 
-from fp8scope_dashboard.commands import COMMANDS
+from fp8scope_dashboard.cli import COMMANDS
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
 
 PASSWORD = "correct horse battery"
@@ -28,7 +28,7 @@ LINK = re.compile(r"(http://\S+)/signin/([\w-]{43})/")
 def admin(
     *arguments: str, text: str = "", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fp8scope_dashboard.commands", "admin", *arguments]
+    command = [sys.executable, "-m", "fp8scope_dashboard.cli", "admin", *arguments]
     surroundings = {**clean_environment(), **(environment or {})}
     return subprocess.run(
         command, input=text, capture_output=True, text=True, env=surroundings, timeout=120, check=False
@@ -105,7 +105,7 @@ def test_a_password_set_here_signs_in_and_ends_other_sessions(up: Up) -> None:
 
 def test_a_password_is_asked_for_and_not_shown(up: Up) -> None:
     """On a terminal: asked twice, without an echo."""
-    command = [sys.executable, "-m", "fp8scope_dashboard.commands", "admin", "--data-dir", str(up.data_dir)]
+    command = [sys.executable, "-m", "fp8scope_dashboard.cli", "admin", "--data-dir", str(up.data_dir)]
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(command[0], [*command, "password"], clean_environment())
@@ -206,4 +206,4 @@ def test_a_database_that_is_away_is_said_without_its_password() -> None:
 def test_it_is_a_command_of_the_package() -> None:
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     table = text.split('[project.entry-points."fp8scope.commands"]')[1].split("[")[0]
-    assert dict(re.findall(r'(\w+) = "fp8scope_dashboard.commands:(\w+)"', table)) == {n: n for n in COMMANDS}
+    assert dict(re.findall(r'(\w+) = "fp8scope_dashboard.cli:(\w+)"', table)) == {n: n for n in COMMANDS}

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import urllib3
-from live_servers import web_server
+from helpers.live_servers import web_server
 
 from fp8scope_dashboard.admission import limits
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
@@ -62,7 +62,7 @@ def test_it_works(tmp_path: Path) -> None:
 
 def test_the_host_name_and_the_redirect_to_https_do_not_matter(tmp_path: Path) -> None:
     strict = {
-        "DJANGO_SETTINGS_MODULE": "dashboard.admission.production_settings",
+        "DJANGO_SETTINGS_MODULE": "dashboard.helpers.production_settings",
         "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}",
         "FP8SCOPE_BASE_URL": "https://fp8.example.org",
     }

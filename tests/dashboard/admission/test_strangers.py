@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 import urllib3
-from contract.refusals import registered
-from contract.wire_client import Answer, WireClient
-from dashboard.admission.strangers import (
+from contract.helpers.refusals import registered
+from contract.helpers.wire_client import Answer, WireClient
+from dashboard.helpers.strangers import (
     CSRF,
     connect,
     raw,
@@ -24,12 +24,12 @@ from dashboard.admission.strangers import (
     upload,
 )
 from django.contrib.sessions.models import Session
-from live_servers import Server, web_server
+from helpers.live_servers import Server, web_server
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import create_project, create_token
 from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.ingest.limits import MIB
+from fp8scope_dashboard.wire.limits import MIB
 
 PASSWORD = "correct horse battery"
 TESTS = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def production(transactional_db: None, tmp_path: Path) -> Iterator[Server]:
     log = tmp_path / "web.log"
     with web_server(
         log,
-        DJANGO_SETTINGS_MODULE="dashboard.admission.production_settings",
+        DJANGO_SETTINGS_MODULE="dashboard.helpers.production_settings",
         PYTHONPATH=f"{TESTS}:{os.environ.get('PYTHONPATH', '')}",
         FP8SCOPE_TRUSTED_PROXIES="127.0.0.1",
     ) as (url, process):

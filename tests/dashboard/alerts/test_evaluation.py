@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from dashboard.recording import Recorder, make_run
+from dashboard.helpers.recording import Recorder, make_run
 from django.db import connection
 from django.utils import timezone
 
@@ -260,7 +260,7 @@ def test_a_worker_that_dies_leaves_nothing_half_done(monkeypatch: pytest.MonkeyP
     recorder = Recorder(run)
     recorder.rows(STEPS[:20], {"loss": np.full(20, np.nan)})
     with monkeypatch.context() as patched:
-        patched.setattr("fp8scope_dashboard.alerts.deliveries.enqueue", _die)
+        patched.setattr("fp8scope_dashboard.alerts.outbox.enqueue", _die)
         with pytest.raises(KeyboardInterrupt):
             evaluate(run.id)
     assert Event.objects.count() == 0 and not DetectorState.objects.filter(next_seq__gt=0).exists()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.recorder import Recorder
 from django.db import connection
 
 from fp8scope_dashboard.runs.models import Run

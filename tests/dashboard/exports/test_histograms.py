@@ -10,15 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from contract.helpers.wire_client import WireClient
 from contract.test_histograms import counts, message, send
-from contract.wire_client import WireClient
 from dashboard.exports.test_round_trip import everything, moved, settings_of
-from live_servers import Server
+from helpers.live_servers import Server
 from pyarrow import parquet
 
-from fp8scope.exported import BINS, KEY, File
-from fp8scope.exporting import TransferError, download
-from fp8scope.importing import Upload, import_
+from fp8scope.cli.archive import BINS, KEY, File
+from fp8scope.cli.export import TransferError, download
+from fp8scope.cli.import_run import Upload, import_
 from fp8scope_dashboard.exports import content
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from contract.wire_client import WireClient
-from dashboard.loop.test_reports import ANNOTATION, BISECT, REFERENCE
+from contract.helpers.wire_client import WireClient
+from dashboard.control.test_reports import ANNOTATION, BISECT, REFERENCE
 from django.core.cache import cache
-from live_servers import Server
+from helpers.live_servers import Server
 
-from fp8scope import exporting
-from fp8scope.cli import main
+from fp8scope.cli import export
+from fp8scope.cli.archive import File
+from fp8scope.cli.export import TransferError, download
+from fp8scope.cli.import_run import Upload
+from fp8scope.cli.main import main
 from fp8scope.config import Settings
-from fp8scope.exported import File
-from fp8scope.exporting import TransferError, download
-from fp8scope.importing import Upload
 from fp8scope_dashboard.analysis.models import Evaluation
-from fp8scope_dashboard.loop.models import Report
+from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import compaction, queries
 
@@ -203,14 +203,14 @@ def test_the_command_gets_what_it_asks_for(
     server: Server, client: WireClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    ask = exporting._written
+    ask = export._written
 
     def written(*what: Any) -> int:
         told.append(ask(*what))
         return told[-1]
 
-    monkeypatch.setattr(exporting, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(exporting, "_written", written)
+    monkeypatch.setattr(export, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(export, "_written", written)
     for form, magic in (("parquet", b"PAR1"), ("csv", b"#fp8")):
         path = _downloaded(server, client.run, form, tmp_path / form)
         assert path.read_bytes().startswith(magic)

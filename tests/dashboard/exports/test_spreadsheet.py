@@ -11,15 +11,15 @@ import uuid
 from pathlib import Path
 
 import pytest
-from contract.wire_client import WireClient
+from contract.helpers.wire_client import WireClient
 from dashboard.exports.test_round_trip import everything, moved, settings_of
 from django.utils import timezone
+from helpers.live_servers import Server
 from hypothesis import given
 from hypothesis import strategies as st
-from live_servers import Server
 
-from fp8scope.exported import ADDED, File
-from fp8scope.exporting import download
+from fp8scope.cli.archive import ADDED, File
+from fp8scope.cli.export import download
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.exports.spreadsheet import json_text, safe_header
 from fp8scope_dashboard.runs.models import Run

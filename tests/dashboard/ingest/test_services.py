@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.recorder import Recorder
 
 from fp8scope_dashboard.ingest.batch import to_json_number
 from fp8scope_dashboard.runs.models import Run, RunState, Writer

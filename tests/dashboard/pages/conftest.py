@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from dashboard.pages.seeding import Seeded, seed_project
+from dashboard.helpers.seeding import Seeded, seed_project
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Membership, Project, Role, User

@@ -6,8 +6,8 @@ import re
 import uuid
 
 import pytest
+from dashboard.helpers.recording import make_run
 from dashboard.pages.conftest import Visitor
-from dashboard.recording import make_run
 from django.test import Client
 from django.urls import reverse
 

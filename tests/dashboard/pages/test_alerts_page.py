@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dashboard.helpers.recording import make_run
+from dashboard.helpers.seeding import Seeded
 from dashboard.pages.conftest import Visitor
-from dashboard.pages.seeding import Seeded
-from dashboard.recording import make_run
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Rule

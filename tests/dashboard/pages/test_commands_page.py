@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dashboard.loop.conftest import tell
+from dashboard.control.conftest import tell
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.pages.conftest import Visitor
-from dashboard.recording import Recorder, make_run
 from django.test import Client
 
 from fp8scope_dashboard.alerts.models import Rule, RuleAction
-from fp8scope_dashboard.loop import commands
-from fp8scope_dashboard.loop.models import Command
+from fp8scope_dashboard.control import commands
+from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.pages.views.events import fingerprint_of
 from fp8scope_dashboard.runs.models import Run, RunState
 

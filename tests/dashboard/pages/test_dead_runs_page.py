@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from dashboard.loop.test_reports import REFERENCE
+from dashboard.control.test_reports import REFERENCE
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.pages.conftest import Visitor
-from dashboard.recording import Recorder, make_run
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.analysis.services import refresh
-from fp8scope_dashboard.loop.models import Report
+from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.runs.models import Run
 
 PLANNED = 600

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.seeding import Seeded
 from dashboard.pages.conftest import Visitor
-from dashboard.pages.seeding import Seeded
-from dashboard.recording import Recorder, make_run
 from django.utils.html import escape
 
 from fp8scope_dashboard.analysis.models import EvaluationComparison

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.seeding import TENSORS, Seeded
 from dashboard.pages.conftest import Visitor
-from dashboard.pages.seeding import TENSORS, Seeded
-from dashboard.recording import Recorder, make_run
 
-from fp8scope_dashboard.pages.loading import POINTS
+from fp8scope_dashboard.pages.series_loading import POINTS
 
 
 def get(visitor: Visitor, rest: str, **query: str) -> dict[str, Any]:

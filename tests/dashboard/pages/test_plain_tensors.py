@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.pages.conftest import Visitor
-from dashboard.recording import Recorder, make_run
 
 from fp8scope_dashboard.pages import glossary
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from dashboard.pages.seeding import losses
+from dashboard.helpers.seeding import losses
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays

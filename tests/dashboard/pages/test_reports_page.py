@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from dashboard.loop.conftest import tell
-from dashboard.loop.test_reports import ANNOTATION, BISECT, REFERENCE
+from dashboard.control.conftest import tell
+from dashboard.control.test_reports import ANNOTATION, BISECT, REFERENCE
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.pages.conftest import Visitor
-from dashboard.recording import Recorder, make_run
 from django.test import Client
 
-from fp8scope_dashboard.loop.models import Report
+from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.pages.figures.findings import ranking_figure, window_figure
 from fp8scope_dashboard.pages.figures.theme import THEMES
 from fp8scope_dashboard.runs.models import Run

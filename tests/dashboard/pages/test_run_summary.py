@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboard.helpers.recording import make_run
 from dashboard.pages.conftest import Visitor
-from dashboard.recording import make_run
 
 from fp8scope_dashboard.runs.models import Run
 

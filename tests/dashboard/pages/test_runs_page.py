@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.seeding import Seeded
 from dashboard.pages.conftest import Visitor
-from dashboard.pages.seeding import Seeded
-from dashboard.recording import Recorder, make_run
 from django.conf import settings
 from django.utils.html import escape
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from dashboard.helpers.recording import make_run
+from dashboard.helpers.seeding import Seeded
 from dashboard.pages.conftest import Visitor
-from dashboard.pages.seeding import Seeded
-from dashboard.recording import make_run
 
 from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
-from fp8scope_dashboard.pages.arms import FP8_SLOTS, Arms, arm_labels
+from fp8scope_dashboard.pages.comparison_groups import FP8_SLOTS, Arms, arm_labels
 from fp8scope_dashboard.pages.summary import Gauge, baseline_groups, summarise, verdict_of
 from fp8scope_dashboard.pages.verdicts import LOSS_VERDICTS, SO_FAR, loss_badge, score_badge
 from fp8scope_dashboard.runs.models import Run, RunState

@@ -7,12 +7,12 @@ import logging
 import socket
 
 import pytest
+from dashboard.helpers.seeding import Seeded
 from dashboard.pages.conftest import Visitor
-from dashboard.pages.seeding import Seeded
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token
-from fp8scope_dashboard.alerts import deliveries
+from fp8scope_dashboard.alerts import outbox
 from fp8scope_dashboard.alerts.channels import CHANNELS, Notice
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
 
@@ -33,7 +33,7 @@ def channel(admin: Visitor, seeded: Seeded) -> Channel:
     channel = Channel.objects.get()
     event = Event.objects.filter(run=seeded.faulty).first()
     assert event is not None and channel.config["url"] == url
-    deliveries.enqueue(event)
+    outbox.enqueue(event)
     return channel
 
 
@@ -64,7 +64,7 @@ def test_it_works(
 ) -> None:
     with caplog.at_level(logging.INFO):
         (delivery,) = Delivery.objects.all()
-        assert deliveries.deliver(delivery.pk) is False
+        assert outbox.deliver(delivery.pk) is False
     shown = everything(request.getfixturevalue(role), seeded)
     assert "on-call" in shown and "http://127.0.0.1" in shown and "/****" in shown
     assert "could not be reached" in shown
@@ -81,7 +81,7 @@ def test_an_unexpected_error_is_logged_without_its_words(
 
     monkeypatch.setitem(CHANNELS, "webhook", send)
     (delivery,) = Delivery.objects.all()
-    assert deliveries.deliver(delivery.pk) is False
+    assert outbox.deliver(delivery.pk) is False
     delivery.refresh_from_db()
     assert delivery.last_error.startswith("Unexpected UnicodeError")
     assert "UnicodeError" in caplog.text and "in send" in caplog.text

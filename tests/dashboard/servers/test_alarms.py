@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8scope_dashboard.commands import echo_alarms
+from fp8scope_dashboard.cli import echo_alarms
 
 DUPLICATE = 'duplicate key value violates unique constraint "runs_run_pkey"'
 

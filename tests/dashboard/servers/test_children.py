@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dashboard.servers.installation import eventually
+from dashboard.helpers.installation import eventually
 
 from fp8scope_dashboard.servers import children, process
 from fp8scope_dashboard.servers.children import Child

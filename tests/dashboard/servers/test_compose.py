@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dashboard.servers.installation import clean_environment, eventually, names_below, status_of
+from dashboard.helpers.installation import clean_environment, eventually, names_below, status_of
 
 from fp8scope_dashboard.servers.children import worker_arguments
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis

@@ -20,8 +20,8 @@ import pytest
 import redis
 
 from fp8scope_dashboard.servers import embedded, process
-from fp8scope_dashboard.servers.base import SOCKET_PATH_BYTES
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
+from fp8scope_dashboard.servers.embedded_base import SOCKET_PATH_BYTES
 from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
 
 SERVERS = [EmbeddedPostgres, EmbeddedRedis]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard.servers.installation import eventually
+from dashboard.helpers.installation import eventually
 
 from fp8scope_dashboard.servers import logs
 from fp8scope_dashboard.servers.logs import LogFile

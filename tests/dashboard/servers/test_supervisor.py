@@ -14,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 import redis
-from dashboard.servers.installation import clean_environment, eventually, names_below, status_of
+from dashboard.helpers.installation import clean_environment, eventually, names_below, status_of
 
 from fp8scope_dashboard.servers import process
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis

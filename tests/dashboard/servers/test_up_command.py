@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
-from dashboard.servers.installation import Up, eventually, names_below, processes_below, status_of
+from dashboard.helpers.installation import Up, eventually, names_below, processes_below, status_of
 
-from fp8scope_dashboard.commands import CLEAR_LINE, COMMANDS, ProgressLine, main
+from fp8scope_dashboard.cli import CLEAR_LINE, COMMANDS, ProgressLine, main
 from fp8scope_dashboard.servers import process
 
 # What starts a whole installation of its own, or two.
@@ -67,7 +67,7 @@ def test_the_start_says_what_it_waits_for() -> None:
 
 def test_the_supervisor_imports_neither_django_nor_celery() -> None:
     """Nor Redis's client: the first line on the terminal waits for every import."""
-    code = "import sys, fp8scope_dashboard.commands as c; print(*sys.modules)"
+    code = "import sys, fp8scope_dashboard.cli as c; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert {"django.conf", "celery", "redis", "uvicorn", "numpy"} & set(shown.split()) == set()
 

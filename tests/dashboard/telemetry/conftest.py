@@ -2,7 +2,8 @@
 
 import pytest
 
-from fp8scope_dashboard.telemetry import compaction, rolling
+from fp8scope_dashboard.telemetry import compaction
+from fp8scope_dashboard.telemetry.rollups import schedule
 
 
 @pytest.fixture
@@ -11,5 +12,5 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "ENOUGH_CHUNKS", 8)
     monkeypatch.setattr(compaction, "FULL_ROWS", 100)
     monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 4)
-    monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
-    monkeypatch.setattr(rolling, "SHORT_RUN", 1)
+    monkeypatch.setattr(schedule, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(schedule, "SHORT_RUN", 1)

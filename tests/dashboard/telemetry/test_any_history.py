@@ -12,14 +12,15 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.recorder import Recorder
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
-from fp8scope_dashboard.telemetry import buckets, compaction, lines, queries, rolling
+from fp8scope_dashboard.telemetry import compaction, queries, series
 from fp8scope_dashboard.telemetry.models import Chunk
+from fp8scope_dashboard.telemetry.rollups import build, schedule
 
 pytestmark = pytest.mark.django_db
 
@@ -203,11 +204,11 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(compaction, "ENOUGH_ROWS", 40)
     monkeypatch.setattr(compaction, "FULL_ROWS", 150)
     monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 3)
-    monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
-    monkeypatch.setattr(rolling, "SHORT_RUN", 64)
-    monkeypatch.setattr(rolling, "MOST_STEPS", 128)
-    monkeypatch.setattr(buckets, "MOST_CELLS", 64 * 128 * 4)
-    monkeypatch.setattr(buckets, "FEWEST_BUCKETS", 1)
+    monkeypatch.setattr(schedule, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(schedule, "SHORT_RUN", 64)
+    monkeypatch.setattr(schedule, "MOST_STEPS", 128)
+    monkeypatch.setattr(build, "MOST_CELLS", 64 * 128 * 4)
+    monkeypatch.setattr(build, "FEWEST_BUCKETS", 1)
     yield
 
 
@@ -289,12 +290,12 @@ def test_it_works() -> None:
 def test_the_store_answers_what_a_loop_finds(history: History, low: int, length: int) -> None:
     check(history)
     check_heat_maps(history, low, low + length)
-    rows, buckets = lines.MOST_ROWS, lines.MOST_BUCKETS
-    lines.MOST_ROWS = 10  # type: ignore[misc]
+    rows, buckets = series.MOST_ROWS, series.MOST_BUCKETS
+    series.MOST_ROWS = 10  # type: ignore[misc]
     try:
         check_lines(history, low, low + length)
     finally:
-        lines.MOST_ROWS, lines.MOST_BUCKETS = rows, buckets  # type: ignore[misc]
+        series.MOST_ROWS, series.MOST_BUCKETS = rows, buckets  # type: ignore[misc]
     compaction.compact_run(history.run, 1000)
     check(history)
     check_heat_maps(history, low, low + length)

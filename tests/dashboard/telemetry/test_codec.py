@@ -9,7 +9,7 @@ import hypothesis.extra.numpy as numpy_strategies
 import numpy as np
 import pyarrow as pa
 import pytest
-from contract.wire_client import TIME, arrow_batch
+from contract.helpers.wire_client import TIME, arrow_batch
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,14 +7,15 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from dashboard.telemetry.compacting import compact, everything, over, record, spans
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.compacting import compact, everything, over, record, spans
+from dashboard.helpers.recorder import Recorder
 from django.db import connection
 from django.db.models import F, Sum
 from django.utils import timezone
 
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.telemetry import compaction, lines, queries
+from fp8scope_dashboard.telemetry import compaction, queries
+from fp8scope_dashboard.telemetry import series as telemetry_series
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_blocks")]
@@ -81,7 +82,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPat
             assert data.steps.tolist() == [s for seq in range(begin, end) for s in before[seq].steps.tolist()]
     assert queries.stream(run, writer, 8, 100) == []
     # A large block comes in pieces that end where a message ends.
-    monkeypatch.setattr("fp8scope_dashboard.telemetry.streams.MOST_CELLS", 50)
+    monkeypatch.setattr("fp8scope_dashboard.telemetry.replay.MOST_CELLS", 50)
     pieces = queries.stream(run, writer, 1, 100)
     assert [last for last, _ in pieces] == [2, 4, 6, 7]
     assert [last for last, _ in queries.stream(run, writer, 1, 2)] == [2, 4]
@@ -197,7 +198,7 @@ def test_merged_chunks_of_the_first_version_are_compacted() -> None:
     record(recorder, 6)
     before = everything(recorder)
     from fp8scope_dashboard.telemetry.codec import encode
-    from fp8scope_dashboard.telemetry.streams import in_order
+    from fp8scope_dashboard.telemetry.replay import in_order
 
     pieces = queries.stream(recorder.run.id, recorder.writer, 1, 3)
     body = encode(in_order([data for _, data in pieces]))
@@ -221,10 +222,10 @@ def test_long_lines_come_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder.send(range(5, 1005), {"loss": loss.tolist()}, {"amax": values[:, None]})
     over()
     compact(recorder)
-    monkeypatch.setattr(lines, "MOST_ROWS", 100)
+    monkeypatch.setattr(telemetry_series, "MOST_ROWS", 100)
     run = recorder.run.id
-    series = queries.tensor_series(run, 0, "amax", points=20)
-    found = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+    line = queries.tensor_series(run, 0, "amax", points=20)
+    found = dict(zip(line.steps.tolist(), line.values.tolist(), strict=True))
     # Every point is one of the run's, the extremes among them, and so are its ends.
     assert all(values[step - 5] == value for step, value in found.items())
     assert {5, 326, 782, 1004} <= set(found)

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from dashboard.telemetry.compacting import compact, everything, over, record
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.compacting import compact, everything, over, record
+from dashboard.helpers.recorder import Recorder
 from django.core.cache import cache
 from django.db import connection, transaction
 from django.db.models import Sum

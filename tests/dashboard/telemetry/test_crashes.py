@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.recorder import Recorder
 from django.db import connection
-from live_servers import process_environment
+from helpers.live_servers import process_environment
 
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from dashboard.telemetry.compacting import compact
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.compacting import compact
+from dashboard.helpers.recorder import Recorder
 from django.test import Client
 from django.utils import timezone
 

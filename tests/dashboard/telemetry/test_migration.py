@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.recorder import Recorder
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 

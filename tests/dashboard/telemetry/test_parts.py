@@ -9,17 +9,18 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from dashboard.telemetry.compacting import compact, over
-from dashboard.telemetry.recorder import Recorder
+from dashboard.helpers.compacting import compact, over
+from dashboard.helpers.recorder import Recorder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
-from fp8scope_dashboard.telemetry import buckets, compaction, lines, queries, rolling, rollups
+from fp8scope_dashboard.telemetry import compaction, queries, series
 from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, STRIDES
 from fp8scope_dashboard.telemetry.models import Rolling, RollUp
-from fp8scope_dashboard.telemetry.sources import cutoffs_of
-from fp8scope_dashboard.telemetry.tiles import encode_series, encode_tile
+from fp8scope_dashboard.telemetry.rollups import build, read, schedule
+from fp8scope_dashboard.telemetry.tile_codec import encode_series, encode_tile
+from fp8scope_dashboard.telemetry.writers import cutoffs_of
 
 pytestmark = pytest.mark.django_db
 
@@ -33,11 +34,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks, pieces and roll-ups of a few hundred steps."""
     monkeypatch.setattr(compaction, "ENOUGH_ROWS", 100)
     monkeypatch.setattr(compaction, "FULL_ROWS", 700)
-    monkeypatch.setattr(rolling, "FEWEST_STEPS", 64)
-    monkeypatch.setattr(rolling, "SHORT_RUN", 64)
-    monkeypatch.setattr(rolling, "MOST_STEPS", 640)
-    monkeypatch.setattr(buckets, "MOST_CELLS", 128 * 7 * 192)
-    monkeypatch.setattr(buckets, "FEWEST_BUCKETS", 2)
+    monkeypatch.setattr(schedule, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(schedule, "SHORT_RUN", 64)
+    monkeypatch.setattr(schedule, "MOST_STEPS", 640)
+    monkeypatch.setattr(build, "MOST_CELLS", 128 * 7 * 192)
+    monkeypatch.setattr(build, "FEWEST_BUCKETS", 2)
     yield
 
 
@@ -108,15 +109,15 @@ def check(run: UUID) -> dict[int, int]:
     for stride in STRIDES:
         count = -(-until // stride) + 1
         rolled = {
-            name: rollups.read(run, [name], which, stride, 0, count - 1, PARTS, cutoffs_of(run))
+            name: read.read(run, [name], which, stride, 0, count - 1, PARTS, cutoffs_of(run))
             for names, which in ((scalars, indices[:1]), (tensors, indices))
             for name in names
         }
-        for (name, tensor), series in points.items():
+        for (name, tensor), line in points.items():
             covered = np.flatnonzero(rolled[name].covered).tolist()
             found[stride] = len(covered)
             for bucket in covered:
-                expected = by_hand(series, stride, bucket)
+                expected = by_hand(line, stride, bucket)
                 for part, values in rolled[name].values[name].items():
                     tolerance = 1e-9 if part == "sum" else 0.0
                     np.testing.assert_allclose(
@@ -166,15 +167,15 @@ def test_what_others_stand_for_is_not_stored() -> None:
 
 def test_in_many_pieces_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Recorder.of_new_run(TENSORS)
-    monkeypatch.setattr(rolling, "MOST_STEPS", 10_000)
-    monkeypatch.setattr(buckets, "MOST_CELLS", 10_000_000)
+    monkeypatch.setattr(schedule, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(build, "MOST_CELLS", 10_000_000)
     send(whole, np.random.default_rng(2), 3, 2300, batch=1000)
     over()
     compact(whole)
     at_once = stored()
     whole.run.delete()
-    monkeypatch.setattr(rolling, "MOST_STEPS", 192)
-    monkeypatch.setattr(buckets, "MOST_CELLS", 1)
+    monkeypatch.setattr(schedule, "MOST_STEPS", 192)
+    monkeypatch.setattr(build, "MOST_CELLS", 1)
     pieces = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(2)
     for begin in (3, 1003, 2003):
@@ -208,8 +209,8 @@ def test_an_attempt_that_leaves_a_hole_shows_nothing_of_the_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps that the second attempt has reached again are its alone, though a third goes on further up."""
-    monkeypatch.setattr(rollups, "SPAN", 8)
-    monkeypatch.setattr(buckets, "SPAN", 8)
+    monkeypatch.setattr(read, "SPAN", 8)
+    monkeypatch.setattr(build, "SPAN", 8)
     first = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(4)
     send(first, rng, 0, 2000)
@@ -224,14 +225,14 @@ def test_an_attempt_that_leaves_a_hole_shows_nothing_of_the_earlier_one(
     found = points_of(first.run.id, "tensor:numel", 0)
     assert list(found) == [*range(300), *range(1400, 1700)]
     check(first.run.id)
-    monkeypatch.setattr(lines, "MOST_ROWS", 50)
+    monkeypatch.setattr(series, "MOST_ROWS", 50)
     line = queries.tensor_series(first.run.id, 0, "numel", points=20)
     assert not [step for step in line.steps.tolist() if 300 <= step < 1400]
 
 
 def test_a_scalar_of_few_steps_is_in_the_larger_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it has no row among the steps that complete them; and it goes with its attempt."""
-    monkeypatch.setattr(rolling, "MOST_STEPS", 128)
+    monkeypatch.setattr(schedule, "MOST_STEPS", 128)
     recorder = Recorder.of_new_run(TENSORS)
     recorder.send([10, 700], {"score": [3.0, 7.0]})
     recorder.send(range(1024), {"loss": [1.0] * 1024})
@@ -239,7 +240,7 @@ def test_a_scalar_of_few_steps_is_in_the_larger_buckets(monkeypatch: pytest.Monk
     over()
     compact(recorder)
     assert check(recorder.run.id) == {64: 16, 512: 2}
-    score = rollups.read(recorder.run.id, ["scalar:score"], np.zeros(1, int), 512, 0, 1, ("max",), {})
+    score = read.read(recorder.run.id, ["scalar:score"], np.zeros(1, int), 512, 0, 1, ("max",), {})
     assert score.values["scalar:score"]["max"].tolist() == [[3.0, 7.0]]
     again = recorder.another(0)
     Writer.objects.filter(uuid=again.writer).update(attempt=1)
@@ -259,9 +260,9 @@ def test_roll_ups_of_earlier_versions_are_read_and_repaired(monkeypatch: pytest.
     recorder = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(5)
     with monkeypatch.context() as earlier:
-        earlier.setattr(buckets, "spare", lambda parts: set())
-        earlier.setattr(buckets, "encode_matrix", side_by_side)
-        earlier.setattr(buckets, "FEWEST_BUCKETS", 1)
+        earlier.setattr(build, "spare", lambda parts: set())
+        earlier.setattr(build, "encode_matrix", side_by_side)
+        earlier.setattr(build, "FEWEST_BUCKETS", 1)
         send(recorder, rng, 0, 900)
         compact(recorder)
     assert parts_of("tensor:sq_error") == set(PARTS) - {"undefined"}
@@ -283,9 +284,9 @@ def test_roll_ups_of_earlier_versions_are_read_and_repaired(monkeypatch: pytest.
 )
 def test_however_a_run_came_its_parts_are_those_of_its_rows(data: st.DataObject, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rolling.MOST_STEPS = 64 * data.draw(st.integers(1, 12))
-    buckets.MOST_CELLS = 128 * 7 * 64 * data.draw(st.integers(1, 5))
-    buckets.FEWEST_BUCKETS = data.draw(st.integers(1, 4))
+    schedule.MOST_STEPS = 64 * data.draw(st.integers(1, 12))
+    build.MOST_CELLS = 128 * 7 * 64 * data.draw(st.integers(1, 5))
+    build.FEWEST_BUCKETS = data.draw(st.integers(1, 4))
     recorder = Recorder.of_new_run(TENSORS[:2])
     second = recorder.another(1, TENSORS)
     writers = [recorder, second]

@@ -7,7 +7,7 @@ import uuid
 
 import numpy as np
 import pytest
-from dashboard.telemetry.recorder import Recorder, time_of
+from dashboard.helpers.recorder import Recorder, time_of
 
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import heatmaps, queries

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from fp8scope_dashboard.analysis.numbers import LARGEST
+from fp8scope_dashboard.text.numbers import LARGEST
 
 # What a detector remembers between calls: JSON types only, so that it can be stored between two batches.
 State = dict[str, Any]

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, percent, words
 from fp8scope_dashboard.analysis.equivalence import SEEDS_FOR_SPREAD, SPREAD_FACTOR
-from fp8scope_dashboard.analysis.numbers import LARGEST, SMALLEST
+from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]

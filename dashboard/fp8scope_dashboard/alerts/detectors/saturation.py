@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, percent
-from fp8scope_dashboard.analysis.wording import count
+from fp8scope_dashboard.text.verdicts import count
 
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]

@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from fp8scope_dashboard.pages import formatting, glossary
-from fp8scope_dashboard.pages.arms import precision_label
+from fp8scope_dashboard.pages.comparison_groups import precision_label
 
 register = template.Library()
 

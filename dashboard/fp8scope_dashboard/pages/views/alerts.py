@@ -16,9 +16,9 @@ from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.alerts import services
 from fp8scope_dashboard.alerts.models import Delivery, Event, EventState, Rule
 from fp8scope_dashboard.pages.access import in_project, page, person
-from fp8scope_dashboard.pages.arms import Arm, Arms
+from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
-from fp8scope_dashboard.pages.loading import Options
+from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.verdicts import EVENT_STATES, SEVERITIES, Badge
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run

@@ -15,12 +15,12 @@ from django.views.decorators.gzip import gzip_page
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.access import in_project, page
-from fp8scope_dashboard.pages.arms import Arm, Arms
+from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.comparisons import DeltaCurve, delta_figure
 from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
 from fp8scope_dashboard.pages.formatting import percent
-from fp8scope_dashboard.pages.loading import AXIS_TITLES, Options, loss_curves
+from fp8scope_dashboard.pages.series_loading import AXIS_TITLES, Options, loss_curves
 from fp8scope_dashboard.pages.summary import NAME_A_BASELINE, Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run

@@ -14,10 +14,10 @@ from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.exports import formats, streaming
-from fp8scope_dashboard.ingest.errors import SlowDownError
 from fp8scope_dashboard.ingest.ledger import arrivals
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.telemetry import deletion, storage
+from fp8scope_dashboard.wire.errors import SlowDownError
 
 # What a person calls the tables; the rest is "other".
 KINDS = {

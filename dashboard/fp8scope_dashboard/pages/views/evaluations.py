@@ -16,10 +16,10 @@ from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.models import Evaluation, EvaluationComparison
 from fp8scope_dashboard.analysis.scores import Score, item_interval
 from fp8scope_dashboard.pages.access import in_project, page
-from fp8scope_dashboard.pages.arms import Arm, Arms, arm_labels
+from fp8scope_dashboard.pages.comparison_groups import Arm, Arms, arm_labels
 from fp8scope_dashboard.pages.figures.comparisons import ScoreBand, ScorePoint, scores_figure
 from fp8scope_dashboard.pages.formatting import number
-from fp8scope_dashboard.pages.loading import Options
+from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.verdicts import Badge, score_badge
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 

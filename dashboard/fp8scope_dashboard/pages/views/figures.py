@@ -17,7 +17,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, run_of
-from fp8scope_dashboard.pages.arms import Arms
+from fp8scope_dashboard.pages.comparison_groups import Arms
 from fp8scope_dashboard.pages.efficiency import read_split
 from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.efficiency import efficiency_figure
@@ -26,8 +26,14 @@ from fp8scope_dashboard.pages.figures.formats import range_of
 from fp8scope_dashboard.pages.figures.ranges import central_range, loss_range
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.pages.formatting import number, percent
-from fp8scope_dashboard.pages.loading import AXIS_TITLES, Options, alert_marks, loss_curves, scalar_curves
-from fp8scope_dashboard.pages.steering import annotation_marks
+from fp8scope_dashboard.pages.run_controls import annotation_marks
+from fp8scope_dashboard.pages.series_loading import (
+    AXIS_TITLES,
+    Options,
+    alert_marks,
+    loss_curves,
+    scalar_curves,
+)
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.histograms import MIN_EXPONENT

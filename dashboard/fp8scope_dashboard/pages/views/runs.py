@@ -15,9 +15,9 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import EventState
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import standing_now
-from fp8scope_dashboard.pages import steering
+from fp8scope_dashboard.pages import run_controls
 from fp8scope_dashboard.pages.access import in_project, page, run_of
-from fp8scope_dashboard.pages.arms import Arm, Arms
+from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.efficiency import recent_figures
 from fp8scope_dashboard.pages.figures.sparkline import WIDTH, sparkline
 from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
@@ -109,9 +109,9 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
         "baselines": baselines,
         "efficiency": recent_figures(shown),
-        "modules": steering.modules_of(shown),
-        **steering.steering(shown),
-        **steering.findings(shown),
+        "modules": run_controls.modules_of(shown),
+        **run_controls.steering(shown),
+        **run_controls.findings(shown),
         "ranks": ranks_of(shown),
     }
     return page(request, project, "runs", "pages/run.html", context)

@@ -1,0 +1,383 @@
+"""Follows a training loop that knows nothing of steps: what is one, and what belongs to it.
+
+A step is one `optimizer.step()`; of several optimizers, one or more of each. It begins with the first forward
+pass that trains (training mode, gradients enabled) after the one before, and its clock stops when
+`optimizer.step()` returns; it is recorded when the next one begins, so that what is logged right after
+`optimizer.step()` still belongs to it.
+
+A model that the script updates by hand, without an optimizer, has made a step when its parameters or its
+gradients have changed since the backward pass: they were updated, clipped, or zeroed for the next pass.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fp8scope.autolog.inspection import parameters_of, token_count, unwrap_optimizer
+from fp8scope.autolog.loss_capture import Loss, combine, is_replaying, listen, unlisten
+
+if TYPE_CHECKING:
+    from fp8scope.run import Run
+    from fp8scope.step import Step
+
+PROBES = 8
+PATIENCE = 100
+"""Steps of some optimizers after which others, that never step, are waited for no longer."""
+
+
+class ForwardHook:
+    """Tells the attachment of a forward pass that begins.
+
+    It keeps nothing alive. A copy of the model is another model, and its hook does nothing.
+    """
+
+    def __init__(self, attachment: "Attachment | None" = None, counts_tokens: bool = False) -> None:
+        self._attachment = None if attachment is None else weakref.ref(attachment)
+        self._counts_tokens = counts_tokens
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Inside a compiled graph there is nothing to be told, and nothing that should break the graph.
+        if torch.compiler.is_compiling() or self._attachment is None:
+            return
+        attachment = self._attachment()
+        if attachment is not None and module.training and torch.is_grad_enabled() and not is_replaying():
+            attachment.forward_begins(token_count(args, kwargs) if self._counts_tokens else 0)
+
+    def __reduce__(self) -> tuple[type["ForwardHook"], tuple[()]]:
+        return ForwardHook, ()
+
+
+class Followed:
+    """One model, the optimizers that train it, and what was seen since its last step."""
+
+    def __init__(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.name = name
+        self.by_hand = not optimizers
+        """Whether the script updates it without an optimizer."""
+        self.untouched: Any = None
+        """By hand: its state right after a backward pass, as long as no step was made of that."""
+        self.steps = 0
+        """Steps of its optimizers since the attachment's step began."""
+        self.losses: list[Loss] = []
+        """Of the attachment's step: those that its optimizers have used."""
+        self.divisor = 1.0
+        everything = [parameter for one in optimizers for parameter in parameters_of(one)]
+        everything = everything or list(model.parameters())
+        trained = [parameter for parameter in everything if parameter.requires_grad] or everything
+        # A pass need not reach every parameter (experts, heads): look at a few, the last among them.
+        some = trained[:: -max(1, len(trained) // PROBES)]
+        self._probes = [weakref.ref(parameter) for parameter in some]
+
+    def gradients(self) -> list[tuple[int, int] | None]:
+        """Which gradients there are: any accumulation changes this. Reads no values."""
+        found = [None if (p := probe()) is None else p.grad for probe in self._probes]
+        return [None if gradient is None else (id(gradient), gradient._version) for gradient in found]
+
+    def state(self) -> Any:
+        """Which gradients there are, and how often the parameters were written to. Reads no values."""
+        parameters = [probe() for probe in self._probes]
+        return self.gradients(), [None if p is None else p._version for p in parameters]
+
+
+class Attachment:
+    """Opens and closes a run's steps as the training goes by. Not made by hand: see `fp8scope.attach`."""
+
+    def __init__(
+        self, run: "Run", *, reduction: str = "mean", tokens_per_step: int = 0, counts_inputs: bool = True
+    ) -> None:
+        self._run = run
+        self._counts_inputs = counts_inputs
+        self._reduction = reduction
+        self._tokens_per_step = tokens_per_step
+        self._followed: list[Followed] = []
+        self._pending: list[tuple[Loss, set[str]]] = []
+        """Losses that no optimizer has used yet, and the models whose gradients they have changed."""
+        self._handles: list[RemovableHandle] = []
+        self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        """What is called, and the names."""
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+        """Every optimizer, and the name of the model that it trains."""
+        self._awaited: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those without whose step no step is complete."""
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those that have stepped since the step began."""
+        self._is_alone = False
+        """Whether one optimizer trains one model: nearly always, and asked for instead of the weak sets."""
+        self._optimizer_steps = 0
+        self._inside = False
+        """Whether an optimizer is at its step: what is called then, its closure calls."""
+        self._inside_losses = 0
+        self._unseen = ""
+        """Why the loss of a backward pass of the step could not be seen."""
+        self._forward_seen = False
+        self._due = False
+        self._skipped = 0
+        self._step: Step | None = None
+        listen(self)
+
+    def follow(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Follow a model, too. `model`: what the script calls, in its wrappers."""
+        self._followed.append(Followed(name, model, optimizers))
+        self._is_alone = False
+        self.follow_calls(name, model)
+        for optimizer in optimizers:
+            self.follow_optimizer(name, optimizer)
+
+    def follow_optimizer(self, name: str, optimizer: Optimizer) -> None:
+        """Another optimizer of that model: it takes the place of those that train the same parameters."""
+        own = {id(parameter) for parameter in parameters_of(optimizer)}
+        for known in list(self._awaited):
+            if self._optimizers[known] == name and any(id(p) in own for p in parameters_of(known)):
+                self._awaited.discard(known)
+        for followed in self._followed:
+            if followed.name == name:
+                followed.by_hand = False
+        self._optimizers[optimizer] = name
+        self._awaited.add(optimizer)
+        self._is_alone = len(self._optimizers) == 1 and len(self._followed) == 1
+        before, after = self._hooks()
+        self._handles.append(optimizer.register_step_pre_hook(before))
+        self._handles.append(optimizer.register_step_post_hook(after))
+
+    @property
+    def optimizers(self) -> Mapping[Optimizer, str]:
+        """The optimizers that are followed, each with the name of the model that it trains."""
+        return self._optimizers
+
+    def follow_calls(self, name: str, model: nn.Module) -> None:
+        """Take forward passes of this module, all of that model or a part, for the beginning of a step."""
+        hook = ForwardHook(self, counts_tokens=self._counts_inputs and not self._models)
+        self._handles.append(model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        self._models[model] = name
+
+    def name_of(self, model: nn.Module) -> str | None:
+        """The name under which `model` is followed, None when it is not."""
+        return self._models.get(model)
+
+    def end(self) -> None:
+        """Record the step that is complete, and look no further."""
+        unlisten(self)
+        self._note_updates_by_hand(last=True)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._close_if_due()
+        self._run._abandon_step()
+        self._step = None
+
+    # What the hooks tell
+
+    def forward_begins(self, tokens: int = 0) -> None:
+        """A forward pass that trains, on so many tokens, begins."""
+        self._note_updates_by_hand()
+        step = self._begin()
+        self._forward_seen = True
+        if step is not None and not self._tokens_per_step and self._inside_losses == 0:
+            step.count_tokens(tokens)
+
+    def before_backward(self) -> Any:
+        began = perf_counter()
+        try:
+            self._note_updates_by_hand()
+            before = {followed.name: followed.gradients() for followed in self._followed}
+            if not self._inside_losses:
+                self._forget_discarded(before)
+            self._run._budget.fixed_seconds += perf_counter() - began
+            return before
+        except Exception as error:
+            self._run.guard.caught("looking at gradients", error)
+        return {}
+
+    def after_backward(self, before: Mapping[str, Any], loss: Loss | None) -> None:
+        began = perf_counter()
+        try:
+            reached = {f.name for f in self._followed if f.gradients() != before.get(f.name)}
+            self._run._budget.fixed_seconds += perf_counter() - began
+            if not reached:
+                return
+            self._begin()
+            # An optimizer that evaluates its closure again and again (LBFGS) trains on the first loss.
+            if loss is not None and not (self._inside and self._inside_losses):
+                self._pending.append((loss, reached))
+            if loss is None:
+                self._unseen = "backward() was not called on one scalar alone"
+            for followed in self._followed:
+                if followed.by_hand and followed.name in reached:
+                    followed.untouched = followed.state()
+            self._inside_losses += self._inside
+        except Exception as error:
+            self._run.guard.caught("taking the loss", error)
+
+    def failed(self, kind: str, error: Exception) -> None:
+        self._run.guard.caught(kind, error)
+
+    def before_scaler_step(self, optimizer: Optimizer) -> Any:
+        return self._optimizer_steps
+
+    def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
+        with self._run.guard.shield("noting a skipped step"):
+            name = self._optimizers.get(unwrap_optimizer(optimizer))
+            if name is None or before != self._optimizer_steps:
+                return
+            # Its gradients were not finite, and nothing was learned from what was read.
+            self._skipped += 1
+            self._pending = [(loss, reached) for loss, reached in self._pending if name not in reached]
+            if self._step is not None and not self._tokens_per_step:
+                self._step.count_tokens(-self._step.tokens)
+
+    def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """What the optimizer calls before and after its step. It does not keep the attachment alive."""
+        reference = weakref.ref(self)
+
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if (attachment := reference()) is not None:
+                attachment._optimizer_begins(optimizer)
+
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if (attachment := reference()) is not None:
+                attachment._optimizer_ended(optimizer)
+
+        return before, after
+
+    def _optimizer_begins(self, optimizer: Optimizer) -> None:
+        if self._due and (self._is_alone or optimizer in self._stepped):
+            # Two steps without a forward pass that we could see in between.
+            self._close_if_due()
+        self._begin(may_close=False)
+        self._inside, self._inside_losses = True, 0
+
+    def _optimizer_ended(self, optimizer: Optimizer) -> None:
+        try:
+            self._inside, self._inside_losses = False, 0
+            self._optimizer_steps += 1
+            if self._is_alone:
+                self._use_losses(self._followed[0])
+                self._due = True
+            else:
+                self._note_step_of(optimizer)
+            if self._due and self._step is not None:
+                self._step.stop_clock()
+            # The step before this one is to be on disk by now, whatever else the machine is doing.
+            began = perf_counter()
+            self._run._settle()
+            self._run._budget.fixed_seconds += perf_counter() - began
+        except Exception as error:
+            self._run.guard.caught("ending a step", error)
+        if self._due and not self._forward_seen:
+            # Nothing will tell when the next one begins: the model is called from inside a compiled graph.
+            self._close_if_due()
+
+    def _note_step_of(self, optimizer: Optimizer) -> None:
+        """One of several optimizers has stepped; the step is complete when all that are awaited have."""
+        self._stepped.add(optimizer)
+        for followed in self._followed:
+            if followed.name == self._optimizers.get(optimizer):
+                followed.steps += 1
+                self._use_losses(followed)
+        if max(followed.steps for followed in self._followed) > PATIENCE:
+            self._wait_no_longer()
+        self._due = self._awaited <= self._stepped
+
+    def _note_updates_by_hand(self, last: bool = False) -> None:
+        """Complete the step of models that are updated by hand and were; with `last` those that may be."""
+        for followed in self._followed:
+            if followed.untouched is None or not followed.by_hand:
+                continue
+            if last or followed.state() != followed.untouched:
+                followed.untouched = None
+                self._use_losses(followed)
+                self._due = True
+        if self._due and self._step is not None:
+            self._step.stop_clock()
+
+    def _wait_no_longer(self) -> None:
+        for idle in self._awaited - self._stepped:
+            self._awaited.discard(idle)
+            self._run.guard.tell_once(
+                "idle",
+                "%s has made no step in %d of another optimizer: steps no longer wait for it.",
+                type(idle).__name__,
+                PATIENCE,
+            )
+
+    # The step
+
+    def _begin(self, may_close: bool = True) -> "Step | None":
+        """The step that is open, after recording one that is complete."""
+        if may_close and not self._inside:
+            self._close_if_due()
+        if self._step is None and not self._run.finished:
+            try:
+                self._step = self._run.step(self._tokens_per_step)
+                self._step.__enter__()
+            except Exception as error:
+                self._run.guard.caught("beginning a step", error)
+        return self._step
+
+    def _close_if_due(self) -> None:
+        step = self._step
+        if step is None or not self._due:
+            return
+        self._step, self._due, self._forward_seen = None, False, False
+        self._stepped.clear()
+        try:
+            self._log(step)
+        except Exception as error:
+            self._run.guard.caught("recording a step", error)
+        # Outside: what an alert's callback raises is the script's.
+        step.__exit__(None, None, None)
+
+    def _log(self, step: "Step") -> None:
+        for index, followed in enumerate(self._followed):
+            losses, followed.losses, followed.steps = followed.losses, [], 0
+            # By itself: losses that cannot be combined must cost neither another model's nor a later step's.
+            with self._run.guard.shield("combining the losses"):
+                if losses:
+                    value, followed.divisor = self._combined(losses, followed.divisor)
+                    if index == 0:
+                        step.log_default("loss", value)
+                    if followed.name:
+                        step.log_default(f"loss/{followed.name}", value)
+                elif index == 0 and "loss" not in step:
+                    self._ask_for_the_loss(step)
+        self._unseen = ""
+        if self._skipped:
+            step.log_default("skipped_steps", self._skipped)
+            self._skipped = 0
+
+    def _ask_for_the_loss(self, step: "Step") -> None:
+        """A step is complete, and nothing in it showed its loss."""
+        self._run.guard.tell_once(
+            "no loss",
+            "step %d has no loss: %s. Say what it is: run.log(loss=loss), after each optimizer.step() at the "
+            "latest.",
+            step.number,
+            self._unseen or "backward() of a scalar was not called (torch.autograd.grad tells no loss)",
+        )
+
+    def _combined(self, losses: Sequence[Loss], learned: float) -> tuple[Tensor, float]:
+        value, divisor = combine(losses, self._reduction, learned)
+        return value, divisor if divisor != 1.0 else learned
+
+    # Losses
+
+    def _use_losses(self, followed: Followed) -> None:
+        """The optimizer has stepped: the losses that reached its model are its own, and nobody else's."""
+        used = [loss for loss, reached in self._pending if followed.name in reached]
+        self._pending = [(loss, reached) for loss, reached in self._pending if followed.name not in reached]
+        followed.losses += used
+
+    def _forget_discarded(self, gradients: Mapping[str, Iterable[Any]]) -> None:
+        """A loss whose gradients were thrown away before any optimizer used them does not count."""
+        if not self._pending:
+            return
+        gone = {name for name, found in gradients.items() if all(one is None for one in found)}
+        for _, reached in self._pending:
+            reached -= gone
+        self._pending = [(loss, reached) for loss, reached in self._pending if reached]

@@ -1,0 +1,335 @@
+"""Find the model and the optimizer of a script that knows nothing of fp8scope, for `fp8scope run`.
+
+When an optimizer is made, the modules that hold its parameters are looked for among all that there are, and
+told to say when they are called. A model is found when it, or a part of it, is called to train: in training
+mode and with gradients enabled. Where one of the trainers that `fp8scope.integrations` knows is at work, its
+callback is added instead. A script that makes no optimizer and updates its model by hand shows it by its
+first backward pass: the run begins there.
+"""
+
+import functools
+import gc
+import importlib
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fp8scope.autolog import attach_by_hand, attach_run, follow, watch
+from fp8scope.autolog.inspection import holds_parameters_of, parameters_of, token_count
+from fp8scope.autolog.loss_capture import Loss, is_replaying, listen, unlisten
+from fp8scope.autolog.script_config import settings_of_model
+from fp8scope.guard import Guard
+from fp8scope.observe.tensors.base import unwrapped
+from fp8scope.process.open_runs import live_runs
+from fp8scope.run import Run
+
+MAX_LOOKS = 3
+"""Backward passes without an optimizer that are looked at: a script may differentiate what is no model."""
+logger = logging.getLogger("fp8scope")
+
+
+class CallHook:
+    """Tells of a module's first call that trains. A copy of the module has a hook that does nothing."""
+
+    def __init__(self, discovery: "Discovery | None" = None) -> None:
+        self._discovery = discovery
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self._discovery is None:
+            return
+        if module.training and torch.is_grad_enabled() and not is_replaying():
+            self._discovery.called(module, args, kwargs)
+
+    def __reduce__(self) -> tuple[type["CallHook"], tuple[()]]:
+        return CallHook, ()
+
+
+class Discovery:
+    """Looks for models and optimizers. `begin` makes the run; `convert` makes a model's layers FP8 ones."""
+
+    def __init__(
+        self, begin: Callable[..., Run], convert: Callable[[nn.Module], object] | None, tokens_per_step: int
+    ) -> None:
+        self.run: Run | None = None
+        self._begin = begin
+        self._convert = convert
+        self._tokens_per_step = tokens_per_step
+        self._guard = Guard()
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._models: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
+        """Of every module that may be called, the whole model."""
+        self._handles: list[tuple[weakref.ref[nn.Module], RemovableHandle]] = []
+        """Hooks that wait for a call, and the models that they belong to."""
+        self._names: set[str] = set()
+        self._ended = False
+        self._restore: Callable[[], None] = lambda: None
+        self._looked = 0
+
+    def install(self) -> None:
+        """Begin to look: right after torch was imported."""
+        make, compile_ = Optimizer.__init__, torch.compile
+
+        @functools.wraps(make)
+        def noting(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            with self._guard.shield("looking for an optimizer's model"):
+                self._note(optimizer)
+
+        @functools.wraps(compile_)
+        def noting_compiled(*args: Any, **kwargs: Any) -> Any:
+            compiled = compile_(*args, **kwargs)
+            if isinstance(compiled, nn.Module):
+                with self._guard.shield("noting a compiled model"):
+                    self._note_compiled(compiled)
+            return compiled
+
+        listen(self)
+        Optimizer.__init__ = noting  # type: ignore[method-assign, assignment]
+        torch.compile = noting_compiled
+
+        def restore() -> None:
+            # Unless somebody else has replaced them since.
+            if Optimizer.__init__ is noting:
+                Optimizer.__init__ = make  # type: ignore[method-assign]
+            if torch.compile is noting_compiled:
+                torch.compile = compile_
+
+        self._restore = restore
+
+    def uninstall(self) -> None:
+        """Stop looking, and put back what was replaced; a run that was begun goes on."""
+        self._end()
+        self._restore()
+
+    # What the script does
+
+    def _note(self, optimizer: Optimizer) -> None:
+        unlisten(self)
+        if self._ended or self._join_trainer():
+            return
+        self._optimizers.add(optimizer)
+        for outermost in models_of(optimizer):
+            model = unwrapped(outermost)
+            # Each part as well: a script may call the parts and never the whole.
+            for module in (outermost, *model.modules()):
+                self._await_call(module, model)
+        optimizer.register_step_pre_hook(self._first_step)
+
+    def _note_compiled(self, compiled: nn.Module) -> None:
+        """What is compiled runs no hooks: those of its wrapper have to do."""
+        inner = getattr(compiled, "_orig_mod", None)
+        if isinstance(inner, nn.Module) and not self._ended:
+            self._await_call(compiled, self._models.get(inner, inner))
+
+    def _await_call(self, module: nn.Module, model: nn.Module) -> None:
+        if self._models.get(module) is None:
+            handle = module.register_forward_pre_hook(CallHook(self), prepend=True, with_kwargs=True)
+            self._handles.append((weakref.ref(model), handle))
+        self._models[module] = model
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module is called to train."""
+        with self._guard.shield("looking for the model"):
+            model = self._models.get(module)
+            if model is not None and not self._ended:
+                self._found(model, module)
+                if self.run is not None and self.run._attachment is not None:
+                    # The call that is under way began before the attachment's hook was there.
+                    self.run._attachment.forward_begins(token_count(args, kwargs))
+
+    def _first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer steps: if nobody told of its model, that is called from inside a compiled graph."""
+        attachment = self.run._attachment if self.run is not None else None
+        if self._ended or (attachment is not None and optimizer in attachment.optimizers):
+            return
+        with self._guard.shield("looking for the model"):
+            for outermost in models_of(optimizer):
+                model = unwrapped(outermost)
+                if self._convert is not None:
+                    logger.warning("the model is compiled already: it is recorded, and not converted to FP8.")
+                    self._convert = None
+                self._found(model, model)
+
+    # A script without an optimizer
+
+    def before_backward(self) -> Any:
+        """The models that a backward pass may be for, and the gradients that they have."""
+        with self._guard.shield("looking for the model"):
+            self._looked += 1
+            if self._looked >= MAX_LOOKS:
+                unlisten(self)
+            models = models_where(lambda parameter: parameter.requires_grad)
+            return [(weakref.ref(one), _gradients(one)) for one in models if unwrapped(one).training]
+        return []
+
+    def failed(self, kind: str, error: Exception) -> None:
+        self._guard.caught(kind, error)
+
+    def after_backward(self, before: Any, loss: Loss | None) -> None:
+        """A backward pass, and no optimizer yet: the script updates by hand what the gradients are for."""
+        with self._guard.shield("looking for the model"):
+            models = [(one(), gradients) for one, gradients in before]
+            trained = [one for one, had in models if one is not None and _gradients(one) != had]
+            if not trained:
+                return
+            unlisten(self)
+            if self._ended or self._join_trainer() or self._leave_to_script():
+                return
+            model = trained[0]
+            if self._convert is not None:
+                logger.warning("the script has no optimizer: its first step does not compute in FP8 yet.")
+                self._convert(unwrapped(model))
+            self.run = self._begin(config=settings_of_model(unwrapped(model)))
+            self._names.add("")
+            attachment = attach_by_hand(self.run, model, tokens_per_step=self._tokens_per_step)
+            if attachment is not None:
+                attachment.after_backward({}, loss)
+
+    def before_scaler_step(self, optimizer: Optimizer) -> None:
+        """For `losses.listen`."""
+
+    def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
+        """For `losses.listen`."""
+
+    # What is made of it
+
+    def _leave_to_script(self) -> bool:
+        """Whether the script records a run itself; then nothing is added to it."""
+        if not any(run is not self.run for run in live_runs):
+            return False
+        logger.info("the script records a run itself: `fp8scope run` adds nothing to it.")
+        self._end()
+        return True
+
+    def _found(self, model: nn.Module, called: nn.Module) -> None:
+        if self._leave_to_script() or self._join_trainer():
+            return
+        self._forget(model)
+        outer = called if unwrapped(called) is model else model
+        optimizers = [one for one in self._optimizers if holds_parameters_of(one, model)]
+        if self._convert is not None:
+            self._convert(model)
+        if self.run is None or self.run.finished:
+            self.run = self._begin(config=settings_of_model(model))
+            self._names.add("")
+            # A wrapper is watched as such: of what it has compiled, no hook is called.
+            attach_run(self.run, outer, optimizers, tokens_per_step=self._tokens_per_step)
+        else:
+            self._add(self.run, outer, optimizers)
+        attachment = self.run._attachment
+        if attachment is not None and attachment.name_of(called) is None:
+            attachment.follow_calls(attachment.name_of(outer) or "", called)
+
+    def _add(self, run: Run, model: nn.Module, optimizers: list[Optimizer]) -> None:
+        """Another model, or another optimizer of one that is followed."""
+        attachment = run._attachment
+        if attachment is None:
+            return
+        new = [one for one in optimizers if one not in attachment.optimizers]
+        known = [attachment.optimizers[one] for one in optimizers if one in attachment.optimizers]
+        name = attachment.name_of(model)
+        if name is not None:
+            for one in new:
+                watch(run, model, one, name)
+                attachment.follow_optimizer(name, one)
+            return
+        name = self._free_name(type(model).__name__)
+        if known:
+            watch(run, model, None, name)
+            attachment.follow_calls(known[0], model)
+        else:
+            follow(run, attachment, name, model, new)
+
+    def _free_name(self, name: str) -> str:
+        number, free = 1, name
+        while free in self._names:
+            number += 1
+            free = f"{name}_{number}"
+        self._names.add(free)
+        return free
+
+    def _join_trainer(self) -> bool:
+        """Have the trainer that is at work, if one is, use our callback; whether one is."""
+        found = _trainer_at_work(sys._getframe(1))
+        if found is None:
+            return False
+        self._end()
+        integration, trainer = found
+        integration.join(trainer, self._begin, self._convert, self._tokens_per_step, self._keep)
+        return True
+
+    def _keep(self, run: Run) -> None:
+        self.run = run
+
+    def _forget(self, model: nn.Module) -> None:
+        """The model was found: its parts need not tell any more."""
+        for of, handle in self._handles:
+            if of() is model:
+                handle.remove()
+        self._handles = [(of, handle) for of, handle in self._handles if of() not in (model, None)]
+        for module, of_model in list(self._models.items()):
+            if of_model is model:
+                del self._models[module]
+
+    def _end(self) -> None:
+        self._ended = True
+        unlisten(self)
+        for _, handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def models_of(optimizer: Optimizer) -> list[nn.Module]:
+    """The modules that hold the optimizer's parameters and are part of no other module, largest first."""
+    own = {id(parameter) for parameter in parameters_of(optimizer)}
+    return models_where(lambda parameter: id(parameter) in own)
+
+
+def models_where(holds: Callable[[torch.Tensor], bool]) -> list[nn.Module]:
+    """The modules with a parameter for which `holds`, that are part of no other module; largest first."""
+    holding: dict[int, nn.Module] = {}
+    parts: set[int] = set()
+    for thing in gc.get_objects():
+        # By its type: some objects do things when they are asked for their class.
+        if issubclass(type(thing), nn.Module) and "_parameters" in thing.__dict__:
+            if any(holds(parameter) for parameter in thing.parameters()):
+                holding[id(thing)] = thing
+            parts.update(id(child) for child in thing._modules.values())
+    found = [module for key, module in holding.items() if key not in parts]
+    return sorted(found, key=lambda module: -sum(1 for _ in module.parameters()))
+
+
+def _gradients(model: nn.Module) -> list[tuple[int, int] | None]:
+    """Which gradients there are; reads no values."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [None if one is None else (id(one), one._version) for one in gradients]
+
+
+def _trainer_at_work(frame: FrameType | None) -> tuple[Any, Any] | None:
+    """Our module for the trainer that is among the callers, and the trainer."""
+    classes: list[tuple[type, str]] = []
+    for package, name, ours in (
+        ("transformers.trainer", "Trainer", "transformers"),
+        ("lightning.pytorch", "Trainer", "lightning"),
+        ("pytorch_lightning", "Trainer", "lightning"),
+    ):
+        # Nothing is imported that the script has not imported.
+        known = getattr(sys.modules.get(package), name, None)
+        if isinstance(known, type):
+            classes.append((known, ours))
+    while frame is not None and classes:
+        if frame.f_code.co_argcount:
+            this = frame.f_locals.get(frame.f_code.co_varnames[0])
+            for known, ours in classes:
+                if issubclass(type(this), known):
+                    return importlib.import_module(f"fp8scope.integrations.{ours}"), this
+        frame = frame.f_back
+    return None

@@ -1,0 +1,202 @@
+"""`fp8scope run`: record a training script that knows nothing of it.
+
+The script is run in this process, as its `__main__`, with the arguments, the search path, the exit status and
+the traceback that it would have alone. What is recorded begins with its first training step.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fp8scope.autolog.parsed_arguments import ParsedArguments
+from fp8scope.autolog.script_config import collect
+from fp8scope.cli.import_hook import when_imported
+from fp8scope.cli.script import ProgramNotFoundError, find_module, find_script
+from fp8scope.config import ConfigurationError, overhead_from, settings_from
+from fp8scope.guard import configure_logging
+from fp8scope.process.open_runs import live_runs
+from fp8scope.recording.registration import blank_registration, check_registration
+
+if TYPE_CHECKING:
+    from fp8scope.autolog.discovery import Discovery
+    from fp8scope.run import Run
+
+RECIPES = {
+    "delayed": "DelayedScaling",
+    "current": "CurrentScaling",
+    "rowwise": "RowwiseScaling",
+    "block": "BlockScaling",
+    "mxfp8": "MXFP8",
+}
+logger = logging.getLogger("fp8scope")
+
+
+def run(arguments: list[str]) -> int:
+    """Run an unmodified training script, and record it."""
+    own, target, module, rest = split(arguments)
+    options = _parser().parse_args(own)
+    if target is None:
+        _parser().error("which script? Like: fp8scope run train.py --lr 1e-3")
+    configure_logging()
+    try:
+        _check(options)
+    except ConfigurationError as error:
+        print(f"fp8scope: {error}", file=sys.stderr)
+        return 2
+    try:
+        program = find_module(target) if module else find_script(target)
+    except ProgramNotFoundError as error:
+        print(f"fp8scope: {error}", file=sys.stderr)
+        return 2
+    watching = _Watching(options)
+    watching.begin()
+    sys.argv = [program.argv0, *rest]
+    if not sys.flags.safe_path:
+        sys.path[0] = program.directory
+    try:
+        program.execute()
+    finally:
+        watching.end()
+        watching.tell()
+    return 0
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], str | None, bool, list[str]]:
+    """Our options, the script or module, whether it is a module, and the arguments that are its own.
+
+    As Python does: everything after the script, or after `-m MODULE`, belongs to it.
+    """
+    values = {flag for action in _parser()._actions for flag in action.option_strings if action.nargs != 0}
+    own: list[str] = []
+    index = 0
+    while index < len(arguments):
+        one = arguments[index]
+        if one == "-m":
+            found = arguments[index + 1] if index + 1 < len(arguments) else None
+            return own, found, True, list(arguments[index + 2 :])
+        if one == "--" or not one.startswith("-") or one == "-":
+            index += one == "--"
+            found = arguments[index] if index < len(arguments) else None
+            return own, found, False, list(arguments[index + 1 :])
+        width = 2 if one in values else 1
+        own += arguments[index : index + width]
+        index += width
+    return own, None, False, []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fp8scope run",
+        description="Run a training script and record it; nothing in it needs to be changed.",
+        usage="fp8scope run [OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS OF ITS OWN]",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--convert", choices=sorted(RECIPES), help="make its linear layers FP8 by this recipe"
+    )
+    parser.add_argument("--project", help="which login to use, where there are several")
+    parser.add_argument("--name", help="the run's name (default: the script's, and the time)")
+    parser.add_argument("--group", default="", help="the runs that differ from this one only in their seed")
+    parser.add_argument("--baseline", default="", help="the group to compare with")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--tag", action="append", default=[], dest="tags")
+    parser.add_argument("--tokens-per-step", type=int, default=0, help="where they cannot be counted")
+    parser.add_argument(
+        "--overhead",
+        help="share of the steps' time that watching may take (default: 0.02; none: no limit)",
+    )
+    parser.add_argument("--mode", choices=("online", "offline", "disabled"))
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ConfigurationError now for what `init` would refuse in the middle of the script."""
+    if options.overhead is not None:
+        overhead_from(options.overhead, "--overhead")
+        # Also for the processes that the script starts, and whatever makes the run.
+        os.environ["FP8SCOPE_OVERHEAD"] = options.overhead
+    settings_from(project=options.project, mode=options.mode)
+    given = {key: getattr(options, key) for key in ("group", "baseline", "seed", "tags")}
+    check_registration(blank_registration("a run" if options.name is None else options.name) | given)
+    if options.tokens_per_step < 0:
+        raise ConfigurationError(f"--tokens-per-step must not be negative, got {options.tokens_per_step}.")
+
+
+class _Watching:
+    """What is found out about the script, once it imports torch."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._discovery: Discovery | None = None
+        self._arguments = ParsedArguments()
+        self._cancel: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        """The script is about to run."""
+        self._arguments.install()
+        self._cancel = when_imported("torch", self._install)
+
+    def end(self) -> None:
+        """The script has ended: what was replaced is put back, unless a thread of it goes on."""
+        others = set(threading.enumerate()) - {threading.current_thread()}
+        if any(not thread.daemon for thread in others):
+            return
+        self._cancel()
+        self._arguments.restore()
+        if self._discovery is not None:
+            self._discovery.uninstall()
+
+    def _install(self) -> None:
+        from fp8scope.autolog.discovery import Discovery
+        from fp8scope.integrations.common import converter
+
+        options = self._options
+        recipe = None
+        if options.convert is not None:
+            import fp8scope_kernels
+
+            recipe = getattr(fp8scope_kernels, RECIPES[options.convert])()
+        self._discovery = Discovery(self._begin, converter(recipe), options.tokens_per_step)
+        self._discovery.install()
+
+    def _begin(self, **known: Any) -> "Run":
+        import fp8scope
+
+        options = self._options
+        told = {
+            "project": options.project,
+            "name": options.name,
+            "group": options.group,
+            "baseline": options.baseline,
+            "seed": options.seed,
+            "tags": options.tags,
+            "mode": options.mode,
+        }
+        config, trouble = self._config(known.get("config") or {})
+        given = {key: value for key, value in told.items() if value not in (None, "", [])}
+        run = fp8scope.init(**(known | {"config": config} | given))
+        if trouble is not None:
+            run.guard.caught("reading the script's configuration", trouble)
+        return run
+
+    def _config(self, known: Mapping[str, Any]) -> tuple[Mapping[str, Any], Exception | None]:
+        """The run's configuration, and what went wrong with it."""
+        try:
+            return collect(self._arguments.namespaces, known), None
+        except Exception as error:
+            return known, error
+
+    def tell(self) -> None:
+        """Say so when nothing was recorded."""
+        if self._options.mode == "disabled" or live_runs:
+            return
+        if self._discovery is None or self._discovery.run is None:
+            logger.warning(
+                "nothing was recorded: no training step was seen. A step is a torch optimizer's, or without "
+                "one a backward pass, over parameters of a torch.nn.Module that was called in training mode "
+                "in this process."
+            )

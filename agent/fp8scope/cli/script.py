@@ -1,0 +1,121 @@
+"""A script or a module, found and run as Python would: as `__main__`, with its own end and traceback."""
+
+import importlib.abc
+import importlib.util
+import io
+import os
+import sys
+import types
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, TracebackType
+
+from fp8scope.process.open_runs import live_runs
+
+_kept: list[object] = []
+"""What must live as long as the process."""
+
+
+class ProgramNotFoundError(Exception):
+    """There is no such script or module."""
+
+
+class Program:
+    """Something to be executed as `__main__`."""
+
+    def __init__(
+        self, argv0: str, directory: str, code: Callable[[], CodeType], spec: ModuleSpec | None
+    ) -> None:
+        self.argv0 = argv0
+        self.directory = directory
+        self.code = code
+        self.spec = spec
+
+    def execute(self) -> None:
+        """Run it as `__main__`, and end as it would have ended alone."""
+        module = types.ModuleType("__main__")
+        spec = self.spec
+        module.__dict__.update(
+            __annotations__={},
+            __builtins__=sys.modules["builtins"],
+            __cached__=None if spec is None else spec.cached,
+            __loader__=SourceFileLoader("__main__", self.argv0) if spec is None else spec.loader,
+            __package__=None if spec is None else spec.parent,
+            __spec__=spec,
+        )
+        # What the process began as goes on to use its own names; and the script's must be there at its exit.
+        _kept.extend((sys.modules["__main__"], module))
+        sys.modules["__main__"] = module
+        try:
+            code = self.code()
+            module.__file__ = code.co_filename
+            exec(code, module.__dict__)
+        except SystemExit as error:
+            for run in list(live_runs):
+                run._note_failure(error)
+            raise
+        except BaseException as error:
+            error.__traceback__ = without_ours(error.__traceback__)
+            sys.excepthook(type(error), error, error.__traceback__)
+            # It was shown, as the script's own; the interpreter does the rest (status, signals, exit
+            # handlers).
+            sys.excepthook = lambda kind, value, trace: None
+            raise
+
+
+def find_script(path: str) -> Program:
+    """The script in a file. Raises ProgramNotFoundError when there is none."""
+    file = Path(path)
+    if file.is_dir():
+        raise ProgramNotFoundError(f"{path} is a directory: name the script in it.")
+    if not file.is_file():
+        raise ProgramNotFoundError(f"there is no script {path} (in {Path.cwd()}).")
+
+    def code() -> CodeType:
+        with io.open_code(str(file.absolute())) as source:
+            return compile(source.read(), str(file.absolute()), "exec", dont_inherit=True)
+
+    # Python puts the folder of the file itself first, not that of a link to it.
+    return Program(path, str(file.resolve().parent), code, None)
+
+
+def find_module(name: str) -> Program:
+    """What `python -m name` would run. Raises ProgramNotFoundError when there is no such module."""
+    directory, before = os.getcwd(), sys.path[0]
+    if not sys.flags.safe_path:
+        sys.path[0] = directory
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ModuleNotFoundError, ValueError) as error:
+        sys.path[0] = before
+        raise ProgramNotFoundError(f"there is no module {name} ({error}).") from None
+    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+        raise ProgramNotFoundError(f"there is no module {name} that could be run.")
+    loader, found = spec.loader, spec
+
+    def code() -> CodeType:
+        compiled = loader.get_code(found.name)
+        assert compiled is not None
+        return compiled
+
+    return Program(spec.origin or name, directory, code, spec)
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this package that lie between those of the script."""
+    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    kept = None
+    for one in reversed(frames):
+        ours = one.tb_frame.f_code.co_filename.startswith(package)
+        # Where ours is the last, the error is ours: then it shows.
+        if not ours or kept is None and one is frames[-1] and one.tb_frame.f_code.co_filename != __file__:
+            one.tb_next = kept
+            kept = one
+    return kept

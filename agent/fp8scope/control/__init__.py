@@ -1,0 +1,1 @@
+"""Commands, precision fallback, BF16 reference windows and bisection."""

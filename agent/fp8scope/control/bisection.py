@@ -1,0 +1,210 @@
+"""Which matrix product hurts? One batch's gradients with each product in FP8 by itself, the others in BF16.
+
+For every FP8 layer and each of its three products (fprop, dgrad, wgrad; see `fp8scope_kernels.products`) one
+pass forward and backward, from the same state and with the same random numbers, is held against one in which
+all are in BF16: with g the gradient of all parameters as one vector and r the reference's,
+
+    relative error = |g - r| / |r|        cosine = g . r / (|g| |r|)
+
+A layer's scales are those that its next training step would use; they, the buffers, the gradients and the
+random state are as before afterwards.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor, nn
+
+from fp8scope.control.precision import fp8_layers_of, precision_of, products_of, set_products
+from fp8scope.control.training_state import ModelState, RandomState
+from fp8scope.recording.records import wire_number
+from fp8scope_kernels import PRODUCTS, Product
+
+LossFunction: TypeAlias = Callable[[Any], Tensor]
+
+MAX_REPORTED = 2000
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class ProductError:
+    """What one product in FP8 does to the full gradient. NaN where a gradient is not finite."""
+
+    layer: str
+    product: Product
+    relative_error: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The products of all FP8 layers, the worst first, and all of them together."""
+
+    products: tuple[ProductError, ...]
+    total: ProductError
+    """All products in FP8 at once; its `layer` is `*`."""
+    loss_bf16: float
+    loss_fp8: float
+    seconds: float
+    note: str = ""
+
+    @property
+    def worst(self) -> ProductError:
+        return self.products[0]
+
+    def document(self) -> dict[str, Any]:
+        """The fields of a report of kind `bisect`; see docs/wire.md."""
+        return {
+            "products": [
+                {
+                    "layer": one.layer[:512],
+                    "product": one.product,
+                    "relative_error": wire_number(one.relative_error),
+                    "cosine": wire_number(one.cosine),
+                }
+                for one in self.products[:MAX_REPORTED]
+            ],
+            "measured": len(self.products),
+            "total_error": wire_number(self.total.relative_error),
+            "total_cosine": wire_number(self.total.cosine),
+            "loss_bf16": wire_number(self.loss_bf16),
+            "loss_fp8": wire_number(self.loss_fp8),
+            "seconds": round(self.seconds, 3),
+            "note": self.note,
+        }
+
+    def table(self, shown: int = SHOWN) -> Table:
+        """For a terminal: `rich.print(found.table())`."""
+        table = Table(
+            title="Gradient error of single products in FP8, against all-BF16", title_justify="left"
+        )
+        table.add_column("#", justify="right")
+        table.add_column("layer", overflow="fold")
+        table.add_column("product")
+        table.add_column("relative error", justify="right")
+        table.add_column("cosine", justify="right")
+        for rank, one in enumerate(self.products[:shown], 1):
+            table.add_row(str(rank), one.layer, one.product, f"{one.relative_error:.3%}", f"{one.cosine:.6f}")
+        left = len(self.products) - shown
+        if left > 0:
+            table.add_row("", f"… {left} more", "", "", "")
+        table.add_section()
+        total = self.total
+        table.add_row("", "all of them", "", f"{total.relative_error:.3%}", f"{total.cosine:.6f}")
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=110, force_terminal=False, color_system=None)
+        with console.capture() as captured:
+            console.print(self.table())
+            console.print(
+                f"loss {self.loss_bf16:.6g} in BF16, {self.loss_fp8:.6g} in FP8; {self.seconds:.1f} s"
+            )
+        return captured.get()
+
+
+def bisect(
+    models: Sequence[nn.Module], loss: Callable[[], Tensor], *, progress: bool = False, note: str = ""
+) -> Bisection:
+    """Rank the products of the models' FP8 layers. `loss()` computes the loss, a tensor of one element.
+
+    Raises ValueError where there is no layer in FP8 or no gradient, and what `loss` raises; the models are as
+    before then, too.
+    """
+    layers = [
+        (path, layer)
+        for model in models
+        for path, layer in fp8_layers_of(model)
+        if precision_of(layer) == "fp8"
+    ]
+    if not layers:
+        raise ValueError("there is no FP8 layer to bisect: run.watch(model) comes first, or model= names it.")
+    began = time.perf_counter()
+    passes = _Passes(models, layers, loss)
+    cases = [
+        (path, layer, product)
+        for path, layer in layers
+        for product in PRODUCTS
+        if product in products_of(layer)
+    ]
+    found: list[ProductError] = []
+    with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
+        task = bar.add_task("Products", total=len(cases))
+        try:
+            loss_bf16, reference = passes.run({})
+            for path, layer, product in cases:
+                _, gradient = passes.run({layer: frozenset((product,))})
+                found.append(ProductError(path, product, *_compare(gradient, reference)))
+                bar.advance(task)
+            loss_fp8, gradient = passes.run(None)
+            total = ProductError("*", "fprop", *_compare(gradient, reference))
+        finally:
+            passes.end()
+    # A gradient that is not finite is the worst there is.
+    found.sort(key=lambda one: (one.relative_error == one.relative_error, -one.relative_error))
+    return Bisection(tuple(found), total, loss_bf16, loss_fp8, time.perf_counter() - began, note)
+
+
+class _Passes:
+    """Passes forward and backward of one batch, each from the same state."""
+
+    def __init__(
+        self, models: Sequence[nn.Module], layers: Sequence[tuple[str, nn.Module]], loss: Callable[[], Tensor]
+    ) -> None:
+        self._layers = [layer for _, layer in layers]
+        self._loss = loss
+        self._state = ModelState(models, parameters=False)
+        self._random = RandomState(models)
+        every = dict.fromkeys(parameter for model in models for parameter in model.parameters())
+        self._parameters = [parameter for parameter in every if parameter.requires_grad]
+        self._gradients = [(parameter, parameter.grad) for parameter in self._parameters]
+
+    def run(self, chosen: "dict[nn.Module, frozenset[Product]] | None") -> tuple[float, list[Tensor]]:
+        """The loss and the gradients with the `chosen` products in FP8 (None: as the layers are)."""
+        self._restore()
+        for layer in self._layers:
+            set_products(layer, None if chosen is None else chosen.get(layer, frozenset()))
+        for parameter in self._parameters:
+            parameter.grad = None
+        with torch.enable_grad():
+            loss: Any = self._loss()
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise ValueError("loss_fn must return the loss, a tensor of one element.")
+            loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self._parameters
+        ]
+        return float(loss.detach().double().cpu().reshape(())), gradients
+
+    def _restore(self) -> None:
+        self._random.restore()
+        self._state.restore()
+
+    def end(self) -> None:
+        """Leave everything as it was found."""
+        for layer in self._layers:
+            set_products(layer, None)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._restore()
+
+
+def _compare(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> tuple[float, float]:
+    """Relative error and cosine of a gradient, given in pieces. One wait for the device."""
+    sums = torch.zeros(4, dtype=torch.float64, device=reference[0].device)
+    for mine, exact in zip(gradient, reference, strict=True):
+        a, b = mine.detach().double().reshape(-1), exact.detach().double().reshape(-1)
+        difference = a - b
+        sums += torch.stack((difference @ difference, b @ b, a @ a, a @ b)).to(sums.device)
+    apart, exact_square, square, product = sums.cpu().tolist()
+    if not exact_square > 0:
+        raise ValueError("the gradient in BF16 is zero, or not finite: nothing can be held against it.")
+    cosine = product / (exact_square * square) ** 0.5 if square > 0 else 0.0
+    return (apart / exact_square) ** 0.5, cosine

@@ -1,0 +1,196 @@
+"""Layers to BF16 and back while the model trains, and single products of theirs.
+
+| layer                 | `bf16`                                                                          |
+|-----------------------|---------------------------------------------------------------------------------|
+| `Fp8Linear`           | BF16 products (its `precision`)                                                 |
+| torchao Float8Linear  | products in the precision of its operands, by a configuration that casts nothing |
+| Transformer Engine    | not possible layer by layer: its autocast decides for all inside of it          |
+"""
+
+import dataclasses
+import re
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeAlias, cast
+
+from torch import nn
+
+from fp8scope.observe.tensors.base import path_of
+from fp8scope_kernels import PRODUCTS, Fp8Linear, Product
+
+Precision = Literal["fp8", "bf16"]
+Pattern: TypeAlias = str | re.Pattern[str]
+
+NOT_FP8 = "is not FP8"
+_CASTS: dict[Product, tuple[str, str]] = {
+    "fprop": ("cast_config_input", "cast_config_weight"),
+    "dgrad": ("cast_config_grad_output", "cast_config_weight_for_grad_input"),
+    "wgrad": ("cast_config_input_for_grad_weight", "cast_config_grad_output_for_grad_weight"),
+}
+"""What torchao casts for each product."""
+
+_configurations: "weakref.WeakKeyDictionary[nn.Module, Any]" = weakref.WeakKeyDictionary()
+"""Of torchao's layers that were switched: the configuration to go back to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What patterns match: layers that can be switched, and why others cannot."""
+
+    layers: tuple[tuple[str, nn.Module], ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(path for path, _ in self.layers)
+
+
+def fp8_layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that can be switched, with their paths (without the names of wrappers)."""
+    for path, module in model.named_modules():
+        if _why_not(module) == "":
+            yield path_of(path), module
+
+
+def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> Found:
+    """The layers whose path a pattern matches: a glob (`blocks.*.mlp.down`), or a compiled regular expression
+    that matches anywhere in it.
+    """
+    wanted = (patterns,) if isinstance(patterns, str | re.Pattern) else tuple(patterns)
+    layers: list[tuple[str, nn.Module]] = []
+    problems: list[str] = []
+    for model in models:
+        for raw, module in model.named_modules():
+            path = path_of(raw)
+            if not any(_matches(pattern, path) for pattern in wanted):
+                continue
+            problem = _why_not(module)
+            if problem == "":
+                layers.append((path, module))
+            elif problem is not None:
+                problems.append(f"{path}: {problem}")
+    if layers:
+        # A pattern that means FP8 layers may cover others.
+        problems = [problem for problem in problems if not problem.endswith(NOT_FP8)]
+    return Found(tuple(layers), tuple(problems))
+
+
+def precision_of(layer: nn.Module) -> Precision:
+    """What the layer computes in now."""
+    if isinstance(layer, Fp8Linear):
+        return layer.precision
+    return "bf16" if _casts(layer.config) == frozenset() else "fp8"
+
+
+def set_precision(layer: nn.Module, precision: Precision) -> None:
+    """Switch one of `fp8_layers_of`. Going back to `fp8` begins with fresh scales where there are any."""
+    if isinstance(layer, Fp8Linear):
+        layer.precision = precision
+    else:
+        _set_torchao(layer, () if precision == "bf16" else None)
+
+
+def products_of(layer: nn.Module) -> frozenset[Product]:
+    """The products that the layer computes in FP8 when nothing is switched off."""
+    if isinstance(layer, Fp8Linear):
+        return frozenset(PRODUCTS)
+    return _casts(_configurations.get(layer, layer.config))
+
+
+def set_products(layer: nn.Module, products: Collection[Product] | None) -> None:
+    """Compute these products of a layer in FP8 and the others in high precision; None: as it was."""
+    if isinstance(layer, Fp8Linear):
+        layer.products = products
+    else:
+        _set_torchao(layer, products)
+
+
+def _set_torchao(layer: nn.Module, products: Collection[Product] | None) -> None:
+    original = _configurations.setdefault(layer, layer.config)
+    if products is None:
+        layer.config = original
+        del _configurations[layer]
+        return
+    from torchao.float8.config import CastConfig, ScalingType
+
+    off: dict[str, Any] = {}
+    for product, casts in _CASTS.items():
+        if product not in products:
+            for name in casts:
+                dtype = getattr(original, name).target_dtype
+                off[name] = CastConfig(scaling_type=ScalingType.DISABLED, target_dtype=dtype)
+    layer.config = cast(Any, dataclasses.replace(original, **off))
+
+
+def _casts(config: Any) -> frozenset[Product]:
+    """The products that a configuration of torchao's leaves in FP8."""
+    return frozenset(
+        product
+        for product, casts in _CASTS.items()
+        if getattr(config, casts[0]).scaling_type.value != "disabled"
+    )
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Empty where the module can be switched; why not, where somebody may expect it; None for all others."""
+    if isinstance(module, Fp8Linear):
+        return ""
+    kind = type(module)
+    if kind.__name__ == "Float8Linear" and kind.__module__.startswith("torchao."):
+        if getattr(module.config, "enable_fsdp_float8_all_gather", False):
+            return "its weight is gathered in FP8 (enable_fsdp_float8_all_gather), and there is no other copy"
+        return ""
+    if kind.__module__.startswith("transformer_engine.") and hasattr(module, "fp8_meta"):
+        return "Transformer Engine's autocast decides for all layers inside of it, not layer by layer"
+    if isinstance(module, nn.Linear):
+        return NOT_FP8
+    return None
+
+
+def _matches(pattern: Pattern, path: str) -> bool:
+    return fnmatchcase(path, pattern) if isinstance(pattern, str) else pattern.search(path) is not None
+
+
+class Layers:
+    """The layers of the watched models, and which of them fell back. Keeps no model alive."""
+
+    def __init__(self) -> None:
+        self._models: list[weakref.ref[nn.Module]] = []
+        self.fallen: dict[str, weakref.ref[nn.Module]] = {}
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return [model for reference in self._models if (model := reference()) is not None]
+
+    def watch(self, model: nn.Module) -> None:
+        """Include this model's layers."""
+        if not any(reference() is model for reference in self._models):
+            self._models.append(weakref.ref(model))
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to switch."""
+        return any(True for model in self.models for _ in fp8_layers_of(model))
+
+    def find(self, patterns: Pattern | Sequence[Pattern]) -> Found:
+        return find(self.models, patterns)
+
+    def switch(self, found: Found, precision: Precision, *, only_fallen: bool = False) -> list[str]:
+        """Switch what was found; returns the paths of those that were in the other precision.
+
+        `only_fallen`: to `fp8` only those that `switch` has taken to `bf16`.
+        """
+        changed = []
+        for path, layer in found.layers:
+            fallen = self.fallen.get(path)
+            if precision == "fp8" and only_fallen and (fallen is None or fallen() is not layer):
+                continue
+            if precision_of(layer) == precision:
+                continue
+            set_precision(layer, precision)
+            changed.append(path)
+            if precision == "bf16":
+                self.fallen[path] = weakref.ref(layer)
+            else:
+                self.fallen.pop(path, None)
+        return changed

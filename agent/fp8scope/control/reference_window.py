@@ -1,0 +1,311 @@
+"""BF16 reference windows: is the loss still the one that BF16 would have had, from here, on these batches?
+
+    train_step = run.reference_window(train_step, model, optimizer, every=1000, steps=20)
+    for batch in loader:
+        with run.step() as step:
+            step.log(loss=train_step(batch))
+
+Every `every` calls the next `steps` batches are trained twice. First as always: those losses are the FP8 arm,
+and the run's own. Their batches, and where the random number generators stood before each, are kept, and of
+the state before the first one a copy. After the last, that copy is taken back, all FP8 layers compute in
+BF16, and the same batches are trained with the same random numbers (dropout and all) and the same settings of
+the optimizer: the BF16 arm. Then everything is put back to where the run was, bit for bit, and it goes on.
+
+So a window costs `steps` further steps, and holds two copies of what `fp8scope.control.training_state` lists (one
+from its beginning on, the second while the BF16 arm trains), by default in the host's memory: about 2 x 16 bytes a
+parameter with AdamW in float32. What `train_step` does outside of that (a file that it writes, a counter of
+its own) happens again. Data is read once: the loader sees no difference.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fp8scope.config import ConfigurationError
+from fp8scope.control.loss_comparison import (
+    MARGIN,
+    averaged_over_ranks,
+    check_tolerance,
+    compare,
+    host_numbers,
+    loss_of,
+)
+from fp8scope.control.precision import Found, fp8_layers_of, precision_of, set_precision
+from fp8scope.control.training_state import (
+    RandomState,
+    TrainingState,
+    clone_batch,
+    restore_settings,
+    settings_of,
+)
+from fp8scope.recording.records import wire_number
+
+if TYPE_CHECKING:
+    from fp8scope.control.controller import Controls
+
+logger = logging.getLogger("fp8scope")
+
+Policy = Literal["report", "fallback"]
+TrainStep: TypeAlias = Callable[..., Any]
+
+MAX_STEPS = 1000
+MAX_FAILURES = 3
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step of the window, to be trained again."""
+
+    arguments: Any
+    random: RandomState
+    settings: list[list[dict[str, Any]]]
+    loss: Tensor | float | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """A window that is under way: the state at its beginning, and the steps since."""
+
+    begin: TrainingState
+    first_step: int
+    seconds: float
+    batches: list[Batch] = field(default_factory=list)
+
+
+class ReferenceWindow:
+    """What `Run.reference_window` returns: call it in the place of the script's own training step."""
+
+    def __init__(
+        self,
+        run: "Controls",
+        train_step: TrainStep,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        every: int,
+        steps: int,
+        scheduler: Any = None,
+        also: Sequence[Any] = (),
+        policy: Policy = "report",
+        tolerance: float | None = None,
+        keep_on: str = "cpu",
+    ) -> None:
+        self._run = run
+        self._train_step = train_step
+        self._model = model
+        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        schedulers = [] if scheduler is None else [scheduler]
+        self._also = [*schedulers, *also]
+        self._every, self._steps, self._policy, self._place = every, steps, policy, keep_on
+        self._tolerance = check_tolerance(tolerance)
+        self._check()
+        self._calls = 0
+        self._failures = 0
+        self._inside = False
+        self._fallen: list[nn.Module] = []
+        """The layers that the policy has taken to BF16, until the next window."""
+        self._window: Window | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One training step, as the script makes it."""
+        if self._inside or self._failures >= MAX_FAILURES or self._run.finished:
+            return self._train_step(*args, **kwargs)
+        if self._window is not None and len(self._window.batches) == self._steps:
+            # Nobody has told of a step's end since.
+            self._close()
+        self._calls += 1
+        if self._window is None and self._calls > 1 and (self._calls - 1) % self._every == 0:
+            self._open()
+        batch = self._remember((args, kwargs))
+        self._inside = True
+        try:
+            result = self._train_step(*args, **kwargs)
+        except BaseException:
+            # The window is not whole; what comes of the run is the script's business.
+            self._window = None
+            raise
+        finally:
+            self._inside = False
+        if batch is not None:
+            self._note(batch, result)
+        return result
+
+    def _check(self) -> None:
+        """Raise ConfigurationError on what cannot be meant."""
+        if not callable(self._train_step):
+            raise ConfigurationError(
+                "reference_window takes a function that makes one training step of a batch."
+            )
+        counts: dict[str, Any] = {"steps": self._steps, "every": self._every}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+                raise ConfigurationError(f"{name} must be a whole number of at least 2, got {value!r}.")
+        if not self._steps <= min(MAX_STEPS, self._every):
+            raise ConfigurationError(
+                f"steps must be at most {MAX_STEPS}, and at most every ({self._every}), got {self._steps}."
+            )
+        if self._policy not in get_args(Policy):
+            raise ConfigurationError(
+                f"policy must be one of {', '.join(get_args(Policy))}, got {self._policy!r}."
+            )
+        if self._place not in ("cpu", "device"):
+            raise ConfigurationError(f"keep_on must be 'cpu' or 'device', got {self._place!r}.")
+        for one in self._also:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise ConfigurationError(
+                    f"{type(one).__name__} has no state_dict and load_state_dict to keep it by."
+                )
+        if not all(isinstance(one, Optimizer) for one in self._optimizers) or not self._optimizers:
+            raise ConfigurationError("optimizer must be a torch.optim.Optimizer, or several.")
+
+    # The FP8 arm: the run itself
+
+    def _open(self) -> None:
+        """A window begins with the next step."""
+        with self._shielded("opening a reference window"):
+            self._come_back()
+            if not self._layers():
+                self._run.guard.tell_once("reference", "no reference window: the model has no layer in FP8.")
+                return
+            began = time.perf_counter()
+            begin = TrainingState(self._model, self._optimizers, self._also, place=self._place)
+            self._window = Window(begin, self._run._step, time.perf_counter() - began)
+            if self._calls - 1 == self._every:
+                size = 2 * begin.nbytes / 2**20
+                logger.info("a reference window holds up to %.0f MiB of copies (%s).", size, self._place)
+
+    def _remember(self, arguments: Any) -> Batch | None:
+        if self._window is None:
+            return None
+        with self._shielded("keeping a batch"):
+            settings = [settings_of(optimizer) for optimizer in self._optimizers]
+            return Batch(clone_batch(arguments), RandomState([self._model]), settings)
+        self._window = None
+        return None
+
+    def _note(self, batch: Batch, result: Any) -> None:
+        window = self._window
+        if window is None:
+            return
+        if not window.batches:
+            # Known only now where the step is opened by the forward pass.
+            window.first_step = self._run._step
+        with self._shielded("reading the loss of a training step"):
+            batch.loss = loss_of(result)
+            window.batches.append(batch)
+        if batch.loss is None:
+            self._window = None
+        elif len(window.batches) == self._steps:
+            run = self._run
+            if run._open is not None and run._attachment is None:
+                # Inside of the script's own `with run.step()`: when that is over.
+                run._at_boundary.append(self._close)
+            else:
+                self._close()
+
+    # The BF16 arm
+
+    def _close(self) -> None:
+        """Train the window's batches in BF16, compare, and be where the run was."""
+        window, self._window = self._window, None
+        if window is None or len(window.batches) < self._steps or self._run.finished:
+            return
+        with self._shielded("a reference window"):
+            began = time.perf_counter()
+            layers = self._layers()
+            bf16, kept = self._train_in_bf16(window, layers)
+            fp8 = host_numbers(batch.loss for batch in window.batches)
+            fp8, bf16 = averaged_over_ranks(fp8, bf16, next(self._model.parameters()).device)
+            seconds = window.seconds + time.perf_counter() - began
+            self._conclude(window, layers, fp8, bf16, kept, seconds)
+
+    def _train_in_bf16(
+        self, window: Window, layers: Sequence[tuple[str, nn.Module]]
+    ) -> tuple[list[float], int]:
+        """The losses of the batches in BF16 from the window's beginning, and the bytes that were held."""
+        now = TrainingState(self._model, self._optimizers, self._also, place=self._place)
+        configurations = [(layer, precision_of(layer)) for _, layer in layers]
+        losses: list[Any] = []
+        self._inside = True
+        try:
+            with self._run._quietly([self._model], self._optimizers):
+                window.begin.restore()
+                for _, layer in layers:
+                    set_precision(layer, "bf16")
+                for batch in window.batches:
+                    batch.random.restore()
+                    for optimizer, settings in zip(self._optimizers, batch.settings, strict=True):
+                        restore_settings(optimizer, settings)
+                    args, kwargs = clone_batch(batch.arguments)
+                    losses.append(loss_of(self._train_step(*args, **kwargs)))
+        finally:
+            self._inside = False
+            for layer, precision in configurations:
+                set_precision(layer, precision)
+            # After it: going back to FP8 forgets the scales, which this brings back.
+            now.restore()
+        return host_numbers(losses), now.nbytes + window.begin.nbytes
+
+    def _conclude(
+        self,
+        window: Window,
+        layers: Sequence[tuple[str, nn.Module]],
+        fp8: Sequence[float],
+        bf16: Sequence[float],
+        kept: int,
+        seconds: float,
+    ) -> None:
+        run = self._run
+        tolerance = self._tolerance or run.margin or MARGIN
+        verdict = compare(fp8, bf16, tolerance)
+        # A loss that is not finite in both arms is not FP8's doing, and a lower one is no harm.
+        worse = all(map(math.isfinite, bf16)) and not verdict.delta <= tolerance
+        action = "fallback" if self._policy == "fallback" and worse else ""
+        run._tell(
+            "reference",
+            step=window.first_step,
+            fp8=[wire_number(loss) for loss in fp8],
+            bf16=[wire_number(loss) for loss in bf16],
+            delta=wire_number(verdict.delta),
+            noise=wire_number(verdict.noise),
+            tolerance=tolerance,
+            verdict="within" if verdict.within else "over",
+            policy=self._policy,
+            action=action,
+            layers=len(layers),
+            kept_bytes=kept,
+            seconds=round(seconds, 3),
+        )  # fmt: skip
+        if action:
+            why = f"reference window from step {window.first_step}: loss {verdict.delta:+.2%} against BF16"
+            run._switch(Found(tuple(layers)), "bf16", why)
+            self._fallen = [layer for _, layer in layers]
+
+    def _come_back(self) -> None:
+        """The span that was spent in BF16 is over."""
+        fallen, self._fallen = self._fallen, []
+        back = tuple((path, layer) for path, layer in fp8_layers_of(self._model) if layer in fallen)
+        if back:
+            self._run._switch(Found(back), "fp8", "the next reference window begins")
+
+    def _layers(self) -> list[tuple[str, nn.Module]]:
+        return [(path, one) for path, one in fp8_layers_of(self._model) if precision_of(one) == "fp8"]
+
+    @contextmanager
+    def _shielded(self, what: str) -> Iterator[None]:
+        """Keep a window's own failure out of the training: told, counted, and after some of them no more
+        windows.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._window = None
+            self._failures += 1
+            self._run.guard.error(what, f"{type(error).__name__}: {error}", error)

@@ -1,0 +1,119 @@
+"""From records in the spool to messages on the wire."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8scope.config import Settings
+from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, encode_batch, encode_histograms
+from fp8scope.delivery.cursor import Progress
+from fp8scope.delivery.transport import Outcome
+from fp8scope.recording.records import Histograms, Kind, Record, Row, dump_json, load_json
+from fp8scope.recording.spool import Spool
+
+JSON_TYPE = "application/json"
+JSON_PATHS = {Kind.EVALUATION: "evaluations", Kind.REPORT: "reports", Kind.FINISH: "finish"}
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is POSTed under one seq: the records from the cursor's position to `end`."""
+
+    kind: Kind
+    path: str
+    body: bytes
+    content_type: str
+    end: int
+    records: int
+    rows: int
+    points: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.body).hexdigest()
+
+
+class Reader:
+    """Builds messages from the spool; knows the registration and the catalogue that it has read by then."""
+
+    def __init__(self, run: str, spool: Spool, settings: Settings) -> None:
+        self.registration = b""
+        self.catalogue: list[dict[str, Any]] = []
+        self.place: dict[str, Any] = {}
+        """The writer's rank, host and attempt; see `Place`."""
+        self.row_limit = settings.batch_rows
+        self._run = run
+        self._spool = spool
+        self._settings = settings
+        self._statistics: list[str] = []
+
+    def learn(self, record: Record) -> None:
+        """Take in a registration or an extension of the catalogue."""
+        if record.kind is Kind.REGISTRATION:
+            self.registration = record.payload
+            return
+        document = load_json(record.payload)
+        known = len(self.catalogue)
+        offset = int(document["offset"])
+        if offset <= known:
+            self.catalogue += document["tensors"][known - offset :]
+        self._statistics = list(document["statistics"])
+        self.place = {name: document[name] for name in ("rank", "hostname", "attempt")}
+
+    def build(self, first: Record, progress: Progress) -> Message:
+        """The message that begins with the record `first`."""
+        if first.kind is Kind.ROW:
+            rows, end = self._gather(first, progress.sealed_end)
+            batch = encode_batch(
+                rows, self._statistics, run=self._run, writer=progress.writer, seq=progress.seq
+            )
+            path = "batches"
+            return Message(
+                first.kind, path, batch.body, CONTENT_TYPE, end, len(rows), batch.rows, batch.points
+            )
+        if first.kind is Kind.HISTOGRAM:
+            histograms = Histograms.decode(first.payload)
+            body = encode_histograms(histograms, run=self._run, writer=progress.writer, seq=progress.seq)
+            return Message(first.kind, "histograms", body, CONTENT_TYPE, first.end, 1, 0, 0)
+        document = {**load_json(first.payload), "writer": progress.writer, "seq": progress.seq}
+        if first.kind is Kind.FINISH:
+            document |= {"rows_sent": progress.rows_sent, "points_sent": progress.points_sent}
+        path = JSON_PATHS[first.kind]
+        return Message(first.kind, path, dump_json(document), JSON_TYPE, first.end, 1, 0, 0)
+
+    def _gather(self, first: Record, sealed_end: int) -> tuple[list[Row], int]:
+        """The rows of the sealed message, or as many as fit into a new one."""
+        rows, end, size = [Row.decode(first.payload)], first.end, len(first.payload)
+        while sealed_end == 0 or end < sealed_end:
+            record = self._spool.read(end)
+            if record is None or record.kind is not Kind.ROW:
+                break
+            row = Row.decode(record.payload)
+            size += len(record.payload)
+            fits = (
+                len(rows) < self.row_limit
+                and size <= self._settings.batch_bytes
+                and row.step >= rows[-1].step
+            )
+            if sealed_end == 0 and not fits:
+                break
+            rows.append(row)
+            end = record.end
+        return rows, end
+
+
+def write_refused(directory: Path, message: Message, outcome: Outcome) -> None:
+    """Keep a refused message, and why it was refused, as files of their own."""
+    folder = directory / "refused"
+    folder.mkdir(exist_ok=True)
+    name = f"{message.end:020d}"
+    ending = "arrow" if message.content_type == CONTENT_TYPE else "json"
+    (folder / f"{name}.{ending}").write_bytes(message.body)
+    why = {
+        "status": outcome.status,
+        "code": outcome.code,
+        "message": outcome.message,
+        "path": message.path,
+    }
+    (folder / f"{name}.why.json").write_bytes(dump_json(why))

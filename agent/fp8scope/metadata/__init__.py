@@ -1,0 +1,1 @@
+"""What a run says about itself: host, versions, git, without secrets."""

@@ -1,0 +1,1 @@
+"""Collects what a step has shown: tensor statistics, times, rates."""

@@ -1,0 +1,57 @@
+"""What is observed of a model and its optimizer: one source for each kind of layer.
+
+A source binds tensors to rows of the boards when a model is watched, and writes them while it trains; see
+`base.Source`. Only this package knows the layers of other libraries.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from fp8scope.observe.tensors.base import OnError, Source, unwrapped
+from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, Board, Boards
+from fp8scope.observe.tensors.layers import Fp8Layers, HighPrecisionLayers
+from fp8scope.observe.tensors.optimizer_state import TrainingState
+from fp8scope.observe.tensors.shadow import ShadowLayers
+from fp8scope.observe.tensors.torchao import Float8Layers
+from fp8scope.observe.tensors.transformer_engine import TransformerEngineLayers
+from fp8scope_kernels import Recipe
+from fp8scope_kernels.convert import Selection
+
+__all__ = [
+    "SAMPLED_STATISTICS",
+    "Board",
+    "Boards",
+    "Source",
+    "Watching",
+    "sources_of",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """How a model is to be watched; see `Run.watch`."""
+
+    shadow: Recipe | None = None
+    include: Selection | None = None
+    scaler: Any = None
+
+
+def sources_of(
+    model: nn.Module, optimizer: Optimizer | None, boards: Boards, how: Watching, on_error: OnError
+) -> Iterator[Callable[[], Source]]:
+    """What makes the sources for this model: called one by one, so that each may fail alone."""
+    model = unwrapped(model)
+    yield lambda: Fp8Layers(model, boards)
+    yield lambda: Float8Layers(model, boards, on_error)
+    yield lambda: TransformerEngineLayers(model, boards, on_error)
+    shadow = how.shadow
+    if shadow is None:
+        yield lambda: HighPrecisionLayers(model, boards, on_error)
+    else:
+        yield lambda: ShadowLayers(model, boards, on_error, shadow, include=how.include, scaler=how.scaler)
+    if optimizer is not None:
+        yield lambda: TrainingState(model, optimizer, boards, on_error)

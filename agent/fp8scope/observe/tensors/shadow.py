@@ -1,0 +1,250 @@
+"""Shadow mode: what the tensors of a model in BF16, FP16 or FP32 would do in FP8, while it trains as it is.
+
+In sampled steps the input, weight and gradient of each layer are quantised beside the training, and the
+result is thrown away: nothing that the training computes is changed. In the steps between only amax and
+non-finite elements are seen, which is what a delayed scale is made of.
+"""
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8scope.observe.tensors.base import OnError, local, path_of
+from fp8scope.observe.tensors.buffers import AMAX, NONFINITE, NUMEL, SCALE, Board, Boards, to_device
+from fp8scope.observe.tensors.layers import is_foreign
+from fp8scope.observe.tensors.observer_hooks import replace_observer, shapes_of
+from fp8scope_kernels import (
+    CurrentScaling,
+    DelayedScaling,
+    Format,
+    HighPrecisionObserver,
+    Recipe,
+    Slot,
+    accumulate_sample,
+    amax_to_scale,
+    candidate_layers,
+    measure,
+    quantize_blocks,
+    quantize_values,
+)
+from fp8scope_kernels.convert import Selection, _matches
+from fp8scope_kernels.observation import add_extent, add_tensor
+from fp8scope_kernels.quantization import Extent
+from fp8scope_kernels.recipes import ROLES, Role
+
+
+class ShadowLayers:
+    """The model's layers that are not FP8, seen under `recipe`.
+
+    `include`: glob patterns over module paths, or a function of path and module, for other modules than the
+    linear layers that `convert` would take. `scaler`: the `torch.amp.GradScaler` in use, if any; its factor
+    is divided out of the gradients.
+    """
+
+    every_step = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        boards: Boards,
+        on_error: OnError,
+        recipe: Recipe,
+        *,
+        include: Selection | None = None,
+        scaler: Any = None,
+    ) -> None:
+        self.recipe: Mapping[str, Any] = {"shadow": recipe.to_dict()}
+        # A delayed scale follows the amax of every step; other scales do not depend on past steps.
+        self.is_paced = not isinstance(recipe, DelayedScaling)
+        self.tensors = 0
+        self._scales: dict[Board, DelayedScales] = {}
+        unscale = Unscale(scaler)
+        for path, layer in _chosen(model, include):
+            board = boards.on(device_of(layer), capacity=FIRST_ROWS)
+            if isinstance(recipe, DelayedScaling) and board not in self._scales:
+                self._scales[board] = DelayedScales(recipe, board)
+            observer = ShadowObserver(recipe, unscale, self._scales.get(board))
+            slots = self._register(path_of(path), layer, board, recipe)
+            replace_observer(layer, observer, slots, on_error)
+            self.tensors += len(slots)
+
+    def _register(self, path: str, layer: Any, board: Board, recipe: Recipe) -> dict[Role, Slot]:
+        known = shapes_of(layer) if isinstance(layer, nn.Linear) else {}
+        slots: dict[Role, Slot] = {}
+        for role in ROLES:
+            if role == "weight" and not isinstance(getattr(layer, "weight", None), Tensor):
+                continue
+            name, format = f"{path}.{role}" if path else role, recipe.format_of(role)
+            slots[role] = board.buffer.register(name, format=format, shape=known.get(role, (-1,)), role=role)
+            if board in self._scales:
+                self._scales[board].add(slots[role], format)
+        return slots
+
+    def finish(self, sampled: bool) -> None:
+        for scales in self._scales.values():
+            scales.update()
+
+
+FIRST_ROWS = 256
+
+
+def _chosen(model: nn.Module, include: Selection | None) -> Iterable[tuple[str, nn.Module]]:
+    if include is None:
+        return [(path, layer) for path, layer in candidate_layers(model) if not is_foreign(layer)]
+    return [(path, module) for path, module in model.named_modules() if _matches(include, path, module)]
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the module's parameters are; the CPU where it has none."""
+    first = next(module.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+class Unscale:
+    """Divides a GradScaler's factor out of gradients, on the device."""
+
+    def __init__(self, scaler: Any = None) -> None:
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+        self._seen: tuple[int, int] | None = None
+        self._inverse: Tensor | None = None
+
+    def __call__(self, device: torch.device) -> Tensor | None:
+        """What to multiply gradients by: float32, no dimensions; None where they are not scaled."""
+        scaler = None if self._scaler is None else self._scaler()
+        factor = getattr(scaler, "_scale", None)
+        if scaler is None or factor is None or not scaler.is_enabled():
+            return None
+        # The scaler changes its factor in place; the version says whether it has, and asks no device.
+        seen = (id(factor), factor._version)
+        if seen != self._seen or self._inverse is None or self._inverse.device != device:
+            self._inverse = factor.detach().reshape(()).to(device, non_blocking=True).float().reciprocal()
+            self._seen = seen
+        return self._inverse
+
+
+class DelayedScales:
+    """The scales that delayed scaling would have, of all tensors on a board at once.
+
+    As `ScalingState`, except that a step counts once, by its largest amax, however many calls it has.
+    """
+
+    def __init__(self, recipe: DelayedScaling, board: Board) -> None:
+        self._recipe = recipe
+        self._board = board
+        self._steps = 0
+        self._slots: list[Slot] = []
+        self._formats: list[Format] = []
+        self._places: dict[int, int] = {}
+        self._rows = torch.zeros(0, dtype=torch.long)
+        self._is_of: dict[str, Tensor] = {}
+        self._scale = self._last = self._history = torch.zeros(0)
+
+    def add(self, slot: Slot, format: Format) -> None:
+        """Take a tensor in."""
+        if slot.index not in self._places:
+            self._places[slot.index] = len(self._slots)
+            self._slots.append(slot)
+            self._formats.append(format)
+
+    def scale_of(self, slot: Slot, amax: Tensor) -> Tensor:
+        """The scale of this step, float32 without dimensions: a tensor without a past takes its own amax."""
+        place = self._places[slot.index]
+        own = amax_to_scale(amax, self._formats[place], margin=self._recipe.margin)
+        if place >= len(self._rows):
+            return own
+        scale = self._scale[place]
+        return torch.where(scale > 0, scale, own)
+
+    @torch.inference_mode(False)
+    def update(self) -> None:
+        """A step is over: take its amaxes into the histories."""
+        self._grow()
+        data = self._board.buffer.data[self._rows]
+        amax, seen = data[:, AMAX].float(), data[:, NUMEL] > 0
+        fresh = seen & (self._scale == 0)
+        self._scale = torch.where(fresh, self._to_scale(amax, torch.ones_like(amax)), self._scale)
+        column = self._history[:, self._steps % self._history.shape[1]]
+        column.copy_(torch.where(seen, amax, column))
+        self._last = torch.where(seen, amax, self._last)
+        self._steps += 1
+        if self._steps % self._recipe.interval == 0:
+            past = self._history.amax(1) if self._recipe.amax_compute == "max" else self._last
+            self._scale = self._to_scale(past, self._scale)
+
+    def _to_scale(self, amax: Tensor, otherwise: Tensor) -> Tensor:
+        scale = otherwise
+        for format in dict.fromkeys(self._formats):
+            mine = self._is_of[format.name]
+            new = amax_to_scale(amax, format, margin=self._recipe.margin, otherwise=otherwise)
+            scale = torch.where(mine, new, scale)
+        return scale
+
+    def _grow(self) -> None:
+        missing = len(self._slots) - len(self._rows)
+        if not missing:
+            return
+        device = self._board.buffer.device
+        self._rows = to_device(torch.tensor([slot.index for slot in self._slots]), device)
+        self._is_of = {
+            format.name: to_device(torch.tensor([each == format for each in self._formats]), device)
+            for format in dict.fromkeys(self._formats)
+        }
+        zeros = torch.zeros(missing, device=device)
+        self._scale = torch.cat((self._scale.to(device), zeros))
+        self._last = torch.cat((self._last.to(device), zeros))
+        history = zeros.new_zeros(len(self._slots), self._recipe.history_length)
+        if self._history.numel():
+            history[: len(self._history)] = self._history
+        self._history = history
+
+
+class ShadowObserver(HighPrecisionObserver):
+    """Quantises a layer's tensors beside the training, in sampled steps."""
+
+    def __init__(self, recipe: Recipe, unscale: Unscale, scales: DelayedScales | None) -> None:
+        super().__init__()
+        self._recipe = recipe
+        self._unscale = unscale
+        self._scales = scales
+        self.every_step = scales is not None
+
+    def write(self, role: Role, slot: Slot, x: Tensor) -> None:
+        x = local(x)
+        factor = self._unscale(x.device) if role == "grad_output" else None
+        if not slot.buffer.sampling:
+            if factor is None:
+                add_tensor(slot, x)
+            else:
+                extent = measure(x)
+                add_extent(slot.row, x.numel(), Extent(extent.amax * factor, extent.nonfinite))
+            slot.row[SCALE:NONFINITE].fill_(torch.nan)
+        elif x.numel():
+            self._quantize(role, slot, x if factor is None else x.float() * factor)
+
+    def _quantize(self, role: Role, slot: Slot, x: Tensor) -> None:
+        recipe, format, sample = self._recipe, self._recipe.format_of(role), slot.sample_row
+        grid = recipe.block_of(role)
+        if grid is not None:
+            x = x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1)
+            blocks = quantize_blocks(x, format, grid, recipe, slot.row, slot.block_row)
+            values, inverse = blocks.dequantize(), torch.ones((), device=x.device)
+        else:
+            extent = measure(x)
+            scale = self._scale(slot, extent.amax, format)
+            # Always to the nearest: drawing random numbers here would change those of the training.
+            values = quantize_values(
+                x, scale, format, slot.row,
+                saturate=recipe.saturate, extent=extent, nonfinite=recipe.nonfinite,
+            )  # fmt: skip
+            inverse = scale.reciprocal()
+        if sample is not None:
+            accumulate_sample(sample, x, values, inverse)
+
+    def _scale(self, slot: Slot, amax: Tensor, format: Format) -> Tensor:
+        if self._scales is not None:
+            return self._scales.scale_of(slot, amax)
+        assert isinstance(self._recipe, CurrentScaling)
+        return amax_to_scale(amax, format, margin=self._recipe.margin, power_of_two=self._recipe.power_of_two)

@@ -1,0 +1,192 @@
+"""torchao's `Float8Linear`: what it does to its three tensors, from the high-precision tensors that it casts.
+
+torchao keeps no statistics. Its scales are computed here by its own functions, so that they are those that
+the layer used, NaN and rounding included; what the cast then did is counted as for our own layers.
+
+Of the recipe `rowwise_with_gw_hp` a layer casts its weight twice, with a scale per row for the output and one
+scale for the gradient of the input: observed is the first.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fp8scope.observe.tensors.base import OnError, local, path_of
+from fp8scope.observe.tensors.buffers import COUNTS, NONFINITE, NUMEL, SCALE, Board, Boards
+from fp8scope.observe.tensors.observer_hooks import replace_observer, shapes_of
+from fp8scope_kernels import (
+    E4M3,
+    E5M2,
+    Format,
+    HighPrecisionObserver,
+    Slot,
+    accumulate_sample,
+    measure,
+    quantize,
+    to_fp8_saturated,
+)
+from fp8scope_kernels.observation import add_extent
+from fp8scope_kernels.recipes import ROLES, Role
+
+FORMAT_OF = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
+
+
+class Cast(NamedTuple):
+    """How a layer casts one tensor. `format` is None for a dtype that we do not know (AMD's fnuz ones)."""
+
+    dtype: torch.dtype
+    format: Format | None
+    rowwise: bool
+    scale_of: Callable[[Tensor], Tensor]
+
+
+class Float8Layers:
+    """The model's `torchao.float8.Float8Linear`s."""
+
+    every_step = False
+
+    def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:
+        self.recipe: Mapping[str, Any] = {}
+        self.tensors = 0
+        layers = [(path, module) for path, module in model.named_modules() if is_float8_linear(module)]
+        for path, layer in layers:
+            board = boards.on(layer.weight.device, capacity=max(256, 3 * len(layers)))
+            self._bind(path_of(path), layer, board, on_error)
+            self.recipe = self.recipe or recipe_of(layer.config)
+
+    def _bind(self, path: str, layer: Any, board: Board, on_error: OnError) -> None:
+        casts = casts_of(layer.config)
+        slots: dict[Role, Slot] = {}
+        for role, shape in shapes_of(layer).items():
+            if role in casts:
+                name = f"{path}.{role}" if path else role
+                slots[role] = board.buffer.register(name, format=casts[role].format, shape=shape, role=role)
+        self.tensors += len(slots)
+        replace_observer(layer, Float8Observer(casts), slots, on_error)
+
+    def finish(self, sampled: bool) -> None:
+        pass
+
+
+def is_float8_linear(module: nn.Module) -> bool:
+    """Whether this is torchao's layer; torchao is imported by whoever made one."""
+    # FSDP makes a class of its own of it.
+    return any(
+        cls.__name__ == "Float8Linear" and cls.__module__.startswith("torchao.")
+        for cls in type(module).__mro__
+    )
+
+
+def casts_of(config: Any) -> dict[Role, Cast]:
+    """What a `Float8LinearConfig` says of the tensors that it casts, and of no others."""
+    from torchao.float8.config import ScalingGranularity, ScalingType
+    from torchao.float8.float8_utils import tensor_to_scale
+
+    casts: dict[Role, Cast] = {}
+    for role in ROLES:
+        how = getattr(config, f"cast_config_{role}")
+        if how.scaling_type is ScalingType.DISABLED:
+            continue
+        rowwise = how.scaling_granularity is ScalingGranularity.AXISWISE
+
+        def scale_of(x: Tensor, how: Any = how, rowwise: bool = rowwise) -> Tensor:
+            scale: Tensor = tensor_to_scale(
+                x,
+                how.target_dtype,
+                scaling_granularity=how.scaling_granularity,
+                axiswise_dim=-1 if rowwise else None,
+                round_scales_to_power_of_2=config.round_scales_to_power_of_2,
+            )
+            return scale
+
+        casts[role] = Cast(how.target_dtype, FORMAT_OF.get(how.target_dtype), rowwise, scale_of)
+    return casts
+
+
+def recipe_of(config: Any) -> dict[str, Any]:
+    """The configuration in a few words, for the run's page."""
+    casts = casts_of(config)
+    return {
+        "recipe": "torchao.float8",
+        "power_of_two": bool(config.round_scales_to_power_of_2),
+        **{
+            role: f"{str(cast.dtype).removeprefix('torch.')} {'rowwise' if cast.rowwise else 'tensorwise'}"
+            for role, cast in casts.items()
+        },
+    }
+
+
+class Float8Observer(HighPrecisionObserver):
+    """Counts what a `Float8Linear` does to its tensors, call by call."""
+
+    every_step = True
+
+    def __init__(self, casts: Mapping[Role, Cast]) -> None:
+        super().__init__()
+        self._casts = casts
+
+    def write(self, role: Role, slot: Slot, x: Tensor) -> None:
+        if role == "input" and torch.is_autocast_enabled():
+            # As the layer itself does, whatever the device.
+            x = x.to(torch.get_autocast_gpu_dtype())
+        if role == "weight":
+            x = getattr(x, "_tensor", x)
+        if hasattr(x, "_data") and hasattr(x, "_scale"):
+            count_cast_already(slot.row, x)
+            return
+        x = local(x)
+        if role == "weight" and x.numel() < slot.info.numel:
+            # This rank's shard: the layer casts the whole weight, with a scale that is not known from it.
+            add_extent(slot.row, x.numel(), measure(x))
+            slot.row[SCALE:NONFINITE].fill_(torch.nan)
+        elif x.numel():
+            count_cast(slot, x, self._casts[role])
+
+
+def count_cast_already(row: Tensor, x: Any) -> None:
+    """A tensor that came as FP8 (gathered so by FSDP): what it was before is not known here."""
+    row[NUMEL] += x.numel()
+    row[NUMEL + 1 :] = torch.nan
+    row[SCALE] = x._scale.max()
+
+
+def count_cast(slot: Slot, x: Tensor, cast: Cast) -> None:
+    """Add one cast of x (not empty) to its row, and to its sample in a sampled step."""
+    scale = cast.scale_of(x)
+    if cast.format is None:
+        add_extent(slot.row, x.numel(), measure(x))
+        slot.row[COUNTS] = torch.nan
+        slot.row[SCALE] = scale.median()
+        return
+    if cast.rowwise:
+        values = _count_rows(slot, x, scale, cast.format)
+    else:
+        # Its cast clamps; what an Inf spoils there is the scale.
+        values = quantize(x, scale, cast.format, slot.row, nonfinite="clamp").data
+    sample = slot.sample_row
+    if sample is not None:
+        accumulate_sample(sample, x, values, scale.reciprocal())
+
+
+def _count_rows(slot: Slot, x: Tensor, scale: Tensor, format: Format) -> Tensor:
+    """Count with torchao's scale for each row, and return q."""
+    scaled = x.float() * scale
+    values = to_fp8_saturated(scaled, format)
+    magnitude, q = scaled.abs(), values.float().abs()
+    saturated = (magnitude > format.limit) & torch.isfinite(x)
+    row, blocks = slot.row, slot.block_row
+    add_extent(row, x.numel(), measure(x))
+    row[SCALE] = scale.median()
+    row[COUNTS] += torch.stack(
+        (
+            saturated.sum(),
+            ((q == 0) & (x != 0)).sum(),
+            ((q > 0) & (q < format.smallest_normal)).sum(),
+        )
+    )
+    blocks[0] += scale.numel()
+    blocks[1] += saturated.any(-1).sum()
+    blocks[2:] = torch.stack((scale.min(), scale.median(), scale.max()))
+    return values

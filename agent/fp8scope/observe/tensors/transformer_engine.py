@@ -1,0 +1,207 @@
+"""Transformer Engine's modules under delayed scaling: amax and scale from the `fp8_meta` that each keeps.
+
+`fp8_meta["scaling_fwd"]` and `["scaling_bwd"]` hold `scale` [tensors] and `amax_history` [length, tensors].
+Forward tensors come in threes (input, weight, output of each product), backward ones in twos (gradient of the
+output, of the input). While a tensor is being cast its amax is written to row 0. At the end of the outermost
+autocast, or of the backward pass, the history is rolled by one, so that what was in row 0 is in the last row,
+row 0 is set to zero, and the scale of the next step is computed (`nvte_delayed_scaling_recipe_amax_and_scale_
+update` in TE's C API). So the newest amax is row 0 where that is not zero, else the last row.
+
+Scales of blocks, of MXFP8 and of current scaling are not kept by the modules: there is nothing to read.
+
+Written after TE 2's documentation, and tested against modules laid out the same way; not run on hardware.
+"""
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8scope.observe.tensors.base import OnError, path_of
+from fp8scope.observe.tensors.buffers import AMAX, NUMEL, SCALE, Board, Boards
+from fp8scope.observe.tensors.layers import note_delayed
+from fp8scope_kernels import E4M3, E5M2, Format, Slot
+from fp8scope_kernels.graph_breaks import break_graph
+
+FORWARD, BACKWARD = "scaling_fwd", "scaling_bwd"
+PER_PRODUCT = {FORWARD: 3, BACKWARD: 2}
+
+
+class TransformerEngineLayers:
+    """The model's modules that carry an `fp8_meta`. Their tensors are known once they have run in FP8."""
+
+    every_step = True
+    recipe: Mapping[str, Any] = {}
+
+    def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:
+        self._layers: list[Layer] = []
+        for path, module in model.named_modules():
+            weights = _weights(module)
+            if isinstance(getattr(module, "fp8_meta", None), dict) and weights:
+                board = boards.on(weights[0].device)
+                self._layers.append(Layer(path_of(path), module, weights, board, on_error))
+        self.tensors = sum(3 * len(layer.products) for layer in self._layers)
+        if self._layers:
+            self.recipe = {"recipe": "transformer_engine"}
+
+    def finish(self, sampled: bool) -> None:
+        for layer in self._layers:
+            layer.finish(sampled)
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    """The matrices of the module's products, first to last: float [out, in]."""
+    own = module.named_parameters(recurse=False)
+    return [parameter for name, parameter in own if "weight" in name and parameter.dim() == 2]
+
+
+class Layer:
+    """One module: read after its forward pass, and before and after its backward pass."""
+
+    def __init__(
+        self, path: str, module: nn.Module, weights: list[Tensor], board: Board, on_error: OnError
+    ) -> None:
+        self.products = [tuple(weight.shape) for weight in weights]
+        self._path = path
+        self._board = board
+        self._on_error = on_error
+        self._module = weakref.ref(module)
+        self._slots: dict[tuple[str, int], Slot] = {}
+        self._tokens = 0
+        self._backward_pending = False
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(hook, ForwardHook):
+                del module._forward_hooks[key]
+        module.register_forward_hook(ForwardHook(self))
+
+    @property
+    def _meta(self) -> Mapping[str, Any]:
+        module = self._module()
+        meta: Mapping[str, Any] = getattr(module, "fp8_meta", {}) if module is not None else {}
+        return meta
+
+    def after_forward(self, x: Tensor) -> None:
+        """The module has cast its input and weight: row 0 holds their amax, `scale` what was used."""
+        self._tokens = x.numel() // max(x.shape[-1], 1)
+        state = _delayed(self._meta.get(FORWARD))
+        if state is not None:
+            self._write(FORWARD, state, _newest(state.amax_history), state.scale)
+
+    def before_backward(self) -> None:
+        """The gradient has reached the module: remember the scale that it will be cast with."""
+        state = _delayed(self._meta.get(BACKWARD))
+        if state is None:
+            return
+        self._take_backward(state)
+        # Registered here, not at the step's end, when the catalogue of the step is closed.
+        for product in range(len(self.products)):
+            if PER_PRODUCT[BACKWARD] * product < len(state.scale):
+                self._slot(BACKWARD, PER_PRODUCT[BACKWARD] * product, product, "grad_output")
+        # TE changes it in place before the step is over.
+        self._used = state.scale.clone()
+        self._backward_pending = True
+
+    def finish(self, sampled: bool) -> None:
+        try:
+            meta = self._meta
+            backward = _delayed(meta.get(BACKWARD))
+            if backward is not None:
+                self._take_backward(backward)
+            for direction, state in ((FORWARD, _delayed(meta.get(FORWARD))), (BACKWARD, backward)):
+                slots = {at: slot for (way, at), slot in self._slots.items() if way == direction}
+                if sampled and state is not None and slots:
+                    histories = [state.amax_history[:, at] for at in slots]
+                    note_delayed(self._board, list(slots.values()), histories)
+        except Exception as error:
+            self._on_error(error)
+
+    def _take_backward(self, state: Any) -> None:
+        if self._backward_pending:
+            self._backward_pending = False
+            self._write(BACKWARD, state, _newest(state.amax_history), self._used)
+
+    def _write(self, direction: str, state: Any, amax: Tensor, scale: Tensor) -> None:
+        for product, (rows, columns) in enumerate(self.products):
+            sizes = {"grad_output": rows * self._tokens}
+            if direction == FORWARD:
+                sizes = {"input": columns * self._tokens, "weight": rows * columns}
+            for offset, (role, numel) in enumerate(sizes.items()):
+                at = PER_PRODUCT[direction] * product + offset
+                if at >= len(scale):
+                    continue
+                row = self._slot(direction, at, product, role).row
+                row[NUMEL] += numel
+                row[AMAX] = torch.maximum(row[AMAX], amax[at].double())
+                row[SCALE] = scale[at]
+                # TE does not count what saturates or flushes.
+                row[SCALE + 1 :] = torch.nan
+
+    def _slot(self, direction: str, at: int, product: int, role: str) -> Slot:
+        slot = self._slots.get((direction, at))
+        if slot is None:
+            rows, columns = self.products[product]
+            shapes = {"input": (-1, columns), "weight": (rows, columns), "grad_output": (-1, rows)}
+            inside = f".gemm{product + 1}" if len(self.products) > 1 else ""
+            slot = self._board.buffer.register(
+                f"{self._path}{inside}.{role}".lstrip("."),
+                format=_format(self._meta, backward=direction == BACKWARD),
+                shape=shapes[role],
+                role=role,
+            )
+            self._slots[direction, at] = slot
+        return slot
+
+    def report(self, error: Exception) -> None:
+        self._on_error(error)
+
+
+class ForwardHook:
+    """What lies in the module: a copy of the model observes nothing."""
+
+    def __init__(self, layer: Layer | None) -> None:
+        self._layer = layer
+
+    @break_graph
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        layer = self._layer
+        if layer is None or not module.training or torch._C._current_graph_task_id() != -1:
+            return
+        try:
+            if inputs and isinstance(inputs[0], Tensor):
+                layer.after_forward(inputs[0])
+            first = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(first, Tensor) and first.requires_grad:
+                first.register_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            layer.report(error)
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        if self._layer is not None:
+            try:
+                self._layer.before_backward()
+            except Exception as error:
+                self._layer.report(error)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_layer": None}
+
+
+def _delayed(state: Any) -> Any:
+    """The state of delayed scaling, or None where the module keeps another, or none yet."""
+    history, scale = getattr(state, "amax_history", None), getattr(state, "scale", None)
+    if not isinstance(history, Tensor) or not isinstance(scale, Tensor) or history.dim() != 2:
+        return None
+    return state if history.numel() else None
+
+
+def _newest(history: Tensor) -> Tensor:
+    """The newest amax of each tensor, float [tensors], from a history [length, tensors]."""
+    return torch.where(history[0] != 0, history[0], history[-1])
+
+
+def _format(meta: Mapping[str, Any], *, backward: bool) -> Format:
+    """The format of the recipe in `meta`; HYBRID (E4M3 forward, E5M2 backward) where none is said."""
+    name = getattr(getattr(meta.get("recipe"), "fp8_format", None), "name", "HYBRID")
+    return E5M2 if name == "E5M2" or (backward and name == "HYBRID") else E4M3

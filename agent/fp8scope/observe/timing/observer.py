@@ -1,0 +1,197 @@
+"""The per-step scalars of a run: what its model and its optimizer say about each step."""
+
+import math
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+from fp8scope.guard import Guard
+from fp8scope.observe.budget import Budget
+from fp8scope.observe.collector import host_number, is_tensor
+from fp8scope.observe.timing.clock import Times
+from fp8scope.observe.timing.machine import Machine
+from fp8scope.observe.timing.peaks import bf16_peak
+
+if TYPE_CHECKING:
+    import torch
+
+    from fp8scope.observe.timing.torch_hooks import ModelHooks, OptimizerHooks, Stopwatch
+
+
+class Reading:
+    """What was measured in one step. `device`: scalars that are still on a device."""
+
+    __slots__ = ("_flops", "_machine", "_scalars", "_times", "device", "peak")
+
+    def __init__(
+        self,
+        scalars: "dict[str, Any]",
+        device: "dict[str, torch.Tensor]",
+        times: Times | None,
+        flops: float,
+        peak: float | None,
+        machine: Machine,
+    ) -> None:
+        self._scalars = scalars
+        self.device = device
+        self._times = times
+        self._flops = flops
+        self.peak = peak
+        self._machine = machine
+
+    def is_ready(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._times is None or self._times.is_ready()
+
+    def wait(self) -> None:
+        """Wait for the device: not on the training thread."""
+        if self._times is not None:
+            self._times.wait()
+
+    def read(self) -> dict[str, float]:
+        """After `wait`: the scalars by name, without those in `device`."""
+        found: dict[str, float] = {**self._scalars, **self._machine.take()}
+        if self._times is None:
+            return found
+        times = self._times.read()
+        found |= times
+        seconds = sum(times.values())
+        if self._flops > 0 and seconds > 0:
+            found["model_flops_per_second"] = self._flops / seconds
+            if self.peak:
+                found["mfu"] = self._flops / seconds / self.peak
+        return found
+
+
+class Measures:
+    """Measures the models and optimizers that it is given; `begin` and `end` enclose a step."""
+
+    def __init__(self, guard: Guard, budget: Budget | None = None) -> None:
+        self._guard = guard
+        self._budget = budget or Budget(None)
+        self._watch: Stopwatch | None = None
+        self._models: WeakKeyDictionary[torch.nn.Module, ModelHooks] = WeakKeyDictionary()
+        self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, OptimizerHooks] = WeakKeyDictionary()
+        self._stepping: list[OptimizerHooks] = []
+        """The optimizers' hooks once more: a list is walked in a tenth of the time."""
+        self._groups = 0
+        self._begun = False
+        """Whether the clock and the machine's sampling run: they begin with the first step."""
+        self._machine = Machine(guard, self._device_index)
+        self._peaks: dict[Any, float | None] = {}
+
+    @property
+    def watching(self) -> bool:
+        return self._watch is not None
+
+    def watch(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> None:
+        """Measure these from the next step on. The same ones again change nothing."""
+        from fp8scope.observe.timing.gradients import inner_optimizer
+        from fp8scope.observe.timing.torch_hooks import ModelHooks, OptimizerHooks, Stopwatch
+
+        if self._watch is None:
+            self._watch, self._begun = Stopwatch(self._guard, self._budget), False
+        if model not in self._models:
+            self._models[model] = ModelHooks(model, self._watch)
+        optimizer = inner_optimizer(optimizer) if optimizer is not None else None
+        if optimizer is not None and optimizer not in self._optimizers:
+            hooks = OptimizerHooks(optimizer, self._watch, self._groups)
+            self._optimizers[optimizer] = hooks
+            self._stepping.append(hooks)
+            self._groups += len(optimizer.param_groups)
+
+    def begin(self) -> None:
+        """A step begins."""
+        if not self._begun and self._watch is not None:
+            self._begun = True
+            self._watch.clock.begin()
+            self._machine.start()
+
+    def mark(self, phase: int) -> None:
+        """The time since the last mark belongs to `phase` of `observe.timing.clock`: said by somebody who
+        knows when the model is not called as one, and hooks therefore do not.
+        """
+        if self._watch is not None:
+            parameter = next((p for model in self._models for p in model.parameters()), None)
+            if self._watch.device is None and parameter is not None:
+                self._watch.place(parameter.device)
+            self._watch.clock.mark(phase)
+
+    def end(self, logged: Container[str]) -> Reading | None:
+        """A step ends in which the script has `logged` these names; None when nothing is watched."""
+        watch = self._watch
+        if watch is None:
+            return None
+        times = watch.clock.end()
+        flops = watch.end_of_step()
+        scalars: dict[str, Any] = {}
+        device: dict[str, torch.Tensor] = {}
+        if self._stepping:
+            self._ask_optimizers(scalars, logged)
+            for name, value in tuple(scalars.items()):
+                if is_tensor(value) and value.device.type != "cpu":
+                    device[name] = scalars.pop(name)
+                else:
+                    scalars[name] = host_number(value)
+        return Reading(scalars, device, times, flops, self._peak() if flops else None, self._machine)
+
+    def _ask_optimizers(self, scalars: dict[str, Any], logged: Container[str]) -> None:
+        norm = self._norm()
+        if norm is not None:
+            scalars["grad_norm_applied" if norm[0] in logged else norm[0]] = norm[1]
+        for hooks in self._stepping:
+            scalars |= hooks.rates
+            hooks.end_of_step()
+
+    def _norm(self) -> "tuple[str, torch.Tensor | float] | None":
+        """The norm of all gradients that optimizers used in the step, and what it is called."""
+        norms = [hooks.norm for hooks in self._stepping if hooks.norm is not None]
+        if not norms:
+            return None
+        total = norms[0][0] if len(norms) == 1 else _together([norm for norm, _ in norms])
+        return "grad_norm_local" if any(sharded for _, sharded in norms) else "grad_norm", total
+
+    def _device_index(self) -> int | None:
+        device = self._watch.device if self._watch is not None else None
+        if device is None or device.type != "cuda":
+            return None
+        return device.index or 0
+
+    def _peak(self) -> float | None:
+        index = self._device_index()
+        if index not in self._peaks:
+            import torch
+
+            self._peaks[index] = bf16_peak(torch.cuda.get_device_name(index)) if index is not None else None
+        return self._peaks[index]
+
+    def after_fork(self, guard: Guard) -> None:
+        """In a forked child, which counts errors of its own: the thread that samples is not there."""
+        self._guard = guard
+        if self._watch is not None:
+            self._watch.guard = guard
+        self._machine, self._begun = Machine(self._guard, self._device_index), False
+
+    def close(self) -> None:
+        """Take every hook away, and end the thread."""
+        hooks: tuple[ModelHooks | OptimizerHooks, ...] = (*self._models.values(), *self._stepping)
+        for one in hooks:
+            one.remove()
+        self._stepping.clear()
+        self._models.clear()
+        self._optimizers.clear()
+        self._watch = None
+        self._machine.stop()
+
+
+def _together(norms: "Sequence[torch.Tensor | float]") -> "torch.Tensor | float":
+    """The norm of parts whose norms these are, on the device of the first that is on one."""
+    tensors = [norm for norm in norms if is_tensor(norm)]
+    if not tensors:
+        return math.hypot(*cast("Sequence[float]", norms))
+    import torch
+
+    device = tensors[0].device
+    parts = [torch.as_tensor(norm, dtype=torch.float32).to(device, non_blocking=True) for norm in norms]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return total

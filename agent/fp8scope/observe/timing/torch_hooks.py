@@ -1,0 +1,246 @@
+"""What a watched model and its optimizer tell about a step: hooks that come and go with the run.
+
+A hook of a copied or unpickled model is dead: it measures nothing. Inside of a graph that torch compiles
+the hooks vanish: they neither break the graph nor are part of it. Watch the compiled model, and they stay
+outside of it.
+"""
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from fp8scope.guard import Guard
+from fp8scope.observe.budget import Budget
+from fp8scope.observe.timing.clock import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    Clock,
+    DeviceClock,
+    HostClock,
+)
+from fp8scope.observe.timing.flops import FlopCounter, FlopModel, Signature, shapes_of
+from fp8scope.observe.timing.gradients import gradient_norm, has_closure, learning_rates
+
+MAX_OUTPUTS = 8
+"""Tensors of a model's output through which its gradient is expected to come."""
+
+
+class Stopwatch:
+    """The clock and the operations of the step that is under way, shared by all hooks of one run."""
+
+    def __init__(self, guard: Guard, budget: Budget) -> None:
+        self.guard = guard
+        self.budget = budget
+        self.clock: Clock = HostClock()
+        self.device: torch.device | None = None
+        self.flops = 0.0
+        self.inside: object | None = None
+        """The model whose forward call is under way: one that is called inside of it measures nothing."""
+        self.in_backward = False
+        self.idle = DATA
+
+    def is_off(self) -> bool:
+        """Whether this is no step: a graph that is being compiled, or a pass that recomputes activations."""
+        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+
+    def place(self, device: torch.device) -> None:
+        """The model turned out to be on `device`."""
+        self.device = device
+        if device.type == "cuda":
+            self.clock = DeviceClock(device)
+            self.clock.begin()
+
+    def end_of_step(self) -> float:
+        """Operations of the step that ended."""
+        flops, self.flops = self.flops, 0.0
+        self.inside, self.in_backward = None, False
+        return flops
+
+
+class ModelHooks:
+    """Times the forward and backward passes of one model, and counts their operations."""
+
+    def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
+        self._watch: Stopwatch | None = watch
+        self._flops: FlopModel | None = FlopModel(model)
+        self._shapes: Signature = ()
+        self._counter: FlopCounter | None = None
+        self._handles = [
+            model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True),
+            model.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        self._watch = self._flops = None
+        for handle in self._handles:
+            handle.remove()
+
+    def before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        watch = self._watch
+        if watch is None or watch.is_off() or watch.inside not in (None, self):
+            return
+        try:
+            watch.inside = self
+            if not model.training:
+                # An evaluation, and what led to it, is not a wait for data.
+                watch.clock.mark(OTHER)
+                watch.idle = OTHER
+                return
+            if watch.device is None and (parameter := next(model.parameters(), None)) is not None:
+                watch.place(parameter.device)
+            watch.clock.mark(watch.idle)
+            watch.idle = OTHER
+            if torch.is_grad_enabled():
+                self._begin_counting(args, kwargs)
+        except Exception as error:
+            watch.guard.caught("measuring a forward pass", error)
+
+    def _begin_counting(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        assert self._flops is not None
+        self._shapes = shapes_of(args, kwargs)
+        self._counter = self._flops.begin(self._shapes)
+        if self._counter is not None:
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+
+    def after_forward(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        watch = self._watch
+        if watch is None or watch.is_off() or watch.inside is not self:
+            return
+        began = perf_counter()
+        try:
+            watch.inside = None
+            counter, self._counter = self._counter, None
+            if counter is not None:
+                counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            # None is what a forward pass gives that raised.
+            if not model.training or output is None:
+                watch.clock.mark(OTHER)
+                return
+            watch.clock.mark(FORWARD)
+            if torch.is_grad_enabled() and self._flops is not None:
+                if counter is not None:
+                    self._flops.end(self._shapes, counter)
+                watch.flops += self._flops.step_flops(self._shapes, args, kwargs)
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            watch.guard.caught("measuring a forward pass", error)
+        watch.budget.fixed_seconds += perf_counter() - began
+
+    def _backward_begins(self, gradient: Tensor) -> None:
+        watch = self._watch
+        if watch is None or watch.in_backward or torch.compiler.is_compiling():
+            return
+        try:
+            watch.in_backward = True
+            watch.clock.mark(OTHER)
+            # Asked for again by the first: after what others, such as DDP's reducer, have asked for.
+            _at_the_end_of_backward(lambda: _at_the_end_of_backward(self._backward_ended))
+        except Exception as error:
+            watch.guard.caught("measuring a backward pass", error)
+
+    def _backward_ended(self) -> None:
+        watch = self._watch
+        if watch is not None:
+            try:
+                watch.in_backward = False
+                watch.clock.mark(BACKWARD)
+                watch.idle = DATA
+            except Exception as error:
+                watch.guard.caught("measuring a backward pass", error)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_watch": None, "_flops": None, "_shapes": (), "_counter": None, "_handles": []}
+
+
+class OptimizerHooks:
+    """Times an optimizer's steps, and takes its learning rates and its gradients' norm."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, watch: Stopwatch, offset: int) -> None:
+        self._watch = watch
+        self._offset = offset
+        self.rates: dict[str, Any] = {}
+        self.norm: tuple[Tensor | float, bool] | None = None
+        # An optimizer whose `step` calls the one it inherits has its hooks called by both.
+        self._depth = 0
+        self._handles = [
+            optimizer.register_step_pre_hook(self.before_step),
+            optimizer.register_step_post_hook(self.after_step),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        budget, began = self._watch.budget, perf_counter()
+        norms = budget.norm_seconds
+        try:
+            self._watch.clock.mark(OTHER)
+            self.rates = learning_rates(optimizer, self._offset)
+            # A closure has yet to compute the gradients.
+            self.norm = None if has_closure(args, kwargs) else self._take_norm(optimizer)
+            # What measuring took is not the optimizer's.
+            self._watch.clock.mark(OTHER)
+        except Exception as error:
+            self._watch.guard.caught("measuring an optimizer step", error)
+        budget.fixed_seconds += perf_counter() - began - (budget.norm_seconds - norms)
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
+        try:
+            self._watch.clock.mark(OPTIMIZER)
+            self._watch.idle = DATA
+            if has_closure(args, kwargs):
+                self.norm = self._take_norm(optimizer)
+                self._watch.clock.mark(OTHER)
+        except Exception as error:
+            self._watch.guard.caught("measuring an optimizer step", error)
+
+    def _take_norm(self, optimizer: torch.optim.Optimizer) -> "tuple[Tensor | float, bool] | None":
+        budget = self._watch.budget
+        if not budget.takes_norm:
+            return None
+        began = perf_counter()
+        norm = gradient_norm(optimizer)
+        budget.norm_seconds += perf_counter() - began
+        return norm
+
+    def end_of_step(self) -> None:
+        """Forget what belongs to the step that ended, also an optimizer's step that raised."""
+        self.norm, self.rates = None, {}
+        self._depth = 0
+
+
+def _at_the_end_of_backward(call: Callable[[], None]) -> None:
+    Variable._execution_engine.queue_callback(call)
+
+
+def _tensors(output: Any, depth: int = 0) -> list[Tensor]:
+    """The first tensors of a model's output: a tensor, or sequences and mappings of them."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    if not isinstance(output, list | tuple) or depth > 2:
+        return []
+    return [tensor for item in output[:MAX_OUTPUTS] for tensor in _tensors(item, depth + 1)][:MAX_OUTPUTS]

@@ -1,0 +1,1 @@
+"""Writes what was observed to the spool, a local file."""

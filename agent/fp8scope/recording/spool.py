@@ -1,0 +1,444 @@
+"""The spool: an append-only log of records on disk, which is also the queue between training and the network.
+
+A spool is one writer's folder. Its segments are files named by the position of their first byte, and each
+begins with what a reader needs (the run's registration and the tensor catalogue), so that acknowledged ones
+can go. Where a file cannot be written the log goes on in memory, within a bound. As soon as the disk takes it
+what is in memory is moved there, so that memory only ever holds the log's end. How the run ended finds room
+on a full disk as well: see `fp8scope.recording.reserve`.
+
+One thread appends; another reads and forgets. Positions count bytes since the beginning of the spool.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from fp8scope.recording.records import (
+    FRAME,
+    MAX_PAYLOAD,
+    Bytes,
+    Kind,
+    Record,
+    TornRecordError,
+    check_frame,
+    frame,
+    size_of,
+)
+from fp8scope.recording.reserve import RESERVE_BYTES as LAST_BYTES
+from fp8scope.recording.reserve import Counts, Reserve
+from fp8scope.recording.segments import FileSegment, Lock, MemorySegment, Owner, Segment, sync_directory
+
+MAGIC = b"FP8SPL\x00\x01"
+SEGMENT_BYTES = 16 << 20
+MEMORY_SEGMENT_BYTES = 1 << 20
+RESERVE_BYTES = 16 << 20
+"""Memory for what is not a row: an evaluation or the end of the run still goes in when rows are dropped."""
+RETRY_SECONDS = 1.0
+"""While the log goes on in memory: how often to try the disk again."""
+
+Preamble = Callable[[], Sequence[tuple[Kind, bytes]]]
+OnDisk = Callable[[OSError | None], None]
+"""Called with the reason when the log goes on in memory, and with None when all is on the disk again."""
+
+
+def find_spools(directory: Path) -> Iterator[Path]:
+    """Every spool at or below `directory`; others may remove theirs meanwhile."""
+    for folder, names, files in os.walk(directory):
+        names.sort()
+        if "cursor" in files:
+            yield Path(folder)
+
+
+class SpoolFullError(OSError):
+    """Neither the disk nor the memory set aside for it can take the record."""
+
+
+class Spool:
+    """The log. `directory` None keeps everything in memory.
+
+    `owner`: who writes to it from now on (None: nobody, it is only read to the end). `durable`: `append`
+    returns when the disk has the record, not when the kernel has.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        max_bytes: int = 4 << 30,
+        memory_bytes: int = 32 << 20,
+        preamble: Preamble = lambda: (),
+        owner: Owner | None = None,
+        durable: bool = False,
+        on_disk: OnDisk = lambda error: None,
+    ) -> None:
+        self.directory = directory
+        self.trouble: OSError | None = None
+        """Why the disk took no more when it was asked last; None while it takes everything."""
+        self._on_disk = on_disk
+        self._retry_at = 0.0
+        self._answered = 0
+        self._torn: dict[int, int] = {}
+        self._max_bytes = max_bytes
+        self._memory_bytes = memory_bytes
+        self._memory_segment_bytes = min(MEMORY_SEGMENT_BYTES, memory_bytes // 4)
+        self._segment_bytes = max(min(SEGMENT_BYTES, max_bytes // 8), 64 << 10)
+        self._preamble = preamble
+        self._mutex = threading.Lock()
+        self._segments: list[Segment] = []
+        self._lock = Lock(directory, owner) if directory is not None else None
+        self._reserve: Reserve | None = None
+        if directory is not None and owner is not None:
+            try:
+                self._reserve = Reserve(directory)
+            except OSError:
+                self.close()
+                raise
+        self._durable = durable
+        self._active: Segment | None = None
+        self._end = 0
+        for path in sorted(directory.glob("*.log")) if directory is not None else ():
+            if path.stem.isdecimal():
+                self._segments.append(FileSegment(path, int(path.stem), create=False))
+        for segment, following in itertools.pairwise(self._segments):
+            # What a failed write has left behind a segment's end, and nobody could cut off.
+            segment.length = min(segment.length, following.base - segment.base)
+        if self._segments:
+            self._end = self._segments[-1].end
+
+    @property
+    def end(self) -> int:
+        """The position after the last whole record."""
+        return self._end
+
+    @property
+    def begin(self) -> int:
+        """The position of the oldest byte still held."""
+        with self._mutex:
+            return self._segments[0].base if self._segments else self._end
+
+    @property
+    def torn(self) -> int:
+        """Bytes that reading skipped because they were no whole records."""
+        return sum(self._torn.values())
+
+    def in_memory(self) -> bool:
+        """Whether some of what is held would die with the process."""
+        with self._mutex:
+            return any(isinstance(segment, MemorySegment) for segment in self._segments)
+
+    def append(self, kind: Kind, *payload: Bytes) -> None:
+        """Add a record: once this returns it survives the death of the process (unless `in_memory`).
+
+        The payload may come in pieces. Raises SpoolFullError when the bounds are reached.
+        """
+        size = size_of(payload)
+        if size > MAX_PAYLOAD:
+            raise SpoolFullError(f"a record of {size} bytes is too large")
+        size += FRAME.size
+        if kind is Kind.ROW and self._end - self.begin + size > self._max_bytes:
+            raise SpoolFullError(f"the spool has reached its bound of {self._max_bytes >> 20} MiB")
+        if self.trouble is not None and time.monotonic() >= self._retry_at:
+            self.save()
+        if self._active is None or self._active.length >= self._size_of(self._active):
+            self._roll(kind, size)
+        assert self._active is not None
+        header = frame(kind, *payload)
+        try:
+            self._active.append(header, *payload)
+        except OSError:
+            self._append_elsewhere(kind, size, header, *payload)
+        self._end = self._active.end
+
+    def _append_elsewhere(self, kind: Kind, size: int, *pieces: Bytes) -> None:
+        """The file takes no more. Perhaps another one does, else memory."""
+        end = self._end
+        self._roll(kind, size)
+        assert self._active is not None
+        try:
+            self._active.append(*pieces)
+        except OSError as error:
+            self._refused(error)
+            with self._mutex:
+                useless = self._segments.pop()
+            with contextlib.suppress(OSError):
+                useless.delete()
+            self._end = end
+            self._roll(kind, size)
+            self._active.append(*pieces)
+
+    def _size_of(self, segment: Segment) -> int:
+        return self._memory_segment_bytes if isinstance(segment, MemorySegment) else self._segment_bytes
+
+    def _roll(self, kind: Kind, size: int) -> None:
+        """Begin a segment: in a file when that works, else in memory."""
+        head = self._head()
+        segment: Segment | None = None
+        if self.directory is not None and self.trouble is None:
+            segment = self._new_file(self._end, head)
+        if segment is None:
+            with self._mutex:
+                held = sum(s.length for s in self._segments if isinstance(s, MemorySegment))
+            bound = self._memory_bytes + (0 if kind is Kind.ROW else RESERVE_BYTES)
+            if held + len(head) + max(size, self._memory_segment_bytes) > bound:
+                why = self.trouble.strerror if self.trouble is not None else "there is none"
+                raise SpoolFullError(
+                    f"the disk takes no more ({why}), and {self._memory_bytes >> 20} MiB of memory are full"
+                )
+            segment = MemorySegment(self._end)
+            segment.append(head)
+        with self._mutex:
+            self._segments.append(segment)
+        self._active = segment
+        self._end = segment.end
+
+    def _head(self) -> bytes:
+        return MAGIC + b"".join(frame(kind, payload) + payload for kind, payload in self._preamble())
+
+    def _new_file(self, base: int, data: bytes) -> FileSegment | None:
+        """A segment at `base` that begins with `data`; None where the disk does not take it."""
+        assert self.directory is not None
+        path = self.directory / f"{base:020d}.log"
+        try:
+            segment = FileSegment(path, base, create=True, durable=self._durable)
+        except OSError as error:
+            self._refused(error)
+            return None
+        try:
+            segment.append(data)
+        except OSError as error:
+            self._refused(error)
+            with contextlib.suppress(OSError):
+                segment.delete()
+            return None
+        if self._durable:
+            sync_directory(self.directory)
+        return segment
+
+    # What is in memory because the disk takes no more
+
+    def _refused(self, error: OSError) -> None:
+        """The disk did not take something: the log goes on in memory."""
+        known, self.trouble = self.trouble, error
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if known is None:
+            self._on_disk(error)
+
+    def note(self, counts: Counts) -> None:
+        """Have rows that are in memory alone counted, should the process be killed: see `Counts`."""
+        if self._reserve is not None and self.trouble is not None:
+            self._reserve.note(counts)
+
+    def save(self) -> bool:
+        """Move whole segments from memory to the disk, oldest first; whether none is left there.
+
+        For the thread that appends.
+        """
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        memory = self._in_memory()
+        for segment in memory:
+            if self.directory is None or not self._has_room(segment.length):
+                return False
+            file = self._new_file(segment.base, segment.read(segment.base, segment.length))
+            if file is None:
+                return False
+            self._replace(segment, file)
+        if self.trouble is not None:
+            self.trouble = None
+            if self._reserve is not None:
+                self._reserve.note(None)
+            if memory:
+                self._on_disk(None)
+        return True
+
+    def rescue(self) -> list[Record]:
+        """When nothing will be appended any more: everything goes to the disk, as far as it takes it.
+
+        Returns what is lost, in order: the log's end, without what was answered before.
+        """
+        if not self._in_memory() or self.save():
+            return []
+        lost: list[Record] = []
+        for segment in self._in_memory():
+            lost += self._records_from(segment, self._answered) if lost else self._rescue_some(segment)
+        with self._mutex:
+            self._segments = [s for s in self._segments if not isinstance(s, MemorySegment)]
+        self._active = None
+        return lost
+
+    def _rescue_some(self, segment: MemorySegment) -> list[Record]:
+        """Write as many of a segment's records as the disk takes, where they are; returns the others."""
+        records, head = self._records_from(segment, self._answered), self._head()
+        if not records or self.directory is None:
+            return records
+        base = records[0].begin - len(head)
+        if base < segment.base:
+            # There is no room before them for what a reader needs: with all that comes before.
+            base, head, records = segment.base, MAGIC, self._records_from(segment, 0)
+        file = self._new_file(base, head)
+        if file is None:
+            return [record for record in records if record.begin >= self._answered]
+        kept = 0
+        with contextlib.suppress(OSError):
+            for record in records:
+                file.append(frame(record.kind, record.payload), record.payload)
+                kept += 1
+        if kept:
+            self._replace(segment, file)
+        else:
+            with contextlib.suppress(OSError):
+                file.delete()
+        return [record for record in records[kept:] if record.begin >= self._answered]
+
+    def end_with(self, kind: Kind, payload: bytes) -> None:
+        """After `rescue`: put a last record where room was kept for it. Raises OSError where that fails.
+
+        A reader learns from what comes before who writes; where that does not fit, from earlier segments.
+        """
+        if self.directory is None or self._reserve is None:
+            raise SpoolFullError("there is no disk")
+        record = frame(kind, payload) + payload
+        head = self._head()
+        data = (head if len(head) + len(record) <= LAST_BYTES else MAGIC) + record
+        path = self.directory / f"{self._end:020d}.log"
+        self._reserve.become(path, data)
+        self._reserve = None
+        with self._mutex:
+            self._segments.append(FileSegment(path, self._end, create=False))
+        self._end = self._segments[-1].end
+
+    def _in_memory(self) -> list[MemorySegment]:
+        with self._mutex:
+            return [segment for segment in self._segments if isinstance(segment, MemorySegment)]
+
+    def _has_room(self, size: int) -> bool:
+        """Whether it is worth trying: a full disk must not be asked to write again and again."""
+        try:
+            disk = os.statvfs(self.directory or ".")
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize >= size
+
+    def _replace(self, segment: MemorySegment, file: FileSegment) -> None:
+        with self._mutex:
+            known = segment in self._segments
+            self._segments = [file if one is segment else one for one in self._segments]
+        if segment is self._active:
+            self._active = file
+        if not known:
+            # The sender has forgotten it meanwhile.
+            with contextlib.suppress(OSError):
+                file.delete()
+
+    def _records_from(self, segment: Segment, position: int) -> list[Record]:
+        """The records of one segment that begin at `position` or later."""
+        records, at = [], segment.base + len(MAGIC)
+        while at < segment.end:
+            record = self._read_one(segment, at)
+            if record.begin >= position:
+                records.append(record)
+            at = record.end
+        return records
+
+    def read(self, position: int) -> Record | None:
+        """The first whole record at or after `position`; None when there is none yet."""
+        while position < self._end:
+            segment = self._segment_at(position)
+            if segment is None:
+                return None
+            if position < segment.base + len(MAGIC):
+                position = segment.base + len(MAGIC)
+            if position < segment.end:
+                try:
+                    return self._read_one(segment, position)
+                except TornRecordError:
+                    self._torn[segment.base] = segment.end - position
+            following = self._segment_after(segment)
+            if following is None:
+                return None
+            position = following.base
+        return None
+
+    def _read_one(self, segment: Segment, position: int) -> Record:
+        header = segment.read(position, FRAME.size)
+        if len(header) < FRAME.size:
+            raise TornRecordError("the frame is cut off")
+        length = FRAME.unpack(header)[0]
+        end = position + FRAME.size + length
+        if end > segment.end:
+            raise TornRecordError("the payload is cut off")
+        payload = segment.read(position + FRAME.size, length)
+        return Record(check_frame(header, payload), payload, position, end)
+
+    def _segment_at(self, position: int) -> Segment | None:
+        with self._mutex:
+            return next((s for s in self._segments if position < s.end), None)
+
+    def _segment_after(self, segment: Segment) -> Segment | None:
+        with self._mutex:
+            return next((s for s in self._segments if s.base > segment.base), None)
+
+    def preamble_before(self, position: int) -> list[Record]:
+        """The registration and catalogue records that a reader starting at `position` needs."""
+        segment = self._segment_at(position)
+        if segment is None:
+            with self._mutex:
+                segment = self._segments[-1] if self._segments else None
+        found: list[Record] = []
+        at = segment.base if segment is not None else position
+        while at < position and (record := self.read(at)) is not None and record.begin < position:
+            if record.kind in (Kind.REGISTRATION, Kind.TENSORS):
+                found.append(record)
+            at = record.end
+        return found
+
+    def forget(self, position: int) -> None:
+        """Remove the segments that end at or before `position`, except the one being written."""
+        self._answered = position
+        with self._mutex:
+            gone = [s for s in self._segments if s.end <= position and s is not self._active]
+            self._segments = [s for s in self._segments if s not in gone]
+        for segment in gone:
+            with contextlib.suppress(OSError):
+                segment.delete()
+
+    def flush(self) -> None:
+        """fsync what was written since the last time, and the names of the files."""
+        with self._mutex:
+            segments = [segment for segment in self._segments if segment.flushed < segment.length]
+        if any(segment.flushed == 0 for segment in segments) and self.directory is not None:
+            sync_directory(self.directory)
+        for segment in segments:
+            segment.flush()
+
+    def close(self) -> None:
+        """Let go of files and lock; what is held stays for `fp8scope sync`."""
+        with self._mutex:
+            segments, self._segments, self._active = self._segments, [], None
+        for segment in segments:
+            segment.close()
+        if self._reserve is not None and self.trouble is None:
+            self._reserve.remove()
+        elif self._reserve is not None:
+            self._reserve.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """Let go of the files in a forked child; takes no lock, whose owner may not exist here."""
+        for segment in self._segments:
+            segment.close()
+        if self._reserve is not None:
+            self._reserve.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def remove(self) -> None:
+        """Close, and delete the folder: everything in it was acknowledged."""
+        self.close()
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,327 @@
+"""The agent's threads: what a training thread hands over is recorded in the spool, then sent.
+
+    training thread --put--> queue --recorder--> spool --sender--> server
+                                                   ^-- flusher: fsync now and then
+
+`put` waits for neither device nor network, and for the disk only within the bounds of
+`fp8scope.recording.recorder`. The recorder does nothing but write, so that a finished step is in the spool whatever the network does.
+"""
+
+import contextlib
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fp8scope.config import Settings
+from fp8scope.delivery.cursor import Cursor, Progress
+from fp8scope.delivery.inbox import AlertSink, CommandSink
+from fp8scope.delivery.sender import Sender
+from fp8scope.guard import Guard
+from fp8scope.process.failure_report import count_lost
+from fp8scope.process.threads import Worker
+from fp8scope.recording.entries import Catalogue, Document, Entry, FinishReport, Place
+from fp8scope.recording.recorder import Recorder
+from fp8scope.recording.records import Kind, dump_json
+from fp8scope.recording.segments import Owner
+from fp8scope.recording.spool import Spool
+
+__all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]
+
+logger = logging.getLogger("fp8scope")
+
+IDLE_SECONDS = 5.0
+CLOSING_PAUSE = 1.0
+LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.1
+DOZE_AFTER = 1.0
+"""The recorder looks for steps by itself, some times a step and within these bounds, until none comes."""
+
+
+class Pipeline:
+    """One writer of a run: a queue, a spool and their threads, started with the first `put`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: str,
+        guard: Guard,
+        *,
+        place: Place | None = None,
+        writer: str | None = None,
+        child: bool = False,
+        on_alerts: AlertSink = lambda alerts: None,
+        on_commands: CommandSink | None = None,
+        on_page: Callable[[str], None] = lambda page: None,
+    ) -> None:
+        self.writer = writer or str(uuid.uuid4())
+        self.directory = settings.directory / run / self.writer
+        self.sender: Sender | None = None
+        self.started = False
+        self._settings = settings
+        self._run = run
+        self._child = child
+        self._guard = guard
+        self._on_alerts = on_alerts
+        self._on_commands = on_commands
+        self._on_page = on_page
+        self._queue = Recorder(settings, guard, place or Place())
+        self.waiting = self._queue.waiting
+        """What was handed over and not yet been taken up."""
+        self._closing = False
+        self._dozing = False
+        """Whether the recorder has to be woken; else it looks again by itself, soon."""
+        self._gap = self._last = 0.0
+        self._spool: Spool | None = None
+        self._cursor: Cursor | None = None
+        self._complete = False
+        self._keeping = threading.Lock()
+        """Held by who sees to it that nothing is left in memory."""
+        self._kept = False
+        self._recorder = Worker("recorder", self._record, guard, self._recorder_ended)
+        self._sending = Worker("sender", self._send, guard, self._sender_ended)
+        self._flusher = Worker("flusher", self._flush, guard)
+
+    def put(self, entry: Entry | Catalogue) -> None:
+        """Hand something over. What was handed over before it has then been written, unless the disk is slow
+        beyond the bounds of `fp8scope.recording.recorder`.
+        """
+        queue = self._queue
+        self.waiting.append(entry)
+        queue.handed += 1
+        if not self.started:
+            self.started = True
+            self._open()
+            self._recorder.start()
+        # Counted when written, not when taken from the queue: a write that is under way is not done.
+        elif queue.handed - queue.recorded > 1:
+            queue.catch_up()
+        if self._dozing:
+            self._recorder.wake()
+
+    def settle(self) -> None:
+        """Have everything that was handed over written, within the same bounds."""
+        if self.started:
+            self._queue.catch_up(but=0)
+
+    def prepare(self, entry: Entry) -> None:
+        """Queue something that is worth recording only if something else follows."""
+        self._queue.add(entry)
+
+    def is_full(self, row_bytes: int) -> bool:
+        """Whether the queue has reached its bound, were its entries rows of this size."""
+        return self._queue.is_full(row_bytes)
+
+    @property
+    def recording(self) -> threading.Lock:
+        """Held while something is being recorded."""
+        return self._queue.lock
+
+    def write_out(self) -> None:
+        """Have everything that was handed over on the disk; waits for both. Not for the training thread."""
+        if self.started:
+            self._queue.drain()
+            self._flush()
+
+    # The recorder's thread
+
+    def _record(self) -> float:
+        closing = self._closing
+        if self._queue.drain():
+            now = time.monotonic()
+            self._gap, self._last = now - self._last, now
+        # To wake a thread is a third of what a step costs the training: while steps come, this thread looks
+        # for them by itself. Those that are too short for that the training thread writes.
+        pause = max(self._gap / 4, LOOK_OFTEN)
+        self._dozing = time.monotonic() - self._last > DOZE_AFTER
+        if self._dozing:
+            # Once more: what came in before could be seen that nobody is looking.
+            self._queue.drain()
+        if closing and not self.waiting:
+            self._recorder.stop()
+        if closing:
+            return 0.0
+        return IDLE_SECONDS if self._dozing else min(pause, LOOK_SELDOM)
+
+    def _open(self) -> None:
+        """Open the spool and start the threads behind it. An unusable directory means: in memory only."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The lock comes first: `fp8scope sync` must not take this for the spool of a dead process.
+            self._spool = self._new_spool(self.directory)
+            self._cursor = Cursor(self.directory / "cursor", Progress(self.writer))
+        except Exception as error:
+            self._guard.error("opening the spool", f"{error}; what is seen is kept in memory only", error)
+            if self._spool is not None:
+                self._spool.close()
+            # Half a spool is none: nothing could be sent from it.
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self._spool, self._cursor = self._new_spool(None), Cursor(None, Progress(self.writer))
+        self._queue.spool = self._spool
+        if self._settings.mode == "online":
+            self.sender = Sender(
+                self._run,
+                self._spool,
+                self._cursor,
+                self._settings,
+                self._guard,
+                on_alerts=self._on_alerts,
+                on_commands=self._on_commands,
+                on_page=self._on_page,
+            )
+            self._sending.start()
+        self._flusher.start()
+
+    def _new_spool(self, directory: Path | None) -> Spool:
+        return Spool(
+            directory,
+            max_bytes=self._settings.spool_bytes,
+            memory_bytes=self._settings.memory_bytes,
+            preamble=self._queue.preamble,
+            owner=Owner.me(child=self._child),
+            durable=self._settings.fsync_seconds == 0,
+            on_disk=self._disk_changed,
+        )
+
+    def _disk_changed(self, error: OSError | None) -> None:
+        if error is not None:
+            text = "the disk takes no more steps (%s): they are kept in memory, and lost with the process."
+            self._guard.tell_once("disk", text, error.strerror or error)
+        elif self._guard.is_first("disk again"):
+            logger.info("the disk takes steps again, those that were in memory too.")
+
+    def _recorder_ended(self) -> None:
+        self._flusher.stop()
+        if self._settings.mode == "online":
+            self._sending.wake()
+        elif self._spool is not None and self._cursor is not None:
+            self._keep()
+            self._spool.close()
+            self._cursor.close()
+
+    # The sender's and the flusher's threads
+
+    def _send(self) -> float:
+        assert self.sender is not None
+        sender = self.sender
+        recorded = self._recorder.has_ended()
+        pause = sender.advance()
+        if recorded:
+            if sender.is_done():
+                self._complete = True
+                self._sending.stop()
+            pause = min(pause, CLOSING_PAUSE)
+        return pause
+
+    def _sender_ended(self) -> None:
+        assert self.sender is not None and self._spool is not None and self._cursor is not None
+        self.sender.close()
+        self._cursor.close()
+        if self._complete and not self._cursor.progress.messages_refused:
+            self._spool.remove()
+            with contextlib.suppress(OSError):
+                # The run's folder goes with its last writer; it is not empty before.
+                self.directory.parent.rmdir()
+        else:
+            self._keep()
+            self._spool.close()
+
+    def _keep(self) -> None:
+        """Nothing more will be sent: what is in memory goes to the disk, and what it does not take is
+        counted, here and in what the spool says of the run's end.
+        """
+        if self._spool is None or self._cursor is None:
+            return
+        with self._keeping, self._guard.shield("keeping what was not sent"):
+            if self._kept:
+                return
+            self._kept = True
+            lost = self._spool.rescue()
+            if not lost:
+                return
+            last_words = count_lost(lost, self._guard, self._spool.trouble)
+            progress = self._cursor.progress
+            following = self._spool.read(progress.position)
+            if progress.sealed_end and (following is None or following.begin >= progress.sealed_end):
+                # Of the message under way nothing is left: what comes next is another one.
+                progress.sealed_end, progress.sealed_digest = 0, ""
+                self._cursor.save()
+            if last_words and self._spool.directory is not None:
+                self._spool.end_with(Kind.FINISH, last_words)
+
+    def _flush(self) -> float:
+        if self._spool is not None:
+            self._spool.flush()
+        return self._settings.fsync_seconds or IDLE_SECONDS
+
+    # The end
+
+    def finish(self, document: Callable[[], Mapping[str, Any]] | None, timeout: float) -> FinishReport:
+        """Record the end of this writer (None: say nothing), and wait until everything was answered.
+
+        Returns after `timeout` seconds at the latest; what is left then stays in the spool.
+        """
+        self.close(document)
+        return self.wait(timeout)
+
+    def close(self, document: Callable[[], Mapping[str, Any]] | None) -> None:
+        """As `finish`, without waiting: the threads end when everything was answered."""
+        if self.started and not self._closing:
+            if document is not None:
+                self.put(Document(Kind.FINISH, lambda: dump_json(document())))
+            self._closing = True
+            self._recorder.wake()
+
+    def wait(self, timeout: float) -> FinishReport:
+        """After `close`: wait `timeout` seconds at most, then let go."""
+        deadline = time.monotonic() + timeout
+        if not self.started:
+            return FinishReport(complete=True)
+        if self._recorder.join(deadline) and self.sender is not None:
+            self.sender.hurry, self.sender.held = True, False
+            self._sending.wake()
+            while not self._sending.join(min(deadline, time.monotonic() + 0.05)):
+                if time.monotonic() >= deadline or self.sender.held:
+                    break
+            self._sending.stop()
+            if not self._sending.join(min(deadline, time.monotonic() + 1.0)):
+                # It waits for an answer, and the process may be gone when that comes.
+                self._keep()
+        elif left := len(self.waiting):
+            self._guard.error("writing to the disk", f"it does not answer, and {left} records wait for it")
+        return self._report()
+
+    def _report(self) -> FinishReport:
+        progress = self._cursor.progress if self._cursor is not None else Progress(self.writer)
+        left = not self._complete or progress.messages_refused > 0
+        return FinishReport(
+            complete=self._complete,
+            rows_sent=progress.rows_sent,
+            points_sent=progress.points_sent,
+            rows_dropped=self._guard.dropped,
+            messages_refused=progress.messages_refused,
+            errors=self._guard.errors,
+            directory=self.directory if left and self.directory.exists() else None,
+        )
+
+    def discard(self) -> bool:
+        """End without a trace, what was handed over as well; False when the server knows the run already."""
+        if self.sender is not None and self.sender.page:
+            return False
+        self._recorder.stop()
+        self._recorder.join(time.monotonic() + CLOSING_PAUSE)
+        self._complete = True
+        self._sending.stop()
+        if self.sender is None and self._spool is not None:
+            self._spool.remove()
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's files without touching what is in them."""
+        if self._spool is not None:
+            self._spool.abandon()
+        if self._cursor is not None:
+            self._cursor.close()

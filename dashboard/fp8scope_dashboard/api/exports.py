@@ -1,0 +1,45 @@
+"""Taking a run away as a file."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest, StreamingHttpResponse
+from ninja import Router, Schema
+
+from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.exports import formats, streaming
+from fp8scope_dashboard.wire.schemas import ErrorOut
+
+router = Router(tags=["exports"])
+
+
+class ExportProgress(Schema):
+    rows: int
+    rows_written: int | None
+
+
+FILE = {
+    200: {
+        "description": "The file; docs/operating.md shows its columns.",
+        "content": {kind.partition(";")[0]: {"schema": {"type": "string", "format": "binary"}}
+                    for kind in formats.MEDIA_TYPES.values()},
+    }
+}  # fmt: skip
+
+
+@router.get("/runs/{run}/export", openapi_extra={"responses": FILE}, response={ERRORS: ErrorOut})
+def export_run(
+    request: HttpRequest, run: UUID, format: formats.Format = "parquet", progress: UUID | None = None
+) -> StreamingHttpResponse:
+    """Stream a run as a file, which `fp8scope import` reads. X-Fp8scope-Rows says how many rows it has."""
+    return streaming.respond(run_of(request, run), format, progress)
+
+
+@router.get("/runs/{run}/export/{progress}", response={200: ExportProgress, ERRORS: ErrorOut})
+def export_progress(request: HttpRequest, run: UUID, progress: UUID) -> dict[str, Any]:
+    """How far the export is that was asked for with this `progress`; null where that is not known."""
+    written, rows = streaming.progress_of(run_of(request, run), progress)
+    return {"rows": rows, "rows_written": written}

@@ -1,0 +1,168 @@
+"""What training processes send: batches, evaluations, the finish, heartbeats."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Query, Router, Status
+
+from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, answer, take, tidings
+from fp8scope_dashboard.ingest import services
+from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
+from fp8scope_dashboard.ingest.backpressure import gate
+from fp8scope_dashboard.ingest.batch import Batch, read_envelope
+from fp8scope_dashboard.ingest.histograms import read_histograms, store_histograms
+from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
+from fp8scope_dashboard.ingest.ledger import identify
+from fp8scope_dashboard.runs import services as runs
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.wire import schemas
+from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, NotArrowError
+
+ARROW = "application/vnd.apache.arrow.stream"
+JSON = "application/json"
+
+router = Router(tags=["ingest"])
+
+BATCH_BODY = {
+    "required": True,
+    "description": "See docs/wire.md for columns and metadata.",
+    "content": {
+        ARROW: {"schema": {"type": "string", "format": "binary"}},
+        JSON: {
+            "schema": {
+                "type": "object",
+                "required": ["protocol", "writer", "seq", "rows"],
+                "properties": {
+                    "protocol": {"const": 1},
+                    "writer": {"type": "string", "format": "uuid"},
+                    "seq": {"type": "integer", "minimum": 0},
+                    "dropped": {"type": "integer", "minimum": 0, "default": 0},
+                    "rows": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["step", "time"],
+                            "properties": {
+                                "step": {"type": "integer", "minimum": 0},
+                                "time": {"type": "string", "format": "date-time"},
+                                "scalars": {"type": "object"},
+                                "tensors": {"type": "object"},
+                            },
+                        },
+                    },
+                },
+            }
+        },
+    },
+}
+
+HISTOGRAM_BODY = {
+    "required": True,
+    "description": "See docs/wire.md for columns and metadata.",
+    "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
+}
+
+
+@router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
+def send_batch(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
+    """Store rows, once however often they are sent."""
+    found = run_of(request, run)
+    body = request.body
+    kind = _content_type(request)
+    if kind == ARROW:
+        envelope = open_envelope(body)
+        with gate.admit(envelope.decompressed_bytes + len(body)):
+            batch = read_envelope(envelope, body)
+            return _store_batch(found, batch, body, known)
+    if kind == JSON:
+        # Parsed JSON takes several times its bytes.
+        with gate.admit(8 * len(body)):
+            document = parse_json(body)
+            positions = services.tensor_positions(found, writer_in(document))
+            batch = read_json(document, run, positions)
+            return _store_batch(found, batch, body, known)
+    raise NotArrowError(
+        f"A batch cannot be of type {kind[:100]!r}.", f"Set Content-Type to {ARROW} or {JSON}."
+    )
+
+
+@router.post("/runs/{run}/histograms", response=ANSWERS, openapi_extra={"requestBody": HISTOGRAM_BODY})
+def send_histograms(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
+    """Store the exponents of some tensors' elements in one sampled step."""
+    found = run_of(request, run)
+    body = request.body
+    if _content_type(request) != ARROW:
+        raise NotArrowError("Histograms are sent as an Arrow IPC stream.", f"Set Content-Type to {ARROW}.")
+    envelope = open_envelope(body)
+    with gate.admit(envelope.decompressed_bytes + len(body)):
+        histograms = read_histograms(envelope, body)
+        _check_run(found, histograms.run)
+        message = identify(found.id, histograms.writer, histograms.seq, "histogram", body)
+        stored = store_histograms(found, message, histograms)
+    return answer(found, message, stored, known)
+
+
+@router.post("/runs/{run}/evaluations", response=ANSWERS)
+def send_evaluation(
+    request: HttpRequest, run: UUID, body: schemas.EvaluationIn, known: Query[Known]
+) -> Status[Any]:
+    """Store the scores of one evaluation, item by item."""
+    scores = services.Scores(
+        step=body.step,
+        name=body.name,
+        metric=body.metric,
+        kind=body.kind,
+        higher_is_better=body.higher_is_better,
+        items=body.items,
+        item_ids=body.item_ids,
+        clusters=body.clusters,
+    )
+    return take(request, run, body, "evaluation", partial(services.store_evaluation, scores=scores), known)
+
+
+@router.post("/runs/{run}/finish", response=ANSWERS)
+def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Query[Known]) -> Status[Any]:
+    """One writer is done; the run is over when all are."""
+    ending = services.Ending(
+        failed=body.state == "failed",
+        ends_run=body.ends_run,
+        error=body.error,
+        rows_sent=body.rows_sent,
+        points_sent=body.points_sent,
+        dropped=body.dropped,
+        errors=body.errors,
+    )
+    return take(request, run, body, "finish", partial(services.store_finish, ending=ending), known)
+
+
+@router.post("/runs/{run}/heartbeat", response={200: schemas.Pulse, ERRORS: schemas.ErrorOut})
+def beat(request: HttpRequest, run: UUID, body: schemas.HeartbeatIn, known: Query[Known]) -> dict[str, Any]:
+    """A writer lives, though it has nothing to send."""
+    found = run_of(request, run)
+    state = runs.heartbeat(found, body.writer, dropped=body.dropped, errors=body.errors)
+    return {"state": state.value, **tidings(found, body.writer, known)}
+
+
+def _content_type(request: HttpRequest) -> str:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise MalformedError("Content-Encoding is not supported.", "Compress the Arrow buffers instead.")
+    return (request.content_type or "").lower()
+
+
+def _store_batch(run: Run, batch: Batch, body: bytes, known: Known) -> Status[Any]:
+    _check_run(run, batch.run)
+    message = identify(run.id, batch.writer, batch.seq, "batch", body)
+    stored = services.store_batch(run, message, batch)
+    return answer(run, message, stored, known, rows=batch.rows, points=batch.points)
+
+
+def _check_run(run: Run, said: UUID) -> None:
+    if said != run.id:
+        raise InvalidError(
+            f"The message belongs to run {said}.", "fp8scope.run must be the run in the address."
+        )

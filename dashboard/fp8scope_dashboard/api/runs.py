@@ -1,0 +1,170 @@
+"""Runs as training processes register, describe and ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Router, Status
+
+from fp8scope_dashboard.api.auth import project_of, run_of
+from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.runs import catalogue, services
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import deletion
+from fp8scope_dashboard.wire import limits, schemas
+from fp8scope_dashboard.wire.errors import (
+    CatalogueGapRefusalError,
+    InvalidError,
+    RunConflictRefusalError,
+    TooLargeError,
+    WriterConflictError,
+)
+
+router = Router(tags=["runs"])
+# What GET /runs/{run} shows of each list.
+LATEST = 100
+IDENTITY = ("id", "name", "state", "precision", "group", "baseline")
+DESCRIPTION = ("tags", "config", "summary")
+COUNTERS = (
+    "last_step",
+    "rows_stored",
+    "points_stored",
+    "rows_sent",
+    "points_sent",
+    "rows_dropped",
+    "agent_errors",
+)
+
+
+@router.put(
+    "/runs/{run}",
+    response={201: schemas.RunRegistered, 200: schemas.RunRegistered, ERRORS: schemas.ErrorOut},
+)
+def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status[Any]:
+    """Register a run under an id of the client's choice; twice is once."""
+    fields = body.model_dump()
+    fields["created_at"] = fields["created_at"] or timezone.now()
+    replace_tags = fields.pop("replace_tags")
+    try:
+        found, created = services.register(run, project_of(request), fields, replace_tags=replace_tags)
+    except services.RunConflictError as error:
+        raise RunConflictRefusalError(
+            f"The run {run} belongs to another project.", "Use that project's token, or another id."
+        ) from error
+    except services.RunDeletedError as error:
+        raise RunConflictRefusalError(
+            f"The run {run} was deleted on the dashboard.", "Begin a new run, under another id."
+        ) from error
+    answer = {
+        "id": found.id,
+        "project": found.project.slug,
+        "url": services.page_url(found),
+        "state": found.state,
+        "margin": found.project.margin,
+    }
+    return Status(201 if created else 200, answer)
+
+
+@router.post(
+    "/runs/{run}/writers/{writer}/tensors",
+    response={200: schemas.CatalogueLength, ERRORS: schemas.ErrorOut},
+)
+def extend_catalogue(
+    request: HttpRequest, run: UUID, writer: UUID, body: schemas.CatalogueIn
+) -> dict[str, int]:
+    """Append to a writer's tensor catalogue; what is already there must be equal."""
+    found = run_of(request, run)
+    entries = [
+        catalogue.TensorEntry(t.name, t.module, t.role, t.format, tuple(t.shape), t.numel)
+        for t in body.tensors
+    ]
+    try:
+        count = catalogue.extend(
+            found,
+            writer,
+            body.offset,
+            entries,
+            rank=body.rank,
+            hostname=body.hostname,
+            attempt=body.attempt,
+            imported=body.imported,
+        )
+    except catalogue.CatalogueGapError as error:
+        raise CatalogueGapRefusalError(
+            f"The catalogue has {error.length} entries; these begin at {body.offset}.",
+            "Send it from offset 0.",
+        ) from error
+    except catalogue.CatalogueConflictError as error:
+        raise WriterConflictError(
+            f"Entry {error.position} of this writer's catalogue is another tensor.",
+            "Another process uses this writer's id: take a new one.",
+        ) from error
+    except catalogue.RepeatedTensorError as error:
+        raise InvalidError(f"The catalogue names {error.name[:200]!r} twice.", "Each tensor once.") from error
+    except catalogue.TooManyTensorsError as error:
+        raise TooLargeError(
+            f"The run would have more than {limits.TENSORS} tensors.", "Watch fewer."
+        ) from error
+    return {"count": count}
+
+
+@router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut})
+def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
+    """What is stored of a run, and the latest verdicts and alerts."""
+    from fp8scope_dashboard.alerts.services import alerts_after
+
+    found = run_of(request, run)
+    return {
+        **{name: getattr(found, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION)},
+        "last_attempt": services.last_attempt(found),
+        "project": found.project.slug,
+        "comparison": _comparison(found),
+        "evaluations": _evaluations(found),
+        "events": alerts_after(found.id, 0)[-LATEST:],
+        "url": services.page_url(found),
+    }
+
+
+@router.delete(
+    "/runs/{run}", response={200: schemas.Deletion, 202: schemas.Deletion, ERRORS: schemas.ErrorOut}
+)
+def delete_run(request: HttpRequest, run: UUID) -> Status[Any]:
+    """Delete a run: hidden at once (202), gone when asking again is answered with 200."""
+    found = deletion.progress_of(run, project_of(request))
+    if found is None:
+        found = deletion.begin(run_of(request, run))
+    answer = {"done": found.done, "share": found.share, "bytes_left": found.left}
+    return Status(200 if found.done else 202, answer)
+
+
+def _comparison(run: Run) -> dict[str, Any] | None:
+    found = getattr(run, "comparison", None)
+    if found is None:
+        return None
+    from fp8scope_dashboard.analysis.judging import judged_now
+
+    return {
+        "baseline": found.baseline,
+        "to_step": found.to_step,
+        **found.result,
+        **judged_now(run, found).as_dict(),
+    }
+
+
+def _evaluations(run: Run) -> list[dict[str, Any]]:
+    from fp8scope_dashboard.analysis.judging import judged_now
+
+    rows = run.evaluation_comparisons.order_by("-step", "name", "metric")[:LATEST]
+    return [
+        {
+            "name": row.name,
+            "metric": row.metric,
+            "step": row.step,
+            **row.result,
+            **judged_now(run, row).as_dict(),
+        }
+        for row in rows
+    ]

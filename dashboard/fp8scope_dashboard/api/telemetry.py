@@ -1,0 +1,118 @@
+"""Reading stored telemetry over HTTP: a line, or a heat map, as the pages draw them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated
+from uuid import UUID
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router
+
+from fp8scope_dashboard.api.auth import check_run, tensor_of
+from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.codec import Float64s
+from fp8scope_dashboard.telemetry.downsample import FEWEST
+from fp8scope_dashboard.wire import schemas
+from fp8scope_dashboard.wire.errors import InvalidError
+
+ARROW = "application/vnd.apache.arrow.stream"
+MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
+NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+router = Router(tags=["telemetry"])
+Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; what is stored when left out.")]
+Points = Annotated[int, Query(ge=FEWEST, le=MOST_POINTS, description="At most so many.")]
+Columns = Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="At most so many.")]
+LINE_ANSWER = {
+    "responses": {
+        200: {
+            "content": {
+                "application/json": {
+                    "schema": {
+                        "type": "object",
+                        "properties": {
+                            "steps": {"type": "array", "items": {"type": "integer"}},
+                            "values": {"type": "array", "items": {"type": ["number", "string"]}},
+                        },
+                    }
+                }
+            }
+        }
+    }
+}
+HEATMAP_ANSWER = {
+    "responses": {200: {"content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
+}
+
+
+@router.get("/runs/{run}/series", response={ERRORS: schemas.ErrorOut}, openapi_extra=LINE_ANSWER)
+def get_series(
+    request: HttpRequest,
+    run: UUID,
+    scalar: str = "",
+    tensor: str = "",
+    statistic: str = "amax",
+    first: Step = None,
+    last: Step = None,
+    points: Points = 2_000,
+) -> HttpResponse:
+    """A scalar, or a statistic of a tensor, over steps: no one-step spike is lost however few the points
+    are.
+    """
+    index = tensor_of(request, run, tensor)
+    if bool(scalar) == bool(tensor):
+        raise InvalidError("Name either a scalar or a tensor.", "?scalar=loss or ?tensor=NAME&statistic=amax")
+    if scalar:
+        line = queries.scalar(run, scalar, first=first, last=last, points=points, timed=False)
+    elif index is None:
+        raise InvalidError("The run has no such tensor.", "Names are <module path>.<role>.")
+    else:
+        line = queries.tensor_series(
+            run, index, statistic, first=first, last=last, points=points, timed=False
+        )
+    return HttpResponse(_line_as_json(line), content_type="application/json")
+
+
+@router.get("/runs/{run}/heatmap", response={ERRORS: schemas.ErrorOut}, openapi_extra=HEATMAP_ANSWER)
+def get_heatmap(
+    request: HttpRequest,
+    run: UUID,
+    statistic: str,
+    first: Step = None,
+    last: Step = None,
+    columns: Columns = 400,
+) -> HttpResponse:
+    """The largest value of a statistic for each tensor (a row) and column of steps, as an Arrow stream.
+
+    Columns `tensor` and `values` (float64, null where nothing was observed); the steps at which the columns
+    begin, and the one after the last, are the schema's metadata `step_edges`, a JSON list.
+    """
+    check_run(request, run)
+    found = queries.heatmap(run, statistic, first=first, last=last, columns=columns)
+    flat = found.values.reshape(-1)
+    cells = pa.array(flat, pa.float64(), mask=np.isnan(flat))
+    values = pa.FixedSizeListArray.from_arrays(cells, max(1, found.values.shape[1]))
+    schema = pa.schema(
+        [("tensor", pa.string()), ("values", values.type)],
+        metadata={"step_edges": json.dumps(found.step_edges.tolist())},
+    )
+    names = pa.array(found.names if len(values) else [], pa.string())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([names, values], schema=schema))
+    return HttpResponse(sink.getvalue().to_pybytes(), content_type=ARROW)
+
+
+def _line_as_json(line: queries.Series) -> bytes:
+    """Numbers as they are, each to the last bit; NaN and infinities as the strings of docs/wire.md."""
+    values: Float64s | list[float | str] = np.ascontiguousarray(line.values)
+    if not np.isfinite(line.values).all():
+        values = [each if math.isfinite(each) else NAMES.get(each, "NaN") for each in line.values.tolist()]
+    body = {"steps": np.ascontiguousarray(line.steps), "values": values}
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

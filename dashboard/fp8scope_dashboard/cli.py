@@ -1,0 +1,180 @@
+"""The dashboard's subcommands of `fp8scope`, found through the entry-point group `fp8scope.commands`.
+
+Each is a function of its own arguments that returns an exit status; its docstring's first line is its help.
+Nothing here imports Django: the servers' processes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from fp8scope_dashboard.servers.configuration import default_data_dir
+from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, Stopped, Supervisor
+
+CLEAR_LINE = "\x1b[K"
+LONGEST_NAME = len("postgres")
+# What a person at the terminal should see of the servers' logs; the files have everything.
+ALARMING = re.compile(r"\b(ERROR|CRITICAL|FATAL|PANIC)\b")
+# Two processes create the same row at once, and the second takes that of the first: expected, and no error.
+EXPECTED = re.compile(r"\bERROR:\s+duplicate key value violates unique constraint\b")
+
+
+def up(argv: list[str]) -> int:
+    """Run the dashboard on this machine: database, queue, web server and workers, until Ctrl-C."""
+    options = _up_parser().parse_args(argv)
+    # A line that is written over needs a terminal, and no log lines in between.
+    progress = ProgressLine(sys.stdout, rewrites=sys.stdout.isatty() and not options.verbose)
+    supervisor = Supervisor(
+        options.data_dir,
+        options.host,
+        options.port,
+        echo=echo if options.verbose else echo_alarms,
+        progress=progress.show,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop_on_signal(supervisor))
+    try:
+        progress.show("PostgreSQL, Redis, migrations, web server, workers")
+        try:
+            supervisor.start()
+            supervisor.wait_ready()
+        finally:
+            progress.end()
+        _say_ready(supervisor)
+        supervisor.join()
+    except Stopped:
+        supervisor.join()
+    except ServerError as error:
+        print(f"fp8scope up: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def demo(argv: list[str]) -> int:
+    """Train small models in BF16 and FP8 here and now, and watch them on the dashboard."""
+    command: int = importlib.import_module("fp8scope_dashboard.demo.command").demo(argv)
+    return command
+
+
+def admin(argv: list[str]) -> int:
+    """Make a sign-in link, set a password or invite a person, on the server's machine."""
+    command: int = importlib.import_module("fp8scope_dashboard.administration.command").admin(argv)
+    return command
+
+
+class ProgressLine:
+    """One line about the stage of the start: rewritten on a terminal, elsewhere only the first is shown."""
+
+    def __init__(self, stream: TextIO, *, rewrites: bool) -> None:
+        self._stream = stream
+        self._rewrites = rewrites
+        self._written = False
+
+    def show(self, stage: str) -> None:
+        if self._rewrites:
+            self._write(f"\r{CLEAR_LINE}fp8scope is starting: {stage} ...")
+        elif not self._written:
+            self._write(f"fp8scope is starting: {stage}\n")
+        self._written = True
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._rewrites:
+            self._write(f"\r{CLEAR_LINE}")
+
+    def _write(self, text: str) -> None:
+        # The terminal may have gone away: see `echo`.
+        with suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def echo(name: str, line: str) -> None:
+    """Print a line of a server's log under its name; a terminal that has gone away is no reason to stop."""
+    if not line:
+        return
+    try:
+        # One write a line: several threads share the terminal.
+        sys.stdout.write(f"{name:<{LONGEST_NAME}} | {line}\n")
+        sys.stdout.flush()
+    except OSError:
+        # Never again: the interpreter would complain about standard output once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def echo_alarms(name: str, line: str) -> None:
+    """`echo` what the supervisor itself says, and of its servers' lines those that tell of an error which is
+    one: of PostgreSQL's, a key that is there already is none.
+    """
+    expected = name == "postgres" and EXPECTED.search(line)
+    if name == "up" or (ALARMING.search(line) and not expected):
+        echo(name, line)
+
+
+def _up_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fp8scope up",
+        description=up.__doc__,
+        epilog="DATABASE_URL and REDIS_URL, where set, name servers to use instead of private ones.",
+    )
+    parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, help="default: %(default)s; 0: any free one"
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=default_data_dir(),
+        help="where everything is kept (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="print every line of the servers' logs")
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
+    return int(text)
+
+
+def _stop_on_signal(supervisor: Supervisor) -> Callable[[int, FrameType | None], None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        supervisor.request_stop()
+
+    return handle
+
+
+def _say_ready(supervisor: Supervisor) -> None:
+    lines = [
+        f"fp8scope is ready: {supervisor.url}",
+        f"data: {supervisor.data.root}, logs: {supervisor.data.logs}",
+    ]
+    if supervisor.sign_in_link:
+        lines += ["sign in as administrator, once, with:", f"    {supervisor.sign_in_link}"]
+    print("\n".join(["", *lines, "Ctrl-C stops it.", ""]), flush=True)
+
+
+COMMANDS = {"up": up, "demo": demo, "admin": admin}
+
+
+def main(argv: list[str]) -> int:
+    """`python -m fp8scope_dashboard.cli NAME ...`: the same commands without the SDK's `fp8scope`."""
+    if not argv or argv[0] not in COMMANDS:
+        print(f"usage: python -m fp8scope_dashboard.cli {{{','.join(COMMANDS)}}} ...", file=sys.stderr)
+        return 2
+    return COMMANDS[argv[0]](argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""Alerts and commands that a run had elsewhere: written into its export, and brought back by an import.
+
+Brought back they are records. Nobody is told of such an alert, and no process is given such a command.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+from uuid import UUID
+
+from django.utils import timezone
+from ninja import Schema
+from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.alerts.models import Event, EventState, RuleKind, Severity
+from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, ResultState
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.wire import limits
+from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.schemas import Natural, Text
+
+MOST_RECORDS = 10_000
+MOST_RESULTS = 10_000
+LARGEST_DOCUMENT = 4 * limits.MIB
+NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+ALERT = ("kind", "severity", "state", "onset_step", "step", "message", "evidence")
+COMMAND = ("kind", "arguments", "reason")
+RESULT = ("state", "message", "step")
+
+
+def _document(value: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(value)
+    if len(text) > LARGEST_DOCUMENT or "\\u0000" in text:
+        raise ValueError(f"must be at most {LARGEST_DOCUMENT} bytes of JSON without the character NUL")
+    return value
+
+
+Document = Annotated[dict[str, Any], AfterValidator(_document)]
+Message = Annotated[Text, Field(max_length=500)]
+# A person, by the name that is unique on a server.
+Person = Annotated[Text, Field(max_length=150)]
+Number: TypeAlias = FiniteFloat | Annotated[Text, Field(pattern=r"^(NaN|-?Infinity)$")]
+
+
+class PastAlert(Schema):
+    """An alert as it is stored, without the rule: that is its project's."""
+
+    kind: RuleKind
+    severity: Severity
+    state: EventState
+    onset_step: Natural
+    step: Natural
+    step_time: AwareDatetime | None = None
+    value: Number | None = None
+    threshold: Number | None = None
+    message: Message
+    evidence: Document = {}
+    opened_at: AwareDatetime
+    resolved_at: AwareDatetime | None = None
+    acknowledged_by: Person = ""
+    acknowledged_at: AwareDatetime | None = None
+
+
+class PastResult(Schema):
+    writer: UUID
+    state: ResultState
+    message: Message = ""
+    step: Natural | None = None
+    at: AwareDatetime
+
+
+class AlertKey(Schema):
+    """Which of a run's alerts."""
+
+    kind: RuleKind
+    onset_step: Natural
+
+
+class PastCommand(Schema):
+    """A command as it is stored, and what came of it."""
+
+    kind: CommandKind
+    arguments: Document = {}
+    reason: Message = ""
+    given_by: Person = ""
+    alert: AlertKey | None = None
+    given_at: AwareDatetime
+    expires_at: AwareDatetime
+    delivered_at: AwareDatetime | None = None
+    results: Annotated[list[PastResult], Field(max_length=MOST_RESULTS)] = []
+
+
+def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The run's alerts in the order in which they opened, each with its step, as PastAlert reads them."""
+    for event in Event.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id"):
+        yield (
+            event.step,
+            {
+                **{name: getattr(event, name) for name in ALERT},
+                "value": _named(event.value),
+                "threshold": _named(event.threshold),
+                "acknowledged_by": _name_of(event.acknowledged_by),
+                **_times(event, "step_time", "opened_at", "resolved_at", "acknowledged_at"),
+            },
+        )
+
+
+def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The run's commands in the order in which they were given, each with the last step at which a process
+    answered it, as PastCommand reads them.
+    """
+    stored = Command.objects.filter(run_id=run_id).select_related("given_by", "event")
+    for command in stored.prefetch_related("results").order_by("id"):
+        results = list(command.results.all())
+        event = command.event
+        yield (
+            max((result.step or 0 for result in results), default=0),
+            {
+                **{name: getattr(command, name) for name in COMMAND},
+                "given_by": _name_of(command.given_by),
+                "alert": None if event is None else {"kind": event.kind, "onset_step": event.onset_step},
+                **_times(command, "given_at", "expires_at", "delivered_at"),
+                "results": [
+                    {"writer": str(result.writer), **_times(result, "at")}
+                    | {name: getattr(result, name) for name in RESULT}
+                    for result in results
+                ],
+            },
+        )
+
+
+def store_alert(run: Run, alert: PastAlert) -> None:
+    """Keep an alert of the past. One that the run has, by kind and onset, stays as it is.
+
+    Raises:
+        InvalidError: the run has too many.
+    """
+    _check_room(Event.objects.filter(run=run).count(), "alerts")
+    fields = alert.model_dump(exclude={"kind", "onset_step", "acknowledged_by"})
+    for name in ("value", "threshold"):
+        fields[name] = NAMED.get(fields[name], fields[name])
+    fields["acknowledged_by"] = _person(run, alert.acknowledged_by)
+    Event.objects.get_or_create(run=run, kind=alert.kind, onset_step=alert.onset_step, defaults=fields)
+    run_changed(run.id, run.project_id, "alert", alert.step)
+
+
+def store_command(run: Run, command: PastCommand) -> None:
+    """Keep a command of the past: it has expired, whatever it says.
+
+    Raises:
+        InvalidError: the run has too many.
+    """
+    _check_room(Command.objects.filter(run=run).count(), "commands")
+    fields = command.model_dump(exclude={"given_by", "alert", "results"})
+    fields["expires_at"] = min(command.expires_at, timezone.now())
+    fields["given_by"] = _person(run, command.given_by)
+    if command.alert is not None:
+        fields["event"] = Event.objects.filter(run=run, **command.alert.model_dump()).first()
+    kept = Command.objects.create(run=run, **fields)
+    CommandResult.objects.bulk_create(
+        CommandResult(command=kept, **result.model_dump()) for result in command.results
+    )
+    run_changed(run.id, run.project_id, "command")
+
+
+def _check_room(count: int, what: str) -> None:
+    if count >= MOST_RECORDS:
+        raise InvalidError(f"The run has {MOST_RECORDS} {what}.", "More are not brought back.")
+
+
+def _person(run: Run, name: str) -> User | None:
+    """The member of the run's project who is called so: elsewhere the name may be somebody else's."""
+    if not name:
+        return None
+    return User.objects.filter(username=name, memberships__project=run.project_id).first()
+
+
+def _name_of(user: User | None) -> str:
+    return "" if user is None else user.username
+
+
+def _named(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return next(name for name, one in NAMED.items() if repr(one) == repr(value))
+
+
+def _times(row: Any, *names: str) -> dict[str, str | None]:
+    moments: dict[str, datetime | None] = {name: getattr(row, name) for name in names}
+    return {name: None if at is None else at.isoformat() for name, at in moments.items()}

@@ -1,0 +1,77 @@
+"""Storing what a run tells about itself, each message once."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+
+from fp8scope_dashboard.control import imported_history, schemas
+from fp8scope_dashboard.control.commands import UnknownCommandError, note_result
+from fp8scope_dashboard.control.models import Listener, Report
+from fp8scope_dashboard.ingest.ledger import Message, enter
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.runs import services as runs
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.wire.errors import InvalidError
+
+# A window every minute for a week.
+MOST_REPORTS = 10_000
+ENVELOPE = {"writer", "seq", "step", "kind"}
+
+
+@transaction.atomic
+def store(run: Run, message: Message, body: schemas.ReportIn) -> bool:
+    """Store a report, a command's result, what a writer accepts, or what it was. False: it was stored before.
+
+    Raises:
+        WriterConflictError: another message has this seq.
+        InvalidError: the run has too many reports, no such command, or no past: it was not imported.
+    """
+    writer = runs.writer_of(run, message.writer)
+    if not enter(message):
+        return False
+    runs.note_life(run, writer)
+    if isinstance(body, schemas.CommandResultIn):
+        _store_result(run, message.writer, body)
+    elif isinstance(body, schemas.AcceptsIn):
+        said = {"accepts": sorted(set(body.accepts)), "at": timezone.now()}
+        Listener.objects.update_or_create(run=run, writer=message.writer, defaults=said)
+        run_changed(run.id, run.project_id, "command", body.step)
+    elif isinstance(body, schemas.PastAlertIn | schemas.PastCommandIn):
+        if not writer.imported:
+            raise InvalidError("This process records a run now.", "Only an import brings back what was.")
+        if isinstance(body, schemas.PastAlertIn):
+            imported_history.store_alert(run, body.alert)
+        else:
+            imported_history.store_command(run, body.command)
+    else:
+        _store_report(run, message, body)
+    return True
+
+
+def _store_result(run: Run, writer: UUID, body: schemas.CommandResultIn) -> None:
+    try:
+        note_result(run, writer, body.command, body.state, body.message, body.step)
+    except UnknownCommandError:
+        raise InvalidError(
+            f"The run has no command {body.command}.", "Answer only commands that came in an answer."
+        ) from None
+    run_changed(run.id, run.project_id, "command", body.step)
+
+
+def _store_report(
+    run: Run, message: Message, body: schemas.BisectIn | schemas.ReferenceIn | schemas.AnnotationIn
+) -> None:
+    if Report.objects.filter(run=run).count() >= MOST_REPORTS:
+        raise InvalidError(f"The run has {MOST_REPORTS} reports.", "Report less often.")
+    Report.objects.create(
+        run=run,
+        writer=message.writer,
+        seq=message.seq,
+        kind=body.kind,
+        step=body.step,
+        document=body.model_dump(mode="json", exclude=ENVELOPE),
+    )
+    run_changed(run.id, run.project_id, "report", body.step)

@@ -1,0 +1,120 @@
+"""The documents of POST /runs/{run}/reports, bounded. Fields that are not known are passed over."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, TypeAlias
+from uuid import UUID
+
+from ninja import Schema
+from pydantic import Field, FiniteFloat, model_validator
+
+from fp8scope_dashboard.control.imported_history import PastAlert, PastCommand
+from fp8scope_dashboard.wire.schemas import Natural, Text
+
+MOST_PRODUCTS = 2_000
+MOST_WINDOW_STEPS = 1_000
+MOST_LAYERS = 500
+MOST_COMMANDS = 32
+LARGEST_MESSAGE = 500
+
+# As everywhere on the wire, what JSON has no number for is written as a text.
+Number: TypeAlias = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
+Path = Annotated[Text, Field(max_length=512)]
+Message = Annotated[Text, Field(max_length=LARGEST_MESSAGE)]
+Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
+
+
+class _ReportIn(Schema):
+    writer: UUID
+    seq: Natural
+    step: Natural = 0
+
+
+class ProductError(Schema):
+    layer: Path
+    product: Literal["fprop", "dgrad", "wgrad"]
+    relative_error: Number
+    cosine: Number
+
+
+class BisectIn(_ReportIn):
+    """Errors of the full gradient with one product at a time in FP8, the largest first."""
+
+    kind: Literal["bisect"]
+    products: Annotated[list[ProductError], Field(min_length=1, max_length=MOST_PRODUCTS)]
+    measured: Natural
+    total_error: Number
+    total_cosine: Number
+    loss_bf16: Number
+    loss_fp8: Number
+    seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    note: Message = ""
+
+
+class ReferenceIn(_ReportIn):
+    """The losses of the same batches in both precisions, from the same state; `step` is the first."""
+
+    kind: Literal["reference"]
+    bf16: Annotated[list[Number], Field(min_length=2, max_length=MOST_WINDOW_STEPS)]
+    fp8: Annotated[list[Number], Field(min_length=2, max_length=MOST_WINDOW_STEPS)]
+    delta: Number
+    noise: Number
+    tolerance: Annotated[FiniteFloat, Field(gt=0)]
+    verdict: Literal["within", "over"]
+    policy: Literal["report", "fallback"] = "report"
+    action: Literal["", "fallback"] = ""
+    layers: Natural = 0
+    kept_bytes: Natural = 0
+    seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _paired(self) -> Self:
+        if len(self.bf16) != len(self.fp8):
+            raise ValueError("bf16 and fp8 must have a loss for each of the same batches")
+        return self
+
+
+class AnnotationIn(_ReportIn):
+    """Something that was done to the run at a step."""
+
+    kind: Literal["annotation"]
+    name: Word
+    text: Annotated[Text, Field(min_length=1, max_length=LARGEST_MESSAGE)]
+    why: Message = ""
+    layers: Annotated[list[Path], Field(max_length=MOST_LAYERS)] = []
+
+
+class CommandResultIn(_ReportIn):
+    """What became of a command."""
+
+    kind: Literal["command"]
+    command: Natural
+    state: Literal["accepted", "done", "refused", "failed"]
+    message: Message = ""
+
+
+class AcceptsIn(_ReportIn):
+    """The commands that this writer takes from now on."""
+
+    kind: Literal["accepts"]
+    accepts: Annotated[list[Word], Field(max_length=MOST_COMMANDS)]
+
+
+class PastAlertIn(_ReportIn):
+    """An alert that an imported run had where it was exported."""
+
+    kind: Literal["past_alert"]
+    alert: PastAlert
+
+
+class PastCommandIn(_ReportIn):
+    """A command that an imported run was given where it was exported; never carried out."""
+
+    kind: Literal["past_command"]
+    command: PastCommand
+
+
+ReportIn: TypeAlias = Annotated[
+    BisectIn | ReferenceIn | AnnotationIn | CommandResultIn | AcceptsIn | PastAlertIn | PastCommandIn,
+    Field(discriminator="kind"),
+]

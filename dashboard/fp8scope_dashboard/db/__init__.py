@@ -1,0 +1,1 @@
+"""PostgreSQL beyond the ORM: raw SQL helpers and the read replica."""

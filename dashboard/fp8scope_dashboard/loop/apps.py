@@ -1,6 +1,0 @@
-from django.apps import AppConfig
-
-
-class LoopConfig(AppConfig):
-    name = "fp8scope_dashboard.loop"
-    label = "loop"

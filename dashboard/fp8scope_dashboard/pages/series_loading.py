@@ -1,0 +1,150 @@
+"""From stored series to what the figures draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+from uuid import UUID
+
+import numpy as np
+from django.http import QueryDict
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts.models import Event, Severity
+from fp8scope_dashboard.pages.comparison_groups import Arms, arm_labels
+from fp8scope_dashboard.pages.figures.curves import Curve, Mark
+from fp8scope_dashboard.pages.figures.smoothing import centred_average, default_span
+from fp8scope_dashboard.pages.figures.theme import Theme, theme_named
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.downsample import keep
+
+Axis = Literal["step", "tokens", "time"]
+AXIS_TITLES: Final[dict[Axis, str]] = {
+    "step": "step",
+    "tokens": "tokens seen",
+    "time": "minutes since the first step",
+}
+
+POINTS, COMPACT_POINTS = 1_200, 500
+# Alerts whose onset is drawn into a run's loss.
+MOST_MARKS = 50
+LARGEST_STEP = 2**62
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a browser asks of a figure, checked: unknown values become the defaults."""
+
+    theme: Theme
+    compact: bool
+    log: bool
+    smooth: bool
+    axis: Axis
+    first: int | None
+    last: int | None
+
+    @classmethod
+    def of(cls, query: QueryDict) -> Options:
+        """Read them from the address."""
+        axis = query.get("x", "step")
+        return cls(
+            theme=theme_named(query.get("theme", "")),
+            compact=query.get("compact") == "1",
+            log=query.get("log") == "1",
+            smooth=query.get("smooth", "1") == "1",
+            axis=axis if axis in get_args(Axis) else "step",  # type: ignore[arg-type]
+            first=_step(query.get("first")),
+            last=_step(query.get("last")),
+        )
+
+    @property
+    def points(self) -> int:
+        return COMPACT_POINTS if self.compact else POINTS
+
+    @property
+    def zoomed(self) -> bool:
+        return self.first is not None or self.last is not None
+
+
+def loss_curves(
+    runs: Sequence[Run], arms: Arms, options: Options, *, quiet: Iterable[UUID] = ()
+) -> list[Curve]:
+    """The losses of several runs; those in `quiet` are drawn in the background, and first."""
+    return scalar_curves(runs, "loss", arms, options, quiet=quiet)
+
+
+def scalar_curves(
+    runs: Sequence[Run], name: str, arms: Arms, options: Options, *, quiet: Iterable[UUID] = ()
+) -> list[Curve]:
+    """A scalar of several runs, thinned for drawing; runs without it are left out."""
+    background = set(quiet)
+    labels = arm_labels(arms, runs)
+    curves = []
+    for run in sorted(runs, key=lambda one: one.id not in background):
+        series = queries.scalar(run.id, name, first=options.first, last=options.last)
+        if len(series):
+            x = _axis(run.id, series, options)
+            curves.append(
+                _curve(run, labels[str(run.id)], arms, x, series.values, options, run.id in background)
+            )
+    return curves
+
+
+def alert_marks(run: Run) -> list[Mark]:
+    """Where the run's alerts began."""
+    events = Event.objects.filter(run=run).order_by("-step")[:MOST_MARKS]
+    return [
+        Mark(
+            float(event.onset_step),
+            f"{event.get_kind_display()} from step {event.onset_step}",
+            event.severity == Severity.CRITICAL,
+        )
+        for event in events
+    ]
+
+
+def _curve(
+    run: Run,
+    label: str,
+    arms: Arms,
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    options: Options,
+    quiet: bool,
+) -> Curve:
+    smooth_x = smooth_y = np.zeros(0)
+    span = default_span(len(y))
+    if options.smooth and span > 1:
+        averaged = centred_average(y, span)
+        smooth_x, smooth_y = _thinned(x, averaged, options.points)
+    raw_x, raw_y = _thinned(x, y, options.points)
+    return Curve(run.name, label, arms.of(run).slot, raw_x, raw_y, smooth_x, smooth_y, quiet)
+
+
+def _thinned(
+    x: NDArray[np.float64], y: NDArray[np.float64], points: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # By position, not by x: time and tokens need not be evenly spaced, nor steps.
+    kept = keep(np.arange(len(y)), y, points)
+    return x[kept], y[kept]
+
+
+def _axis(run_id: UUID, series: queries.Series, options: Options) -> NDArray[np.float64]:
+    if options.axis == "time":
+        elapsed = series.times - series.times[0]
+        return np.asarray(elapsed / np.timedelta64(60, "s"), np.float64)
+    if options.axis == "tokens":
+        tokens = queries.scalar(run_id, "tokens", first=options.first, last=options.last)
+        if len(tokens):
+            return np.interp(series.steps, tokens.steps, tokens.values)
+    return series.steps.astype(np.float64)
+
+
+def _step(text: str | None) -> int | None:
+    try:
+        value = round(float(text)) if text else None
+    except (ValueError, OverflowError):
+        return None
+    return None if value is None or abs(value) > LARGEST_STEP else value

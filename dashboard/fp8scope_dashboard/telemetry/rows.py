@@ -1,0 +1,299 @@
+"""The rows themselves: out of blocks and chunks, writer by writer. What the queries share; reads, never
+writes.
+
+One SQL statement finds both, so that it sees one state of the tables: a row that compaction moves meanwhile
+is neither missed nor doubled. Of a tile only the wanted series are fetched, and of a series only the wanted
+rows kept. The rows' times, most of a block's axis, are left out where nobody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.db import sql
+from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode
+from fp8scope_dashboard.telemetry.rank_merge import Part
+from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, tile_of
+from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Interval, Source, sources_of
+
+AXIS = "axis"
+STEPS, TIMES, SEQS = 0, 1, 2
+AXES = 3
+NO_TIME = np.datetime64("NaT", "us")
+# Of so few series all that is found may be held in memory.
+FEW_SERIES = 4
+
+# Rows come by writer in the order of `writers`, each as (writer, seq, last_seq, rows, name, tile, first
+# place, offsets, body): of a block its axis first, then the wanted slices of its tiles; of a chunk its body,
+# name being null.
+STATEMENT = """
+    WITH wanted (tile, low, high) AS (
+        SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
+    )
+    SELECT writer, seq, last_seq, rows, name, tile, low,
+        CASE WHEN untimed THEN
+                ARRAY[offsets[1], offsets[2], offsets[2], offsets[2] + offsets[4] - offsets[3]]
+            WHEN whole THEN offsets
+            ELSE offsets[low + 1 : high + 2] END,
+        CASE WHEN untimed THEN
+                substring(body FROM 1 FOR offsets[2]) || substring(body FROM offsets[3] + 1)
+            WHEN whole THEN body
+            ELSE substring(body FROM offsets[low + 1] + 1 FOR offsets[high + 2] - offsets[low + 1]) END
+    FROM (
+        SELECT b.writer, b.seq, b.last_seq, b.rows, t.name, t.tile, w.low, w.high, t.offsets, t.body,
+            w.low IS NULL OR cardinality(t.offsets) = 0 AS whole,
+            t.name = 'axis' AND cardinality(t.offsets) > 0 AND NOT %(timed)s AS untimed
+        FROM telemetry_block b
+        JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
+        LEFT JOIN wanted w ON w.tile = t.tile AND t.name <> 'axis'
+        WHERE b.run_id = %(run)s AND t.run_id = %(run)s AND EXISTS (
+                SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
+                WHERE b.last_step >= i.low AND b.first_step <= i.high)
+            AND t.name = ANY(%(columns)s::text[]) AND t.tile = ANY(%(tiles)s::int[] || 0)
+            AND (t.name = 'axis' OR w.tile IS NOT NULL)
+            AND (%(writer)s::uuid IS NULL OR b.writer = %(writer)s) AND b.last_seq >= %(next_seq)s
+        UNION ALL
+        SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, NULL, body, true, false
+        FROM telemetry_chunk c
+        WHERE run_id = %(run)s AND EXISTS (
+                SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
+                WHERE c.last_step >= i.low AND c.first_step <= i.high)
+            AND (%(writer)s::uuid IS NULL OR writer = %(writer)s) AND last_seq >= %(next_seq)s
+        ORDER BY 1, 2
+        OFFSET 0
+    ) AS found
+    LEFT JOIN unnest(%(writers)s::uuid[]) WITH ORDINALITY AS known (writer, place) USING (writer)
+    ORDER BY place, seq, name <> 'axis'
+"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which columns of which rows. `names` are the wire's; `tensors` matters to tensor columns only.
+
+    `between`: the steps, intervals in order that do not touch. `timed`: whether the rows' times are wanted;
+    else they are NaT, where leaving them out saves something.
+    """
+
+    run_id: UUID
+    names: tuple[str, ...]
+    tensors: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
+    between: tuple[Interval, ...] = ((0, EVERY_STEP),)
+    timed: bool = True
+
+
+@dataclass
+class Segment:
+    """Rows of one block or chunk. `values`: float64[T, R] per name, T being 1 for scalars.
+
+    `logged`: which rows have a value, bool[R], for scalars. `span`: its first and last message; `seqs` finds
+    each row's, int64[R], which is seldom needed.
+    """
+
+    span: tuple[int, int]
+    seqs: Callable[[], Int64s]
+    steps: Int64s
+    times: NDArray[np.datetime64]
+    values: dict[str, Float64s]
+    logged: dict[str, NDArray[np.bool_]]
+
+
+def tensor_parts(
+    run_id: UUID,
+    statistics: Sequence[str],
+    tensors: Int64s,
+    *between: Interval,
+    known: Mapping[UUID, Source] | None = None,
+    timed: bool = True,
+) -> Iterator[Part]:
+    """Stored statistics of some tensors over intervals of steps, one part a writer: float64[T, R] by name.
+
+    `known`: the run's writers, where they have been read already. `timed` as in `Wanted`.
+    """
+    wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, between, timed)
+    for source, segment in _by_writer(wanted, known):
+        values = {name: segment.values[TENSOR + name] for name in statistics}
+        yield Part(source.rank, source.order, segment.steps, segment.times, values)
+
+
+def scalar_parts(
+    run_id: UUID,
+    name: str,
+    *between: Interval,
+    known: Mapping[UUID, Source] | None = None,
+    timed: bool = True,
+) -> Iterator[Part]:
+    """A scalar's rows that have a value, one part a writer: float64[R]. Else as `tensor_parts`."""
+    column = SCALAR + name
+    for source, segment in _by_writer(Wanted(run_id, (column,), between=between, timed=timed), known):
+        logged = segment.logged[column]
+        values = {name: segment.values[column][0, logged]}
+        yield Part(source.rank, source.order, segment.steps[logged], segment.times[logged], values)
+
+
+def _by_writer(wanted: Wanted, known: Mapping[UUID, Source] | None) -> Iterator[tuple[Source, Segment]]:
+    if known is None:
+        known = sources_of(wanted.run_id)
+    rows = _fetch(wanted, list(known))
+    for writer, mine in groupby(rows, key=lambda row: row[0]):
+        if writer not in known:  # began after the writers were read
+            continue
+        source = known[writer]
+        segments = []
+        for _, block in groupby(mine, key=lambda row: row[1]):
+            segment = read_segment(list(block), wanted, source)
+            if len(segment.steps):
+                segments.append(segment)
+        if segments:
+            yield source, join(segments)
+
+
+def _fetch(
+    wanted: Wanted, writers: list[UUID], writer: UUID | None = None, next_seq: int = -1
+) -> Iterator[tuple[Any, ...]]:
+    places: dict[int, list[int]] = {}
+    for index in wanted.tensors.tolist():
+        tile, place = tile_of(index)
+        places.setdefault(tile, []).append(place)
+    parameters = {
+        "run": wanted.run_id,
+        "columns": [AXIS, *wanted.names],
+        "firsts": [max(first, 0) for first, _ in wanted.between],
+        "lasts": [min(last, EVERY_STEP) for _, last in wanted.between],
+        "tiles": list(places),
+        "lows": [min(each) for each in places.values()],
+        "highs": [max(each) for each in places.values()],
+        "writers": writers,
+        "writer": writer,
+        "next_seq": next_seq,
+        "timed": wanted.timed,
+    }
+    # Row by row is for what may be large.
+    few = len(wanted.tensors) <= FEW_SERIES
+    return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
+
+
+def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) -> Segment:
+    """One block's or chunk's wanted rows, up to where the writer counts."""
+    if rows[0][4] is None:
+        return _read_chunk(rows[0], wanted, source)
+    _, seq, last_seq, count, _, _, _, offsets, axis = rows[0]
+    series = cut_tile(offsets, axis, AXES)
+    steps = decode_integers(series[STEPS], count)
+    chosen = _chosen(steps, wanted.between, source.until)
+    inside = steps[chosen]
+    if wanted.timed:
+        times = decode_integers(series[TIMES], count)[chosen].view("datetime64[us]")
+    else:
+        times = np.broadcast_to(NO_TIME, inside.shape)
+    segment = _blank(
+        wanted, (seq, last_seq), lambda: decode_integers(series[SEQS], count)[chosen], inside, times
+    )
+    if not len(segment.steps):
+        return segment
+    here: dict[int, list[tuple[int, int]]] = {}
+    for row, index in enumerate(wanted.tensors.tolist()):
+        tile, place = tile_of(index)
+        here.setdefault(tile, []).append((place, row))
+    for _, _, _, _, name, tile, low, offsets, body in rows[1:]:
+        highest = max(place for place, _ in here[tile])
+        slices = cut_tile(offsets, body, highest - low + 1, low)
+        for place, row in here[tile]:
+            values, present = _decode_chosen(slices[place - low], count, chosen)
+            segment.values[name][row] = values
+            if name in segment.logged:
+                segment.logged[name] = present
+    return segment
+
+
+def _decode_chosen(
+    body: memoryview, count: int, chosen: slice | NDArray[np.bool_]
+) -> tuple[Float64s, NDArray[np.bool_]]:
+    values, present = decode_series(body, count)
+    return values[chosen], present[chosen]
+
+
+def _blank(
+    wanted: Wanted,
+    span: tuple[int, int],
+    seqs: Callable[[], Int64s],
+    steps: Int64s,
+    times: NDArray[np.datetime64],
+) -> Segment:
+    values, logged = {}, {}
+    for name in wanted.names:
+        is_scalar = name.startswith(SCALAR)
+        values[name] = np.full((1 if is_scalar else len(wanted.tensors), len(steps)), np.nan)
+        if is_scalar:
+            logged[name] = np.zeros(len(steps), bool)
+    return Segment(span, seqs, steps, times, values, logged)
+
+
+def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source) -> Segment:
+    seq, last_seq, body = row[1], row[2], row[8]
+    data = decode(
+        body,
+        scalars={name.removeprefix(SCALAR) for name in wanted.names if name.startswith(SCALAR)},
+        statistics={name.removeprefix(TENSOR) for name in wanted.names if name.startswith(TENSOR)},
+    )
+    chosen = _chosen(data.steps, wanted.between, source.until)
+    seqs = np.full(len(data), seq, np.int64) if data.seqs is None else data.seqs
+    segment = _blank(wanted, (seq, last_seq), lambda: seqs[chosen], data.steps[chosen], data.times[chosen])
+    for name, values in data.scalars.items():
+        segment.values[SCALAR + name][0] = values[chosen]
+        segment.logged[SCALAR + name] = data.logged[name][chosen]
+    for name, values in data.statistics.items():
+        places = np.full(int(max(source.catalogue.max(initial=0), wanted.tensors.max(initial=0))) + 1, -1)
+        places[source.catalogue[: values.shape[1]]] = np.arange(min(values.shape[1], len(source.catalogue)))
+        columns = places[wanted.tensors]
+        there = columns >= 0
+        segment.values[TENSOR + name][there] = values[chosen][:, columns[there]].T
+    return segment
+
+
+def _chosen(steps: Int64s, between: Sequence[Interval], until: int) -> slice | NDArray[np.bool_]:
+    """The rows of these steps: a slice where steps only grow, which they nearly always do.
+
+    `until`: the first step that does not count.
+    """
+    if len(between) == 1 and (steps[1:] >= steps[:-1]).all():
+        ((first, last),) = between
+        return slice(*np.searchsorted(steps, [first, min(last + 1, until)]))
+    chosen = np.zeros(len(steps), bool)
+    for first, last in between:
+        chosen |= (steps >= first) & (steps <= last)
+    return chosen & (steps < until)
+
+
+def join(segments: list[Segment]) -> Segment:
+    """Rows of one writer in the order in which they were sent, whatever order they arrived in."""
+    if len(segments) == 1:
+        return segments[0]
+    joined = Segment(
+        (segments[0].span[0], max(each.span[1] for each in segments)),
+        lambda: np.concatenate([each.seqs() for each in segments]),
+        np.concatenate([each.steps for each in segments]),
+        np.concatenate([each.times for each in segments]),
+        {n: np.concatenate([each.values[n] for each in segments], axis=1) for n in segments[0].values},
+        {n: np.concatenate([each.logged[n] for each in segments]) for n in segments[0].logged},
+    )
+    # Within a block or chunk they are in order.
+    if all(one.span[1] < two.span[0] for one, two in pairwise(segments)):
+        return joined
+    seqs = joined.seqs()
+    order = np.argsort(seqs, kind="stable")
+    return Segment(
+        joined.span,
+        lambda: seqs[order],
+        joined.steps[order],
+        joined.times[order],
+        {name: values[:, order] for name, values in joined.values.items()},
+        {name: logged[order] for name, logged in joined.logged.items()},
+    )

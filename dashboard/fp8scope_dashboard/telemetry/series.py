@@ -1,0 +1,219 @@
+"""One series over steps, exact or thinned to so many points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.telemetry import rows
+from fp8scope_dashboard.telemetry.aggregates import STRIDES
+from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
+from fp8scope_dashboard.telemetry.coverage import Cover, cover
+from fp8scope_dashboard.telemetry.downsample import keep
+from fp8scope_dashboard.telemetry.rank_merge import across_ranks, derive, first_of_each_step, sources
+from fp8scope_dashboard.telemetry.rollups.read import Rolled
+from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of
+
+# Over so many steps a thinned line is chosen from every row, beyond from buckets' extremes: so many at most.
+MOST_ROWS: Final = 131_072
+MOST_BUCKETS: Final = 16_384
+Exact = Callable[[list[Interval], Stored], "Series"]
+"""Every row of these steps."""
+LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "undefined")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: steps int64[N] increasing, values float64[N], times datetime64[us][N] (UTC, or NaT).
+
+    Of a long thinned line a time is that of the last step in the point's bucket.
+    """
+
+    steps: Int64s
+    values: Float64s
+    times: NDArray[np.datetime64]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def scalar(
+    run_id: UUID,
+    name: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    points: int | None = None,
+    timed: bool = True,
+) -> Series:
+    """A scalar over steps first..last (inclusive; all when None), at most `points` samples of it when given.
+
+    Where several writers logged the same step the lowest rank's value counts, and of its attempts the latest.
+    NaN and infinities are values. Empty when there is none. Who needs no times says so with `timed`: it is
+    quicker, and the times may be NaT.
+    """
+
+    def exact(between: list[Interval], stored: Stored) -> Series:
+        parts = list(rows.scalar_parts(run_id, name, *between, known=stored.sources, timed=timed))
+        if not parts:
+            return _no_series()
+        merged = first_of_each_step(parts)
+        return Series(merged.steps, merged.values[name], merged.times)
+
+    return _line(run_id, SCALAR + name, 0, exact, first, last, points)
+
+
+def scalars(
+    run_ids: Iterable[UUID],
+    name: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    points: int | None = None,
+) -> dict[UUID, Series]:
+    """The same scalar of several runs; see `scalar`."""
+    return {run_id: scalar(run_id, name, first=first, last=last, points=points) for run_id in run_ids}
+
+
+def tensor_series(
+    run_id: UUID,
+    tensor_index: int,
+    statistic: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    points: int | None = None,
+    timed: bool = True,
+) -> Series:
+    """A statistic (stored or derived) of one tensor, over all ranks: counts are added, else the largest.
+
+    `first`, `last`, `points` and `timed` as for `scalar`.
+    """
+
+    def exact(between: list[Interval], stored: Stored) -> Series:
+        wanted, tensors = sources(statistic), np.array([tensor_index])
+        merged = across_ranks(
+            rows.tensor_parts(run_id, wanted, tensors, *between, known=stored.sources, timed=timed)
+        )
+        if merged is None:
+            return _no_series()
+        values = derive(statistic, merged.values)[0]
+        unseen = np.isnan(values)
+        if not unseen.any():
+            return Series(merged.steps, values, merged.times)
+        seen = ~unseen
+        return Series(merged.steps[seen], values[seen], merged.times[seen])
+
+    return _line(run_id, TENSOR + statistic, tensor_index, exact, first, last, points)
+
+
+def _line(
+    run_id: UUID,
+    name: str,
+    tensor: int,
+    exact: Exact,
+    first: int | None,
+    last: int | None,
+    points: int | None,
+) -> Series:
+    """Of a range that is short, or wanted whole, every row; else its buckets' extremes, and its ends."""
+    stored = stored_of(run_id)
+    if stored.steps is None:
+        return _no_series()
+    low = stored.steps[0] if first is None else max(first, stored.steps[0])
+    high = stored.steps[1] if last is None else min(last, stored.steps[1])
+    if low > high:
+        return _no_series()
+    stride = None if points is None else _stride(high - low + 1, points)
+    found = _found(run_id, name, tensor, stored, low, high, stride)
+    lines = [_extremes(rolled, name, low, high) for rolled in found.rolled]
+    if found.raw:
+        lines.append(exact(found.raw, stored))
+    return _thinned(_joined(lines), points)
+
+
+def _stride(steps: int, points: int) -> int | None:
+    """The largest buckets that give enough points to choose from; None where every row can be read."""
+    if steps <= MOST_ROWS:
+        return None
+    few: int = next((stride for stride in STRIDES if steps // stride <= MOST_BUCKETS), STRIDES[-1])
+    # Of each bucket there are its smallest and its largest value.
+    enough: list[int] = [stride for stride in STRIDES if 2 * (steps // stride) >= points]
+    return max([few, *enough])
+
+
+def _found(
+    run_id: UUID, name: str, tensor: int, stored: Stored, low: int, high: int, stride: int | None
+) -> Cover:
+    """Steps low..high out of buckets of at most `stride`, and where the rows themselves are to be read."""
+    raw_from = stored.raw_from(name)
+    if stride is None and low >= raw_from:
+        return Cover([], [(low, high)])
+    ask = partial(cover, run_id, [name], np.array([tensor]), LINE_PARTS)
+    if stride is None:
+        return ask(low, high, None)
+    # The line begins and ends where the run does: the first and the last row are read as they are, and with
+    # them their neighbours in the same bucket where they are still kept.
+    begin, end = -(-(low + 1) // stride) * stride, high // stride * stride - 1
+    if begin > end or low < raw_from:
+        begin = low + 1
+    if begin > end or end + 1 < raw_from:
+        end = high - 1
+    found = ask(begin, end, stride)
+    return Cover(found.rolled, _touching([(low, begin - 1), *found.raw, (end + 1, high)]))
+
+
+def _touching(intervals: list[Interval]) -> list[Interval]:
+    found: list[Interval] = []
+    for low, high in intervals:
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found
+
+
+def _extremes(rolled: Rolled, name: str, low: int, high: int) -> Series:
+    """The smallest and the largest value of each covered bucket at their own steps, and where NaN begins."""
+    parts = {part: values[0] for part, values in rolled.values[name].items()}
+    begins = (rolled.first + np.arange(len(rolled.covered), dtype=np.int64)) * rolled.stride
+    steps, values, times = [], [], []
+    for place, value in (("argmin", parts["min"]), ("argmax", parts["max"]), ("undefined", None)):
+        there = np.flatnonzero(rolled.covered & ~np.isnan(parts[place]))
+        steps.append(begins[there] + parts[place][there].astype(np.int64))
+        values.append(np.full(len(there), np.nan) if value is None else value[there])
+        times.append(rolled.times[there])
+    line = _joined([Series(np.concatenate(steps), np.concatenate(values), np.concatenate(times))])
+    inside = (line.steps >= low) & (line.steps <= high)
+    return Series(line.steps[inside], line.values[inside], line.times[inside])
+
+
+def _joined(lines: list[Series]) -> Series:
+    """By step, each step once."""
+    if len(lines) == 1 and (len(lines[0]) < 2 or bool((lines[0].steps[1:] > lines[0].steps[:-1]).all())):
+        return lines[0]
+    if not lines:
+        return _no_series()
+    steps, places = np.unique(np.concatenate([line.steps for line in lines]), return_index=True)
+    return Series(
+        steps,
+        np.concatenate([line.values for line in lines])[places],
+        np.concatenate([line.times for line in lines])[places],
+    )
+
+
+def _thinned(line: Series, points: int | None) -> Series:
+    if points is None or len(line) <= points:
+        return line
+    kept = keep(line.steps, line.values, points)
+    return Series(line.steps[kept], line.values[kept], line.times[kept])
+
+
+def _no_series() -> Series:
+    return Series(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, "datetime64[us]"))

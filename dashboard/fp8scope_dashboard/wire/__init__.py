@@ -1,0 +1,1 @@
+"""The wire protocol: schemas, limits and error answers."""

@@ -1,0 +1,96 @@
+"""Why a request is refused, in the words of docs/wire.md."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fp8scope_dashboard.wire import limits
+
+
+class RefusalError(Exception):
+    """An answer other than success. `hint` says what to do about it."""
+
+    status = 400
+    code = "malformed"
+    retry_after: int | None = None
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def as_dict(self) -> dict[str, Any]:
+        return error_body(self.code, self.message, self.hint)
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def error_body(code: str, message: str, hint: str) -> dict[str, Any]:
+    """The one shape of every error answer."""
+    return {"error": {"code": code, "message": message, "hint": hint}}
+
+
+def error_bytes(code: str, message: str, hint: str) -> bytes:
+    """`error_body`, written out."""
+    return json.dumps(error_body(code, message, hint)).encode()
+
+
+class MalformedError(RefusalError):
+    pass
+
+
+class NotArrowError(RefusalError):
+    code = "not_arrow"
+
+
+class ProtocolMismatchError(RefusalError):
+    code = "protocol_mismatch"
+
+
+class NoTokenError(RefusalError):
+    status, code = 401, "no_token"
+
+
+class BadTokenError(RefusalError):
+    status, code = 401, "bad_token"
+
+
+class UnknownRunError(RefusalError):
+    status, code = 404, "unknown_run"
+
+
+class WriterConflictError(RefusalError):
+    status, code = 409, "writer_conflict"
+
+
+class CatalogueGapRefusalError(RefusalError):
+    status, code = 409, "catalogue_gap"
+
+
+class RunConflictRefusalError(RefusalError):
+    status, code = 409, "run_conflict"
+
+
+class TooLargeError(RefusalError):
+    status, code = 413, "too_large"
+
+
+class InvalidError(RefusalError):
+    status, code = 422, "invalid"
+
+
+class SlowDownError(RefusalError):
+    status, code = 429, "slow_down"
+    retry_after = limits.SLOW_DOWN_SECONDS
+
+
+class StorageFullError(RefusalError):
+    status, code = 507, "storage_full"
+    retry_after = limits.STORAGE_FULL_SECONDS
+
+
+class UnavailableError(RefusalError):
+    status, code = 503, "unavailable"
+    retry_after = limits.UNAVAILABLE_SECONDS

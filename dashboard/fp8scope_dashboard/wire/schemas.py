@@ -1,0 +1,197 @@
+"""The JSON bodies and answers of docs/wire.md, as the OpenAPI document shows them.
+
+Fields that are not known are passed over, so that an older dashboard takes a newer agent's messages.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from ninja import Schema
+from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat, model_validator
+
+from fp8scope_dashboard.wire import limits
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain the character NUL")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+Label = Annotated[Text, Field(max_length=128)]
+Name = Annotated[Text, Field(min_length=1, max_length=512)]
+Natural = Annotated[int, Field(ge=0, le=limits.LARGEST_INT)]
+# -1: a size known only at run time.
+Size = Annotated[int, Field(ge=-1, le=limits.LARGEST_INT)]
+Seed = Annotated[int, Field(ge=-limits.LARGEST_INT - 1, le=limits.LARGEST_INT)]
+
+
+class RunIn(Schema):
+    name: Annotated[Text, Field(min_length=1, max_length=200)]
+    precision: Annotated[Text, Field(max_length=32)] = "unknown"
+    recipe: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    tags: Annotated[list[Annotated[Text, Field(max_length=64)]], Field(max_length=100)] = []
+    group: Label = ""
+    baseline: Label = ""
+    seed: Seed | None = None
+    total_steps: Natural | None = None
+    created_at: AwareDatetime | None = None
+    summary: dict[str, Any] = {}
+    replace_tags: bool = False
+
+
+class RunRegistered(Schema):
+    id: UUID
+    project: str
+    url: str
+    state: str
+    margin: float
+
+
+class TensorIn(Schema):
+    name: Name
+    module: Annotated[Text, Field(max_length=512)] = ""
+    role: Annotated[Text, Field(max_length=32)] = ""
+    format: Annotated[Text, Field(max_length=16)] = ""
+    shape: Annotated[list[Size], Field(max_length=32)] = []
+    numel: Natural = 0
+
+
+class CatalogueIn(Schema):
+    rank: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    hostname: Annotated[Text, Field(max_length=255)] = ""
+    attempt: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    imported: bool = False
+    offset: Natural = 0
+    tensors: Annotated[list[TensorIn], Field(max_length=limits.TENSORS_PER_REQUEST)]
+
+
+class CatalogueLength(Schema):
+    count: int
+
+
+class EvaluationIn(Schema):
+    writer: UUID
+    seq: Natural
+    step: Natural
+    name: Annotated[Text, Field(min_length=1, max_length=128)]
+    metric: Annotated[Text, Field(min_length=1, max_length=64)]
+    kind: Literal["proportion", "mean"]
+    higher_is_better: bool = True
+    items: Annotated[list[FiniteFloat], Field(min_length=1, max_length=limits.EVALUATION_ITEMS)]
+    item_ids: list[Label] | None = None
+    clusters: list[Label] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for what in ("item_ids", "clusters"):
+            names = getattr(self, what)
+            if names is not None and len(names) != len(self.items):
+                raise ValueError(f"{what} must be as many as items")
+        if self.item_ids is not None and len(set(self.item_ids)) != len(self.item_ids):
+            raise ValueError("item_ids must differ from each other")
+        if self.kind == "proportion" and any(item not in (0, 1) for item in self.items):
+            raise ValueError("items of a proportion are 0 or 1")
+        return self
+
+
+class HeartbeatIn(Schema):
+    writer: UUID
+    dropped: Natural = 0
+    errors: Natural = 0
+    pending: Natural = 0
+
+
+class FinishIn(Schema):
+    writer: UUID
+    seq: Natural
+    state: Literal["finished", "failed"] = "finished"
+    ends_run: bool = True
+    error: Annotated[Text, Field(max_length=100_000)] = ""
+    rows_sent: Natural = 0
+    points_sent: Natural = 0
+    dropped: Natural = 0
+    errors: Natural = 0
+
+
+class Alert(Schema):
+    id: int
+    kind: str
+    severity: str
+    step: int
+    onset_step: int
+    value: float | None
+    threshold: float | None
+    message: str
+    opened_at: datetime
+
+
+class Command(Schema):
+    id: int
+    kind: str
+    arguments: dict[str, Any]
+    reason: str
+    given_by: str
+    expires_in: float
+
+
+class Receipt(Schema):
+    status: Literal["stored", "duplicate"]
+    seq: int
+    rows: int = 0
+    points: int = 0
+    alerts: list[Alert] = []
+    commands: list[Command] = []
+
+
+class Pulse(Schema):
+    state: str
+    alerts: list[Alert] = []
+    commands: list[Command] = []
+
+
+class RunOut(Schema):
+    id: UUID
+    name: str
+    project: str
+    state: str
+    precision: str
+    group: str
+    baseline: str
+    last_step: int | None
+    last_attempt: int | None
+    rows_stored: int
+    points_stored: int
+    rows_sent: int | None
+    points_sent: int | None
+    rows_dropped: int
+    agent_errors: int
+    tags: list[str]
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    comparison: dict[str, Any] | None
+    evaluations: list[dict[str, Any]]
+    events: list[Alert]
+    url: str
+
+
+class Deletion(Schema):
+    done: bool
+    share: float
+    bytes_left: int
+
+
+class ErrorDetail(Schema):
+    code: str
+    message: str
+    hint: str
+
+
+class ErrorOut(Schema):
+    error: ErrorDetail

@@ -1,0 +1,35 @@
+"""The code of docs/loop.md runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from agent.helpers.wire_server import WireServer
+from agent.test_docs import run_block
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "loop.md"
+BLOCKS = {
+    re.findall(r'name="(.*?)"', block)[0]: block
+    for block in re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+}
+
+
+def test_it_works(server: WireServer, tmp_path: Path) -> None:
+    run_block(BLOCKS["falls back"], server, tmp_path)
+    (mark,) = server.run.reports_of("annotation")
+    assert mark["layers"] == ["2"], "the request to undo it came too late for a step"
+    assert server.run.reports_of("accepts")[0]["accepts"] == ["fallback", "pause", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [("takes commands", "accepts", 1), ("compared on the way", "reference", 2), ("bisected", "bisect", 1)],
+)
+def test_every_other_block(name: str, kind: str, count: int, server: WireServer, tmp_path: Path) -> None:
+    output = run_block(BLOCKS[name], server, tmp_path)
+    assert len(server.run.reports_of(kind)) == count and server.run.finish["errors"] == 0
+    assert ("dgrad" in output) == (name == "bisected")
+
+
+def test_nothing_is_left_out() -> None:
+    assert len(BLOCKS) == 4

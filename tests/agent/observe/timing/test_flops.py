@@ -1,0 +1,214 @@
+"""The operations of a step: what torch's formulas say, counted once, without changing what is computed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+import fp8scope
+from fp8scope.guard import Guard
+from fp8scope.observe.timing import Measures
+from fp8scope.observe.timing.flops import MAX_COUNTED, FlopModel, shapes_of
+from fp8scope.observe.timing.peaks import BF16_PEAKS, bf16_peak
+
+
+class Attention(nn.Module):
+    """One layer of attention over token ids, with a table and a head."""
+
+    def __init__(self, tokens: int = 50, width: int = 32) -> None:
+        super().__init__()
+        self.table = nn.Embedding(tokens, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.head = nn.Linear(width, tokens)
+        self.calls = 0
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        q, k, v = self.qkv(self.table(ids)).chunk(3, -1)
+        mixed = functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)
+        out: torch.Tensor = self.head(mixed[:, 0])
+        return out
+
+
+@pytest.fixture
+def measures() -> Iterator[Measures]:
+    guard = Guard()
+    made = Measures(guard)
+    yield made
+    made.close()
+    assert guard.errors == 0
+
+
+def step_flops(measures: Measures, model: nn.Module, *args: Any, **kwargs: Any) -> float:
+    """What one step with this input counts."""
+    measures.begin()
+    model(*args, **kwargs).sum().backward()
+    reading = measures.end({})
+    assert reading is not None
+    found = reading.read()
+    seconds = sum(value for name, value in found.items() if name.startswith("time_"))
+    return found.get("model_flops_per_second", 0.0) * seconds
+
+
+def true_forward(model: nn.Module, *args: Any) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(*args)
+    return int(counter.get_total_flops())
+
+
+def test_it_works(measures: Measures) -> None:
+    model = Attention()
+    ids = torch.randint(50, (4, 16))
+    # Query, key, value and head; then the two products of attention, both by every pair of positions.
+    forward = 2 * (4 * 16) * (32 * 96 + 32 * 50) + 2 * 2 * 4 * 16 * 16 * 32
+    measures.watch(model)
+    for _ in range(3):
+        assert step_flops(measures, model, ids) == pytest.approx(3 * forward)
+
+
+def test_counting_changes_nothing(measures: Measures) -> None:
+    torch.manual_seed(0)
+    model, twin = Attention(), Attention()
+    twin.load_state_dict(model.state_dict())
+    measures.watch(model)
+    ids = torch.randint(50, (2, 8))
+    measures.begin()
+    outputs = []
+    for one in (model, twin):
+        out = one(ids)
+        out.square().sum().backward()
+        outputs.append(out)
+    assert torch.equal(outputs[0], outputs[1]) and (model.calls, twin.calls) == (1, 1)
+    for mine, others in zip(model.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None and others.grad is not None and torch.equal(mine.grad, others.grad)
+
+
+def test_our_fp8_layers_count_as_the_ones_they_replace(measures: Measures) -> None:
+    plain = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    x = torch.randn(8, 32)
+    expected = 3 * true_forward(plain, x)
+    fp8scope.convert(plain, fp8scope.DelayedScaling())
+    measures.watch(plain)
+    assert step_flops(measures, plain, x) == pytest.approx(expected)
+
+
+def test_frozen_weights_need_no_gradient_of_their_own(measures: Measures) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    model[0].requires_grad_(False)
+    measures.watch(model)
+    assert step_flops(measures, model, torch.randn(4, 16)) == pytest.approx(2.5 * 2 * 2 * 4 * 16 * 16)
+
+
+def test_each_shape_is_counted_once_and_many_are_scaled(measures: Measures) -> None:
+    model = nn.Linear(16, 16, bias=False)
+    measures.watch(model)
+    for rows in (*range(1, 2 * MAX_COUNTED), 5, 1):
+        assert step_flops(measures, model, torch.randn(rows, 16)) == pytest.approx(3 * 2 * rows * 16 * 16)
+
+
+def test_inputs_given_by_name(measures: Measures) -> None:
+    model = Attention()
+    measures.watch(model)
+    ids = torch.randint(50, (3, 8))
+    assert step_flops(measures, model, ids) == pytest.approx(step_flops(measures, model, ids=ids))
+
+
+def test_micro_batches_add_up(measures: Measures) -> None:
+    model = nn.Linear(8, 8, bias=False)
+    measures.watch(model)
+    measures.begin()
+    for _ in range(5):
+        model(torch.ones(2, 8)).sum().backward()
+    reading = measures.end({})
+    assert reading is not None
+    found = reading.read()
+    seconds = sum(value for name, value in found.items() if name.startswith("time_"))
+    assert found["model_flops_per_second"] * seconds == pytest.approx(5 * 3 * 2 * 2 * 8 * 8)
+
+
+def test_an_evaluation_is_not_counted(measures: Measures) -> None:
+    model = nn.Linear(8, 8)
+    measures.watch(model)
+    measures.begin()
+    model.eval()
+    model(torch.ones(2, 8))
+    reading = measures.end({})
+    assert reading is not None and "model_flops_per_second" not in reading.read()
+
+
+def test_a_compiled_model_is_estimated_from_its_weights() -> None:
+    model = Attention()
+    model.compile(backend="eager")
+    flops = FlopModel(model)
+    ids = torch.zeros(4, 16, dtype=torch.int64)
+    assert flops.begin(shapes_of((ids,), {})) is None
+    # The table is looked up in, not multiplied.
+    assert flops.step_flops(shapes_of((ids,), {}), (ids,), {}) == 3 * 2 * 64 * (32 * 96 + 32 * 50)
+
+
+def test_a_head_that_shares_the_tables_weight_is_multiplied() -> None:
+    model = Attention()
+    model.head.weight = model.table.weight
+    model.compile(backend="eager")
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    assert FlopModel(model).step_flops(shapes_of((ids,), {}), (ids,), {}) == 3 * 2 * 2 * (32 * 96 + 32 * 50)
+
+
+def test_a_forward_pass_that_raises_while_it_is_counted(measures: Measures) -> None:
+    model = nn.Linear(8, 8)
+    measures.watch(model)
+    measures.begin()
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 9))
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    assert _get_current_dispatch_mode() is None
+    assert step_flops(measures, model, torch.ones(2, 8)) == pytest.approx(3 * 2 * 2 * 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 366),
+        ("NVIDIA L40", 181),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("AMD Instinct MI300X", 1307.4),
+        ("NVIDIA H20", 148),
+        ("NVIDIA A10G", 125),
+    ],
+)
+def test_a_devices_peak(name: str, tera: float) -> None:
+    assert bf16_peak(name) == pytest.approx(tera * 1e12)
+
+
+def test_an_unknown_device_has_none() -> None:
+    assert bf16_peak("Tesla K80") is None and bf16_peak("") is None and bf16_peak("RTX 40900") is None
+    assert all(1e13 < peak < 1e16 for _, peak in BF16_PEAKS)
+
+
+def test_mfu_is_told_only_where_the_peak_is_known(measures: Measures) -> None:
+    model = nn.Linear(8, 8)
+    measures.watch(model)
+    found = []
+    for peak in (None, 1e9):
+        measures.begin()
+        model(torch.ones(2, 8)).sum().backward()
+        reading = measures.end({})
+        assert reading is not None
+        reading.peak = peak
+        found.append(reading.read())
+    assert "mfu" not in found[0] and found[0]["model_flops_per_second"] > 0
+    assert found[1]["mfu"] == pytest.approx(found[1]["model_flops_per_second"] / 1e9)

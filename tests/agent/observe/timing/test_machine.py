@@ -1,0 +1,110 @@
+"""Memory and utilisation: looked at by a thread of its own, never by the one that trains."""
+
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from agent.helpers.wire_server import WireServer
+from torch import nn
+
+from fp8scope.config import Settings
+from fp8scope.guard import Guard
+from fp8scope.observe.timing.machine import Machine, device_memory, resident_bytes, utilisation_of
+from fp8scope.recording.registration import blank_registration
+from fp8scope.run import Run
+
+
+def test_it_works(server: WireServer, settings: Settings) -> None:
+    model = nn.Linear(4, 4)
+    run = Run(settings, blank_registration("machine"))
+    run.watch(model)
+    deadline = time.monotonic() + 60
+    while run._measures._machine._sample is None and time.monotonic() < deadline:
+        with run.step():
+            model(torch.ones(1, 4)).sum().backward()
+    with run.step():
+        pass
+    assert run.finish().errors == 0
+    seen = [value for value in server.run.scalars("memory_rss") if value is not None]
+    assert seen and all(1e7 < value < 1e12 for value in seen)
+    assert not [t for t in threading.enumerate() if t.name == "fp8scope-sampler"]
+
+
+def test_each_sample_belongs_to_one_step() -> None:
+    machine = Machine(Guard(), lambda: None)
+    assert machine.take() == {}
+    assert machine.sample() > 0
+    assert machine.take()["memory_rss"] > 0 and machine.take() == {}
+
+
+def test_resident_memory_grows_with_what_is_used() -> None:
+    before = resident_bytes()
+    held = bytearray(64 << 20)
+    held[::4096] = b"x" * len(held[::4096])
+    after = resident_bytes()
+    assert before is not None and after is not None and after - before > 32 << 20
+
+
+def test_no_system_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*arguments: Any, **named: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr("builtins.open", nothing)
+    # What was resident at most is what is left to ask for.
+    assert (resident_bytes() or 0) > 1e6
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert resident_bytes() is None
+
+
+def test_a_device_that_was_not_used_is_not_woken() -> None:
+    assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    assert device_memory(0) == {}
+    assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def test_a_device_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {
+        "allocated_bytes.all.current": 10,
+        "reserved_bytes.all.current": 20,
+        "allocated_bytes.all.peak": 15,
+    }
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: stats)
+    monkeypatch.setattr("fp8scope.observe.timing.machine.utilisation_of", lambda index: lambda: 0.75)
+    machine = Machine(Guard(), lambda: 3)
+    machine.sample()
+    found = machine.take()
+    del found["memory_rss"]
+    assert found == {
+        "memory_allocated": 10,
+        "memory_reserved": 20,
+        "memory_peak": 15,
+        "gpu_utilization": 0.75,
+    }
+
+
+def test_the_driver_is_asked_by_the_devices_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def handle_of(uuid: str) -> str:
+        asked.append(uuid)
+        return uuid
+
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=handle_of,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=40),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="ab-12"))
+    ask = utilisation_of(1)
+    assert ask is not None and ask() == 0.4 and asked == ["GPU-ab-12"]
+
+
+def test_no_driver_means_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert utilisation_of(0) is None

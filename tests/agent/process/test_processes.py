@@ -1,0 +1,233 @@
+"""How programs end, and what they do meanwhile: threads, os._exit, spawned children, notebooks, reloads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agent.helpers.scripts import environment, run_script, sync_all
+from agent.helpers.wire_server import WireServer
+
+from fp8scope.config import Settings
+
+
+def test_it_works(server: WireServer, settings: Settings) -> None:
+    """A script that never finishes its run: the interpreter's exit does."""
+    status, _, err = run_script("train(fp8scope.init(name='plain'), 5)", server, settings)
+    assert status == 0, err
+    assert server.run.steps == [1, 2, 3, 4, 5] and server.run.finish["state"] == "finished"
+
+
+def test_os_exit_is_found_out_by_sync(server: WireServer, settings: Settings) -> None:
+    text = "run = fp8scope.init(name='abrupt')\ntrain(run, 20)\nos._exit(7)"
+    assert run_script(text, server, settings)[0] == 7
+    assert [report.killed for report in sync_all(settings)] == [True]
+    assert server.run.steps in (list(range(1, 20)), list(range(1, 21)))
+    assert server.run.finish["state"] == "failed" and "os._exit" in server.run.finish["error"]
+
+
+THREADS = """
+run = fp8scope.init(name="threads")
+def helper():
+    raise ValueError("a helper's")
+def trainer():
+    train(run, 3)
+    {end}
+for work in (helper, trainer):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "state"), [("pass", "finished"), ("raise KeyError('the trainer')", "failed")]
+)
+def test_an_exception_in_a_thread(end: str, state: str, server: WireServer, settings: Settings) -> None:
+    """It is shown as ever; the run has failed when it was the thread that trains."""
+    status, _, err = run_script(THREADS.format(end=end), server, settings)
+    assert status == 0 and "ValueError: a helper's" in err
+    assert ("KeyError: 'the trainer'" in err) == (state == "failed")
+    assert server.run.finish["state"] == state
+    assert ("KeyError" in server.run.finish["error"]) == (state == "failed")
+
+
+INTERRUPTED = """
+run = fp8scope.init(name="interrupted")
+def interrupt():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+while True:
+    train(run, 1)
+"""
+
+
+def test_ctrl_c(server: WireServer, settings: Settings) -> None:
+    status, _, err = run_script(INTERRUPTED, server, settings)
+    assert status == -2 and "KeyboardInterrupt" in err
+    # On a busy machine the exit may have been too short to send everything.
+    assert not any(report.killed or report.problem for report in sync_all(settings))
+    assert server.run.finish["state"] == "failed" and "KeyboardInterrupt" in server.run.finish["error"]
+    # Wherever it struck: what was recorded before is stored, each step once.
+    assert server.run.steps == list(range(1, len(server.run.steps) + 1))
+
+
+SHUTDOWN = """
+run = fp8scope.init(name="late")
+class Late:
+    def __del__(self):
+        train(run, 1)
+        run.finish()
+late = Late()
+train(run, 2)
+import atexit
+atexit.register(lambda: train(run, 1))
+"""
+
+
+def test_what_comes_while_the_interpreter_shuts_down(server: WireServer, settings: Settings) -> None:
+    """A handler that was registered later runs earlier, and is recorded; what comes after the end is not."""
+    status, _, err = run_script(SHUTDOWN, server, settings)
+    assert status == 0 and "Traceback" not in err, err
+    assert server.run.steps == [1, 2, 3] and server.run.finish["state"] == "finished"
+
+
+SPAWNING = """
+import multiprocessing
+import fp8scope
+
+def child(run, queue):
+    with run.step() as step:
+        step.log(loss=1.0)
+    run.finish()
+    own = fp8scope.init(name="child's own")
+    with own.step() as step:
+        step.log(loss=2.0)
+    own.finish()
+    queue.put(run.id)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    run = fp8scope.init(name="parent")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(run, queue))
+    process.start()
+    assert queue.get() != run.id
+    process.join()
+    assert process.exitcode == 0
+    with run.step() as step:
+        step.log(loss=3.0)
+"""
+
+
+def test_a_spawned_child_has_no_part_in_its_parents_run(
+    server: WireServer, settings: Settings, tmp_path: Path
+) -> None:
+    path = tmp_path / "spawning.py"
+    path.write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env=environment(server, settings.directory),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    stored = {run.registration["name"]: run.scalars("loss") for run in server.runs.values()}
+    assert stored == {"parent": [3.0], "child's own": [2.0]}
+
+
+NOTEBOOK = """
+import importlib, fp8scope
+run = fp8scope.init(name="first cell")
+with run.step() as step: step.log(loss=1.0)
+
+run = fp8scope.init(name="the cell again")
+with run.step() as step: step.log(loss=2.0)
+
+1 / 0
+import fp8scope.process.open_runs, fp8scope.process.threads, fp8scope.run
+for module in (fp8scope.process.open_runs, fp8scope.process.threads, fp8scope.run, fp8scope):
+    _ = importlib.reload(module)
+
+run = fp8scope.init(name="after a reload")
+with run.step() as step: step.log(loss=3.0)
+
+print("runs", len(fp8scope.process.open_runs.live_runs))
+"""
+
+
+def test_a_notebook_that_begins_the_run_again_and_again(server: WireServer, settings: Settings) -> None:
+    """One process, cell after cell; the package is reloaded as by autoreload."""
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input=NOTEBOOK,
+        env={**environment(server, settings.directory), "PYTHONSTARTUP": os.devnull},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0 and "runs 1" in done.stdout, done.stderr
+    ends = {run.registration["name"]: run.finish["state"] for run in server.runs.values()}
+    # The exception came after the second run's last step, and before anything went on in it.
+    assert ends == {"first cell": "finished", "the cell again": "failed", "after a reload": "finished"}
+    assert [run.scalars("loss") for run in server.runs.values()] == [[1.0], [2.0], [3.0]]
+
+
+IPYTHON = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in (
+    "import fp8scope; run = fp8scope.init(name='one')",
+    "with run.step() as step: step.log(loss=1.0)",
+    "raise RuntimeError('in a cell')",
+    "run = fp8scope.init(name='two')",
+    "with run.step() as step: step.log(loss=2.0)",
+):
+    shell.run_cell(cell)
+"""
+
+
+def test_ipython(server: WireServer, settings: Settings) -> None:
+    pytest.importorskip("IPython")
+    status, _, err = run_script(IPYTHON, server, settings)
+    assert status == 0, err
+    ends = {run.registration["name"]: run.finish["state"] for run in server.runs.values()}
+    assert ends == {"one": "failed", "two": "finished"}
+
+
+ATTACHING = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+cell = "run = fp8scope.attach(model, optimizer, name='attached')"
+for text in (
+    "import fp8scope, torch",
+    "model = torch.nn.Linear(4, 4); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    cell,
+    "for _ in range(3): model(torch.ones(2, 4)).sum().backward(); optimizer.step()",
+    cell,
+    "for _ in range(2): model(torch.ones(2, 4)).sum().backward(); optimizer.step()",
+    cell,
+    "before = run",
+    "fp8scope.attach(model, optimizer, reduction='nonsense')",
+    "assert run is before and not run.finished",
+):
+    done = shell.run_cell(text)
+    print(type(done.error_in_exec).__name__)
+"""
+
+
+def test_a_notebook_that_attaches_again_and_again(server: WireServer, settings: Settings) -> None:
+    """The cell is run again: the run before is finished, with its last step, and another begins."""
+    pytest.importorskip("IPython")
+    status, out, err = run_script(ATTACHING, server, settings)
+    assert status == 0, err
+    told = [line for line in out.splitlines() if line.endswith(("NoneType", "Error"))]
+    assert [line for line in told if line.endswith("Error")] == ["ConfigurationError"], out
+    assert sorted(run.steps for run in server.runs.values() if run.rows) == [[1, 2], [1, 2, 3]]
+    assert [run.finish["state"] for run in server.runs.values()].count("finished") >= 2
+    assert all(None not in run.scalars("loss") for run in server.runs.values())

@@ -1,0 +1,31 @@
+"""Requests that the server must refuse, and that it has: shared by the tests of bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contract.helpers.wire_client import Answer, WireClient
+from helpers.live_servers import Server
+
+from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.telemetry.models import Chunk
+
+
+def registered(server: Server) -> WireClient:
+    """The client of a run with two tensors."""
+    client = WireClient(server.url, server.token)
+    assert client.register().status == 201
+    assert client.catalogue(["a", "b"]).status == 200
+    return client
+
+
+def good(client: WireClient, seq: int = 0, **columns: Any) -> bytes:
+    """A batch that is taken."""
+    return client.batch(seq, [1, 2], **{"scalars": {"loss": [1.0, 2.0]}, **columns})
+
+
+def assert_refused(answer: Answer, status: int, code: str) -> None:
+    """This is the answer, and nothing was stored."""
+    assert (answer.status, answer.code) == (status, code), answer.body
+    assert not Chunk.objects.exists()
+    assert not Receipt.objects.exists()

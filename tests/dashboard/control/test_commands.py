@@ -1,0 +1,199 @@
+"""Commands: who may give them, who gets them, and what is said about what became of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from dashboard.control.conftest import another, tell
+from dashboard.helpers.recording import Recorder
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts.events import apply
+from fp8scope_dashboard.alerts.models import Rule, RuleAction
+from fp8scope_dashboard.control import commands
+from fp8scope_dashboard.control.models import Command
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
+from fp8scope_dashboard.wire.errors import InvalidError
+
+UP = {"patterns": ["blocks.*.up"], "precision": "bf16"}
+
+
+def ids(writer: Recorder, after: int = 0) -> list[int]:
+    return [found["id"] for found in commands.commands_for(writer.run, writer.uuid, after)]
+
+
+def state(command: Command) -> str:
+    command.refresh_from_db()
+    return commands.state_of(command, command.results.all())
+
+
+def answer(writer: Recorder, command: Command, said: str, message: str = "", step: int = 7) -> None:
+    tell(writer, kind="command", command=command.pk, state=said, message=message, step=step)
+
+
+def age(command: Command, **by: float) -> None:
+    moved = {
+        "given_at": command.given_at - timedelta(**by),
+        "expires_at": command.expires_at - timedelta(**by),
+    }
+    Command.objects.filter(pk=command.pk).update(**moved)
+
+
+def test_it_works(listening: Recorder) -> None:
+    user = User.objects.create_user("ada")
+    command = commands.give(listening.run, "fallback", UP, user=user, reason="it clips")
+    assert state(command) == "waiting"
+    (told,) = commands.commands_for(listening.run, listening.uuid, 0)
+    assert told["expires_in"] == pytest.approx(commands.LIFETIME.total_seconds(), abs=30)
+    assert {key: told[key] for key in ("id", "kind", "arguments", "reason", "given_by")} == {
+        "id": command.pk,
+        "kind": "fallback",
+        "arguments": UP,
+        "reason": "it clips",
+        "given_by": "ada",
+    }
+    assert state(command) == "delivered"
+    answer(listening, command, "done", "2 layers")
+    assert state(command) == "done" and ids(listening) == []
+    (result,) = command.results.all()
+    assert (result.writer, result.message, result.step) == (listening.uuid, "2 layers", 7)
+
+
+def test_it_is_told_again_until_it_is_answered_or_known(listening: Recorder) -> None:
+    first, second = (commands.give(listening.run, "checkpoint") for _ in range(2))
+    assert ids(listening) == ids(listening) == [first.pk, second.pk]
+    assert ids(listening, after=first.pk) == [second.pk]
+    answer(listening, first, "done")
+    assert ids(listening) == [second.pk]
+
+
+def test_every_rank_gets_it_and_its_word_counts(listening: Recorder) -> None:
+    other = another(listening.run)
+    command = commands.give(listening.run, "fallback", UP)
+    assert ids(listening) == ids(other) == [command.pk]
+    answer(listening, command, "done")
+    assert ids(other) == [command.pk] and ids(listening) == []
+    answer(other, command, "refused", "no layer of that name")
+    assert state(command) == "refused" and command.results.count() == 2
+
+
+def test_a_process_of_later_repeats_nothing(listening: Recorder) -> None:
+    """A run that is resumed must not write again the checkpoint that its earlier process has written."""
+    done, open_one = (commands.give(listening.run, "checkpoint") for _ in range(2))
+    answer(listening, done, "done")
+    later = another(listening.run)
+    Writer.objects.filter(uuid=later.uuid).update(created_at=timezone.now() + timedelta(seconds=1))
+    assert ids(later) == [open_one.pk]
+
+
+def test_a_late_word_takes_nothing_back(listening: Recorder) -> None:
+    command = commands.give(listening.run, "pause", {"seconds": 5})
+    answer(listening, command, "accepted", "paused", 3)
+    assert state(command) == "accepted"
+    answer(listening, command, "done", "went on", 3)
+    answer(listening, command, "accepted", "paused", 3)
+    assert state(command) == "done" and command.results.get().message == "went on"
+
+
+def test_it_expires(listening: Recorder) -> None:
+    command = commands.give(listening.run, "checkpoint")
+    age(command, minutes=16)
+    assert ids(listening) == [] and state(command) == "expired"
+    # What was taken in time is still told when the answer comes late.
+    answer(listening, command, "done")
+    assert state(command) == "done"
+
+
+@pytest.mark.parametrize("over", [RunState.FINISHED, RunState.FAILED])
+def test_a_run_that_is_over_takes_none(listening: Recorder, over: RunState) -> None:
+    listening.run.state = over
+    with pytest.raises(commands.CommandError, match="nobody is there"):
+        commands.give(listening.run, "checkpoint")
+
+
+def test_only_what_the_script_allows(run: Run, writer: Recorder) -> None:
+    with pytest.raises(commands.CommandError, match="allow_pause"):
+        commands.give(run, "pause")
+    tell(writer, kind="accepts", accepts=["fallback"])
+    assert commands.accepted_kinds(run) == {"fallback"}
+    commands.give(run, "fallback", UP)
+    with pytest.raises(commands.CommandError, match="on_command"):
+        commands.give(run, "checkpoint")
+    tell(writer, kind="accepts", accepts=[])
+    with pytest.raises(commands.CommandError, match="watch"):
+        commands.give(run, "fallback", UP)
+
+
+def test_who_has_finished_takes_none(listening: Recorder) -> None:
+    Writer.objects.filter(uuid=listening.uuid).update(finished_at=timezone.now())
+    assert commands.accepted_kinds(listening.run) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("explode", {}, "no command"),
+        ("fallback", {}, "Name 1 to"),
+        ("fallback", {"patterns": []}, "Name 1 to"),
+        ("fallback", {"patterns": "blocks"}, "Name 1 to"),
+        ("fallback", {"patterns": ["a"] * 101}, "Name 1 to"),
+        ("fallback", {"patterns": [""]}, "1 to 512"),
+        ("fallback", {"patterns": ["x" * 513]}, "1 to 512"),
+        ("fallback", {"patterns": ["a\0"]}, "1 to 512"),
+        ("fallback", {"patterns": [3]}, "1 to 512"),
+        ("fallback", {"patterns": ["a"], "precision": "fp4"}, "bf16, or fp8"),
+        ("pause", {"seconds": 0}, "1 to 3600"),
+        ("pause", {"seconds": 3601}, "1 to 3600"),
+        ("pause", {"seconds": True}, "1 to 3600"),
+        ("pause", {"seconds": "9"}, "1 to 3600"),
+    ],
+    ids=str,
+)
+def test_arguments_are_bounded(listening: Recorder, kind: str, arguments: Any, message: str) -> None:
+    with pytest.raises(commands.CommandError, match=message):
+        commands.give(listening.run, kind, arguments)
+    assert not Command.objects.exists()
+
+
+def test_not_more_than_can_be_meant(listening: Recorder) -> None:
+    for _ in range(commands.MOST_WAITING):
+        commands.give(listening.run, "checkpoint")
+    with pytest.raises(commands.CommandError, match="wait for this run"):
+        commands.give(listening.run, "checkpoint")
+
+
+def test_a_result_of_no_command_is_refused(listening: Recorder) -> None:
+    with pytest.raises(InvalidError, match="no command 12345"):
+        tell(listening, kind="command", command=12345, state="done")
+
+
+def overflow(run: Run) -> Finding:
+    names = ("blocks.1.down.grad_output", "blocks.0.up.input")
+    tensors = [{"name": name, "rate": 0.2, "onset_step": 20} for name in names]
+    return Finding(True, 20, 30, 0.2, 0.001, "20 % of it overflowed", {"tensors": tensors, "tensors_over": 2})
+
+
+@pytest.mark.parametrize("action", [RuleAction.NOTHING, RuleAction.FALLBACK])
+def test_a_rule_falls_back_the_layers_in_its_evidence(listening: Recorder, action: RuleAction) -> None:
+    rule = Rule.objects.get(project=listening.run.project, kind="saturation_rate")
+    assert rule.action == RuleAction.NOTHING, "off by default"
+    rule.action = action
+    (event,) = apply(listening.run, [(rule, overflow(listening.run))], [])
+    if action == RuleAction.NOTHING:
+        assert not Command.objects.exists()
+        return
+    (told,) = commands.commands_for(listening.run, listening.uuid, 0)
+    assert told["arguments"] == {"patterns": ["blocks.0.up", "blocks.1.down"], "precision": "bf16"}
+    assert told["given_by"] == "an alert rule" and told["reason"] == event.message
+
+
+def test_a_rule_that_cannot_act_still_tells(writer: Recorder) -> None:
+    """The process takes no commands: the alert is opened all the same."""
+    rule = Rule.objects.get(project=writer.run.project, kind="saturation_rate")
+    rule.action = RuleAction.FALLBACK
+    assert len(apply(writer.run, [(rule, overflow(writer.run))], [])) == 1
+    assert not Command.objects.exists()

@@ -1,0 +1,128 @@
+"""Reports: stored once, bounded, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dashboard.control.conftest import another, tell
+from dashboard.helpers.recording import Recorder
+from pydantic import ValidationError
+
+from fp8scope_dashboard.control import reports, schemas
+from fp8scope_dashboard.control.models import Listener, Report
+from fp8scope_dashboard.ingest.ledger import identify
+from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.wire.errors import InvalidError, WriterConflictError
+
+PRODUCT = {"layer": "blocks.0.up", "product": "dgrad", "relative_error": 0.5, "cosine": 0.9}
+BISECT: dict[str, Any] = {
+    "kind": "bisect",
+    "step": 40,
+    "products": [PRODUCT, {**PRODUCT, "product": "wgrad", "relative_error": "NaN", "cosine": "NaN"}],
+    "measured": 2,
+    "total_error": 0.6,
+    "total_cosine": 0.8,
+    "loss_bf16": 2.0,
+    "loss_fp8": "Infinity",
+}
+REFERENCE: dict[str, Any] = {
+    "kind": "reference",
+    "step": 100,
+    "bf16": [2.0, 1.9],
+    "fp8": [2.0, "NaN"],
+    "delta": "NaN",
+    "noise": 0.001,
+    "tolerance": 0.0025,
+    "verdict": "over",
+    "policy": "fallback",
+    "action": "fallback",
+    "layers": 4,
+    "kept_bytes": 1024,
+    "seconds": 1.5,
+}
+ANNOTATION: dict[str, Any] = {
+    "kind": "annotation",
+    "step": 41,
+    "name": "fallback",
+    "text": "2 layers to BF16",
+    "why": "an alert",
+    "layers": ["a", "b"],
+}
+
+
+@pytest.mark.parametrize("document", [BISECT, REFERENCE, ANNOTATION], ids=lambda one: str(one["kind"]))
+def test_it_works(writer: Recorder, document: dict[str, Any]) -> None:
+    assert tell(writer, **document)
+    report = Report.objects.get()
+    assert (report.kind, report.step, report.writer) == (document["kind"], document["step"], writer.uuid)
+    for key, value in document.items():
+        if key not in ("kind", "step"):
+            assert report.document[key] == value
+    assert not set(report.document) & reports.ENVELOPE
+
+
+def test_it_is_stored_once(writer: Recorder) -> None:
+    assert tell(writer, **ANNOTATION)
+    writer.seq -= 1
+    assert not tell(writer, **ANNOTATION)
+    with pytest.raises(WriterConflictError):
+        tell(writer, **{**ANNOTATION, "text": "another"})
+    assert Report.objects.count() == Receipt.objects.filter(kind="report").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "change"),
+    [
+        (BISECT, {"products": []}),
+        (BISECT, {"products": [PRODUCT] * (schemas.MOST_PRODUCTS + 1)}),
+        (BISECT, {"products": [{**PRODUCT, "product": "sideways"}]}),
+        (BISECT, {"products": [{**PRODUCT, "relative_error": "much"}]}),
+        (BISECT, {"products": [{**PRODUCT, "layer": "x" * 513}]}),
+        (BISECT, {"total_error": float("nan")}),
+        (BISECT, {"note": "x\0"}),
+        (REFERENCE, {"fp8": [1.0]}),
+        (REFERENCE, {"fp8": [1.0], "bf16": [1.0]}),
+        (REFERENCE, {"fp8": [1.0] * 1001, "bf16": [1.0] * 1001}),
+        (REFERENCE, {"tolerance": 0}),
+        (REFERENCE, {"verdict": "fine"}),
+        (ANNOTATION, {"text": ""}),
+        (ANNOTATION, {"name": "Some Thing"}),
+        (ANNOTATION, {"layers": ["a"] * 501}),
+        (ANNOTATION, {"step": -1}),
+        (ANNOTATION, {"kind": "story"}),
+        ({"kind": "accepts"}, {"accepts": ["a"] * 33}),
+        ({"kind": "accepts"}, {"accepts": ["rm -rf"]}),
+        ({"kind": "command", "command": 1}, {"state": "perhaps"}),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(
+    writer: Recorder, document: dict[str, Any], change: dict[str, Any]
+) -> None:
+    with pytest.raises(ValidationError):
+        tell(writer, **{**document, **change})
+
+
+def test_a_run_has_only_so_many(writer: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "MOST_REPORTS", 2)
+    for _ in range(2):
+        tell(writer, **ANNOTATION)
+    with pytest.raises(InvalidError, match="has 2 reports"):
+        tell(writer, **ANNOTATION)
+
+
+def test_the_last_word_on_what_is_accepted_counts(writer: Recorder) -> None:
+    tell(writer, kind="accepts", accepts=["pause", "fallback", "fallback"])
+    tell(writer, kind="accepts", accepts=["fallback"])
+    assert Listener.objects.get().accepts == ["fallback"]
+
+
+def test_a_report_shows_that_its_writer_lives(writer: Recorder) -> None:
+    other = another(writer.run)
+    writer.run.state = "silent"
+    writer.run.save()
+    tell(other, **ANNOTATION)
+    writer.run.refresh_from_db()
+    assert writer.run.state == "running"
+    same = identify(writer.run.id, other.uuid, 0, "report", b"x")
+    assert same.kind == "report"

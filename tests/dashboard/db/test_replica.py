@@ -1,0 +1,132 @@
+"""Figures are read from a streaming replica; without it, or when it fails, from the primary."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import urllib3
+from contract.helpers.wire_client import WireClient
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
+from django.db import connection
+from django.test import override_settings
+from helpers.live_servers import Server, process_environment, web_server
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.db import replica
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
+from fp8scope_dashboard.servers.standby import copy_of
+
+
+@pytest.fixture
+def cookie(server: Server) -> str:
+    user = User.objects.create_user("visitor", is_superuser=True)
+    session = SessionStore()
+    session[SESSION_KEY], session[BACKEND_SESSION_KEY] = str(user.pk), settings.AUTHENTICATION_BACKENDS[0]
+    with override_settings(SECRET_KEY=process_environment()["FP8SCOPE_SECRET_KEY"]):
+        session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+        session.save()
+    return f"{settings.SESSION_COOKIE_NAME}={session.session_key}"
+
+
+@pytest.fixture
+def run(server: Server) -> WireClient:
+    client = WireClient(server.url, server.token)
+    client.register()
+    client.send(client.batch(0, list(range(50)), scalars={"loss": [1.0] * 50}))
+    return client
+
+
+@pytest.fixture
+def standby(server: Server, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A replica of this session's own PostgreSQL."""
+    if "FP8SCOPE_TEST_SERVERS" not in os.environ:
+        pytest.skip("DATABASE_URL names a server that is not ours to copy")
+    primary = EmbeddedPostgres(Path(os.environ["FP8SCOPE_TEST_SERVERS"]) / "postgres", durable=False)
+    # As it was started, by the process that holds the directory.
+    primary.account = primary._account() if os.geteuid() == 0 else None
+    copy = copy_of(primary, tmp_path / "standby")
+    with copy:
+        yield copy
+
+
+def url_of(standby: EmbeddedPostgres) -> str:
+    return standby.database_url(str(connection.settings_dict["NAME"]))
+
+
+def figure(url: str, run: WireClient, cookie: str) -> tuple[int, bytes]:
+    address = f"{url}/p/default/runs/{run.run}/figures/loss.json"
+    answer = urllib3.request("GET", address, headers={"Cookie": cookie}, timeout=60, retries=False)
+    return answer.status, answer.data
+
+
+def test_it_works(standby: EmbeddedPostgres, run: WireClient, cookie: str, tmp_path: Path) -> None:
+    with web_server(tmp_path / "web.log", FP8SCOPE_REPLICA_URL=url_of(standby)) as (url, _):
+        # The replica follows within moments; statistics of who asked it come a little later.
+        eventually(lambda: b'"figure"' in figure(url, run, cookie)[1] and scans(standby) > 0)
+        # What is written while it is there is seen as well, from whichever of the two.
+        more = run.batch(1, list(range(50, 60)), scalars={"loss": [2.0] * 10})
+        assert run.send(more).status == 201
+        assert figure(url, run, cookie)[0] == 200
+        assert standby.child is not None
+        standby.child.kill()
+        standby.child.wait()
+        for _ in range(3):
+            assert figure(url, run, cookie)[0] == 200
+        assert run.send(run.batch(2, [70], scalars={"loss": [1.0]})).status == 201
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def scans(standby: EmbeddedPostgres) -> int:
+    """How often somebody has looked for runs in the replica."""
+    with psycopg.connect(url_of(standby), autocommit=True) as there:
+        counts = "SELECT coalesce(seq_scan, 0) + coalesce(idx_scan, 0) FROM pg_stat_user_tables"
+        row = there.execute(f"{counts} WHERE relname = 'runs_run'").fetchone()
+        return int(row[0]) if row else 0
+
+
+@pytest.mark.django_db
+def test_a_primary_is_no_replica() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(replica.FRESH, ["0/0", 1.0])
+        assert cursor.fetchone() == (None,)
+
+
+def test_one_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(replica, "_is_fresh", lambda: not asked.append(1))  # type: ignore[func-returns-value]
+    health = replica._Health()
+    assert health.good() and health.good() and len(asked) == 1
+    health.failed()
+    assert not health.good() and len(asked) == 1
+    health._until = 0.0
+    assert health.good() and len(asked) == 2
+
+
+def test_writes_and_all_else_go_to_the_primary() -> None:
+    router = replica.Router()
+    assert router.db_for_read(Run) == router.db_for_write(Run) == "default"
+    token = replica._wanted.set(True)
+    try:
+        assert (router.db_for_read(Run), router.db_for_write(Run)) == ("replica", "default")
+        assert router.db_for_read(User) == router.db_for_read(Session) == "default"
+    finally:
+        replica._wanted.reset(token)
+    assert router.allow_migrate("default", "runs") and not router.allow_migrate("replica", "runs")
+    # Without FP8SCOPE_REPLICA_URL there is none to be asked.
+    with replica.from_replica():
+        assert replica.database() == "default"

@@ -1,0 +1,94 @@
+"""A process that compacts a run and kills itself (SIGKILL) when it has done so many things in the database.
+
+    python crashing.py RUN
+
+reads a number a line. For each it forks a child that makes one change to the run and dies at the moment of
+that number: each statement has a moment before it and one after it. -1 is the moment before the commit of
+what it has written, -2 the one after it. Writes `killed`, or `done` and the number of changes where the
+child came to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+from uuid import UUID
+
+import django
+import psycopg
+
+
+class Countdown:
+    """Kills this process at the moment that it counts down to."""
+
+    def __init__(self, moments: int) -> None:
+        self.moments = moments
+
+    def tick(self) -> None:
+        self.moments -= 1
+        if not self.moments:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, with a moment before it and one after it."""
+
+        @wraps(function)
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            self.tick()
+            result = function(*arguments, **keywords)
+            self.tick()
+            return result
+
+        return counted
+
+    def around_stream(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same for a generator."""
+
+        @wraps(function)
+        def counted(*arguments: Any, **keywords: Any) -> Iterator[Any]:
+            self.tick()
+            yield from function(*arguments, **keywords)
+            self.tick()
+
+        return counted
+
+
+def compact(run: UUID, moments: int) -> int:
+    """Make one change; returns how many were made."""
+    countdown = Countdown(moments)
+    commits = Countdown(-moments)
+    cursor, connection = psycopg.Cursor, psycopg.Connection
+    cursor.execute = countdown.around(cursor.execute)  # type: ignore[method-assign]
+    cursor.executemany = countdown.around(cursor.executemany)  # type: ignore[method-assign]
+    cursor.stream = countdown.around_stream(cursor.stream)  # type: ignore[method-assign]
+    connection.commit = commits.around(connection.commit)  # type: ignore[method-assign]
+    from fp8scope_dashboard.telemetry import compaction
+    from fp8scope_dashboard.telemetry.rollups import schedule
+
+    compaction.ENOUGH_CHUNKS = 4
+    compaction.FULL_ROWS = 100
+    schedule.FEWEST_STEPS = schedule.SHORT_RUN = 64
+    return compaction.compact_run(run, 1)
+
+
+def main() -> None:
+    django.setup()
+    # Once, not in every child.
+    import fp8scope_dashboard.telemetry.compaction  # noqa: F401
+
+    run = UUID(sys.argv[1])
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            os._exit(compact(run, int(line)))
+        _, status = os.waitpid(child, 0)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        print("killed" if killed else f"done {os.waitstatus_to_exitcode(status)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A supervised process that ignores its supervisor's death."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from fp8scope_dashboard.servers import process
+
+# Leads a session, has a forked child, ignores what the kernel sends it, and would wait for ever.
+DEAF = """
+import os, signal, sys, time
+from pathlib import Path
+from fp8scope_dashboard.servers.parent_watchdog import end_after_parent
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+if child:
+    assert end_after_parent(grace=0.2) is not None
+    Path(sys.argv[1]).write_text(f"{os.getpid()} {child}\\n")
+time.sleep(1000)
+"""
+PARENT = """
+import signal, sys, time
+from pathlib import Path
+from fp8scope_dashboard.servers import process
+process.spawn([sys.executable, "-c", Path(sys.argv[1]).read_text(), sys.argv[2]],
+              death_signal=signal.SIGTERM, output=1)
+time.sleep(1000)
+"""
+
+
+def test_it_works(tmp_path: Path) -> None:
+    script, pids = tmp_path / "deaf.py", tmp_path / "pids"
+    script.write_text(DEAF)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script), str(pids)])
+    try:
+        while not (pids.exists() and pids.read_text().endswith("\n")):
+            assert parent.poll() is None
+        family = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+        assert len(family) == 2 and not any(process.has_ended(one) for one in family)
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert process.wait_ended(family, 60) == []
+
+
+def test_one_in_a_session_of_others_is_left_alone() -> None:
+    code = (
+        "from fp8scope_dashboard.servers.parent_watchdog import end_after_parent; print(end_after_parent())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None"

@@ -1,0 +1,126 @@
+"""Rows of several writers into one a step, against a plain loop."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.telemetry.rank_merge import (
+    DERIVED,
+    SUMMED,
+    Part,
+    across_ranks,
+    derive,
+    first_of_each_step,
+    sources,
+)
+
+VALUES = st.sampled_from([math.nan, 0.0, 1.0, 2.5, -1.0])
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> list[Part]:
+    """Parts of up to three ranks, rank by rank, of two series each."""
+    made = []
+    for order, rank in enumerate(sorted(draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)))):
+        for _ in range(draw(st.integers(1, 3))):
+            steps = np.sort(np.array(draw(st.lists(st.integers(0, 6), min_size=1, max_size=5)), np.int64))
+            rows = st.lists(st.tuples(VALUES, VALUES), min_size=len(steps), max_size=len(steps))
+            values = {name: np.array(draw(rows)).T for name in ("amax", "saturated")}
+            made.append(Part(rank, order, steps, steps.astype("datetime64[us]"), values))
+    return made
+
+
+def by_hand(found: list[Part], name: str) -> dict[int, list[float]]:
+    """For each step and rank the row of the lowest order, of these the last; then the ranks together.
+
+    Only rows in which anything was observed.
+    """
+    chosen: dict[tuple[int, int], tuple[int, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
+    for part in found:
+        for i, step in enumerate(part.steps.tolist()):
+            if all(np.isnan(values[:, i]).all() for values in part.values.values()):
+                continue
+            known = chosen.get((step, part.rank))
+            if known is None or part.order <= known[0]:
+                chosen[step, part.rank] = (part.order, part.values[name][:, i])
+    merged: dict[int, list[float]] = {}
+    for step in sorted({step for step, _ in chosen}):
+        rows = np.array([row for (at, _), (_, row) in chosen.items() if at == step])
+        merged[step] = []
+        for column in rows.T:
+            seen = column[~np.isnan(column)]
+            value = math.nan if not len(seen) else seen.sum() if name in SUMMED else seen.max()
+            merged[step].append(float(value))
+    return merged
+
+
+def test_it_works() -> None:
+    steps = np.array([1, 2])
+    one = Part(0, 0, steps, steps.astype("datetime64[us]"), {"saturated": np.array([[1.0, 2.0]])})
+    two = Part(1, 1, steps[1:], steps[1:].astype("datetime64[us]"), {"saturated": np.array([[40.0]])})
+    merged = across_ranks([one, two])
+    assert merged is not None
+    assert merged.values["saturated"].tolist() == [[1.0, 42.0]]
+    assert first_of_each_step([two, one]).values["saturated"].tolist() == [[1.0, 2.0]]
+    assert across_ranks([]) is None
+
+
+@given(parts())
+def test_across_ranks_is_what_a_loop_finds(found: list[Part]) -> None:
+    merged = across_ranks(found)
+    assert merged is not None
+    observed = np.any([~np.isnan(values).all(axis=0) for values in merged.values.values()], axis=0)
+    for name in ("amax", "saturated"):
+        expected = by_hand(found, name)
+        assert merged.steps[observed].tolist() == list(expected)
+        values = np.array(list(expected.values())).reshape(-1, 2)
+        np.testing.assert_array_equal(merged.values[name][:, observed].T, values)
+    np.testing.assert_array_equal(merged.times.astype(np.int64), merged.steps)
+    assert (np.diff(merged.steps) > 0).all()
+
+
+@given(parts())
+def test_one_row_a_step_is_that_of_the_lowest_order(found: list[Part]) -> None:
+    merged = first_of_each_step(found)
+    assert merged.steps.tolist() == sorted({step for part in found for step in part.steps.tolist()})
+    for step, row in zip(merged.steps, merged.values["amax"].T, strict=True):
+        lowest = min(part.order for part in found if step in part.steps)
+        last = [
+            part.values["amax"][:, i]
+            for part in found
+            if part.order == lowest
+            for i in np.flatnonzero(part.steps == step)
+        ]
+        np.testing.assert_array_equal(row, last[-1])
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_rates_come_from_sums_over_another(name: str) -> None:
+    values = {source: np.array([[3.0, 0.0]]) for source in sources(name)}
+    values[sources(name)[-1]] = np.array([[12.0, 0.0]])
+    terms = len(sources(name)) - 1
+    np.testing.assert_array_equal(derive(name, values), [[3.0 * terms / 12.0, math.nan]])
+
+
+def test_the_smallest_block_scale_is_the_smallest_of_the_ranks() -> None:
+    times = np.zeros(1, "datetime64[us]")
+    parts = [
+        Part(
+            rank, rank, np.array([5]), times, {name: np.array([value]) for name in ("scale_min", "scale_max")}
+        )
+        for rank, value in enumerate((4.0, 2.0, 8.0))
+    ]
+    merged = across_ranks(parts)
+    assert merged is not None
+    assert (merged.values["scale_min"][0], merged.values["scale_max"][0]) == (2.0, 8.0)
+
+
+def test_what_is_stored_derives_from_itself() -> None:
+    assert sources("amax") == ("amax",)
+    values = np.array([[1.0]])
+    assert derive("amax", {"amax": values}) is values
