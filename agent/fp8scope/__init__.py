@@ -201,7 +201,7 @@ def attach(
 
     Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
     """
-    from fp8scope.autolog import attach_run, check
+    from fp8scope.autolog.attach import attach_run, check
     from fp8scope.observe.budget import check_overhead
 
     watching: dict[str, Any] = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}

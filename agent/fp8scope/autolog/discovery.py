@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fp8scope.autolog import attach_by_hand, attach_run, follow, watch
+from fp8scope.autolog.attach import attach_by_hand, attach_run, follow, watch
 from fp8scope.autolog.inspection import holds_parameters_of, parameters_of, token_count
 from fp8scope.autolog.loss_capture import Loss, is_replaying, listen, unlisten
 from fp8scope.autolog.script_config import settings_of_model

@@ -11,10 +11,10 @@ the state before the first one a copy. After the last, that copy is taken back, 
 BF16, and the same batches are trained with the same random numbers (dropout and all) and the same settings of
 the optimizer: the BF16 arm. Then everything is put back to where the run was, bit for bit, and it goes on.
 
-So a window costs `steps` further steps, and holds two copies of what `fp8scope.control.training_state` lists (one
-from its beginning on, the second while the BF16 arm trains), by default in the host's memory: about 2 x 16 bytes a
-parameter with AdamW in float32. What `train_step` does outside of that (a file that it writes, a counter of
-its own) happens again. Data is read once: the loader sees no difference.
+A window costs `steps` further steps and two copies of what `fp8scope.control.training_state` lists: one from
+its beginning, one while the BF16 arm trains. They lie in the host's memory by default: about 2 x 16 bytes a
+parameter with AdamW in float32. Side effects of `train_step` (a file that it writes, a counter) happen again.
+Data is read once: the loader sees no difference.
 """
 
 import logging

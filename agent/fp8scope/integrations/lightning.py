@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import fp8scope
-from fp8scope.autolog import attach_run, check
+from fp8scope.autolog.attach import attach_run, check
 from fp8scope.autolog.inspection import token_count
 from fp8scope.integrations.common import Begin, Convert, converter, kept, scalars_of
 from fp8scope.observe.timing.clock import BACKWARD, DATA, FORWARD, OTHER

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import fp8scope
-from fp8scope.autolog import attach_run, check
+from fp8scope.autolog.attach import attach_run, check
 from fp8scope.integrations.common import Begin, Convert, converter, kept, scalars_of
 from fp8scope.observe.tensors.base import unwrapped
 

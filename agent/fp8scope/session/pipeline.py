@@ -3,8 +3,9 @@
     training thread --put--> queue --recorder--> spool --sender--> server
                                                    ^-- flusher: fsync now and then
 
-`put` waits for neither device nor network, and for the disk only within the bounds of
-`fp8scope.recording.recorder`. The recorder does nothing but write, so that a finished step is in the spool whatever the network does.
+`put` never waits for the device or the network, and for the disk only within the bounds of
+`fp8scope.recording.recorder`. The recorder only writes, so a finished step is in the spool whatever the network
+does.
 """
 
 import contextlib

@@ -80,7 +80,7 @@ def test_bit_for_bit_in_other_loops(steps_inside: bool, server: WireServer, sett
 
 def test_bit_for_bit_where_steps_are_found_by_themselves(server: WireServer, settings: Settings) -> None:
     """The attachment's step is still open while the window's other arm trains."""
-    from fp8scope.autolog import attach_run
+    from fp8scope.autolog.attach import attach_run
 
     def train(with_windows: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]:
         training, run = Training(), begin(settings)

@@ -195,7 +195,7 @@ def away(settings: Settings, directory: Path) -> Settings:
 
 
 class FailingDisk:
-    """`os` as `recording.segments` sees it. While `error` is set writes fail; if `partly`, in their middle."""
+    """`os` as `recording.segments` sees it. With `error` set, writes fail; with `partly`, half way."""
 
     def __init__(self) -> None:
         self.error = 0

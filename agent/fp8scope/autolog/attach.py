@@ -1,0 +1,126 @@
+"""Two lines and nothing else: `run = fp8scope.attach(model, optimizer)`."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from fp8scope.arguments import check_watch
+from fp8scope.autolog.attachment import Attachment
+from fp8scope.autolog.inspection import is_one_graph, models_and_optimizers
+from fp8scope.config import ConfigurationError
+from fp8scope.observe.tensors.base import unwrapped
+from fp8scope.process.open_runs import is_interactive, live_runs
+from fp8scope.recording.registration import whole
+
+if TYPE_CHECKING:
+    from fp8scope.run import Run
+
+REDUCTIONS = ("mean", "sum")
+
+
+def check(
+    model: Any,
+    optimizer: Any,
+    reduction: object,
+    tokens_per_step: int,
+    watching: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise ConfigurationError when `attach_run` could not follow these."""
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+        raise ConfigurationError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
+    tokens = whole("tokens_per_step", tokens_per_step)
+    if tokens is None:
+        raise ConfigurationError(
+            "tokens_per_step must be a whole number; leave it out where it is not known."
+        )
+    if tokens < 0:
+        raise ConfigurationError(f"tokens_per_step must not be negative, got {tokens_per_step}.")
+    if watching is not None:
+        check_watch(**watching)
+    for given, _ in models_and_optimizers(model, optimizer).values():
+        # In a notebook, where a cell is run again, `init` finishes the runs before.
+        for run in () if is_interactive() else live_runs:
+            if run._attachment is not None and run._attachment.name_of(given) is not None:
+                raise ConfigurationError(
+                    f"the model is attached to the run {run.name!r} already: call finish() or detach() of it "
+                    "first."
+                )
+
+
+def attach_run(
+    run: "Run",
+    model: Any,
+    optimizer: Any,
+    *,
+    reduction: str = "mean",
+    tokens_per_step: int = 0,
+    counts_inputs: bool = True,
+    watching: Mapping[str, Any] | None = None,
+) -> "Attachment | None":
+    """Have `run` follow the training of these, which `check` has let pass; None when it records nothing.
+
+    Without `counts_inputs`, somebody else says how many tokens a forward pass trains on. `watching`:
+    arguments of `Run.watch`.
+    """
+    if run._settings.mode == "disabled" or run.finished:
+        return None
+    attachment = Attachment(
+        run,
+        reduction=reduction,
+        tokens_per_step=whole("tokens_per_step", tokens_per_step) or 0,
+        counts_inputs=counts_inputs,
+    )
+    run.detach()
+    run._attachment = attachment
+    for name, (one, optimizers) in models_and_optimizers(model, optimizer).items():
+        follow(run, attachment, name, one, optimizers, watching)
+    return attachment
+
+
+def attach_by_hand(run: "Run", model: nn.Module, *, tokens_per_step: int = 0) -> "Attachment | None":
+    """As `attach_run`, of a model that the script updates without an optimizer."""
+    if run._settings.mode == "disabled" or run.finished:
+        return None
+    attachment = Attachment(run, tokens_per_step=tokens_per_step)
+    run.detach()
+    run._attachment = attachment
+    watch(run, model, None)
+    attachment.follow("", model, [])
+    return attachment
+
+
+def follow(
+    run: "Run",
+    attachment: Attachment,
+    name: str,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    watching: Mapping[str, Any] | None = None,
+) -> None:
+    """Watch one model more and follow its training. Its tensors' names begin with `name`."""
+    # Watched first: what it measures of the optimizer's step is then measured before the step ends here.
+    for optimizer in optimizers:
+        watch(run, model, optimizer, name, watching)
+    attachment.follow(name, model, optimizers)
+
+
+def watch(
+    run: "Run",
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    name: str = "",
+    watching: Mapping[str, Any] | None = None,
+) -> None:
+    """Observe a model and an optimizer in the run, the model's tensors under names that begin with `name`."""
+    watched = nn.ModuleDict({name: unwrapped(model)}) if name else model
+    if is_one_graph(model):
+        run.guard.tell_once(
+            "one graph",
+            "the model is compiled with fullgraph=True, and observing its tensors would break the graph: "
+            "loss, times and gradients are recorded, the tensors inside are not.",
+        )
+        run._measures.watch(watched, optimizer)
+    else:
+        run.watch(watched, optimizer, **(watching or {}))

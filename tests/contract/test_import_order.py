@@ -1,0 +1,94 @@
+"""Imports go one way: each folder knows those below it only, and no two files import each other.
+
+`ORDERS` is the order, lowest first. A name is a folder or a module directly below its package.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {"fp8scope_kernels": "kernels", "fp8scope": "agent", "fp8scope_dashboard": "dashboard"}
+
+ORDERS = {
+    "fp8scope": """
+        config guard arguments scalars credentials metadata process observe recording delivery session control
+        step run autolog integrations demo cli __main__
+    """,
+    "fp8scope_dashboard": """
+        settings text db celery notifications accounts wire runs receipts telemetry evaluations ingest analysis
+        alerts control exports admission threaded_asgi api pages urls servers administration demo cli asgi
+    """,
+}
+
+
+@cache
+def modules(package: str) -> Mapping[str, ast.Module]:
+    """Every module of a package but its migrations, parsed."""
+    folder = ROOT / SOURCES[package] / package
+    files = {path: path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("*.py")}
+    return {
+        ".".join(name.parts).removesuffix(".__init__"): ast.parse(path.read_text(), str(path))
+        for path, name in files.items()
+        if "migrations" not in name.parts
+    }
+
+
+def imported(tree: ast.AST, known: Mapping[str, ast.Module], *, types: bool) -> Iterator[str]:
+    """The known modules that a module imports, inside functions too; with `types`, also for annotations only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not types:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield from {name if name in known else node.module} & known.keys()
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & known.keys()
+        yield from imported(node, known, types=types)
+
+
+def unit(module: str) -> str:
+    """The folder or module directly below the package; empty for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_no_folder_imports_upward(package: str) -> None:
+    known, order = modules(package), ORDERS[package].split()
+    place = {name: index for index, name in enumerate(order)}
+    unlisted = {unit(module) for module in known} - {""} - place.keys()
+    assert not unlisted, "add these to ORDERS"
+    upward = {
+        f"{module} -> {other}"
+        for module, tree in known.items()
+        if unit(module)
+        for other in imported(tree, known, types=True)
+        if unit(other) and place[unit(other)] > place[unit(module)]
+    }
+    assert not upward
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_no_two_files_import_each_other(package: str) -> None:
+    known = modules(package)
+    # A package's own module hands out the names of the files below it: importing from it is no cycle of files.
+    graph = {
+        module: {other for other in imported(tree, known, types=False) if other not in (module, package)}
+        for module, tree in known.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_lists_no_folder_that_is_gone(package: str) -> None:
+    assert set(ORDERS[package].split()) == {unit(module) for module in modules(package)} - {""}
