@@ -22,8 +22,9 @@ ORDERS = {
         step run autolog integrations demo cli __main__
     """,
     "fp8scope_dashboard": """
-        settings text db celery notifications accounts wire runs receipts telemetry evaluations ingest analysis
-        alerts control exports admission threaded_asgi api pages urls servers administration demo cli asgi
+        settings text db celery notifications accounts wire runs receipts telemetry evaluations ingest
+        analysis alerts control exports admission threaded_asgi api pages urls servers
+        administration demo cli asgi
     """,
 }
 
@@ -41,7 +42,7 @@ def modules(package: str) -> Mapping[str, ast.Module]:
 
 
 def imported(tree: ast.AST, known: Mapping[str, ast.Module], *, types: bool) -> Iterator[str]:
-    """The known modules that a module imports, inside functions too; with `types`, also for annotations only."""
+    """The known modules that a module imports, in functions too; with `types` also those for annotations."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not types:
             continue
@@ -78,7 +79,7 @@ def test_no_folder_imports_upward(package: str) -> None:
 @pytest.mark.parametrize("package", SOURCES)
 def test_no_two_files_import_each_other(package: str) -> None:
     known = modules(package)
-    # A package's own module hands out the names of the files below it: importing from it is no cycle of files.
+    # A package's own module hands out names of the files below it: importing from it is no cycle.
     graph = {
         module: {other for other in imported(tree, known, types=False) if other not in (module, package)}
         for module, tree in known.items()

@@ -4,8 +4,8 @@
                                                    ^-- flusher: fsync now and then
 
 `put` never waits for the device or the network, and for the disk only within the bounds of
-`fp8scope.recording.recorder`. The recorder only writes, so a finished step is in the spool whatever the network
-does.
+`fp8scope.recording.recorder`. The recorder only writes, so a finished step is in the spool whatever the
+network does.
 """
 
 import contextlib
