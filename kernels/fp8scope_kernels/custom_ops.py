@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import DATA_FORMATS
-from fp8scope_kernels.quantization import Extent, measure_now, quantize_now
+from fp8scope_kernels.quantization import measure_now, quantize_now
+from fp8scope_kernels.reference import Extent
 
 
 @torch.library.custom_op("fp8scope::measure", mutates_args=())

@@ -25,7 +25,8 @@ from torch import distributed as dist
 
 from fp8scope_kernels.distributed import Group
 from fp8scope_kernels.formats import E4M3, Format
-from fp8scope_kernels.quantization import MAX_SCALE, Extent, amax_to_scale, measure, quantize
+from fp8scope_kernels.quantization import amax_to_scale, measure, quantize
+from fp8scope_kernels.reference import MAX_SCALE, Extent
 from fp8scope_kernels.statistics import STATISTICS, Slot, StatisticsBuffer
 
 MAX_PRE_SCALE = 2.0**8

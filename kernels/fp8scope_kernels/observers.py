@@ -11,24 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _current_graph_task_id
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fp8scope_kernels import backends
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.graph_breaks import break_graph
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.quantization import Extent, measure
+from fp8scope_kernels.plain_tensors import has_plain_memory
+from fp8scope_kernels.quantization import measure
 from fp8scope_kernels.recipes import ROLES, Role
+from fp8scope_kernels.reference import Extent
 from fp8scope_kernels.statistics import ROW_BYTES, STATISTICS, Pace, Slot, StatisticsBuffer
-from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id
 from fp8scope_kernels.triton import backend as triton_backend
 
 SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
-PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))
-"""The types whose memory holds what they stand for; of their subclasses that is not known."""
 NOT_SEEN = (-1, 0, 0, 0)
 
 
@@ -105,7 +102,7 @@ class HighPrecisionObserver:
             return
         began = perf_counter()
         # A forward call inside a backward pass recomputes what activation checkpointing dropped.
-        if _current_graph_task_id() == -1:
+        if current_graph_task_id() == -1:
             self._count("input", inputs[0] if inputs else None)
             self._count("weight", getattr(layer, "weight", None))
         # Whichever of the two calls the gradient flows through, it flows through one of them only.
@@ -128,7 +125,7 @@ class HighPrecisionObserver:
         if slot is None or not isinstance(x, Tensor):
             return
         try:
-            if self._is_simple and self._count_natively(role, slot, x):
+            if self._is_simple and self._count_compiled(role, slot, x):
                 return
             if not x.is_floating_point():
                 return
@@ -141,7 +138,7 @@ class HighPrecisionObserver:
                 raise
             self.on_error(error)
 
-    def _count_natively(self, role: Role, slot: Slot, x: Tensor) -> bool:
+    def _count_compiled(self, role: Role, slot: Slot, x: Tensor) -> bool:
         """As `write`, by one call of the CPU's kernels where they take this tensor; whether they did.
 
         A weight that has not changed since it was read in this step (gradient accumulation, tied layers) is
@@ -149,7 +146,7 @@ class HighPrecisionObserver:
         """
         buffer = slot.buffer
         storage = buffer.storage
-        if not (_has_memory(x) and backends.use_compiled(x) and storage.is_cpu):
+        if not (has_plain_memory(x) and backends.use_compiled(x) and storage.is_cpu):
             return False
         address = storage.data_ptr() + slot.index * ROW_BYTES
         if role != "weight" or x.is_inference():
@@ -178,28 +175,16 @@ def add_tensor(slot: Slot, x: Tensor) -> None:
     One launch on a GPU with Triton, one call on a CPU with the compiled kernels, else a few of torch's.
     """
     row = slot.row
-    if _has_memory(x) and x.device == row.device:
+    if has_plain_memory(x) and x.device == row.device:
         if backends.use_compiled(x):
             cpu_backend.observe(x, row.data_ptr())
             return
-        if triton_availability.wants(x):
-            launched = triton_availability.attempt(lambda: triton_backend.observe(x, row))
+        if backends.use_triton(x):
+            launched = backends.attempt_triton(lambda: triton_backend.observe(x, row))
             if launched is not None:
                 return
     add_extent(row, x.numel(), measure(x))
     row[SCALE].fill_(1.0)
-
-
-def _has_memory(x: Tensor) -> bool:
-    """Whether x is a tensor of numbers that kernels can read where they lie: no wrapper (torch.func's, a
-    subclass), no sparse layout.
-    """
-    return (
-        type(x) in PLAIN_TENSORS
-        and x.dtype in cpu_backend.OBSERVED_DTYPES
-        and x.layout is torch.strided
-        and not is_functorch_wrapped_tensor(x)
-    )
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def in_the_older_form(model: nn.Module) -> dict[str, Tensor]:
 def test_older_checkpoints_are_read_and_told(interval: int) -> None:
     recipe = DelayedScaling(history_length=4, interval=interval)
     model, twin = trained(recipe), make_model(recipe)
-    with pytest.warns(UserWarning, match="older form; nothing of it is lost") as warned:
+    with pytest.warns(UserWarning, match="older form, which was read without loss") as warned:
         twin.load_state_dict(in_the_older_form(model))
     assert not [w for w in warned if issubclass(w.category, RuntimeWarning)]
     assert scaling_status(twin) == dict.fromkeys(NAMES, "restored")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp8scope_kernels.cpu.library import library
 from fp8scope_kernels.formats import Format
+from fp8scope_kernels.plain_tensors import READABLE_DTYPES, in_memory_order
 from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
 from fp8scope_kernels.statistics import STATISTICS
 
@@ -26,9 +27,6 @@ COUNTS, AMAX = 1, 2
 
 INF = 0x7F800000
 """The bits of a float32 Inf."""
-
-OBSERVED_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
-"""The dtypes that `observe` reads, with their numbers in csrc/tensors.h."""
 
 
 class _Format(ctypes.Structure):
@@ -103,7 +101,7 @@ def measure(x: Tensor) -> float:
 
 
 def observe(x: Tensor, address: int) -> int:
-    """Add `numel`, `amax` and `nonfinite` of x (any shape, OBSERVED_DTYPES) to the row at `address`; scale 1.
+    """Add `numel`, `amax` and `nonfinite` of x (any shape, READABLE_DTYPES) to the row at `address`; scale 1.
 
     The row is float64 [len(STATISTICS)] on the CPU. Returns the number of non-finite elements of x. Float64
     elements are rounded to float32 first.
@@ -116,7 +114,7 @@ def observe(x: Tensor, address: int) -> int:
         raise RuntimeError(f"the memory of a tensor of shape {tuple(x.shape)} has been freed")
     threads = 1 if size < 2 * ELEMENTS_PER_THREAD else _threads(x)
     nonfinite: int = library().fp8scope_observe(
-        x.data_ptr(), size, repeat, OBSERVED_DTYPES[x.dtype], threads, address
+        x.data_ptr(), size, repeat, READABLE_DTYPES[x.dtype], threads, address
     )
     return nonfinite
 
@@ -126,20 +124,6 @@ def count_again(size: int, nonfinite: int, address: int) -> None:
     row = _Row.from_address(address)
     row.numel += size
     row.nonfinite += nonfinite
-
-
-def in_memory_order(x: Tensor) -> tuple[Tensor, int]:
-    """The elements of x in a contiguous tensor, and how many times x repeats each (expanded dimensions).
-
-    Their order is the memory's, so that a transposed tensor is not copied.
-    """
-    x, repeat = x.detach(), 1
-    for dim in reversed(range(x.dim())):
-        if x.stride(dim) == 0 and x.shape[dim] > 1:
-            repeat *= x.shape[dim]
-            x = x.select(dim, 0)
-    strides = x.stride()
-    return x.permute(sorted(range(x.dim()), key=lambda dim: -strides[dim])).contiguous(), repeat
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
