@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from torch._C import _current_graph_task_id
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from fp8scope_kernels import backends, native, triton_backend, triton_support
+from fp8scope_kernels import backends
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
+from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.graph_breaks import break_graph
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.quantization import Extent, measure
 from fp8scope_kernels.recipes import ROLES, Role
 from fp8scope_kernels.statistics import ROW_BYTES, STATISTICS, Pace, Slot, StatisticsBuffer
+from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.triton import backend as triton_backend
 
 SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
 PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))
@@ -150,13 +153,13 @@ class HighPrecisionObserver:
             return False
         address = storage.data_ptr() + slot.index * ROW_BYTES
         if role != "weight" or x.is_inference():
-            native.observe(x, address)
+            cpu_backend.observe(x, address)
             return True
         generation, where, version, nonfinite = self._weight_seen
         if generation == buffer.generation and where == x.data_ptr() and version == x._version:
-            native.count_again(x.numel(), nonfinite, address)
+            cpu_backend.count_again(x.numel(), nonfinite, address)
         else:
-            nonfinite = native.observe(x, address)
+            nonfinite = cpu_backend.observe(x, address)
             self._weight_seen = buffer.generation, x.data_ptr(), x._version, nonfinite
         return True
 
@@ -177,10 +180,10 @@ def add_tensor(slot: Slot, x: Tensor) -> None:
     row = slot.row
     if _has_memory(x) and x.device == row.device:
         if backends.use_compiled(x):
-            native.observe(x, row.data_ptr())
+            cpu_backend.observe(x, row.data_ptr())
             return
-        if triton_support.wants(x):
-            launched = triton_support.attempt(lambda: triton_backend.observe(x, row))
+        if triton_availability.wants(x):
+            launched = triton_availability.attempt(lambda: triton_backend.observe(x, row))
             if launched is not None:
                 return
     add_extent(row, x.numel(), measure(x))
@@ -193,7 +196,7 @@ def _has_memory(x: Tensor) -> bool:
     """
     return (
         type(x) in PLAIN_TENSORS
-        and x.dtype in native.OBSERVED_DTYPES
+        and x.dtype in cpu_backend.OBSERVED_DTYPES
         and x.layout is torch.strided
         and not is_functorch_wrapped_tensor(x)
     )

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels import backends, native
+from fp8scope_kernels import backends
+from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.quantization import amax_to_scale
 from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
@@ -97,7 +98,7 @@ class ScalingState(nn.Module):
         assert isinstance(self.recipe, DelayedScaling)
         history = self.amax_history
         if self._is_native():
-            native.remember(history, self.calls, float(amax))
+            cpu_backend.remember(history, self.calls, float(amax))
         else:
             history.copy_(history.roll(1))
             history[0] = amax
@@ -131,7 +132,7 @@ class ScalingState(nn.Module):
         if self._is_native():
             past = self.amax_history if recipe.amax_compute == "max" else self.amax_history[:1]
             top = self.format.max * 2.0**-recipe.margin
-            return old.fill_(native.past_scale(past, self.scale, self.calls, recipe.interval, top))
+            return old.fill_(cpu_backend.past_scale(past, self.scale, self.calls, recipe.interval, top))
         past = self.amax_history.amax() if recipe.amax_compute == "max" else self.amax_history[0]
         scale = amax_to_scale(past, self.format, margin=recipe.margin, otherwise=old)
         if recipe.interval > 1:

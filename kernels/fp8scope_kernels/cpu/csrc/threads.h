@@ -1,6 +1,6 @@
 // Work shared between the threads that torch already has: another pool would compete with them for the processors.
 //
-// `team` is GOMP_parallel of the OpenMP runtime that torch has loaded, GNU's or LLVM's; native_library.py looks it
+// `team` is GOMP_parallel of the OpenMP runtime that torch has loaded, GNU's or LLVM's; library.py looks it
 // up. Without it everything runs on the calling thread. So this library depends on no OpenMP runtime itself.
 
 #include <cstdlib>

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
+SOURCES = FOLDER / "csrc"
 
 
 class Level(NamedTuple):
@@ -21,7 +22,7 @@ class Level(NamedTuple):
     @property
     def module(self) -> str:
         """The library's file name without its suffix."""
-        return f"native_{self.name}"
+        return f"kernels_{self.name}"
 
 
 LEVELS = {
@@ -37,7 +38,7 @@ LEVELS = {
     ),
     "aarch64": (Level("armv8-a"),),
 }
-"""For each architecture the lowest level first: native_levels.cpp returns indices into these."""
+"""For each architecture the lowest level first: csrc/processor_level.h returns indices into these."""
 
 
 def machine() -> str:
@@ -58,12 +59,12 @@ def path(level: Level) -> Path:
     return FOLDER / f"{level.module}.so"
 
 
-def sources(folder: Path = FOLDER) -> list[Path]:
+def sources(folder: Path = SOURCES) -> list[Path]:
     """The C++ files; an installed wheel has none."""
-    return sorted(folder.glob("native*.cpp"))
+    return sorted(folder.glob("*.[ch]*"))
 
 
-def digest(folder: Path = FOLDER) -> str:
+def digest(folder: Path = SOURCES) -> str:
     """A hash of the C++ files and the levels, which each library has from its build; empty without files."""
     files = sources(folder)
     if not files:

@@ -7,7 +7,7 @@ atomics, so that a result does not depend on who comes first. Addresses are int6
 import triton
 import triton.language as tl
 
-from fp8scope_kernels.triton_elements import (
+from fp8scope_kernels.triton.elements import (
     block_scale,
     count_nonfinite,
     finite_bits,

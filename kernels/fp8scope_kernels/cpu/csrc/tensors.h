@@ -53,7 +53,7 @@ template <typename T> uint32_t measure(const T* x, int64_t n) {
   return top;
 }
 
-// The dtypes that `observe` reads, by the patterns of their elements; native.py has the same order.
+// The dtypes that `observe` reads, by the patterns of their elements; backend.py has the same order.
 enum Dtype { BFLOAT16, FLOAT16, FLOAT32, FLOAT64 };
 
 // An IEEE 754 half as a float32, exactly; finite.

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8scope_kernels import backends, native, triton_backend, triton_support
+from fp8scope_kernels import backends
+from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.quantization import MIN_SCALE, amax_to_scale
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
-from fp8scope_kernels.rounding import EXPONENT_BITS, infinite_to_nan_, round_to_format
+from fp8scope_kernels.reference import EXPONENT_BITS, infinite_to_nan_, round_to_format
+from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.triton import backend as triton_backend
 
 
 class BlockTensor(NamedTuple):
@@ -36,7 +39,7 @@ class BlockTensor(NamedTuple):
         values = self.values
         known = values.dtype == torch.bfloat16 and dtype in (torch.bfloat16, torch.float32)
         if known and values.numel() and backends.use_compiled(values):
-            return native.dequantize_blocks(values, self.scale, self.grid, dtype)
+            return cpu_backend.dequantize_blocks(values, self.scale, self.grid, dtype)
         tiles = _tiles(values.float(), self.grid) / self.scale
         return _matrix(tiles, values.shape).to(dtype)
 
@@ -84,14 +87,14 @@ def quantize_blocks(
     if dtype not in (torch.bfloat16, format.dtype):
         raise ValueError(f"{format.name} is stored as bfloat16 or in its own dtype, not as {dtype}.")
     grid = (grid[0] or max(x.shape[0], 1), grid[1] or max(x.shape[1], 1))
-    if triton_support.wants(x) and triton_backend.takes_grid(x, grid):
-        passed = triton_support.attempt(
+    if triton_availability.wants(x) and triton_backend.takes_grid(x, grid):
+        passed = triton_availability.attempt(
             lambda: triton_backend.quantize_blocks(x, format, grid, recipe, row, block_row)
         )
         if passed is not None:
             return BlockTensor(passed[0].to(dtype), passed[1], grid)
     if x.numel() and backends.use_compiled(x):
-        return BlockTensor(*native.quantize_blocks(x, format, grid, recipe, dtype, row, block_row), grid)
+        return BlockTensor(*cpu_backend.quantize_blocks(x, format, grid, recipe, dtype, row, block_row), grid)
     tiles = _tiles(x.detach().float(), grid)
     if x.numel() == 0:
         return BlockTensor(x.detach().to(dtype), tiles.new_ones(1, 1, 1, 1), grid)

@@ -1,4 +1,4 @@
-"""Every message counts once."""
+"""Recognise messages that are already stored, so that a retry changes nothing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from uuid import UUID
 from django.db import connection
 from django.utils import timezone
 
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.wire.errors import WriterConflictError
 
 MessageKind = Literal["batch", "histogram", "evaluation", "report", "finish"]
 
 
 @dataclass(frozen=True)
-class Message:
-    """What identifies a message: (run, writer, seq), and a digest of its bytes."""
+class MessageId:
+    """Identifies a message by (run, writer, seq), its kind and a digest of its bytes."""
 
     run: UUID
     writer: UUID
@@ -27,16 +27,17 @@ class Message:
     digest: bytes
 
 
-def identify(run: UUID, writer: UUID, seq: int, kind: MessageKind, body: bytes) -> Message:
-    """Name a message by what was sent, byte for byte."""
-    return Message(run, writer, seq, kind, hashlib.sha256(kind.encode() + b"\0" + body).digest())
+def identify(run: UUID, writer: UUID, seq: int, kind: MessageKind, body: bytes) -> MessageId:
+    """Return the id of a message with this body."""
+    return MessageId(run, writer, seq, kind, hashlib.sha256(kind.encode() + b"\0" + body).digest())
 
 
-def enter(message: Message) -> bool:
-    """Write the receipt, within the transaction that stores the message. False: it was stored before.
+def record(message: MessageId) -> bool:
+    """Write the receipt of a message. Returns False if the message is already stored.
 
-    Of two requests with the same message at the same time one waits here until the other has committed, and
-    then is the duplicate; or has failed, and then stores.
+    Call it in the transaction that stores the message. If two transactions record the same message, the
+    second waits until the first ends: it returns False if the first commits, and stores the message if the
+    first rolls back.
 
     Raises:
         WriterConflictError: another message is stored under this (run, writer, seq).
@@ -58,13 +59,13 @@ def enter(message: Message) -> bool:
     if bytes(stored) != message.digest:
         raise WriterConflictError(
             f"Another message is stored under seq {message.seq} of writer {message.writer}.",
-            "Another process uses this writer's id: take a new one and send again what was not acknowledged.",
+            "Another process uses this writer id. Resend unacknowledged messages under a new one.",
         )
     return False
 
 
-def arrivals(run_id: UUID) -> dict[UUID, tuple[int, int]]:
-    """By writer, how many messages have arrived, and how many before the last of them have not."""
+def message_counts(run_id: UUID) -> dict[UUID, tuple[int, int]]:
+    """Return, by writer, the number of messages received and the number missing below the highest seq."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -73,4 +74,4 @@ def arrivals(run_id: UUID) -> dict[UUID, tuple[int, int]]:
             """,
             [run_id],
         )
-        return {writer: (int(arrived), int(missing)) for writer, arrived, missing in cursor.fetchall()}
+        return {writer: (int(received), int(missing)) for writer, received, missing in cursor.fetchall()}

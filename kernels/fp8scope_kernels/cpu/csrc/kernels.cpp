@@ -1,16 +1,16 @@
-// Quantisation with its statistics in one pass over memory, for CPUs. Called by native.py.
+// Quantisation with its statistics in one pass over memory, for CPUs. Called by backend.py.
 //
 // The same bits as the definition in quantization.py and blocks.py. This file has the entry points; it includes
 // the others, so that there is one thing to compile. It is compiled when the package is built, once for each level
-// of processor (native_levels.py), into a library that needs nothing but the C library.
+// of processor (levels.py), into a library that needs nothing but the C library.
 
-#include "native_elements.cpp"
-#include "native_threads.cpp"
-#include "native_levels.cpp"
-#include "native_counts.cpp"
-#include "native_tensors.cpp"
-#include "native_blocks.cpp"
-#include "native_samples.cpp"
+#include "elements.h"
+#include "threads.h"
+#include "processor_level.h"
+#include "counts.h"
+#include "tensors.h"
+#include "blocks.h"
+#include "samples.h"
 
 namespace {
 
@@ -50,7 +50,7 @@ void accumulate_blocks(double* row, int64_t n, const Counts& c) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Which of the libraries this processor can run: an index into native_levels.py's LEVELS.
+// Which of the libraries this processor can run: an index into levels.py's LEVELS.
 int fp8scope_level() { return level(); }
 
 // The digest of the sources that this library was built from.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import native
+from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
 
@@ -58,7 +58,7 @@ def observe(x: Tensor, row: Tensor) -> bool:
     One launch; a copy before it only where x is float64, or its elements overlap.
     """
     _check_row(x, row)
-    x, repeat = (x, 1) if x.is_contiguous() else native.in_memory_order(x)
+    x, repeat = (x, 1) if x.is_contiguous() else cpu_backend.in_memory_order(x)
     if not x.numel():
         row[2] = 1.0
         return True
@@ -209,7 +209,7 @@ def _finish(
 
 @cache
 def _kernels() -> ModuleType:
-    from fp8scope_kernels import triton_kernels
+    from fp8scope_kernels.triton import kernels as triton_kernels
 
     return triton_kernels
 

@@ -1,4 +1,8 @@
-"""The cast of a tensor in eager torch, with its counters: chunk by chunk, in memory that is used again."""
+"""Quantisation in plain torch: the definition that every backend is measured against.
+
+Rounding is done in float32 arithmetic, so that it works for any format, also one without a torch dtype.
+Large tensors are cast in chunks that stay in a CPU's cache.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +11,75 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.rounding import infinite_to_nan_, round_, round_unsaturated_
+
+EXPONENT_BITS = 0x7F800000
+"""The exponent field of a float32."""
+
+
+def round_to_format(x: Tensor, format: Format) -> Tensor:
+    """Round float32 x, abs(x) <= M, to the nearest value of the format, ties to even: float32. NaN stays NaN.
+
+    Any format, also one without a torch dtype. The only difference from a cast and back is that a negative
+    value that vanishes becomes +0.
+    """
+    return round_(x.clone(), torch.empty_like(x), format)
+
+
+def round_(x: Tensor, room: Tensor, format: Format) -> Tensor:
+    """`round_to_format` in place; `room` is overwritten.
+
+    Adding and subtracting t = 1.5 * 2^(23-m) * p leaves multiples of p * 2^-m (float32's own rounding does
+    the rest), where p is the power of two at or below abs(x), but not below the smallest normal, and m the
+    format's mantissa bits.
+    """
+    torch.bitwise_and(x.view(torch.int32), EXPONENT_BITS, out=room.view(torch.int32))
+    room.clamp_(min=format.smallest_normal).mul_(1.5 * 2.0 ** (23 - format.mantissa_bits))
+    return x.add_(room).sub_(room)
+
+
+def infinite_to_nan_(scaled: Tensor, x: Tensor) -> Tensor:
+    """Make `scaled`, float32, NaN with the sign of x wherever x (any floating dtype, same shape) is Inf."""
+    nan = torch.full_like(scaled, torch.nan).copysign_(x)
+    return scaled.copy_(torch.where(torch.isinf(x), nan, scaled))
+
+
+def round_unsaturated_(scaled: Tensor, room: Tensor, format: Format) -> None:
+    """As `round_`, but what rounds to more than M becomes Inf, or NaN, or M: what the format has."""
+    # What is not clamped still has to stay clear of float32's own limits while it is being rounded.
+    round_(scaled.clamp_(-4 * format.max, 4 * format.max), room, format)
+    beyond = torch.inf if format.has_infinity else torch.nan if format.has_nan else format.max
+    scaled.masked_fill_(scaled > format.max, beyond).masked_fill_(scaled < -format.max, -beyond)
+
+
+Stochastic = bool | torch.Generator
+"""False: to nearest. True: at random, by torch's own generator of the device; or by this generator of it."""
+
+
+def round_stochastically(x: Tensor, format: Format, stochastic: Stochastic = True) -> Tensor:
+    """Round float32 x, abs(x) <= M, to one of the two values of the format next to it: float32.
+
+    The value above is taken with probability (x - below) / (above - below), which one random number of 24
+    bits decides per element: exact for normal numbers, off by less than 2^-24 for subnormal ones. What the
+    format holds exactly is left alone; NaN stays NaN. The same generator state gives the same result.
+    """
+    power = (x.view(torch.int32) & EXPONENT_BITS).view(torch.float32).clamp_(min=format.smallest_normal)
+    step = power.mul_(2.0**-format.mantissa_bits)
+    # Exact, as is everything but the comparison: steps are powers of two, at most 2^(m+1) of them below x.
+    steps = x.abs().div_(step)
+    below = steps.floor()
+    generator = stochastic if isinstance(stochastic, torch.Generator) else None
+    chance = torch.rand(x.shape, generator=generator, device=x.device)
+    return (below + (chance < steps - below)).mul_(step).copysign_(x)
+
+
+def count(x: Tensor, scaled: Tensor, q: Tensor, format: Format) -> Tensor:
+    """[saturated, underflow, subnormal] of x, x*s before clamping, and the rounded value q: float64 [3]."""
+    magnitude = q.abs()
+    saturated = (scaled.abs() > format.limit) & torch.isfinite(x)
+    underflow = (x != 0) & (magnitude == 0)
+    subnormal = (magnitude > 0) & (magnitude < format.smallest_normal)
+    return torch.stack([mask.sum() for mask in (saturated, underflow, subnormal)]).double()
+
 
 CPU_CHUNK = 2**19
 """Elements worked on at a time on a CPU, so that what lies between two operations stays in its cache."""

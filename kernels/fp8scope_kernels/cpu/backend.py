@@ -1,4 +1,4 @@
-"""The CPU's kernels: the functions of native.cpp, called with tensors.
+"""The CPU's kernels: the functions of csrc/kernels.cpp, called with tensors.
 
 Why C++ and not a compiled graph: torch.compile's CPU code counts in the lanes of what it casts from
 (float32), and that costs 60 % of the cast. Counting in the bytes that were written costs a tenth of it, the
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fp8scope_kernels.cpu.library import library
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.native_library import library
 from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
 from fp8scope_kernels.statistics import STATISTICS
 
@@ -28,7 +28,7 @@ INF = 0x7F800000
 """The bits of a float32 Inf."""
 
 OBSERVED_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
-"""The dtypes that `observe` reads, with their numbers in native_tensors.cpp."""
+"""The dtypes that `observe` reads, with their numbers in csrc/tensors.h."""
 
 
 class _Format(ctypes.Structure):

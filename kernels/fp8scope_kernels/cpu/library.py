@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from fp8scope_kernels import native_levels
-from fp8scope_kernels.native_levels import Level
+from fp8scope_kernels.cpu import levels as cpu_levels
+from fp8scope_kernels.cpu.levels import Level
 
 POINTER, SIZE, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
@@ -35,7 +35,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "sample": ((POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER, POINTER), None),
     "scale_product": ((POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER), None),
 }
-"""The functions of native.cpp without their prefix `fp8scope_`: what they take and return."""
+"""The functions of csrc/kernels.cpp without their prefix `fp8scope_`: what they take and return."""
 
 REBUILD = "run pip install -e . (or make install) in the source tree"
 
@@ -62,7 +62,7 @@ def is_loaded() -> bool:
 
 def available_levels() -> tuple[Level, ...]:
     """The levels that this processor can run, lowest first. Raises RuntimeError as `library` does."""
-    levels = native_levels.levels()
+    levels = cpu_levels.levels()
     if not levels:
         raise RuntimeError("there are none for this platform, only for Linux and macOS on x86-64 or arm64")
     return levels[: _open(levels[0]).fp8scope_level() + 1]
@@ -85,7 +85,7 @@ def load(name: str | None = None) -> ctypes.CDLL:
 
 
 def _open(level: Level) -> ctypes.CDLL:
-    path = native_levels.path(level)
+    path = cpu_levels.path(level)
     if not path.exists():
         raise RuntimeError(f"{path.name} was not built with the package; {_advice(path)}")
     try:
@@ -93,7 +93,7 @@ def _open(level: Level) -> ctypes.CDLL:
         opened.fp8scope_sources.restype = ctypes.c_char_p
         sources = opened.fp8scope_sources().decode()
         # An installed package has no sources; in a source tree they may have changed since.
-        if sources != (native_levels.digest() or sources):
+        if sources != (cpu_levels.digest() or sources):
             raise RuntimeError(f"{path.name} was built from other sources; {REBUILD}")
         return _declared(opened)
     except (OSError, AttributeError) as error:
@@ -101,7 +101,7 @@ def _open(level: Level) -> ctypes.CDLL:
 
 
 def _advice(path: Path) -> str:
-    if native_levels.sources():
+    if cpu_levels.sources():
         return REBUILD
     return "reinstall fp8scope from a wheel for this platform, or from source with a C++ compiler"
 

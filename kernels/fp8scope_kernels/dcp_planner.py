@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from fp8scope_kernels.state import tell_older_form
+from fp8scope_kernels.scaling_state import tell_older_form
 
 
 class ScalingLoadPlanner(DefaultLoadPlanner):

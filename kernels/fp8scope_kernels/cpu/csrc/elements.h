@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-// native.py has the same two structures.
+// backend.py has the same two structures.
 struct Format {
   float max, limit, smallest_normal, smallest_subnormal;
   int32_t mantissa_bits, bias, nan, max_exponent;

@@ -1,4 +1,4 @@
-"""The ledger that makes every message count once."""
+"""Receipts of stored messages: each message is stored exactly once."""
 
 from typing import ClassVar
 
@@ -9,10 +9,10 @@ from fp8scope_dashboard.runs.models import Run
 
 
 class Receipt(models.Model):
-    """(run, writer, seq) was stored. Written in the transaction that stores the message.
+    """A record that the message (run, writer, seq) is stored, written in the transaction that stores it.
 
-    `digest` tells a retry (same bytes: answered as stored) from a second writer that uses the same id
-    (other bytes: refused).
+    `digest` distinguishes a retry, which has the same bytes, from a message of another writer that uses the
+    same id, which is refused.
     """
 
     pk = models.CompositePrimaryKey("run_id", "writer", "seq")
@@ -24,4 +24,6 @@ class Receipt(models.Model):
     received_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
+        # The table's name from before receipts had an app of their own.
+        db_table = "ingest_receipt"
         indexes: ClassVar = [models.Index(fields=["run", "received_at"])]

@@ -19,7 +19,7 @@ uint32_t saved_registers() {
 }
 #endif
 
-// An index into the levels of native_levels.py, from the processor itself: __builtin_cpu_supports says no to
+// An index into the levels of levels.py, from the processor itself: __builtin_cpu_supports says no to
 // everything where Zig links it. A level is what its library is compiled for.
 int level() {
 #if defined(__x86_64__)
