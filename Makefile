@@ -20,7 +20,7 @@ help:
 install: $(INSTALLED)
 
 # The CPU's kernels are built by the installation: with the machine's C++ compiler, else with one from PyPI.
-KERNELS := setup.py $(wildcard build_backend/*.py kernels/fp8scope_kernels/native*.cpp) kernels/fp8scope_kernels/native_levels.py
+KERNELS := setup.py $(wildcard build_backend/*.py kernels/fp8scope_kernels/cpu/levels.py kernels/fp8scope_kernels/cpu/csrc/*)
 $(INSTALLED): pyproject.toml constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fp8scope needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -77,5 +77,5 @@ bench: $(INSTALLED)
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
-	rm -rf kernels/fp8scope_kernels/native_*.so .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf kernels/fp8scope_kernels/cpu/*.so .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
