@@ -33,7 +33,7 @@ help:
 install: $(TOOLS)
 
 # The installation builds the CPU kernels: with the machine's C++ compiler, else with one from PyPI.
-KERNELS := setup.py $(wildcard build_backend/*.py) $(shell find kernels/fp8scope_kernels \( -name '*.cpp' -o -name native_levels.py \))
+KERNELS := setup.py $(wildcard build_backend/*.py kernels/fp8scope_kernels/cpu/levels.py kernels/fp8scope_kernels/cpu/csrc/*)
 $(PACKAGE): pyproject.toml constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fp8scope needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -99,7 +99,15 @@ BENCHMARKS = agent_overhead bisection chaos compaction crash deletion eager_fall
 bench: $(TOOLS)
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
+# The oldest dependencies that pyproject.toml allows, in an environment of their own. torch stays that of constraints.txt.
+LOWEST_TESTS := tests/agent/recording tests/agent/delivery tests/agent/cli/test_main.py tests/dashboard
+lowest:
+	$(PYTHON) -m venv build/lowest
+	$(PYTHON) tools/lowest.py demo > build/lowest/constraints.txt
+	build/lowest/bin/python -m pip install --quiet -c build/lowest/constraints.txt -e '.[demo]' \
+		pytest pytest-django pytest-timeout pytest-xdist hypothesis PyYAML
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(LOWEST_TESTS)
+
 clean:
-	find kernels -name 'native_*.so' -delete
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf kernels/fp8scope_kernels/cpu/*.so .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
