@@ -16,9 +16,10 @@ from dashboard.exports.test_round_trip import everything, moved, settings_of
 from helpers.live_servers import Server
 from pyarrow import parquet
 
-from fp8scope.cli.archive import BINS, KEY, File
-from fp8scope.cli.export import TransferError, download
+from fp8scope.cli.archive import BINS, KEY, Archive
+from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload, import_
+from fp8scope.cli.server import TransferError
 from fp8scope_dashboard.exports import content
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -102,7 +103,7 @@ def test_the_columns(server: Server, client: WireClient, tmp_path: Path) -> None
     download(settings_of(server), client.run, "parquet", path)
     frame = parquet.read_table(path).to_pylist()
     rows = [row for row in frame if row["histogram"] is not None]
-    assert len(rows) == HISTOGRAMS and len(frame) == File(path).rows == HISTOGRAMS + 4
+    assert len(rows) == HISTOGRAMS and len(frame) == Archive(path).rows == HISTOGRAMS + 4
     assert (rows[1]["writer"], rows[1]["seq"], rows[1]["step"], rows[1]["tensor"]) == (0, 0, 0, 1)
     assert rows[1]["histogram"] == counts(em3=7, bad=1) and rows[1]["scalar:loss"] is None
     assert rows[1]["tensor:amax"] is None and rows[1]["time"] is not None
@@ -177,8 +178,8 @@ def test_a_file_of_the_first_format(server: Server, client: WireClient, tmp_path
         return table.filter(pa.array(chosen)).drop_columns(["report", "tensor", "histogram"])
 
     rewritten(path, earlier)
-    upload = Upload(settings_of(server), File(path))
-    assert list(upload.send())[-1] == File(path).rows == 4
+    upload = Upload(settings_of(server), Archive(path))
+    assert list(upload.send())[-1] == Archive(path).rows == 4
     assert everything(uuid.UUID(upload.run)) == everything(client.run)
 
 
@@ -217,7 +218,7 @@ def test_bad_input(server: Server, client: WireClient, tmp_path: Path, what: str
     change, said = BAD[what]
     rewritten(path, change)
     with pytest.raises(TransferError, match=said):
-        list(Upload(settings_of(server), File(path)).send())
+        list(Upload(settings_of(server), Archive(path)).send())
 
 
 def test_the_command_says_what_is_wrong(
