@@ -235,11 +235,11 @@ def check_kernels() -> list[Finding]:
     """Check that the compiled CPU kernels can be loaded. Empty without torch, see `check_torch`."""
     if not version_of("torch"):
         return []
-    from fp8scope_kernels import native_library
+    from fp8scope_kernels.cpu import library as cpu_library
 
     try:
-        level = native_library.available_levels()[-1].name
-        native_library.library()
+        level = cpu_library.available_levels()[-1].name
+        cpu_library.library()
     except RuntimeError as error:
         message = f"Quantisation on the CPU uses eager torch, which is several times slower: {error}."
         return [Finding("kernels", "warn", message)]

@@ -16,8 +16,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from fp8scope_dashboard.accounts.addresses import address_group
 from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.addresses import address_group
 from fp8scope_dashboard.admission.scope import CONNECTION
 
 
