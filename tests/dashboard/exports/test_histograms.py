@@ -184,29 +184,29 @@ def test_a_file_of_the_first_format(server: Server, client: WireClient, tmp_path
 
 
 BAD: dict[str, tuple[Callable[[pa.Table, dict[str, Any]], pa.Table], str]] = {
-    "too few bins": (lambda t, d: column(t, "histogram", lambda _: [1.0]), "not of 279 numbers"),
+    "too few bins": (lambda t, d: column(t, "histogram", lambda _: [1.0]), "does not have 279 numbers"),
     "no list": (
         lambda t, d: t.set_column(t.schema.names.index("histogram"), "histogram", t.column("tensor")),
-        "not of 279 numbers",
+        "does not have 279 numbers",
     ),
     "a count that is missing": (
         lambda t, d: column(t, "histogram", lambda _: [None] * BINS),
         "count is null",
     ),
     "a negative count": (lambda t, d: column(t, "histogram", lambda _: [-1.0] * BINS), "negative"),
-    "a tensor of nobody": (lambda t, d: column(t, "tensor", lambda _: 3), "tensor 3, which"),
-    "no tensor": (lambda t, d: column(t, "tensor", lambda _: None), "tensor None, which"),
-    "no tensors": (lambda t, d: t.drop_columns(["tensor"]), "does not say of which tensors"),
+    "a tensor of nobody": (lambda t, d: column(t, "tensor", lambda _: 3), "tensor 3 of a histogram"),
+    "no tensor": (lambda t, d: column(t, "tensor", lambda _: None), "tensor None of a histogram"),
+    "no tensors": (lambda t, d: t.drop_columns(["tensor"]), "histograms have no tensor"),
     "a tensor twice": (lambda t, d: column(t, "tensor", lambda _: 1), "comes twice"),
     "no time": (lambda t, d: column(t, "time", lambda _: None), "time"),
     "a process of nobody": (lambda t, d: column(t, "writer", lambda _: 3), "does not describe"),
     "no step": (lambda t, d: t.drop_columns(["step"]), "no column step"),
-    "no processes": (lambda t, d: d.pop("writers") and t, "lacks writers"),
+    "no processes": (lambda t, d: d.pop("writers") and t, "has no writers"),
     "no document": (
         lambda t, d: t.set_column(
             t.schema.names.index("report"), "report", pa.array(["{"] * t.num_rows, pa.string())
         ).drop_columns(["histogram"]),
-        "report is no JSON object",
+        "report is not a JSON object",
     ),
 }
 
@@ -235,7 +235,7 @@ def test_the_command_says_what_is_wrong(
     assert import_([str(path)]) == 0
     rewritten(path, BAD["too few bins"][0])
     assert import_([str(path), "--id", str(uuid.uuid4())]) == 1
-    assert "not of 279 numbers" in capsys.readouterr().err
+    assert "does not have 279 numbers" in capsys.readouterr().err
 
 
 def test_the_bins_are_those_of_the_server() -> None:
