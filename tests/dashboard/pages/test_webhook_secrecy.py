@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from dataclasses import replace
 
 import pytest
 from dashboard.helpers.seeding import Seeded
@@ -79,7 +80,7 @@ def test_an_unexpected_error_is_logged_without_its_words(
     def send(config: dict[str, str], notice: Notice) -> None:
         raise UnicodeError(f"cannot send to {config['url']}")
 
-    monkeypatch.setitem(CHANNELS, "webhook", send)
+    monkeypatch.setitem(CHANNELS, "webhook", replace(CHANNELS["webhook"], send=send))
     (delivery,) = Delivery.objects.all()
     assert outbox.deliver(delivery.pk) is False
     delivery.refresh_from_db()
