@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from fp8scope_kernels.cpu import levels as cpu_levels
 
 ROOT = Path(__file__).parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PACKAGES = ("fp8scope", "fp8scope_kernels", "fp8scope_dashboard")
 
 
@@ -98,6 +100,10 @@ def test_a_training_machine_needs_no_django(python: Path, tmp_path: Path) -> Non
     run(python, "-c", check, cwd=tmp_path)
 
 
+def test_the_version_is_that_of_pyproject(python: Path, tmp_path: Path) -> None:
+    assert run(python, "-c", "import fp8scope; print(fp8scope.__version__)", cwd=tmp_path).strip() == VERSION
+
+
 def test_the_command_is_there(python: Path, tmp_path: Path) -> None:
     code = "import sys; from fp8scope.cli.main import main; sys.argv = ['fp8scope', '--help']; main()"
     assert "fp8scope" in run(python, "-c", code, cwd=tmp_path)
@@ -115,10 +121,10 @@ def test_django_finds_nothing_wrong(python: Path, tmp_path: Path) -> None:
 def test_any_python_3_of_this_platform_can_install_it(wheel: Path) -> None:
     """The libraries need nothing but a C library that is at most as new as the tag says, and no Python."""
     name, version, python, abi, platform = wheel.stem.split("-")
-    assert (name, version, python, abi) == ("fp8scope", "0.1.0", "py3", "none")
+    assert (name, version, python, abi) == ("fp8scope", VERSION, "py3", "none")
     assert platform == f"manylinux_2_17_{cpu_levels.machine()}"
     with zipfile.ZipFile(wheel) as archive:
-        metadata = archive.read("fp8scope-0.1.0.dist-info/WHEEL").decode()
+        metadata = archive.read(f"fp8scope-{VERSION}.dist-info/WHEEL").decode()
     assert "Root-Is-Purelib: false" in metadata
     assert f"Tag: py3-none-{platform}" in metadata
 
