@@ -31,7 +31,7 @@ class ScalingState(nn.Module):
     Its buffers are in the state_dict and can be read as telemetry. `scale`, float32 without dimensions, is
     the multiplier of the last call (0 before the first). `DelayedScaling` adds `amax_history`, float32
     [history_length], newest first, and `calls`, int64 without dimensions, which counts the calls that updated
-    it. They stay on the device and in these dtypes, so that a captured CUDA graph continues to count in replays.
+    it. All stay on the device and in these dtypes, so that a captured CUDA graph counts when replayed.
 
     An amax of 0 (an empty or all-zero tensor, or one without a finite element) does not change a delayed
     scale. Inf elements do not enter amax, so that one of them cannot freeze the scale. An Inf in a history

@@ -275,3 +275,11 @@ def test_both_backends_dequantise_to_the_same_bits(
         assert results[0].dtype == dtype
         assert torch.equal(results[0].isnan(), results[1].isnan())
         assert torch.equal(results[0].nan_to_num(7.0), results[1].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("shape", [(16, 0), (0, 16)])
+def test_an_empty_matrix_has_a_scale_for_each_row(shape: tuple[int, int]) -> None:
+    """A product of no tokens reads a scale for each of its rows."""
+    quantized = quantize_blocks(torch.empty(shape), E4M3, (1, 0), RowwiseScaling())
+    assert quantized.scale.shape == (max(shape[0], 1), 1, 1, 1)
+    assert quantized.dequantize().shape == shape

@@ -1,8 +1,8 @@
-"""The CPU's kernels: the functions of csrc/kernels.cpp, called with tensors.
+"""Calls the functions of csrc/kernels.cpp with tensors.
 
-Why C++ and not a compiled graph: torch.compile's CPU code counts in the lanes of what it casts from
-(float32), and that costs 60 % of the cast. Counting in the bytes that were written costs a tenth of it, the
-cast itself takes half the time, and nothing is compiled at run time.
+The kernels are C++ and not a compiled graph, because the CPU code of torch.compile counts in float32 lanes,
+which costs 60 % of the cast. Counting in the bytes that were written costs a tenth of that, the cast itself
+takes half the time, and nothing is compiled at run time.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
 from fp8scope_kernels.statistics import STATISTICS
 
 ELEMENTS_PER_THREAD = 2**16
-"""Fewer are not worth waking a thread for."""
+"""Fewer elements are not worth waking a thread."""
 
 COUNTS, AMAX = 1, 2
 
@@ -58,9 +58,9 @@ class _Row(ctypes.Structure):
 
 
 class Quantized(NamedTuple):
-    """What one pass found: `data` is q; the numbers are 0 where they were not asked for.
+    """The result of one pass: q as `data`, and numbers, which are 0 unless they were requested.
 
-    `amax` is of the finite elements; `underflow`, `subnormal`, `saturated` and `nonfinite` are elements.
+    `amax` is of the finite elements; `underflow`, `subnormal`, `saturated` and `nonfinite` count elements.
     """
 
     data: Tensor
@@ -78,9 +78,9 @@ def choose_scale(amax: float, top: float, power_of_two: bool, otherwise: float) 
 
 
 def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top: float) -> float:
-    """The delayed scale, `top` / max of the history, written to `scale` at every `interval`-th call.
+    """The delayed scale, `top` / max of the history; written to `scale` at every `interval`-th call.
 
-    Here and in `remember` buffers are float32, and int64 for `calls`, contiguous and on the CPU.
+    Here and in `remember`, buffers are contiguous, on the CPU, and float32 (`calls` is int64).
     """
     result: float = library().fp8scope_past_scale(
         history.data_ptr(), history.numel(), scale.data_ptr(), calls.data_ptr(), interval, top
@@ -89,7 +89,7 @@ def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top
 
 
 def remember(history: Tensor, calls: Tensor, amax: float) -> None:
-    """Put `amax` first in the history, whose last entry falls out, and count the call."""
+    """Insert `amax` at the front of the history, drop its last entry, and count the call."""
     library().fp8scope_remember(history.data_ptr(), history.numel(), calls.data_ptr(), amax)
 
 
@@ -120,14 +120,14 @@ def observe(x: Tensor, address: int) -> int:
 
 
 def count_again(size: int, nonfinite: int, address: int) -> None:
-    """Count a tensor that `observe` has read, and that has not changed since, once more in its row."""
+    """Count a tensor again that `observe` has read and that has not changed since."""
     row = _Row.from_address(address)
     row.numel += size
     row.nonfinite += nonfinite
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """The L2 norm over all elements of these float32 tensors, which are on the CPU, in any dense layout."""
+    """The L2 norm over all elements of float32 tensors on the CPU, in any dense layout."""
     dense = [x if x.is_contiguous() else _without_repeats(x) for x in tensors]
     number = len(dense)
     addresses = (ctypes.c_void_p * number)(*[x.data_ptr() for x in dense])
@@ -142,7 +142,7 @@ def _without_repeats(x: Tensor) -> Tensor:
 
 
 def inspect(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:
-    """Of the finite elements the max of abs(x) and how many have abs(x * scale) > limit; how many others."""
+    """Three numbers: amax, the finite elements with abs(x * scale) > limit, and the non-finite elements."""
     x, counts = _readable(x), _Counts()
     amax: float = library().fp8scope_inspect(
         x.data_ptr(), x.numel(), _is_wide(x), scale, limit, ctypes.byref(counts)
@@ -163,8 +163,8 @@ def quantize(
 ) -> Quantized:
     """x [any shape] times `scale`, clamped and rounded, in the format's dtype or in bfloat16.
 
-    Statistics are added to `row`. `extent`: amax and the number of non-finite elements where they are known;
-    else the same pass takes them if the row needs them, or `measure` says so. `nonfinite`: see `quantize`.
+    Statistics are added to `row`. `extent`: amax and the number of non-finite elements, if known. Otherwise
+    the same pass measures them if there is a row, or with `measure`. `nonfinite`: what Inf becomes.
     """
     x, target = _readable(x), _writable(row)
     known, bad = extent or (math.inf, 0)
@@ -193,7 +193,7 @@ def quantize_blocks(
     row: Tensor | None,
     block_row: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The matrix x, which has elements, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
+    """The matrix x, which is not empty, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
 
     Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows.
     """
@@ -244,7 +244,7 @@ def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dty
 
 
 def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
-    """sampling.py's `accumulate_sample`, x being bfloat16 or float32 and `values` FP8, perhaps as bfloat16.
+    """`sampling.accumulate_sample` for x in bfloat16 or float32 and `values` in FP8 or bfloat16.
 
     `inverse_scale`: float32, one number or one for each of x's rows.
     """
@@ -259,8 +259,8 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
 
 
 def _writable(row: Tensor | None) -> Tensor | None:
-    """The row, or a copy that is to be written back, as contiguous float64."""
-    # Nearly always it is that already, and this is asked for every tensor of every step.
+    """The row, or a contiguous float64 copy of it for `_write_back`."""
+    # Nearly every row is contiguous float64 already; this runs for every tensor of every step.
     if row is None or (row.dtype is torch.float64 and row.is_contiguous()):
         return row
     return row.double().contiguous()
