@@ -17,7 +17,7 @@ from fp8scope.observe.snapshot import Copied, HostBuffers, PlainSnapshot, Snapsh
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope.observe.tensors import Board, Boards, Source, Watching
+    from fp8scope.observe.tensors import Source, StatisticsTable, StatisticsTables, Watching
     from fp8scope_kernels import TensorInfo
 
 DEFAULT_EVERY = 100
@@ -82,7 +82,7 @@ def _ignore(kind: str, error: Exception) -> None:
 
 
 class Collector:
-    """Owns the boards that watched models write to. `every`: a step in so many is a sampled one; 0: none.
+    """Owns the tables that watched models write to. `every`: a step in so many is a sampled one; 0: none.
 
     `on_error` is told what fails in a source; the training never is.
     """
@@ -98,7 +98,7 @@ class Collector:
         self._budget = budget or Budget(None)
         self._paced = False
         """Whether there are plain tensors, which the budget is for."""
-        self._boards: Boards | None = None
+        self._tables: StatisticsTables | None = None
         self._sources: dict[tuple[int, int, str], Source] = {}
         self._always: Sequence[Source] = ()
         """Those that have something to do at the end of every step."""
@@ -107,14 +107,14 @@ class Collector:
 
     def watch(self, model: "torch.nn.Module", optimizer: Any = None, how: "Watching | None" = None) -> int:
         """Let all sources look at the model; returns how many tensors are observed of it."""
-        from fp8scope.observe.tensors import Boards, Watching, sources_of
+        from fp8scope.observe.tensors import StatisticsTables, Watching, sources_of
 
-        if self._boards is None:
-            self._boards = Boards()
+        if self._tables is None:
+            self._tables = StatisticsTables()
         tensors = 0
         # A wrapper may be gone at once, and its place in memory be taken by another's: its parameters stay.
         own, training = id(next(model.parameters(), model)), id(optimizer)
-        for make in sources_of(model, optimizer, self._boards, how or Watching(), self._reporter()):
+        for make in sources_of(model, optimizer, self._tables, how or Watching(), self._reporter()):
             try:
                 source = make()
             except Exception as error:
@@ -122,13 +122,13 @@ class Collector:
                 continue
             if source.tensors:
                 kind = type(source).__name__
-                self._sources[own, training if kind == "TrainingState" else 0, kind] = source
+                self._sources[own, training if kind == "OptimizerState" else 0, kind] = source
                 self.recipe = self.recipe or source.recipe
                 tensors += source.tensors
         self._always = [source for source in self._sources.values() if source.every_step]
         self._paced = any(getattr(source, "is_paced", False) for source in self._sources.values())
-        self._boards.place()
-        self._boards.sample(self.sampled)
+        self._tables.place()
+        self._tables.sample(self.sampled)
         return tensors
 
     def close(self) -> None:
@@ -146,33 +146,33 @@ class Collector:
         sampled = self.every > 0 and (number - 1) % self.every == 0
         if sampled != self.sampled:
             self.sampled = sampled
-            if self._boards is not None:
-                self._boards.sample(sampled)
-        if self._paced and self._boards is not None:
-            self._budget.begin(number, sampled, self._boards.pace)
+            if self._tables is not None:
+                self._tables.sample(sampled)
+        if self._paced and self._tables is not None:
+            self._budget.begin(number, sampled, self._tables.pace)
 
     def new_tensors(self) -> "tuple[int, Sequence[TensorInfo], Sequence[str]] | None":
         """The catalogue's growth since the last call: offset, entries, and the names of the statistics."""
-        boards = self._boards
-        if boards is None or (boards.is_placed() and len(boards.catalogue) == self._announced):
+        tables = self._tables
+        if tables is None or (tables.is_placed() and len(tables.catalogue) == self._announced):
             return None
         from fp8scope_kernels import STATISTICS
 
-        boards.place()
+        tables.place()
         offset = self._announced
-        entries = boards.catalogue[offset:]
+        entries = tables.catalogue[offset:]
         self._announced = offset + len(entries)
         return (offset, entries, STATISTICS) if entries else None
 
     @property
     def row_bytes(self) -> int:
         """About what one step takes in memory."""
-        return 1024 + (TENSOR_BYTES * len(self._boards.catalogue) if self._boards is not None else 0)
+        return 1024 + (TENSOR_BYTES * len(self._tables.catalogue) if self._tables is not None else 0)
 
     def discard(self) -> None:
         """Forget what was counted since the last snapshot."""
-        for board in self._active():
-            board.clear()
+        for table in self._active():
+            table.clear()
 
     def after_fork(self) -> None:
         """In a forked child: announce the tensors anew, and use no memory that a copy may still write to."""
@@ -186,47 +186,52 @@ class Collector:
         """
         for source in self._sources.values() if self.sampled else self._always:
             self._finish(source)
-        boards = self._boards
-        if self._paced and boards is not None:
-            self._budget.end(self.sampled, boards.pace)
-        if boards is not None and boards.plain is not None and not (scalars or self.sampled):
-            return PlainSnapshot(boards.plain)
+        tables = self._tables
+        if self._paced and tables is not None:
+            self._budget.end(self.sampled, tables.pace)
+        if tables is not None and tables.plain is not None and not (scalars or self.sampled):
+            return PlainSnapshot(tables.plain)
         try:
             copies = [
-                self._copy(device, boards, {n: x for n, x in scalars.items() if x.device == device})
-                for device, boards in self._by_device(scalars).items()
+                self._copy(device, tables, {n: x for n, x in scalars.items() if x.device == device})
+                for device, tables in self._by_device(scalars).items()
             ]
             return Snapshot(copies, self.sampled) if copies else None
         finally:
             self.discard()
 
-    def _active(self) -> "Iterator[Board]":
-        """The boards that this step writes to."""
-        for board in self._boards.all if self._boards is not None else ():
-            if board.every_step or self.sampled:
-                yield board
+    def _active(self) -> "Iterator[StatisticsTable]":
+        """The tables that this step writes to."""
+        for table in self._tables.all if self._tables is not None else ():
+            if table.every_step or self.sampled:
+                yield table
 
-    def _by_device(self, scalars: "Mapping[str, torch.Tensor]") -> "dict[torch.device, list[Board]]":
-        found: dict[torch.device, list[Board]] = {}
-        for board in self._active():
-            if len(board.positions):
-                found.setdefault(board.buffer.device, []).append(board)
+    def _by_device(
+        self, scalars: "Mapping[str, torch.Tensor]"
+    ) -> "dict[torch.device, list[StatisticsTable]]":
+        found: dict[torch.device, list[StatisticsTable]] = {}
+        for table in self._active():
+            if len(table.positions):
+                found.setdefault(table.buffer.device, []).append(table)
         for value in scalars.values():
             found.setdefault(value.device, [])
         return found
 
     def _copy(
-        self, device: "torch.device", boards: "Sequence[Board]", scalars: "Mapping[str, torch.Tensor]"
+        self,
+        device: "torch.device",
+        tables: "Sequence[StatisticsTable]",
+        scalars: "Mapping[str, torch.Tensor]",
     ) -> Copied:
-        rows = [(board, len(board.positions)) for board in boards]
+        rows = [(table, len(table.positions)) for table in tables]
         if device.type == "cpu":
-            parts = [part.numpy().ravel() for board in boards for part in board.parts()]
+            parts = [part.numpy().ravel() for table in tables for part in table.parts()]
             parts += [np.array([host_number(value)]) for value in scalars.values()]
             host = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
             return Copied(rows, tuple(scalars), host, len(host))
         import torch
 
-        tensors = [part.reshape(-1) for board in boards for part in board.parts()]
+        tensors = [part.reshape(-1) for table in tables for part in table.parts()]
         # On the device to float64 first: it holds every number that was logged.
         tensors += [value.reshape(1).double() for value in scalars.values()]
         together = torch.cat(tensors)

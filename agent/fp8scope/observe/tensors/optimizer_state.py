@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8scope.observe.tensors.base import OnError, local, path_of
-from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, Boards
+from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, StatisticsTables
 from fp8scope.observe.timing.gradients import has_closure
 from fp8scope_kernels import Fp8AdamW, Slot, measure
 from fp8scope_kernels.observers import add_extent
@@ -26,7 +26,7 @@ evenly spaced. It bounds the memory that this takes."""
 MAX_MOMENTS = 6
 
 
-class TrainingState:
+class OptimizerState:
     """The gradients, updates and moments of the model's matrices under `optimizer`, neither of which it keeps
     alive.
     """
@@ -34,8 +34,10 @@ class TrainingState:
     every_step = True
     recipe: Mapping[str, Any] = {}
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, boards: Boards, on_error: OnError) -> None:
-        self._boards = boards
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, tables: StatisticsTables, on_error: OnError
+    ) -> None:
+        self._tables = tables
         self._on_error = on_error
         self._slots: dict[tuple[str, str], Slot] = {}
         self._before: dict[str, Tensor] = {}
@@ -74,16 +76,16 @@ class TrainingState:
         if not self._counts_itself or first is None:
             return 0
         assert isinstance(optimizer, Fp8AdamW)
-        board = self._boards.on(first[1].device)
+        table = self._tables.on(first[1].device)
         named = [(path_of(name), parameter) for name, parameter in model.named_parameters()]
-        return optimizer.observe(board.buffer, named)
+        return optimizer.observe(table.buffer, named)
 
     def finish(self, sampled: bool) -> None:
         self._before.clear()
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._boards.sampling:
+        if not self._tables.sampling:
             return
         # A closure has yet to compute the gradients.
         if not has_closure(args, kwargs):
@@ -124,8 +126,8 @@ class TrainingState:
         for device, found in ratios.items():
             together = torch.stack([ratio for _, ratio in found])
             known = torch.where(torch.isfinite(together), together, torch.nan)
-            board = self._boards.on(device, every_step=False)
-            board.note("update_ratio", [slot for slot, _ in found], known)
+            table = self._tables.on(device, every_step=False)
+            table.note("update_ratio", [slot for slot, _ in found], known)
 
     def _note_moments(self, name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
         moments = [
@@ -140,9 +142,9 @@ class TrainingState:
     def _slot(self, name: str, parameter: Tensor, role: str) -> Slot:
         slot = self._slots.get((name, role))
         if slot is None:
-            board = self._boards.on(parameter.device, every_step=False)
+            table = self._tables.on(parameter.device, every_step=False)
             shape = tuple(parameter.shape)
-            slot = board.buffer.register(f"{name}.{role}", format=None, shape=shape, role=role)
+            slot = table.buffer.register(f"{name}.{role}", format=None, shape=shape, role=role)
             self._slots[name, role] = slot
         return slot
 

@@ -13,9 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, local, path_of
-from fp8scope.observe.tensors.buffers import COUNTS, NONFINITE, NUMEL, SCALE, Board, Boards
-from fp8scope.observe.tensors.observer_hooks import replace_observer, shapes_of
+from fp8scope.observe.tensors.base import OnError, local, path_of, replace_observer, shapes_of
+from fp8scope.observe.tensors.buffers import (
+    COUNTS,
+    NONFINITE,
+    NUMEL,
+    SCALE,
+    StatisticsTable,
+    StatisticsTables,
+)
 from fp8scope_kernels import (
     E4M3,
     E5M2,
@@ -47,22 +53,22 @@ class Float8Layers:
 
     every_step = False
 
-    def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:
+    def __init__(self, model: nn.Module, tables: StatisticsTables, on_error: OnError) -> None:
         self.recipe: Mapping[str, Any] = {}
         self.tensors = 0
         layers = [(path, module) for path, module in model.named_modules() if is_float8_linear(module)]
         for path, layer in layers:
-            board = boards.on(layer.weight.device, capacity=max(256, 3 * len(layers)))
-            self._bind(path_of(path), layer, board, on_error)
+            table = tables.on(layer.weight.device, capacity=max(256, 3 * len(layers)))
+            self._bind(path_of(path), layer, table, on_error)
             self.recipe = self.recipe or recipe_of(layer.config)
 
-    def _bind(self, path: str, layer: Any, board: Board, on_error: OnError) -> None:
+    def _bind(self, path: str, layer: Any, table: StatisticsTable, on_error: OnError) -> None:
         casts = casts_of(layer.config)
         slots: dict[Role, Slot] = {}
         for role, shape in shapes_of(layer).items():
             if role in casts:
                 name = f"{path}.{role}" if path else role
-                slots[role] = board.buffer.register(name, format=casts[role].format, shape=shape, role=role)
+                slots[role] = table.buffer.register(name, format=casts[role].format, shape=shape, role=role)
         self.tensors += len(slots)
         replace_observer(layer, Float8Observer(casts), slots, on_error)
 

@@ -15,6 +15,7 @@ from torch.autograd import Variable
 
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import Budget
+from fp8scope.observe.tensors.base import inside_backward
 from fp8scope.observe.timing.clock import (
     BACKWARD,
     DATA,
@@ -48,7 +49,7 @@ class Stopwatch:
 
     def is_off(self) -> bool:
         """Whether this is no step: a graph that is being compiled, or a pass that recomputes activations."""
-        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+        return torch.compiler.is_compiling() or inside_backward()
 
     def place(self, device: torch.device) -> None:
         """The model turned out to be on `device`."""
