@@ -1,7 +1,7 @@
-"""What is observed of a model and its optimizer: one source for each kind of layer.
+"""The sources of tensor statistics: one for each kind of layer, and one for the optimizer.
 
-A source binds tensors to rows of the tables when a model is watched, and writes them while it trains; see
-`base.Source`. Only this package knows the layers of other libraries.
+A source binds tensors to rows of the tables when a model is watched, and writes these rows while it trains;
+see `base.Source`. Only this package knows the layers of other libraries.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Watching:
-    """How a model is to be watched; see `Run.watch`."""
+    """Options of `Run.watch`."""
 
     shadow: Recipe | None = None
     include: Selection | None = None
@@ -43,7 +43,7 @@ class Watching:
 def sources_of(
     model: nn.Module, optimizer: Optimizer | None, tables: StatisticsTables, how: Watching, on_error: OnError
 ) -> Iterator[Callable[[], Source]]:
-    """What makes the sources for this model: called one by one, so that each may fail alone."""
+    """Yield the constructors of the sources for this model. Each may fail without the others."""
     model = unwrapped(model)
     yield lambda: Fp8Layers(model, tables)
     yield lambda: Float8Layers(model, tables, on_error)

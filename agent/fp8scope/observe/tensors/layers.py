@@ -1,7 +1,7 @@
-"""Our own FP8 layers, and the linear layers that stay in high precision.
+"""Sources for our FP8 layers and for linear layers in high precision.
 
-Their statistics are counted by the kernels, in the pass that quantises. What is added here, in sampled steps,
-is the state behind a delayed scale.
+The kernels count the statistics while they quantise. In sampled steps, this module adds the state of delayed
+scales.
 """
 
 import weakref
@@ -27,7 +27,7 @@ from fp8scope_kernels.recipes import ROLES
 
 
 class Fp8Layers:
-    """The model's `Fp8Linear`s."""
+    """Observes the `Fp8Linear` layers of a model."""
 
     every_step = False
 
@@ -45,21 +45,21 @@ class Fp8Layers:
     def finish(self, sampled: bool) -> None:
         if not sampled:
             return
-        by_board: dict[StatisticsTable, list[tuple[Slot, ScalingState]]] = {}
+        by_table: dict[StatisticsTable, list[tuple[Slot, ScalingState]]] = {}
         for reference, table in self._layers:
             layer = reference()
             if layer is None or not isinstance(layer.recipe, DelayedScaling):
                 continue
-            states = by_board.setdefault(table, [])
+            states = by_table.setdefault(table, [])
             states += [(slot, layer.state_of(role)) for role, slot in layer.slots.items()]
-        for table, states in by_board.items():
+        for table, states in by_table.items():
             note_delayed(table, [slot for slot, _ in states], [s.amax_history for _, s in states])
             stale = torch.tensor([float(s.status in ("stale", "missing")) for _, s in states])
             table.note("scale_stale", [slot for slot, _ in states], stale)
 
 
 def note_delayed(table: StatisticsTable, slots: list[Slot], histories: list[Tensor]) -> None:
-    """Say of delayed scales what their histories [calls] hold, and whether they can follow them."""
+    """Note the maximum of each amax history [calls], and whether a delayed scale cannot follow it."""
     peaks = torch.stack([history.amax() for history in histories]).double()
     follows = (peaks > 0) & torch.isfinite(peaks)
     table.note("history_amax", slots, peaks)
@@ -67,9 +67,7 @@ def note_delayed(table: StatisticsTable, slots: list[Slot], histories: list[Tens
 
 
 class HighPrecisionLayers:
-    """The linear layers that are not FP8 and could be: amax and non-finite elements, as often as the budget
-    allows.
-    """
+    """Observes amax and non-finite elements of linear layers that could be FP8, within the budget."""
 
     every_step = False
     is_paced = True
@@ -88,7 +86,7 @@ class HighPrecisionLayers:
 
 
 def is_foreign(layer: nn.Module) -> bool:
-    """Whether another library quantises in this layer, so that another source observes it."""
+    """Whether another library quantises this layer, so that another source observes it."""
     return any(
         cls.__module__.partition(".")[0] in ("torchao", "transformer_engine") for cls in type(layer).__mro__
     )

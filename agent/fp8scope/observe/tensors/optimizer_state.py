@@ -1,7 +1,7 @@
-"""What the optimizer holds and does, in sampled steps: gradients of the weights, moments and updates.
+"""Observes weight gradients, moments and updates of an optimizer in sampled steps.
 
-Observed are the matrices (two or more dimensions) among the parameters. Hooks of the optimizer run just
-before and just after it steps, so that gradients are seen as it sees them: accumulated, clipped and unscaled.
+Only parameters with two or more dimensions are observed. The hooks run right before and after the optimizer's
+step, so they see the gradients that it uses: accumulated, clipped and unscaled.
 """
 
 import weakref
@@ -20,16 +20,13 @@ from fp8scope_kernels.observers import add_extent
 from fp8scope_kernels.quantization import Extent
 
 UPDATE_ELEMENTS = 2**15
-"""Elements of a weight that are kept over an optimizer step to see how they change: all of them, or as many,
-evenly spaced. It bounds the memory that this takes."""
+"""Elements of a weight, evenly spaced, that are copied before a step to compute the update."""
 
 MAX_MOMENTS = 6
 
 
 class OptimizerState:
-    """The gradients, updates and moments of the model's matrices under `optimizer`, neither of which it keeps
-    alive.
-    """
+    """Observes the gradients, updates and moments of a model's matrices. Keeps neither of the two alive."""
 
     every_step = True
     recipe: Mapping[str, Any] = {}
@@ -53,24 +50,24 @@ class OptimizerState:
                 self._slot(name, parameter, role)
         self.tensors = len(self._slots) + self._bind_fp8(model, optimizer)
         _remove_hooks(optimizer)
-        optimizer.register_step_pre_hook(_Hook(self._before_step))
-        optimizer.register_step_post_hook(_Hook(self._after_step))
+        optimizer.register_step_pre_hook(_Hook(self._before_step, on_error))
+        optimizer.register_step_post_hook(_Hook(self._after_step, on_error))
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         optimizer = self._optimizer()
         if optimizer is not None:
             _remove_hooks(optimizer)
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The matrices that are still there."""
+        """Yield the matrices that still exist."""
         for name, reference in self._matrices.items():
             parameter = reference()
             if parameter is not None:
                 yield name, parameter
 
     def _bind_fp8(self, model: nn.Module, optimizer: Optimizer) -> int:
-        """Our own optimizer counts what its quantisation does, in every step; returns how many tensors."""
+        """Let `Fp8AdamW` count its own quantisation in every step; returns the number of its tensors."""
         self._counts_itself = isinstance(optimizer, Fp8AdamW) and optimizer.level != "O1"
         first = next(self._parameters(), None)
         if not self._counts_itself or first is None:
@@ -87,7 +84,7 @@ class OptimizerState:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._tables.sampling:
             return
-        # A closure has yet to compute the gradients.
+        # The closure has not computed the gradients yet.
         if not has_closure(args, kwargs):
             self._note_gradients(optimizer)
         for name, parameter in self._parameters():
@@ -123,11 +120,11 @@ class OptimizerState:
             if not self._counts_itself:
                 self._note_moments(name, parameter, optimizer.state.get(parameter, {}))
         self._before.clear()
-        for device, found in ratios.items():
-            together = torch.stack([ratio for _, ratio in found])
-            known = torch.where(torch.isfinite(together), together, torch.nan)
+        for device, noted in ratios.items():
+            values = torch.stack([ratio for _, ratio in noted])
+            finite = torch.where(torch.isfinite(values), values, torch.nan)
             table = self._tables.on(device, every_step=False)
-            table.note("update_ratio", [slot for slot, _ in found], known)
+            table.note("update_ratio", [slot for slot, _ in noted], finite)
 
     def _note_moments(self, name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
         moments = [
@@ -150,7 +147,7 @@ class OptimizerState:
 
 
 def _note_update(slot: Slot, parameter: Tensor, before: Tensor) -> Tensor:
-    """Write how a parameter has changed; returns norm(update) / norm(weight), without dimensions."""
+    """Write the update of a parameter; returns norm(update) / norm(weight) as a 0-dimensional tensor."""
     before = before.double()
     update = _spread(parameter).double() - before
     _write(slot, update.numel(), measure(update))
@@ -159,16 +156,17 @@ def _note_update(slot: Slot, parameter: Tensor, before: Tensor) -> Tensor:
 
 
 class _Hook:
-    """An optimizer's hook that raises nothing, and can be told from those of others."""
+    """A hook of an optimizer that never raises, and that `_remove_hooks` can recognise."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, on_error: OnError) -> None:
         self._call = call
+        self._on_error = on_error
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
             self._call(optimizer, args, kwargs)
         except Exception as error:
-            self._call.__self__._on_error(error)
+            self._on_error(error)
 
 
 def _remove_hooks(optimizer: Optimizer) -> None:
@@ -184,6 +182,6 @@ def _write(slot: Slot, elements: int, extent: Extent) -> None:
 
 
 def _spread(parameter: Tensor) -> Tensor:
-    """At most UPDATE_ELEMENTS of this rank's elements, evenly spaced."""
+    """Return at most UPDATE_ELEMENTS of this rank's elements, evenly spaced."""
     flat = local(parameter.detach()).reshape(-1)
     return flat[:: -(-flat.numel() // UPDATE_ELEMENTS) or 1]

@@ -1,8 +1,8 @@
-"""Shadow mode: what the tensors of a model in BF16, FP16 or FP32 would do in FP8, while it trains as it is.
+"""Shadow mode: how the tensors of a model in BF16, FP16 or FP32 would behave in FP8.
 
-In sampled steps the input, weight and gradient of each layer are quantised beside the training, and the
-result is thrown away: nothing that the training computes is changed. In the steps between only amax and
-non-finite elements are seen, which is what a delayed scale is made of.
+In sampled steps the input, weight and gradient of each layer are quantised and the results discarded; the
+training computes the same as without. In other steps only amax and non-finite elements are collected, from
+which delayed scales are computed.
 """
 
 import weakref
@@ -44,7 +44,7 @@ from fp8scope_kernels.recipes import ROLES, Role
 
 
 class ShadowLayers:
-    """The model's layers that are not FP8, seen under `recipe`.
+    """Observes the layers of a model that are not FP8 as if they were quantised by `recipe`.
 
     `include`: glob patterns over module paths, or a function of path and module, for other modules than the
     linear layers that `convert` would take. `scaler`: the `torch.amp.GradScaler` in use, if any; its factor
@@ -105,7 +105,7 @@ def _chosen(model: nn.Module, include: Selection | None) -> Iterable[tuple[str, 
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where the module's parameters are; the CPU where it has none."""
+    """Return the device of the module's parameters; the CPU if it has none."""
     first = next(module.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 

@@ -40,7 +40,7 @@ FORMAT_OF = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
 
 
 class Cast(NamedTuple):
-    """How a layer casts one tensor. `format` is None for a dtype that we do not know (AMD's fnuz ones)."""
+    """How a layer casts one tensor. `format` is None for an unsupported dtype (AMD's fnuz formats)."""
 
     dtype: torch.dtype
     format: Format | None
@@ -77,8 +77,8 @@ class Float8Layers:
 
 
 def is_float8_linear(module: nn.Module) -> bool:
-    """Whether this is torchao's layer; torchao is imported by whoever made one."""
-    # FSDP makes a class of its own of it.
+    """Whether this is a layer of torchao, without importing torchao."""
+    # FSDP makes a subclass of it.
     return any(
         cls.__name__ == "Float8Linear" and cls.__module__.startswith("torchao.")
         for cls in type(module).__mro__
@@ -86,7 +86,7 @@ def is_float8_linear(module: nn.Module) -> bool:
 
 
 def casts_of(config: Any) -> dict[Role, Cast]:
-    """What a `Float8LinearConfig` says of the tensors that it casts, and of no others."""
+    """Return how a layer with this `Float8LinearConfig` casts its tensors; only those that it casts."""
     from torchao.float8.config import ScalingGranularity, ScalingType
     from torchao.float8.float8_utils import tensor_to_scale
 
@@ -112,7 +112,7 @@ def casts_of(config: Any) -> dict[Role, Cast]:
 
 
 def recipe_of(config: Any) -> dict[str, Any]:
-    """The configuration in a few words, for the run's page."""
+    """Return a short description of the configuration, for the run's page."""
     casts = casts_of(config)
     return {
         "recipe": "torchao.float8",
@@ -125,7 +125,7 @@ def recipe_of(config: Any) -> dict[str, Any]:
 
 
 class Float8Observer(HighPrecisionObserver):
-    """Counts what a `Float8Linear` does to its tensors, call by call."""
+    """Collects the statistics of the casts of a `Float8Linear`, in each call."""
 
     every_step = True
 
@@ -135,7 +135,7 @@ class Float8Observer(HighPrecisionObserver):
 
     def write(self, role: Role, slot: Slot, x: Tensor) -> None:
         if role == "input" and torch.is_autocast_enabled():
-            # As the layer itself does, whatever the device.
+            # As the layer does on every device.
             x = x.to(torch.get_autocast_gpu_dtype())
         if role == "weight":
             x = getattr(x, "_tensor", x)
@@ -144,7 +144,7 @@ class Float8Observer(HighPrecisionObserver):
             return
         x = local(x)
         if role == "weight" and x.numel() < slot.info.numel:
-            # This rank's shard: the layer casts the whole weight, with a scale that is not known from it.
+            # A shard: the layer casts the whole weight, whose scale cannot be computed from it.
             add_extent(slot.row, x.numel(), measure(x))
             slot.row[SCALE:NONFINITE].fill_(torch.nan)
         elif x.numel():
@@ -152,7 +152,7 @@ class Float8Observer(HighPrecisionObserver):
 
 
 def count_cast_already(row: Tensor, x: Any) -> None:
-    """A tensor that came as FP8 (gathered so by FSDP): what it was before is not known here."""
+    """Count a tensor that FSDP gathered in FP8: its values before the cast are unknown."""
     row[NUMEL] += x.numel()
     row[NUMEL + 1 :] = torch.nan
     row[SCALE] = x._scale.max()
@@ -169,7 +169,7 @@ def count_cast(slot: Slot, x: Tensor, cast: Cast) -> None:
     if cast.rowwise:
         values = _count_rows(slot, x, scale, cast.format)
     else:
-        # Its cast clamps; what an Inf spoils there is the scale.
+        # The cast of torchao clamps; an Inf affects only the scale.
         values = quantize(x, scale, cast.format, slot.row, nonfinite="clamp").data
     sample = slot.sample_row
     if sample is not None:
