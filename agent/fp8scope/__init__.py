@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fp8scope.config import ConfigurationError
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from fp8scope.config import Settings
     from fp8scope.control.command_queue import Command
-    from fp8scope.delivery.alert import Alert
+    from fp8scope.delivery.inbox import Alert
     from fp8scope.observe.budget import Overhead
+    from fp8scope.recording.finish_report import FinishReport
     from fp8scope.run import Run
-    from fp8scope.session.pipeline import FinishReport
     from fp8scope.step import Step
     from fp8scope_kernels import (
         MXFP8,
@@ -66,9 +66,9 @@ __all__ = [
 _KERNELS = ("BlockScaling", "CurrentScaling", "DelayedScaling", "MXFP8", "RowwiseScaling", "convert")
 _LATER = {
     **dict.fromkeys(_KERNELS, "fp8scope_kernels"),
-    "Alert": "fp8scope.delivery.alert",
+    "Alert": "fp8scope.delivery.inbox",
     "Command": "fp8scope.control.command_queue",
-    "FinishReport": "fp8scope.session.pipeline",
+    "FinishReport": "fp8scope.recording.finish_report",
     "Run": "fp8scope.run",
     "Step": "fp8scope.step",
 }
@@ -155,7 +155,7 @@ def init(
     finish_previous()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
     run.shadow = shadow
-    run.look_up_repository()
+    run.session.registration.look_up_repository()
     return run
 
 
@@ -216,9 +216,7 @@ def attach(
 
 def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None, **how: Any) -> int:
     """`Run.watch` of the run that was begun last; returns the number of tensors."""
-    from fp8scope.process.open_runs import current_run
-
-    run = current_run()
+    run = _current_run()
     if run is None:
         logging.getLogger("fp8scope").warning("watch(model) observes nothing: call fp8scope.init first.")
         return 0
@@ -227,9 +225,7 @@ def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = 
 
 def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """`Run.log` of the run that was begun last."""
-    from fp8scope.process.open_runs import current_run
-
-    run = current_run()
+    run = _current_run()
     if run is not None:
         run.log(scalars, step=step, **named)
     else:
@@ -238,12 +234,17 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
 
 def finish(timeout: float | None = None) -> "FinishReport | None":
     """`Run.finish` of the run that was begun last; None when there is none."""
-    from fp8scope.process.open_runs import current_run
-
-    run = current_run()
+    run = _current_run()
     if run is None:
         return None
     return run.finish() if timeout is None else run.finish(timeout)
+
+
+def _current_run() -> "Run | None":
+    # Not from `fp8scope.run`: a program that begins no run does not import NumPy and Arrow.
+    from fp8scope.process.open_runs import current_run
+
+    return cast("Run | None", current_run())
 
 
 def _default_name() -> str:

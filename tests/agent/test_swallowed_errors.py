@@ -35,8 +35,8 @@ ELSEWHERE = {
     ("backends.py", "_load"): "the run counts backends.failure()",
     ("doctor.py", "_guarded"): "it is what the command prints",
     ("doctor.py", "_test_in_copy"): "the copy prints it and ends with status 1, which the command prints",
-    ("launch.py", "_config"): "it is returned, and _begin counts it in the run",
-    ("repository.py", "_look"): "the run counts RepositoryLookup.failure",
+    ("run_script.py", "_config"): "it is returned, and _begin counts it in the run",
+    ("git.py", "_look"): "the run counts RepositoryLookup.failure",
 }
 
 
@@ -122,7 +122,7 @@ def test_a_repository_that_cannot_be_read(
 
     monkeypatch.setattr(git, "describe_repository", broken)
     run = Run(settings, blank_registration("repository"))
-    run.look_up_repository()
+    run.session.registration.look_up_repository()
     assert run.finish().errors == 1
 
 
@@ -149,7 +149,7 @@ def test_leftovers_that_cannot_be_sent(
     with first.step():
         pass
     first.finish()
-    monkeypatch.setattr("fp8scope.delivery.resend.sync_one", broken)
+    monkeypatch.setattr("fp8scope.session.leftovers.send_spool", broken)
     run = fp8scope.init(
         name="next", resume=first.id, url=server.url, token=server.token, directory=settings.directory
     )
@@ -166,7 +166,7 @@ def test_a_run_whose_end_fails_keeps_no_other_from_its_own(
         raise RuntimeError("planned")
 
     first, second = (Run(settings, blank_registration(name)) for name in ("first", "second"))
-    monkeypatch.setattr(first, "_terminate", broken)
+    monkeypatch.setattr(first.session, "terminate", broken)
     open_runs._terminate(5.0)
     assert first.guard.errors == 1 and second.finished
     first.finish()

@@ -14,7 +14,7 @@ from fp8scope.cli.export import export
 from fp8scope.cli.import_run import import_
 from fp8scope.cli.login import login
 from fp8scope.cli.run_script import run
-from fp8scope.delivery.resend import sync
+from fp8scope.cli.sync import sync
 from fp8scope.metadata.environment import version_of
 
 GROUP = "fp8scope.commands"

@@ -1,30 +1,19 @@
-"""`fp8scope sync`: send what ended or killed training processes could not."""
+"""Send the spool of a process that has ended or was killed."""
 
-import argparse
 import contextlib
-import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from fp8scope.config import ConfigurationError, Settings, settings_from
-from fp8scope.delivery.cursor import Cursor
-from fp8scope.delivery.cursor import Progress as SendProgress
+from fp8scope.config import Settings
+from fp8scope.delivery.cursor import Cursor, SendProgress
 from fp8scope.delivery.sender import Sender
-from fp8scope.guard import Guard, configure_logging
-from fp8scope.recording.records import Kind, dump_json
+from fp8scope.guard import Guard
+from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.reserve import Counts
 from fp8scope.recording.segments import Owner, SpoolBusyError
-from fp8scope.recording.spool import Spool, find_spools
-
-logger = logging.getLogger("fp8scope")
-
-PATIENCE_SECONDS = 60.0
+from fp8scope.recording.spool import Spool
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes sent and the bytes in all."""
@@ -32,7 +21,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What became of one spool. `problem` is empty when everything in it was answered."""
+    """The result of sending one spool. `problem` is empty if everything in it was answered."""
 
     directory: Path
     rows: int = 0
@@ -40,64 +29,21 @@ class SyncReport:
     torn: int = 0
     problem: str = ""
     errors: int = 0
-    """What failed of our own while it was sent."""
+    """Failures of the agent itself while it sent the spool."""
     killed: bool = False
-    """Its process had ended without a word, and the server was told so."""
+    """Whether its process had ended without finishing the run; the server was told so."""
 
 
-def sync(arguments: list[str]) -> int:
-    """Upload what a spool directory still holds."""
-    parser = argparse.ArgumentParser(prog="fp8scope sync", description=sync.__doc__)
-    parser.add_argument("directory", type=Path, help="a spool directory, or any directory above")
-    parser.add_argument("--url", help="the server (else FP8SCOPE_URL, else `fp8scope login`)")
-    parser.add_argument("--project", help="which login to use")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=PATIENCE_SECONDS,
-        help="seconds without any progress before giving up",
-    )
-    options = parser.parse_args(arguments)
-    configure_logging()
-    try:
-        settings = settings_from(url=options.url, project=options.project, mode="online")
-        spools = list(find_spools(options.directory))
-        if not settings.url or not settings.token:
-            raise ConfigurationError(
-                "no server is known: set FP8SCOPE_URL and FP8SCOPE_TOKEN, or run `fp8scope login`."
-            )
-    except ConfigurationError as error:
-        print(f"fp8scope sync: {error}", file=sys.stderr)
-        return 2
-    if not options.directory.is_dir():
-        print(f"fp8scope sync: {options.directory} is no directory.", file=sys.stderr)
-        return 2
-    reports = _sync_all(spools, settings, options.patience)
-    for report in reports:
-        print(_describe(report))
-    if not reports:
-        print("Nothing to send.")
-    return 1 if any(report.problem or report.refused for report in reports) else 0
+def _ignore_progress(done: int, total: int) -> None:
+    pass
 
 
-def _sync_all(spools: list[Path], settings: Settings, patience: float) -> list[SyncReport]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        reports: list[SyncReport] = []
-        for spool in spools:
-            bar = bars.add_task(f"{spool.parent.name[:8]}/{spool.name[:8]}", total=None)
+def send_spool(
+    directory: Path, settings: Settings, patience: float, on_progress: OnProgress = _ignore_progress
+) -> SyncReport:
+    """Send what one spool holds, and how its process ended. Remove the spool if nothing is left.
 
-            def advance(done: int, total: int, bar: TaskID = bar) -> None:
-                bars.update(bar, completed=done, total=total)
-
-            reports.append(sync_one(spool, settings, patience, advance))
-        return reports
-
-
-def sync_one(directory: Path, settings: Settings, patience: float, on_progress: OnProgress) -> SyncReport:
-    """Send what one spool holds, and how its process ended; remove it when nothing is left.
-
-    Gives up after `patience` seconds in which nothing was acknowledged; what is left stays.
+    Gives up after `patience` seconds in which nothing was acknowledged; the rest stays.
     """
     try:
         spool = Spool(directory)
@@ -111,7 +57,7 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
     problem, killed = "", False
     while not problem and not (sender.is_done() and (killed or not _was_killed(cursor, directory))):
         if sender.is_done():
-            spool.append(Kind.FINISH, _obituary(directory, cursor.progress.rows_sent))
+            spool.append(RecordKind.FINISH, _killed_document(directory, cursor.progress.rows_sent))
             killed = True
         pause = sender.advance()
         if cursor.progress.position != position:
@@ -142,41 +88,26 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
 
 
 def _was_killed(cursor: Cursor, directory: Path) -> bool:
-    """Whether the process that wrote the spool is gone from this machine without having said how it ended.
+    """Whether the process that wrote the spool has ended, on this machine, without finishing the run.
 
-    Its lock is ours, so nobody writes any more; but of a spool that was copied from elsewhere this says
-    nothing.
+    We hold the spool's lock, so no process writes to it. That says nothing about a spool that was copied from
+    another machine.
     """
     owner = Owner.of(directory)
     return not cursor.progress.finished and owner is not None and owner.host == Owner.me().host
 
 
-def _obituary(directory: Path, sent: int) -> bytes:
-    """How a run ended that could not say so itself. `sent`: the rows of the writer that the server has."""
+def _killed_document(directory: Path, sent: int) -> bytes:
+    """The FINISH document of a killed process. `sent`: the writer's rows that the server has."""
     owner = Owner.of(directory)
     assert owner is not None
     error = (
-        f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. Nobody could"
-        " say why: look for kill -9, for memory that ran out (dmesg), os._exit, or a crash in native code."
+        f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. The cause is"
+        " unknown: look for kill -9, for memory that ran out (dmesg), os._exit, or a crash in native code."
     )
     counts = Counts.of(directory)
-    # Steps that were in memory alone, since the disk was full, have died with the process.
+    # Steps that were only in memory, because the disk was full, are lost with the process.
     dropped = counts.dropped + max(0, counts.recorded - sent) if counts is not None else 0
     return dump_json(
         {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": dropped, "errors": 0}
     )
-
-
-def _describe(report: SyncReport) -> str:
-    parts = [f"{report.rows} steps sent"]
-    if report.killed:
-        parts.append("its process was killed: marked as failed")
-    if report.torn:
-        parts.append(f"{report.torn} bytes of an unfinished write skipped")
-    if report.refused:
-        parts.append(f"{report.refused} messages refused, kept in {report.directory / 'refused'}")
-    if report.errors:
-        parts.append(f"{report.errors} errors of the agent itself")
-    if report.problem:
-        parts.append(f"not complete: {report.problem}")
-    return f"{report.directory.parent.name}: {', '.join(parts)}."

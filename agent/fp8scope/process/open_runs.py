@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from fp8scope.guard import Guard
 from fp8scope.process import sigterm, sys_exit
-
-if TYPE_CHECKING:
-    from fp8scope.run import Run
 
 EXIT_SECONDS = 10.0
 """How long the interpreter's exit may be held up by runs that nobody finished."""
@@ -24,8 +22,60 @@ TERMINATED = (
     " rank had failed."
 )
 
+
+class OpenSession(Protocol):
+    """Records an open run: `fp8scope.session.session.Session`."""
+
+    guard: Guard
+
+    @property
+    def follower(self) -> object:
+        """What finds the steps of the training loop, if anything does."""
+
+    @property
+    def step(self) -> int:
+        """The number of the step that was begun last."""
+
+    @property
+    def thread(self) -> int:
+        """The ident of the thread that trains."""
+
+    def note_failure(self, error: BaseException) -> None:
+        """Remember that the program failed with `error`."""
+
+    def note_exit(self, why: str) -> None:
+        """Remember that the program ended with a failure status."""
+
+    def terminate(self, why: str, timeout: float) -> None:
+        """End the run as failed, from another thread than the training's."""
+
+    def write_out(self) -> None:
+        """Write and fsync everything that was handed over."""
+
+    def drop_callbacks(self) -> None:
+        """Deliver no more alerts."""
+
+    def send_report(self, kind: str, **fields: Any) -> None:
+        """Send a report of this kind."""
+
+
+class OpenRun(Protocol):
+    """A run that is being recorded: `fp8scope.run.Run`."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+
+    @property
+    def session(self) -> OpenSession:
+        """Records the run."""
+
+    def finish(self, timeout: float = ...) -> Any:
+        """End the run."""
+
+
 # A module that is reloaded, as notebooks do, keeps what it knows of this process.
-live_runs: "list[Run]" = globals().get("live_runs", [])
+live_runs: "list[OpenRun]" = globals().get("live_runs", [])
 """The runs that were not finished, oldest first."""
 
 
@@ -36,7 +86,7 @@ class Exit:
     why: str
     outermost: FrameType
     """Where the program is left, should it end by this."""
-    steps: "dict[Run, int]"
+    steps: dict[OpenRun, int]
     """The step at which each run was: one that has made another since goes on in spite of it."""
 
 
@@ -45,7 +95,7 @@ _hooks_lock = threading.Lock()
 _hooks_installed: bool = globals().get("_hooks_installed", False)
 
 
-def current_run() -> "Run | None":
+def current_run() -> OpenRun | None:
     """The run that was begun last and is not finished."""
     return live_runs[-1] if live_runs else None
 
@@ -75,7 +125,7 @@ def finish_previous() -> None:
         return
     for run in list(live_runs):
         logging.getLogger("fp8scope").info("finishing run %s: a new one begins.", run.name)
-        run._callbacks.clear()
+        run.session.drop_callbacks()
         run.finish(NEXT_SECONDS)
 
 
@@ -83,13 +133,13 @@ def _at_exit() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     _blame_exit()
     for run in list(live_runs):
-        run._callbacks.clear()
+        run.session.drop_callbacks()
         run.finish(max(0.5, deadline - time.monotonic()))
 
 
 def _note(error: BaseException) -> None:
     for run in list(live_runs):
-        run._note_failure(error)
+        run.session.note_failure(error)
 
 
 def _note_uncaught(previous: Callable[..., object]) -> Callable[..., None]:
@@ -105,8 +155,8 @@ def _note_thread(previous: Callable[[Any], object]) -> Callable[[Any], None]:
 
     def hook(arguments: Any) -> None:
         for run in list(live_runs):
-            if run._thread == threading.get_ident() and arguments.exc_value is not None:
-                run._note_failure(arguments.exc_value)
+            if run.session.thread == threading.get_ident() and arguments.exc_value is not None:
+                run.session.note_failure(arguments.exc_value)
         previous(arguments)
 
     return hook
@@ -120,19 +170,19 @@ def _note_exit(error: SystemExit, frame: FrameType) -> None:
     _exit = None
     try:
         if live_runs and sys_exit.exit_status(error.code):
-            steps = {run: run._step for run in live_runs}
+            steps = {run: run.session.step for run in live_runs}
             _exit = Exit(sys_exit.told_from(error, frame), sys_exit.outermost(frame), steps)
     except Exception as ours:
         for run in list(live_runs):
-            run.guard.caught("noting an exit", ours)
+            run.session.guard.caught("noting an exit", ours)
 
 
 def _blame_exit() -> None:
     """Have the runs failed that `sys.exit` has ended, where nothing else did."""
     if _exit is not None and sys_exit.was_left_by_exception(_exit.outermost):
         for run, step in _exit.steps.items():
-            if run._step == step:
-                run._note_exit(_exit.why)
+            if run.session.step == step:
+                run.session.note_exit(_exit.why)
 
 
 def _watch_notebook() -> None:
@@ -152,10 +202,10 @@ def _terminate(patience: float) -> None:
     deadline = time.monotonic() + patience
     for run in list(live_runs):
         # By itself: what fails for one must not keep the others from their end.
-        with run.guard.shield("ending the run"):
-            run._terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
+        with run.session.guard.shield("ending the run"):
+            run.session.terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
 
 
 def _write_out() -> None:
     for run in list(live_runs):
-        run._write_out()
+        run.session.write_out()

@@ -1,6 +1,5 @@
-"""A background thread that does one thing again and again, and what happens to it when the process forks."""
+"""Background threads that do one thing again and again, and what is called when the process forks."""
 
-import abc
 import contextlib
 import os
 import threading
@@ -13,25 +12,25 @@ from fp8scope.guard import Guard
 AFTER_AN_ERROR = 1.0
 
 
-class Bell:
-    """Wakes one thread. As `threading.Event`, and a tenth of it: rung at the end of training steps."""
+class WakeEvent:
+    """Wakes one thread. Setting it costs a tenth of setting a `threading.Event`; steps do so as they end."""
 
-    __slots__ = ("_silent",)
+    __slots__ = ("_unset",)
 
     def __init__(self) -> None:
-        self._silent = threading.Lock()
-        self._silent.acquire()
+        self._unset = threading.Lock()
+        self._unset.acquire()
 
-    def ring(self) -> None:
-        """Wake the thread that waits, or the next that would."""
-        if self._silent.locked():
-            # Rung by two at once is rung.
+    def set(self) -> None:
+        """Wake the thread that waits, or the next one that would."""
+        if self._unset.locked():
+            # Two concurrent wake-ups are one wake-up.
             with contextlib.suppress(RuntimeError):
-                self._silent.release()
+                self._unset.release()
 
     def wait(self, seconds: float) -> None:
-        """Until it is rung, `seconds` at most."""
-        self._silent.acquire(timeout=seconds)
+        """Wait until it is set, at most `seconds`, and clear it."""
+        self._unset.acquire(timeout=seconds)
 
 
 class Worker:
@@ -48,7 +47,7 @@ class Worker:
         self._at_end = at_end
         self._guard = guard
         self._name = name
-        self._bell = Bell()
+        self._wake = WakeEvent()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"fp8scope-{name}", daemon=True)
@@ -58,12 +57,12 @@ class Worker:
 
     def wake(self) -> None:
         """Call `tick` now instead of later."""
-        self._bell.ring()
+        self._wake.set()
 
     def stop(self) -> None:
         """Let the thread end after the `tick` it is in."""
         self._stop.set()
-        self._bell.ring()
+        self._wake.set()
 
     def has_ended(self) -> bool:
         """Whether `tick` will not be called again."""
@@ -81,33 +80,30 @@ class Worker:
             with self._guard.shield(f"the {self._name} thread"):
                 pause = self._tick()
             if pause > 0:
-                self._bell.wait(pause)
+                self._wake.wait(pause)
         self._ended.set()
         with self._guard.shield(f"the end of the {self._name} thread"):
             self._at_end()
 
 
 # A module that is reloaded, as notebooks do, keeps what it knows of the objects that are there.
-_reloaded = "_forkable" in globals()
-_forkable: "weakref.WeakSet[Forkable]" = _forkable if _reloaded else weakref.WeakSet()  # noqa: F821
+_reloaded = "_after_fork" in globals()
+_after_fork: "list[weakref.WeakMethod[Callable[[], None]]]" = _after_fork if _reloaded else []  # noqa: F821
 
 
-class Forkable(abc.ABC):
-    """Is told when it finds itself in a forked child, where its threads do not run and its files are not its
-    own.
+def call_after_fork(method: Callable[[], None]) -> None:
+    """Call a bound method in every forked child, as long as its object lives. Threads do not survive a fork,
+    and open files belong to the parent.
     """
-
-    def __init__(self) -> None:
-        _forkable.add(self)
-
-    @abc.abstractmethod
-    def after_fork_in_child(self) -> None:
-        """Called by the child, right after the fork."""
+    _after_fork[:] = [known for known in _after_fork if known() is not None]
+    _after_fork.append(weakref.WeakMethod(method))
 
 
 def _after_fork_in_child() -> None:
-    for one in list(_forkable):
-        one.after_fork_in_child()
+    for reference in list(_after_fork):
+        method = reference()
+        if method is not None:
+            method()
 
 
 if hasattr(os, "register_at_fork") and not _reloaded:
