@@ -36,7 +36,7 @@ def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
     from django.db import transaction
 
     from fp8scope_dashboard.accounts.models import Project
-    from fp8scope_dashboard.ingest.models import Receipt
+    from fp8scope_dashboard.receipts.models import Receipt
     from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
     from fp8scope_dashboard.telemetry import chunks
     from fp8scope_dashboard.telemetry.codec import ChunkData, encode

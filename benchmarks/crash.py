@@ -36,10 +36,10 @@ BETWEEN = 8
 COMPACT = """
 import django; django.setup()
 import time
-from fp8scope_dashboard.telemetry.tasks import sweep
+from fp8scope_dashboard.telemetry.tasks import sweep_compaction
 while True:
     try:
-        sweep.delay()
+        sweep_compaction.delay()
     except Exception:
         pass
     time.sleep(1)

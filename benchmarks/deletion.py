@@ -24,7 +24,7 @@ import json, os, resource, sys, time, uuid
 from django.db import connection
 from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import deletion
 from fp8scope_dashboard.telemetry.models import Block, Tile

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from fp8scope_kernels.convert import Selection
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "MXFP8",
@@ -79,6 +79,11 @@ def __getattr__(name: str) -> Any:
     # that imports this and begins no run pays neither for NumPy nor for Arrow.
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
+    if name == "__version__":
+        # The installed package's: pyproject.toml is the only place with a version.
+        from importlib.metadata import version
+
+        return version("fp8scope")
     raise AttributeError(f"module 'fp8scope' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
 """The fp8scope dashboard: a Django project.
 
-Nothing is imported here: `fp8scope up` and its children would all wait for it. runs/apps.py loads Celery.
+Nothing is imported here, because `fp8scope up` and its children would all wait for it. apps.py loads Celery.
 """

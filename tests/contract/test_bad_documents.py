@@ -9,7 +9,7 @@ from contract.helpers.refusals import assert_refused, registered
 from contract.helpers.wire_client import WireClient
 from helpers.live_servers import Server
 
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.wire import limits
 

@@ -12,8 +12,8 @@ import pytest
 from contract.helpers.wire_client import Answer, WireClient
 from helpers.live_servers import Server, web_server
 
-from fp8scope_dashboard.analysis.models import Evaluation
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.models import Chunk

@@ -12,7 +12,7 @@ import pytest
 from contract.helpers.wire_client import ARROW, TIME, Answer, WireClient, arrow_batch
 from helpers.live_servers import Server
 
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.histograms import EXPONENT_BINS, MAX_EXPONENT, MIN_EXPONENT

@@ -10,7 +10,7 @@ import pytest
 from contract.helpers.wire_client import WireClient
 from helpers.live_servers import Server
 
-from fp8scope_dashboard.analysis.models import Evaluation
+from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 

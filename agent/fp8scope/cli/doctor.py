@@ -249,11 +249,11 @@ def check_kernels() -> list[Finding]:
     """Whether the CPU's compiled kernels can be loaded; nothing without torch (see `check_torch`)."""
     if not version_of("torch"):
         return []
-    from fp8scope_kernels import native_library
+    from fp8scope_kernels.cpu import library as cpu_library
 
     try:
-        level = native_library.available_levels()[-1].name
-        native_library.library()
+        level = cpu_library.available_levels()[-1].name
+        cpu_library.library()
     except RuntimeError as error:
         message = f"Quantisation on the CPU runs in eager torch, several times slower: {error}."
         return [Finding("kernels", "warn", message)]

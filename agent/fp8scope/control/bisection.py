@@ -1,6 +1,6 @@
 """Which matrix product hurts? One batch's gradients with each product in FP8 by itself, the others in BF16.
 
-For every FP8 layer and each of its three products (fprop, dgrad, wgrad; see `fp8scope_kernels.products`) one
+For every FP8 layer and each of its three products (fprop, dgrad, wgrad; see `fp8scope_kernels.linear`) one
 pass forward and backward, from the same state and with the same random numbers, is held against one in which
 all are in BF16: with g the gradient of all parameters as one vector and r the reference's,
 

@@ -211,7 +211,7 @@ class Steps:
 
     def count_kernel_failures(self) -> None:
         """Count kernels that fell back to eager torch. They know of no run and only warn."""
-        for name in ("backends", "triton_support"):
+        for name in ("backends", "triton.availability"):
             module: Any = sys.modules.get(f"fp8scope_kernels.{name}")
             why = module.failure() if module is not None else None
             if why and self.guard.is_first(f"kernels {why}"):

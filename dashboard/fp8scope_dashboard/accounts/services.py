@@ -14,6 +14,7 @@ from django.http import Http404
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, SignInLink, User
+from fp8scope_dashboard.accounts.signals import project_created
 from fp8scope_dashboard.db import replica, sql
 
 ADMINISTRATOR = "admin"
@@ -44,14 +45,12 @@ def create_project(slug: str, name: str, owner: User | None = None) -> Project:
     Raises:
         ValidationError: the slug is taken or is not one, or the name is empty or too long.
     """
-    from fp8scope_dashboard.alerts.services import create_default_rules
-
     project = Project(slug=slug, name=name)
     project.full_clean()
     project.save()
     if owner is not None:
         Membership.objects.create(user=owner, project=project, role=Role.ADMIN)
-    create_default_rules(project)
+    project_created.send(sender=Project, project=project)
     return project
 
 

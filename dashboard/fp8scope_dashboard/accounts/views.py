@@ -14,8 +14,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from fp8scope_dashboard.accounts import account_page, services
+from fp8scope_dashboard.accounts.addresses import address_group
 from fp8scope_dashboard.accounts.attempts import attempts
-from fp8scope_dashboard.admission.addresses import address_group
 
 
 class SignIn(LoginView):

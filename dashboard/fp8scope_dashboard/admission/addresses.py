@@ -1,32 +1,10 @@
-"""The address that a request is counted under, and how many requests an address may send."""
+"""How many requests an address may send."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv6Address, ip_address
-
-IPV6_PREFIX_BITS = 64
-UNKNOWN = "unknown"
-
-
-def address_group(host: str | None) -> str:
-    """The group of addresses that one client has: an IPv4 address, the /64 network of an IPv6 address.
-
-    An IPv6 address that holds an IPv4 address counts as that. What is no address (a Unix socket, a header
-    that makes no sense) is "unknown".
-    """
-    try:
-        address = ip_address((host or "").partition("%")[0])
-    except ValueError:
-        return UNKNOWN
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        network = int(address) >> (128 - IPV6_PREFIX_BITS) << (128 - IPV6_PREFIX_BITS)
-        return f"{IPv6Address(network)}/{IPV6_PREFIX_BITS}"
-    return str(address)
 
 
 class Rate:

@@ -18,8 +18,9 @@ from django.http import parse_cookie
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts import attempts, services
+from fp8scope_dashboard.accounts.addresses import address_group
 from fp8scope_dashboard.admission import callers, limits
-from fp8scope_dashboard.admission.addresses import Rate, address_group
+from fp8scope_dashboard.admission.addresses import Rate
 from fp8scope_dashboard.admission.lanes import PASSWORDS, VISITORS, Lanes
 from fp8scope_dashboard.admission.responses import API, refuse
 from fp8scope_dashboard.admission.scope import (

@@ -29,7 +29,7 @@ from fp8scope_dashboard.alerts.detectors import (
 )
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import ChunkData

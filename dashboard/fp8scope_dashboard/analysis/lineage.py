@@ -13,7 +13,8 @@ from django.db.models import Count, Max, Q, QuerySet, Sum
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis.models import Comparison, Evaluation
+from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, Writer
 
 # Runs of one arm that a comparison reads; the newest, where there are more.

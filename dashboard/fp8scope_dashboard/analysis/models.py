@@ -1,35 +1,11 @@
-"""What the jobs computed, and the evaluation scores they compute it from."""
+"""Stored results of comparing runs with their baselines."""
 
 from typing import ClassVar
 
-from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.runs.models import Run
-
-
-class Evaluation(models.Model):
-    """The scores of one evaluation at one step, item by item: what intervals and paired tests need."""
-
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="evaluations")
-    writer = models.UUIDField()
-    seq = models.BigIntegerField()
-    step = models.BigIntegerField()
-    name = models.CharField(max_length=128, help_text="The task, e.g. heldout_next_byte")
-    metric = models.CharField(max_length=64, help_text="e.g. accuracy, nll")
-    kind = models.CharField(max_length=16, choices=[("proportion", "proportion"), ("mean", "mean")])
-    higher_is_better = models.BooleanField(default=True)
-    items = ArrayField(models.FloatField())
-    item_ids = ArrayField(models.CharField(max_length=128), null=True, blank=True)
-    clusters = ArrayField(models.CharField(max_length=128), null=True, blank=True)
-    created_at = models.DateTimeField(default=timezone.now)
-
-    class Meta:
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["run", "writer", "seq"], name="evaluation_once"),
-        ]
-        indexes: ClassVar = [models.Index(fields=["run", "name", "metric", "step"])]
 
 
 class Comparison(models.Model):

@@ -18,8 +18,9 @@ from fp8scope_dashboard.analysis.alignment import Curve
 from fp8scope_dashboard.analysis.coverage import Coverage, conclude
 from fp8scope_dashboard.analysis.delta import compare_losses
 from fp8scope_dashboard.analysis.judging import coverage_of_loss, coverage_of_score
-from fp8scope_dashboard.analysis.models import Comparison, Evaluation, EvaluationComparison
+from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.scores import Score, compare_scores
+from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries

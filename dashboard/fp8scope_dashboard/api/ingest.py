@@ -11,13 +11,14 @@ from ninja import Query, Router, Status
 
 from fp8scope_dashboard.api.auth import run_of
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, answer, take, tidings
+from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
 from fp8scope_dashboard.ingest.backpressure import gate
 from fp8scope_dashboard.ingest.batch import Batch, read_envelope
 from fp8scope_dashboard.ingest.histograms import read_histograms, store_histograms
 from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
-from fp8scope_dashboard.ingest.ledger import identify
+from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire import schemas
@@ -112,7 +113,7 @@ def send_evaluation(
     request: HttpRequest, run: UUID, body: schemas.EvaluationIn, known: Query[Known]
 ) -> Status[Any]:
     """Store the scores of one evaluation, item by item."""
-    scores = services.Scores(
+    scores = Scores(
         step=body.step,
         name=body.name,
         metric=body.metric,
@@ -122,7 +123,7 @@ def send_evaluation(
         item_ids=body.item_ids,
         clusters=body.clusters,
     )
-    return take(request, run, body, "evaluation", partial(services.store_evaluation, scores=scores), known)
+    return take(request, run, body, "evaluation", partial(store_evaluation, scores=scores), known)
 
 
 @router.post("/runs/{run}/finish", response=ANSWERS)

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from ninja import Field, Schema, Status
 
 from fp8scope_dashboard.api.auth import run_of
-from fp8scope_dashboard.ingest.ledger import Message, MessageKind, identify
+from fp8scope_dashboard.receipts.dedup import MessageId, MessageKind, identify
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire import limits, schemas
 
@@ -44,7 +44,7 @@ def take(
     run: UUID,
     said: Signed,
     kind: MessageKind,
-    store: Callable[[Run, Message], bool],
+    store: Callable[[Run, MessageId], bool],
     known: Known,
 ) -> Status[Any]:
     """Have a message in JSON stored, and answer it. `store` returns False where it was stored before."""
@@ -54,7 +54,7 @@ def take(
 
 
 def answer(
-    run: Run, message: Message, stored: bool, known: Known, *, rows: int = 0, points: int = 0
+    run: Run, message: MessageId, stored: bool, known: Known, *, rows: int = 0, points: int = 0
 ) -> Status[Any]:
     """The answer to a message."""
     body = {

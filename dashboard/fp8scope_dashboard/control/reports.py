@@ -10,8 +10,8 @@ from django.utils import timezone
 from fp8scope_dashboard.control import imported_history, schemas
 from fp8scope_dashboard.control.commands import UnknownCommandError, note_result
 from fp8scope_dashboard.control.models import Listener, Report
-from fp8scope_dashboard.ingest.ledger import Message, enter
 from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.receipts import dedup
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire.errors import InvalidError
@@ -22,7 +22,7 @@ ENVELOPE = {"writer", "seq", "step", "kind"}
 
 
 @transaction.atomic
-def store(run: Run, message: Message, body: schemas.ReportIn) -> bool:
+def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
     """Store a report, a command's result, what a writer accepts, or what it was. False: it was stored before.
 
     Raises:
@@ -30,7 +30,7 @@ def store(run: Run, message: Message, body: schemas.ReportIn) -> bool:
         InvalidError: the run has too many reports, no such command, or no past: it was not imported.
     """
     writer = runs.writer_of(run, message.writer)
-    if not enter(message):
+    if not dedup.record(message):
         return False
     runs.note_life(run, writer)
     if isinstance(body, schemas.CommandResultIn):
@@ -62,7 +62,7 @@ def _store_result(run: Run, writer: UUID, body: schemas.CommandResultIn) -> None
 
 
 def _store_report(
-    run: Run, message: Message, body: schemas.BisectIn | schemas.ReferenceIn | schemas.AnnotationIn
+    run: Run, message: dedup.MessageId, body: schemas.BisectIn | schemas.ReferenceIn | schemas.AnnotationIn
 ) -> None:
     if Report.objects.filter(run=run).count() >= MOST_REPORTS:
         raise InvalidError(f"The run has {MOST_REPORTS} reports.", "Report less often.")

@@ -27,7 +27,7 @@ GOOD_SECONDS = 0.5
 BAD_SECONDS = 5.0
 
 # What a lagging session or membership would do to people is not worth a query saved.
-APPS: Final = frozenset({"runs", "telemetry", "analysis", "alerts"})
+APPS: Final = frozenset({"runs", "telemetry", "evaluations", "analysis", "alerts"})
 # NULL from what is no replica. Of an idle primary the last transaction is old, and replayed all the same.
 FRESH: Final = """
     SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn

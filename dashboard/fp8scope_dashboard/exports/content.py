@@ -16,9 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.models import Event
-from fp8scope_dashboard.analysis.models import Evaluation
 from fp8scope_dashboard.control import imported_history
 from fp8scope_dashboard.control.models import Command, Report
+from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkData, Float64s, Int64s

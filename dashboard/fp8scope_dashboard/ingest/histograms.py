@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.ingest.arrow_preflight import Envelope
 from fp8scope_dashboard.ingest.batch import decompress, read_metadata, read_natural, read_uuid
-from fp8scope_dashboard.ingest.ledger import Message, enter
 from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.receipts import dedup
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import histograms as store
@@ -129,7 +129,7 @@ def _check_rows(table: pa.Table) -> NDArray[np.int32]:
 
 
 @transaction.atomic
-def store_histograms(run: Run, message: Message, histograms: Histograms) -> bool:
+def store_histograms(run: Run, message: dedup.MessageId, histograms: Histograms) -> bool:
     """Store a message. False: it was stored before.
 
     Raises:
@@ -142,7 +142,7 @@ def store_histograms(run: Run, message: Message, histograms: Histograms) -> bool
             f"A histogram is of tensor {last}; this writer's catalogue has {len(catalogue)}.",
             "Send the catalogue from offset 0, then this message again.",
         )
-    if not enter(message):
+    if not dedup.record(message):
         return False
     indices = catalogue[histograms.tensors].tolist()
     store.append(run.id, histograms.writer, histograms.seq, histograms.step, indices, histograms.body)

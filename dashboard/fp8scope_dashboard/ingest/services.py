@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
 from django.db import transaction
 
-from fp8scope_dashboard.analysis.models import Evaluation
 from fp8scope_dashboard.ingest.batch import Batch
 from fp8scope_dashboard.ingest.counters import KnownWriter, ask_for_writer, count_rows, together
-from fp8scope_dashboard.ingest.ledger import Message, enter
 from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.receipts import dedup
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import chunks
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import CatalogueGapRefusalError, InvalidError
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One evaluation; see analysis.models.Evaluation."""
-
-    step: int
-    name: str
-    metric: str
-    kind: str
-    higher_is_better: bool
-    items: Sequence[float]
-    item_ids: Sequence[str] | None
-    clusters: Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class Ending:
 
 
 @transaction.atomic
-def store_batch(run: Run, message: Message, batch: Batch) -> bool:
+def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
     """Store a batch. False: it was stored before.
 
     Three trips to PostgreSQL, whatever is in it: who writes and the receipt, everything else, the commit. The
@@ -63,7 +48,7 @@ def store_batch(run: Run, message: Message, batch: Batch) -> bool:
     _check_names(run, batch)
     with together():
         asked = ask_for_writer(run, batch.writer)
-        if not enter(message):
+        if not dedup.record(message):
             return False
         known = asked.fetchone()
     if known is None:
@@ -88,42 +73,14 @@ def store_batch(run: Run, message: Message, batch: Batch) -> bool:
 
 
 @transaction.atomic
-def store_evaluation(run: Run, message: Message, scores: Scores) -> bool:
-    """Store an evaluation. False: it was stored before.
-
-    Raises:
-        WriterConflictError: another message has this seq.
-    """
-    writer = runs.writer_of(run, message.writer)
-    if not enter(message):
-        return False
-    Evaluation.objects.create(
-        run=run,
-        writer=message.writer,
-        seq=message.seq,
-        step=scores.step,
-        name=scores.name,
-        metric=scores.metric,
-        kind=scores.kind,
-        higher_is_better=scores.higher_is_better,
-        items=list(scores.items),
-        item_ids=None if scores.item_ids is None else list(scores.item_ids),
-        clusters=None if scores.clusters is None else list(scores.clusters),
-    )
-    runs.note_life(run, writer)
-    run_changed(run.id, run.project_id, "evaluation", scores.step)
-    return True
-
-
-@transaction.atomic
-def store_finish(run: Run, message: Message, ending: Ending) -> bool:
+def store_finish(run: Run, message: dedup.MessageId, ending: Ending) -> bool:
     """Store that a writer is done. False: it was stored before.
 
     Raises:
         WriterConflictError: another message has this seq.
     """
     writer = runs.writer_of(run, message.writer)
-    if not enter(message):
+    if not dedup.record(message):
         return False
     runs.count_losses(run, writer, dropped=ending.dropped, errors=ending.errors)
     runs.finish(

@@ -48,10 +48,13 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_htmx",
     "ninja",
+    "fp8scope_dashboard",
     "fp8scope_dashboard.accounts",
     "fp8scope_dashboard.runs",
-    "fp8scope_dashboard.ingest",
+    "fp8scope_dashboard.receipts",
     "fp8scope_dashboard.telemetry",
+    "fp8scope_dashboard.evaluations",
+    "fp8scope_dashboard.ingest",
     "fp8scope_dashboard.analysis",
     "fp8scope_dashboard.alerts",
     "fp8scope_dashboard.control",
@@ -196,14 +199,19 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "socket_timeout": 5.0,
     "visibility_timeout": 700,
 }
+# Seconds between the runs of each periodic task.
+_PERIODIC_TASKS = {
+    "alerts.tasks.sweep": 10.0,
+    "alerts.tasks.deliver_due": 10.0,
+    "analysis.tasks.sweep": 15.0,
+    "runs.tasks.mark_silent": 30.0,
+    "telemetry.tasks.sweep_compaction": 30.0,
+    "telemetry.tasks.sweep_deletions": 60.0,
+    "telemetry.tasks.sweep_retention": 3600.0,
+}
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
-    "alerts-sweep": {"task": "fp8scope_dashboard.alerts.tasks.sweep", "schedule": 10.0},
-    "alerts-deliver": {"task": "fp8scope_dashboard.alerts.tasks.deliver_due", "schedule": 10.0},
-    "analysis-sweep": {"task": "fp8scope_dashboard.analysis.tasks.sweep", "schedule": 15.0},
-    "telemetry-sweep": {"task": "fp8scope_dashboard.telemetry.tasks.sweep", "schedule": 30.0},
-    "ingest-sweep-deletions": {"task": "fp8scope_dashboard.ingest.tasks.sweep_deletions", "schedule": 60.0},
-    "ingest-sweep-retention": {"task": "fp8scope_dashboard.ingest.tasks.sweep_retention", "schedule": 3600.0},
-    "runs-mark-silent": {"task": "fp8scope_dashboard.runs.tasks.mark_silent", "schedule": 30.0},
+    task: {"task": f"fp8scope_dashboard.{task}", "schedule": seconds}
+    for task, seconds in _PERIODIC_TASKS.items()
 }
 
 LOGGING = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from threading import Thread
 from uuid import UUID
 
+from celery import current_app
 from django.db import OperationalError, connection, models, transaction
 from django.utils import timezone
 
@@ -22,6 +23,8 @@ from fp8scope_dashboard.runs.models import DeletedRun, Run
 from fp8scope_dashboard.telemetry import storage
 from fp8scope_dashboard.telemetry.locks import lock_run
 
+# The name of the task in telemetry.tasks, which imports this module.
+DELETE_RUN = "fp8scope_dashboard.telemetry.tasks.delete_run"
 # Rows deleted in one transaction.
 ROWS_AT_ONCE = 2_000
 # From so many bytes on, PostgreSQL is asked at once to make the room usable again; below, it will by itself.
@@ -138,9 +141,6 @@ def _vacuum(tables: list[str]) -> None:
 
 
 def _start_job(run_id: UUID) -> None:
-    """Ask a worker for it, on a thread of its own: where the queue is away, the sweeper finds the run."""
-    from fp8scope_dashboard.ingest.tasks import delete_run as job
-
-    # Whatever Redis or Celery raise: the run is marked, and that is what counts.
+    # If Redis or Celery fails, the sweep finds the run by its mark.
     with suppress(Exception):
-        job.delay(str(run_id))
+        current_app.send_task(DELETE_RUN, args=[str(run_id)])

@@ -137,11 +137,12 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_that_were_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from fp8scope_kernels import native_levels, native_library
+    from fp8scope_kernels.cpu import levels as cpu_levels
+    from fp8scope_kernels.cpu import library as cpu_library
 
     assert states(doctor.check_kernels()) == {"kernels": "ok"}
-    monkeypatch.setattr(native_library, "_library", None)
-    monkeypatch.setattr(native_levels, "path", lambda level: tmp_path / "none.so")
+    monkeypatch.setattr(cpu_library, "_library", None)
+    monkeypatch.setattr(cpu_levels, "path", lambda level: tmp_path / "none.so")
     (finding,) = doctor.check_kernels()
     assert finding.state == "warn"
     assert "eager torch" in finding.message and "run pip install -e ." in finding.message

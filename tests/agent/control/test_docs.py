@@ -1,4 +1,4 @@
-"""The code of docs/loop.md runs as it stands there."""
+"""The code of docs/control.md runs as it stands there."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from agent.helpers.wire_server import WireServer
 from agent.test_docs import run_block
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "loop.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "control.md"
 BLOCKS = {
     re.findall(r'name="(.*?)"', block)[0]: block
     for block in re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)

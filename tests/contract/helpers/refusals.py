@@ -7,7 +7,7 @@ from typing import Any
 from contract.helpers.wire_client import Answer, WireClient
 from helpers.live_servers import Server
 
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.telemetry.models import Chunk
 
 

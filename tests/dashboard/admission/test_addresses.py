@@ -7,8 +7,9 @@ from django.core.exceptions import ImproperlyConfigured
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8scope_dashboard.accounts.addresses import UNKNOWN, address_group
 from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.addresses import UNKNOWN, Rate, address_group
+from fp8scope_dashboard.admission.addresses import Rate
 from fp8scope_dashboard.admission.callers import Callers
 from fp8scope_dashboard.servers.connections import Registry
 from fp8scope_dashboard.settings.proxies import networks_from_text

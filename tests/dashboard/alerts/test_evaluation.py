@@ -15,7 +15,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.control import reports, schemas
-from fp8scope_dashboard.ingest.ledger import identify
+from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs.models import Run
 
 Tell = Callable[..., bool]

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from fp8scope_dashboard.control import reports, schemas
 from fp8scope_dashboard.control.models import Listener, Report
-from fp8scope_dashboard.ingest.ledger import identify
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.dedup import identify
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.wire.errors import InvalidError, WriterConflictError
 
 PRODUCT = {"layer": "blocks.0.up", "product": "dgrad", "relative_error": 0.5, "cosine": 0.9}

@@ -21,8 +21,8 @@ from fp8scope.cli.export import TransferError, download
 from fp8scope.cli.import_run import Upload
 from fp8scope.cli.main import main
 from fp8scope.config import Settings
-from fp8scope_dashboard.analysis.models import Evaluation
 from fp8scope_dashboard.control.models import Report
+from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import compaction, queries
 

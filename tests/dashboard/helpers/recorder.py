@@ -13,8 +13,8 @@ from contract.helpers.wire_client import TIME, arrow_batch
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.ingest.batch import read_arrow
-from fp8scope_dashboard.ingest.ledger import identify
 from fp8scope_dashboard.ingest.services import store_batch
+from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs.catalogue import TensorEntry, extend
 from fp8scope_dashboard.runs.models import Run
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.batch import read_arrow
-from fp8scope_dashboard.ingest.ledger import identify
+from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry.codec import ChunkData, encode
 
@@ -75,8 +76,8 @@ class Recorder:
     ) -> None:
         """Send one evaluation."""
         message = identify(self.run.id, self.uuid, self.seq, "evaluation", str((step, name, items)).encode())
-        scores = services.Scores(step, name, metric, kind, higher_is_better, items, item_ids, None)
-        assert services.store_evaluation(self.run, message, scores)
+        scores = Scores(step, name, metric, kind, higher_is_better, items, item_ids, None)
+        assert store_evaluation(self.run, message, scores)
         self.seq += 1
 
     def finish(self, error: str = "") -> None:

@@ -62,8 +62,8 @@ def test_runs_have_their_turn_one_after_the_other(queue: list[str], monkeypatch:
     large, small = sorted((Recorder.of_new_run(["a", "b"]) for _ in range(2)), key=lambda each: each.run.id)
     record(large, 120)
     record(small, 8)
-    tasks.sweep()
-    tasks.sweep()
+    tasks.sweep_compaction()
+    tasks.sweep_compaction()
     assert queue == [str(large.run.id), str(small.run.id)]
     done = []
     while queue:
@@ -72,7 +72,7 @@ def test_runs_have_their_turn_one_after_the_other(queue: list[str], monkeypatch:
     assert done[:4] == [str(large.run.id), str(small.run.id)] * 2
     assert not Chunk.objects.filter(run=small.run).exists()
     assert Chunk.objects.filter(run=large.run).count() < 8
-    tasks.sweep()
+    tasks.sweep_compaction()
     assert len(queue) == 2
 
 

@@ -16,11 +16,10 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from fp8scope_dashboard.alerts.models import Event
-from fp8scope_dashboard.ingest import tasks
-from fp8scope_dashboard.ingest.models import Receipt
+from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import DeletedRun, Run
-from fp8scope_dashboard.telemetry import compaction, deletion, queries, storage
+from fp8scope_dashboard.telemetry import compaction, deletion, queries, storage, tasks
 from fp8scope_dashboard.telemetry.models import Chunk
 
 pytestmark = pytest.mark.django_db(transaction=True)

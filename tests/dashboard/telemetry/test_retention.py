@@ -13,9 +13,8 @@ from dashboard.helpers.recorder import Recorder
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis.services import read_curve
-from fp8scope_dashboard.ingest import tasks
 from fp8scope_dashboard.runs.models import Run, Writer
-from fp8scope_dashboard.telemetry import compaction, histograms, locks, queries, retention, storage
+from fp8scope_dashboard.telemetry import compaction, histograms, locks, queries, retention, storage, tasks
 from fp8scope_dashboard.telemetry.models import Block, Histogram, Rolling, Tile
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,8 +14,8 @@ from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.exports import formats, streaming
-from fp8scope_dashboard.ingest.ledger import arrivals
 from fp8scope_dashboard.pages.access import in_project, page, run_of
+from fp8scope_dashboard.receipts.dedup import message_counts
 from fp8scope_dashboard.telemetry import deletion, storage
 from fp8scope_dashboard.wire.errors import SlowDownError
 
@@ -39,7 +39,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
     for table, (size, _) in stored.tables.items():
         kind = KINDS.get(table, "Everything else")
         kinds[kind] = kinds.get(kind, 0) + size
-    arrived = arrivals(run.pk)
+    arrived = message_counts(run.pk)
     writers = run.writers.order_by("attempt", "rank", "created_at")
     context: dict[str, Any] = {
         "run": run,

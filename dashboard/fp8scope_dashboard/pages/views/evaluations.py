@@ -13,8 +13,9 @@ from django.views.decorators.gzip import gzip_page
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.coverage import in_short
 from fp8scope_dashboard.analysis.judging import judged_now
-from fp8scope_dashboard.analysis.models import Evaluation, EvaluationComparison
+from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.scores import Score, item_interval
+from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.access import in_project, page
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms, arm_labels
 from fp8scope_dashboard.pages.figures.comparisons import ScoreBand, ScorePoint, scores_figure

@@ -12,8 +12,9 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, St
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import require_project
 from fp8scope_dashboard.alerts.models import Event, EventState
-from fp8scope_dashboard.analysis.models import Comparison, Evaluation, EvaluationComparison
+from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
+from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import project_channel, run_channel
 from fp8scope_dashboard.pages.access import run_of
 from fp8scope_dashboard.pages.event_stream import Fingerprint, release_connections, stream

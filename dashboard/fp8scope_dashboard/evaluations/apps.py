@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class EvaluationsConfig(AppConfig):
+    name = "fp8scope_dashboard.evaluations"
+    label = "evaluations"

@@ -1,0 +1,77 @@
+"""Recognise messages that are already stored, so that a retry changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from django.db import connection
+from django.utils import timezone
+
+from fp8scope_dashboard.receipts.models import Receipt
+from fp8scope_dashboard.wire.errors import WriterConflictError
+
+MessageKind = Literal["batch", "histogram", "evaluation", "report", "finish"]
+
+
+@dataclass(frozen=True)
+class MessageId:
+    """Identifies a message by (run, writer, seq), its kind and a digest of its bytes."""
+
+    run: UUID
+    writer: UUID
+    seq: int
+    kind: MessageKind
+    digest: bytes
+
+
+def identify(run: UUID, writer: UUID, seq: int, kind: MessageKind, body: bytes) -> MessageId:
+    """Return the id of a message with this body."""
+    return MessageId(run, writer, seq, kind, hashlib.sha256(kind.encode() + b"\0" + body).digest())
+
+
+def record(message: MessageId) -> bool:
+    """Write the receipt of a message. Returns False if the message is already stored.
+
+    Call it in the transaction that stores the message. If two transactions record the same message, the
+    second waits until the first ends: it returns False if the first commits, and stores the message if the
+    first rolls back.
+
+    Raises:
+        WriterConflictError: another message is stored under this (run, writer, seq).
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO ingest_receipt (run_id, writer, seq, kind, digest, received_at)
+            VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+            RETURNING 1
+            """,
+            [message.run, message.writer, message.seq, message.kind, message.digest, timezone.now()],
+        )
+        if cursor.fetchone():
+            return True
+    stored = Receipt.objects.values_list("digest", flat=True).get(
+        run_id=message.run, writer=message.writer, seq=message.seq
+    )
+    if bytes(stored) != message.digest:
+        raise WriterConflictError(
+            f"Another message is stored under seq {message.seq} of writer {message.writer}.",
+            "Another process uses this writer id. Resend unacknowledged messages under a new one.",
+        )
+    return False
+
+
+def message_counts(run_id: UUID) -> dict[UUID, tuple[int, int]]:
+    """Return, by writer, the number of messages received and the number missing below the highest seq."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT writer, count(*), max(seq) + 1 - count(*)
+            FROM ingest_receipt WHERE run_id = %s GROUP BY writer
+            """,
+            [run_id],
+        )
+        return {writer: (int(received), int(missing)) for writer, received, missing in cursor.fetchall()}
