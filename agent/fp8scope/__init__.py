@@ -132,7 +132,7 @@ def init(
     from fp8scope.guard import configure_logging
     from fp8scope.metadata.environment import describe_environment
     from fp8scope.process.launch_ranks import rank_of
-    from fp8scope.process.open_runs import finish_previous, install_hooks
+    from fp8scope.process.open_runs import exit_hooks, finish_previous
     from fp8scope.recording.registration import blank_registration, check_registration, whole
     from fp8scope.run import Run
     from fp8scope.session.resume import identify
@@ -156,8 +156,8 @@ def init(
     identity = identify(resume, settings)
     registration["environment"] = describe_environment()
     settings = _offline_without_server(settings)
-    install_hooks()
     finish_previous()
+    exit_hooks.install()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
     run.shadow = shadow
     run.session.registration.look_up_repository()

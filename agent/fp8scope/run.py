@@ -59,7 +59,7 @@ class Run:
         """The recipe of `watch` where none is given."""
         self._steps = self.session.steps
         self.session.start(self.controller)
-        open_runs.live_runs.append(self)
+        open_runs.opened(self)
 
     # What it is
 
@@ -422,8 +422,7 @@ class Run:
         if self.session.report is not None:
             return self.session.report
         report = self.session.finish(timeout)
-        if self in open_runs.live_runs:
-            open_runs.live_runs.remove(self)
+        open_runs.closed(self)
         # Last, because a callback may raise.
         self.session.alerts.deliver()
         return report

@@ -1,13 +1,12 @@
-"""`fp8scope sync`: send what ended or killed training processes could not."""
+"""`fp8scope sync`: send the spools of training processes that ended before everything was sent."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from fp8scope.config import ConfigurationError, Settings, settings_from
+from fp8scope.cli.progress import MIB, ProgressLine
+from fp8scope.cli.server import server_settings
+from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.resend import SyncReport, send_spool
 from fp8scope.guard import configure_logging
 from fp8scope.recording.spool import find_spools
@@ -16,33 +15,28 @@ PATIENCE_SECONDS = 60.0
 
 
 def sync(arguments: list[str]) -> int:
-    """Upload what a spool directory still holds."""
+    """Send the runs that are kept in a spool directory."""
     parser = argparse.ArgumentParser(prog="fp8scope sync", description=sync.__doc__)
-    parser.add_argument("directory", type=Path, help="a spool directory, or any directory above")
-    parser.add_argument("--url", help="the server (else FP8SCOPE_URL, else `fp8scope login`)")
-    parser.add_argument("--project", help="which login to use")
+    parser.add_argument("directory", type=Path, help="a spool directory, or a directory above one")
+    parser.add_argument("--url", help="the server's address (default: FP8SCOPE_URL, or `fp8scope login`)")
+    parser.add_argument("--project", help="the project whose login to use")
     parser.add_argument(
         "--patience",
         type=float,
         default=PATIENCE_SECONDS,
-        help="seconds without any progress before giving up",
+        help="give up after this many seconds without progress (default: %(default)g)",
     )
     options = parser.parse_args(arguments)
     configure_logging()
     try:
-        settings = settings_from(url=options.url, project=options.project, mode="online")
-        spools = list(find_spools(options.directory))
-        if not settings.url or not settings.token:
-            raise ConfigurationError(
-                "no server is known: set FP8SCOPE_URL and FP8SCOPE_TOKEN, or run `fp8scope login`."
-            )
+        settings = server_settings(options.url, options.project)
     except ConfigurationError as error:
         print(f"fp8scope sync: {error}", file=sys.stderr)
         return 2
     if not options.directory.is_dir():
         print(f"fp8scope sync: {options.directory} is not a directory.", file=sys.stderr)
         return 2
-    reports = _sync_all(spools, settings, options.patience)
+    reports = [_send(spool, settings, options.patience) for spool in find_spools(options.directory)]
     for report in reports:
         print(_describe(report))
     if not reports:
@@ -50,18 +44,12 @@ def sync(arguments: list[str]) -> int:
     return 1 if any(report.problem or report.refused for report in reports) else 0
 
 
-def _sync_all(spools: list[Path], settings: Settings, patience: float) -> list[SyncReport]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        reports: list[SyncReport] = []
-        for spool in spools:
-            bar = bars.add_task(f"{spool.parent.name[:8]}/{spool.name[:8]}", total=None)
-
-            def advance(done: int, total: int, bar: TaskID = bar) -> None:
-                bars.update(bar, completed=done, total=total)
-
-            reports.append(send_spool(spool, settings, patience, advance))
-        return reports
+def _send(spool: Path, settings: Settings, patience: float) -> SyncReport:
+    line = ProgressLine(f"{spool.parent.name[:8]}/{spool.name[:8]}", unit="MiB", scale=MIB)
+    try:
+        return send_spool(spool, settings, patience, line.update)
+    finally:
+        line.end()
 
 
 def _describe(report: SyncReport) -> str:
@@ -73,7 +61,7 @@ def _describe(report: SyncReport) -> str:
     if report.refused:
         parts.append(f"{report.refused} messages refused, kept in {report.directory / 'refused'}")
     if report.errors:
-        parts.append(f"{report.errors} errors of the agent itself")
+        parts.append(f"{report.errors} internal errors of the agent")
     if report.problem:
-        parts.append(f"not complete: {report.problem}")
+        parts.append(f"incomplete: {report.problem}")
     return f"{report.directory.parent.name}: {', '.join(parts)}."

@@ -17,7 +17,7 @@ from fp8scope.control.command_queue import (
     check_allowed,
     check_pause,
 )
-from fp8scope.metadata.environment import clean
+from fp8scope.metadata.redaction import clean
 from fp8scope.session.session import Session
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from fp8scope.metadata.environment import clean, redact
+from fp8scope.metadata.redaction import clean, redact
 
 MAX_TEXT = 20_000
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from fp8scope.config import ConfigurationError
 from fp8scope.guard import Guard
-from fp8scope.metadata.environment import plain
 from fp8scope.metadata.git import RepositoryLookup
+from fp8scope.metadata.redaction import plain
 from fp8scope.recording.entries import Document, Entry
 from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.scalars import is_tensor

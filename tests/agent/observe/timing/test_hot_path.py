@@ -68,16 +68,16 @@ def test_memory_from_before_it_grew_is_not_used_again() -> None:
     assert buffer.capacity == 2 and len(buffer.data) == 2
 
 
-def test_a_wake_event_that_is_set_before_the_wait() -> None:
+def test_wait_returns_at_once_if_the_event_is_set() -> None:
     event = WakeEvent()
     event.set()
     event.set()
     event.wait(600)
-    # And it has not been rung again since.
+    # Two wake-ups before a wait are one.
     event.wait(0.001)
 
 
-def test_a_wake_event_wakes_the_waiting_thread() -> None:
+def test_set_wakes_a_waiting_thread() -> None:
     event, woken = WakeEvent(), threading.Event()
 
     def sleep() -> None:
