@@ -211,10 +211,9 @@ class Steps:
 
     def count_kernel_failures(self) -> None:
         """Count kernels that fell back to eager torch. They know of no run and only warn."""
-        for name in ("backends", "triton.availability"):
-            module: Any = sys.modules.get(f"fp8scope_kernels.{name}")
-            why = module.failure() if module is not None else None
-            if why and self.guard.is_first(f"kernels {why}"):
+        module: Any = sys.modules.get("fp8scope_kernels.backends")
+        for why in module.failures() if module is not None else ():
+            if self.guard.is_first(f"kernels {why}"):
                 self.guard.error("an FP8 kernel", why.splitlines()[0][:500])
 
     # Logging outside of a step's block, and steps that the script makes by `run.log(..., step=number)`
