@@ -164,11 +164,11 @@ class Visitor(threading.Thread):
 def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     import crash
     from chaos import make_token
+    from dashboard.helpers.streaming_replica import copy_of
 
     from fp8scope_dashboard.servers import configuration
     from fp8scope_dashboard.servers.configuration import DataDir
     from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
-    from fp8scope_dashboard.servers.standby import copy_of
 
     with ExitStack() as stack:
         primary = EmbeddedPostgres(directory / "primary")
@@ -288,6 +288,7 @@ def main() -> None:
     parser.add_argument("--senders", type=int, default=3)
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     with tempfile.TemporaryDirectory() as directory:
         print(json.dumps({"benchmark": "growth", **measure(Path(directory), options)}))
 

@@ -108,6 +108,25 @@ def combine(fine: Parts, stride: int) -> Parts:
     return coarse
 
 
+def unite(known: Parts, added: Parts) -> Parts:
+    """Add the values of `added` to the buckets of `known`, each float64[K, B] by part.
+
+    Used for rows that arrive after retention has deleted the raw values of their steps. Exact and idempotent
+    for `max`, `min`, `argmax`, `argmin` and `undefined`. `last`, `sum` and `count` of a bucket that already
+    has values stay as they are, because some of the added rows may be counted in them already.
+    """
+    result = {}
+    for name, extreme in (("max", np.fmax), ("min", np.fmin)):
+        best = extreme(known[name], added[name])
+        steps = [np.where(parts[name] == best, parts[f"arg{name}"], np.nan) for parts in (known, added)]
+        result[name], result[f"arg{name}"] = best, np.fmin(*steps)
+    result["undefined"] = np.fmin(known["undefined"], added["undefined"])
+    has_values = known["count"] > 0
+    for name in ("last", "sum", "count"):
+        result[name] = np.where(has_values, known[name], added[name])
+    return result
+
+
 def blank(series: int, buckets: int) -> Parts:
     """Parts of buckets without values."""
     return {part: np.full((series, buckets), nothing) for part, nothing in BLANK.items()}

@@ -129,6 +129,20 @@ def top(run_id: UUID, statistic: str, k: int = 10) -> list[tuple[int, str, float
     return [(recent.indices[i], recent.names[i], float(recent.values[i, 0])) for i in ranked]
 
 
+def by_rank(run_id: UUID, statistic: str, tensors: Int64s, step: int) -> dict[int, Float64s]:
+    """A stored statistic of some tensors at one step, not merged: float64[T] by rank, NaN if not observed.
+
+    `tensors` are Tensor.index values. If a rank has several writers, the most authoritative one counts.
+    Ranks without the step are left out.
+    """
+    chosen: dict[int, tuple[int, Float64s]] = {}
+    for part in rows.tensor_parts(run_id, (statistic,), tensors, (step, step)):
+        values = part.values[statistic]
+        if values.shape[1] and (part.rank not in chosen or part.order < chosen[part.rank][0]):
+            chosen[part.rank] = part.order, np.asarray(values[:, -1], np.float64)
+    return {rank: values for rank, (_, values) in sorted(chosen.items())}
+
+
 def _stride(steps: int, columns: int) -> int | None:
     """The largest buckets of which each column has one; None where there are too few steps for any."""
     fitting = [stride for stride in STRIDES if steps >= stride * columns]

@@ -12,6 +12,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry.heatmaps import (
     Heatmap,
     Latest,
+    by_rank,
     heatmap,
     latest_statistics,
     statistic_names,
@@ -25,7 +26,6 @@ from fp8scope_dashboard.telemetry.histograms import (
     histogram_count,
     histogram_rows,
 )
-from fp8scope_dashboard.telemetry.ranks import by_rank
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
 from fp8scope_dashboard.telemetry.writers import sources_of, step_range

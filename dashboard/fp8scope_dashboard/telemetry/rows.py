@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode
 from fp8scope_dashboard.telemetry.rank_merge import Part
-from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, tile_of
+from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, series_by_tile
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Interval, Source, sources_of
 
 AXIS = "axis"
@@ -158,18 +158,15 @@ def _by_writer(wanted: Wanted, known: Mapping[UUID, Source] | None) -> Iterator[
 def _fetch(
     wanted: Wanted, writers: list[UUID], writer: UUID | None = None, next_seq: int = -1
 ) -> Iterator[tuple[Any, ...]]:
-    places: dict[int, list[int]] = {}
-    for index in wanted.tensors.tolist():
-        tile, place = tile_of(index)
-        places.setdefault(tile, []).append(place)
+    tiles = series_by_tile(wanted.tensors)
     parameters = {
         "run": wanted.run_id,
         "columns": [AXIS, *wanted.names],
         "firsts": [max(first, 0) for first, _ in wanted.between],
         "lasts": [min(last, EVERY_STEP) for _, last in wanted.between],
-        "tiles": list(places),
-        "lows": [min(each) for each in places.values()],
-        "highs": [max(each) for each in places.values()],
+        "tiles": list(tiles),
+        "lows": [series.low for series in tiles.values()],
+        "highs": [series.high for series in tiles.values()],
         "writers": writers,
         "writer": writer,
         "next_seq": next_seq,
@@ -198,15 +195,11 @@ def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) ->
     )
     if not len(segment.steps):
         return segment
-    here: dict[int, list[tuple[int, int]]] = {}
-    for row, index in enumerate(wanted.tensors.tolist()):
-        tile, place = tile_of(index)
-        here.setdefault(tile, []).append((place, row))
+    tiles = series_by_tile(wanted.tensors)
     for _, _, _, _, name, tile, low, offsets, body in rows[1:]:
-        highest = max(place for place, _ in here[tile])
-        slices = cut_tile(offsets, body, highest - low + 1, low)
-        for place, row in here[tile]:
-            values, present = _decode_chosen(slices[place - low], count, chosen)
+        bodies = cut_tile(offsets, body, tiles[tile].high - low + 1, low)
+        for position, row in tiles[tile].cells:
+            values, present = _decode_chosen(bodies[position], count, chosen)
             segment.values[name][row] = values
             if name in segment.logged:
                 segment.logged[name] = present

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -54,9 +55,33 @@ EXACT_INTEGERS: Final = 2.0**53
 OFFSET_BYTES: Final = 4
 
 
-def tile_of(index: int) -> tuple[int, int]:
-    """The tile that a tensor is in, and its place there."""
-    return divmod(index, WIDTH)
+@dataclass(frozen=True)
+class TileSeries:
+    """The requested series of one tile.
+
+    Attributes:
+        low, high: the first and the last requested position in the tile; all between them are fetched.
+        cells: for each requested tensor, its position after `low` and its row in the result.
+    """
+
+    low: int
+    high: int
+    cells: list[tuple[int, int]]
+
+
+def series_by_tile(tensors: NDArray[np.int64]) -> dict[int, TileSeries]:
+    """Group tensors, int64[T] of Tensor.index, by the tile that holds them."""
+    rows: dict[int, list[int]] = {}
+    for row, tile in enumerate((tensors // WIDTH).tolist()):
+        rows.setdefault(tile, []).append(row)
+    grouped = {}
+    for tile, of_tile in rows.items():
+        positions = (tensors[of_tile] % WIDTH).tolist()
+        low, high = min(positions), max(positions)
+        grouped[tile] = TileSeries(
+            low, high, [(position - low, row) for position, row in zip(positions, of_tile, strict=True)]
+        )
+    return grouped
 
 
 def encode_tile(series: Sequence[bytes]) -> tuple[list[int], bytes] | None:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import urllib3
 from contract.helpers.wire_client import WireClient
+from dashboard.helpers.streaming_replica import copy_of
 from django.conf import settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
@@ -23,7 +24,6 @@ from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.db import replica
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
-from fp8scope_dashboard.servers.standby import copy_of
 
 
 @pytest.fixture

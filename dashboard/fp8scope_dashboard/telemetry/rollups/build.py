@@ -22,9 +22,9 @@ from fp8scope_dashboard.telemetry.aggregates import (
     combine,
     same_from_terms,
     spare,
+    unite,
 )
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
-from fp8scope_dashboard.telemetry.late import united
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED, across_ranks, derive, first_of_each_step, sources
 from fp8scope_dashboard.telemetry.rollups import read
 from fp8scope_dashboard.telemetry.rollups.read import SPAN
@@ -193,7 +193,7 @@ class _Work:
         old = self.get(group, list(named), FINEST, first, end)
         for name, parts in named.items():
             head = {part: array[:, : end - first] for part, array in parts.items()}
-            for part, array in united(old[name], head).items():
+            for part, array in unite(old[name], head).items():
                 parts[part][:, : end - first] = array
 
     def put(self, group: tuple[str, int], stride: int, first: int, named: Named, stored: int) -> None:

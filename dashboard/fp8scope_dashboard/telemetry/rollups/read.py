@@ -24,7 +24,7 @@ from fp8scope_dashboard.telemetry.aggregates import (
 )
 from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED, sources
-from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_into, tile_of
+from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_into, series_by_tile
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP
 
 AXIS: Final = "axis"
@@ -126,10 +126,7 @@ def _fetch(
     last: int,
     parts: tuple[str, ...],
 ) -> list[tuple[Any, ...]]:
-    places: dict[int, list[int]] = {}
-    for index in tensors.tolist():
-        tile, place = tile_of(index)
-        places.setdefault(tile, []).append(place)
+    tiles = series_by_tile(tensors)
     bare = [_bare(name) for name in names]
     derived = [name for name, statistic in zip(names, bare, strict=True) if statistic in DERIVED]
     stored = {_column(term) for s in bare if s in DERIVED for term in sources(s)}
@@ -144,9 +141,9 @@ def _fetch(
             "parts": list(every),
             "first": first // SPAN,
             "last": last // SPAN,
-            "tiles": list(places),
-            "lows": [min(each) for each in places.values()],
-            "highs": [max(each) for each in places.values()],
+            "tiles": list(tiles),
+            "lows": [series.low for series in tiles.values()],
+            "highs": [series.high for series in tiles.values()],
         },
     )
 
@@ -161,10 +158,7 @@ class _Cells:
         self._stored: dict[tuple[str, int, int], tuple[tuple[list[int], slice], set[str]]] = {}
         # By derived name, where (series, buckets) it has rows of its own.
         self._own: dict[str, NDArray[np.bool_]] = {}
-        self._places: dict[int, list[tuple[int, int]]] = {}
-        for row, index in enumerate(tensors.tolist()):
-            tile, place = tile_of(index)
-            self._places.setdefault(tile, []).append((place, row))
+        self._tiles = series_by_tile(tensors)
 
     def add(
         self,
@@ -177,13 +171,13 @@ class _Cells:
         offsets: list[int],
         body: bytes,
     ) -> None:
-        here = self._places[tile]
-        series = cut_tile(offsets, body, max(place for place, _ in here) - low + 1, low)
+        wanted = self._tiles[tile]
+        series = cut_tile(offsets, body, wanted.high - low + 1, low)
         matrix = self._matrix(name, part)
         shift = span * SPAN - self._first
-        for place, row in here:
-            _spread(series[place - low], buckets, shift, matrix[row])
-        cells = [row for _, row in here], slice(max(shift, 0), max(shift + buckets, 0))
+        for position, row in wanted.cells:
+            _spread(series[position], buckets, shift, matrix[row])
+        cells = [row for _, row in wanted.cells], slice(max(shift, 0), max(shift + buckets, 0))
         self._stored.setdefault((name, tile, span), (cells, set()))[1].add(part)
         if part == "count" and _bare(name) in DERIVED:
             self._own.setdefault(name, np.zeros(matrix.shape, bool))[cells] = True

@@ -1,4 +1,4 @@
-"""A streaming replica of an embedded PostgreSQL: trying out on one machine what production does on two."""
+"""A streaming replica of an embedded PostgreSQL, on the same machine."""
 
 from __future__ import annotations
 
