@@ -65,7 +65,7 @@ def test_configuration_that_is_logged_later_is_added(
     services.register(run_id, project, {"name": "a", "config": {"lr": 1e-4, "trainer": {"max_steps": 2}}})
     run = Run.objects.get()
     assert run.config == {"lr": 1e-4, "layers": 12, "trainer": {"max_steps": 2}}
-    monkeypatch.setattr(services, "MOST_CONFIG", 100)
+    monkeypatch.setattr(services, "MAX_CONFIG", 100)
     services.register(run_id, project, {"name": "a", "config": {"text": "x" * 100}})
     services.register(run_id, project, {"name": "a"})
     assert Run.objects.get().config == run.config
@@ -81,7 +81,7 @@ def test_summary_and_tags_change_while_it_runs(project: Project, monkeypatch: py
     services.register(run_id, project, changed, replace_tags=True)
     run = Run.objects.get()
     assert run.summary == {"best": 2, "at": 5} and run.tags == ["second"]
-    monkeypatch.setattr(services, "MOST_SUMMARY", 100)
+    monkeypatch.setattr(services, "MAX_SUMMARY", 100)
     services.register(run_id, project, {"name": "a", "summary": {"text": "x" * 100}})
     assert Run.objects.get().summary == run.summary
     services.register(run_id, project, {"name": "a", "tags": []}, replace_tags=True)
@@ -217,7 +217,7 @@ def test_a_finished_run_does_not_fall_silent_for_a_rank_that_was_killed(run: Run
 
 
 def test_writers_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "MOST_WRITERS", 2)
+    monkeypatch.setattr(services, "MAX_WRITERS", 2)
     known = [services.writer_of(run, uuid.uuid4()) for _ in range(2)]
     with pytest.raises(services.TooManyWritersError):
         services.writer_of(run, uuid.uuid4())
