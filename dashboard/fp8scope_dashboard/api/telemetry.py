@@ -17,7 +17,7 @@ from fp8scope_dashboard.api.auth import check_run, tensor_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
-from fp8scope_dashboard.telemetry.downsample import FEWEST
+from fp8scope_dashboard.telemetry.downsample import MIN_POINTS
 from fp8scope_dashboard.wire import schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
@@ -27,7 +27,7 @@ NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 router = Router(tags=["telemetry"])
 Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; what is stored when left out.")]
-Points = Annotated[int, Query(ge=FEWEST, le=MOST_POINTS, description="At most so many.")]
+Points = Annotated[int, Query(ge=MIN_POINTS, le=MOST_POINTS, description="At most so many.")]
 Columns = Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="At most so many.")]
 LINE_ANSWER = {
     "responses": {

@@ -124,15 +124,15 @@ def test_a_file_is_not_a_stream() -> None:
         open_envelope(sink.getvalue().to_pybytes())
 
 
-def test_an_end_before_the_end() -> None:
+def test_rejects_bytes_after_the_end_of_stream() -> None:
     """Rows after an early end of stream would be acknowledged and lost."""
     body = batch(record_batches=2)
     schema_and_first = open_envelope(body)
     first = schema_and_first.batches[0]
     assert first.body is not None
-    place = body.index(bytes(first.metadata)) + first.metadata.size + first.body.size
-    early = body[:place] + b"\xff\xff\xff\xff\0\0\0\0" + body[place:]
-    with pytest.raises(MalformedError, match="before its last byte"):
+    end = body.index(bytes(first.metadata)) + first.metadata.size + first.body.size
+    early = body[:end] + b"\xff\xff\xff\xff\0\0\0\0" + body[end:]
+    with pytest.raises(MalformedError, match="bytes follow the end"):
         open_envelope(early)
 
 

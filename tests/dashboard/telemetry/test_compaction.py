@@ -54,7 +54,7 @@ def test_counters_are_untouched() -> None:
 
 
 def test_small_blocks_become_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 8)
+    monkeypatch.setattr(compaction, "MAX_SMALL_BLOCKS", 8)
     recorder = Recorder.of_new_run(["a", "b"])
     for _ in range(20):
         record(recorder, 8)
@@ -82,7 +82,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPat
             assert data.steps.tolist() == [s for seq in range(begin, end) for s in before[seq].steps.tolist()]
     assert queries.stream(run, writer, 8, 100) == []
     # A large block comes in pieces that end where a message ends.
-    monkeypatch.setattr("fp8scope_dashboard.telemetry.replay.MOST_CELLS", 50)
+    monkeypatch.setattr("fp8scope_dashboard.telemetry.replay.MAX_CELLS", 50)
     pieces = queries.stream(run, writer, 1, 100)
     assert [last for last, _ in pieces] == [2, 4, 6, 7]
     assert [last for last, _ in queries.stream(run, writer, 1, 2)] == [2, 4]
@@ -159,7 +159,7 @@ def test_roll_ups_grow_with_the_run_and_are_repaired() -> None:
     before = everything(recorder)
     over()
     # Two blocks are made, of each writer's chunks, and no roll-ups yet.
-    compaction.compact_run(recorder.run.id, most=2)
+    compaction.compact_run(recorder.run.id, max_changes=2)
     state = Rolling.objects.get()
     assert (state.stale_first, state.stale_last) == (100, 101)
     compact(recorder)
@@ -222,7 +222,7 @@ def test_long_lines_come_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder.send(range(5, 1005), {"loss": loss.tolist()}, {"amax": values[:, None]})
     over()
     compact(recorder)
-    monkeypatch.setattr(telemetry_series, "MOST_ROWS", 100)
+    monkeypatch.setattr(telemetry_series, "MAX_ROWS", 100)
     run = recorder.run.id
     line = queries.tensor_series(run, 0, "amax", points=20)
     found = dict(zip(line.steps.tolist(), line.values.tolist(), strict=True))

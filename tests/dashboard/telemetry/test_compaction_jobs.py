@@ -40,7 +40,7 @@ def test_what_a_dead_worker_left_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     # It dies after the last chunk has become part of a block: nothing but the mark tells that there is more
     # to do.
     while Chunk.objects.exists():
-        compaction.compact_run(recorder.run.id, most=1)
+        compaction.compact_run(recorder.run.id, max_changes=1)
     assert compaction.runs_to_compact() == [recorder.run.id]
     compact(recorder)
     assert compaction.runs_to_compact() == []
@@ -104,7 +104,7 @@ def test_several_workers_at_once() -> None:
         try:
             for _ in range(20):
                 for recorder in recorders:
-                    compaction.compact_run(recorder.run.id, most=2)
+                    compaction.compact_run(recorder.run.id, max_changes=2)
         except BaseException as error:
             failures.append(error)
         finally:
@@ -133,7 +133,7 @@ def test_answers_stay_the_same_while_compaction_runs() -> None:
 
     def work() -> None:
         try:
-            while compaction.compact_run(recorder.run.id, most=1):
+            while compaction.compact_run(recorder.run.id, max_changes=1):
                 pass
         finally:
             connection.close()

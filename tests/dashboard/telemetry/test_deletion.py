@@ -197,7 +197,7 @@ def bytes_of(tables: Iterable[str]) -> int:
 def test_the_disk_gets_its_room_back(monkeypatch: pytest.MonkeyPatch, patience: str, freed: bool) -> None:
     """Also where something else works on the table at that moment; unless that takes too long."""
     monkeypatch.setattr(deletion, "VACUUM_BYTES", 0)
-    monkeypatch.setattr(deletion, "VACUUM_PATIENCE", patience)
+    monkeypatch.setattr(deletion, "VACUUM_LOCK_TIMEOUT", patience)
     run, tables = large()
     deletion.begin(run)
     assert tables and bytes_of(tables) > 6 << 20

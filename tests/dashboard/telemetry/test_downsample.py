@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.telemetry.downsample import FEWEST, keep
+from fp8scope_dashboard.telemetry.downsample import MIN_POINTS, keep
 
 STRANGE = [np.nan, np.inf, -np.inf]
 
@@ -25,7 +25,7 @@ def test_it_works() -> None:
     assert (kept[0], kept[-1]) == (0, 99_999)
 
 
-@given(st.integers(0, 5000), st.integers(FEWEST, 600), st.integers(0, 2**32 - 1))
+@given(st.integers(0, 5000), st.integers(MIN_POINTS, 600), st.integers(0, 2**32 - 1))
 def test_as_many_points_as_asked_for_at_most(count: int, points: int, seed: int) -> None:
     kept = keep(np.arange(count), line(count, seed), points)
     assert len(kept) <= max(points, min(count, points))

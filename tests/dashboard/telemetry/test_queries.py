@@ -154,7 +154,7 @@ def test_a_heat_map_of_many_steps_keeps_the_maximum_of_each_column(monkeypatch: 
     expected = np.array([values[low:high].max(axis=0) for low, high in edges]).T
     np.testing.assert_array_equal(whole.values, expected)
     # In small portions the same comes out.
-    monkeypatch.setattr(heatmaps, "CELLS_AT_ONCE", 60)
+    monkeypatch.setattr(heatmaps, "MAX_CELLS", 60)
     np.testing.assert_array_equal(queries.heatmap(recorder.run.id, "amax", columns=40).values, expected)
 
 

@@ -79,11 +79,11 @@ def test_it_works() -> None:
 
 @given(matrices(), st.data(), st.booleans())
 def test_any_of_the_series_comes_back(values: Float64s, data: st.DataObject, together: bool) -> None:
-    most, tile_codec.MOST_TOGETHER = tile_codec.MOST_TOGETHER, tile_codec.MOST_TOGETHER if together else 0  # type: ignore[misc]
+    most, tile_codec.MAX_TOGETHER = tile_codec.MAX_TOGETHER, tile_codec.MAX_TOGETHER if together else 0  # type: ignore[misc]
     try:
         encoded = encode_matrix(values, WIDTH)
     finally:
-        tile_codec.MOST_TOGETHER = most  # type: ignore[misc]
+        tile_codec.MAX_TOGETHER = most  # type: ignore[misc]
     if encoded is None:
         assert np.isnan(values).all()
         return
