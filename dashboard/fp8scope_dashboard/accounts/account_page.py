@@ -76,7 +76,7 @@ def recommend_password(request: HttpRequest, user: User) -> None:
     messages.warning(
         request,
         format_html(
-            'This link works only once. <a href="{}">{}</a> to sign in again: this session ends after 14 days.',
+            'This link works only once. <a href="{}">{}</a> to sign in again; this session ends in 14 days.',
             reverse("account"),
             change,
         ),

@@ -98,7 +98,7 @@ class MemoryCounts:
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def admit(self, keys: Sequence[Key]) -> tuple[float, Key]:
-        """Count an attempt unless it must wait. Returns the seconds to wait, 0 if counted, and for which key."""
+        """Count an attempt unless it must wait. Returns the seconds to wait, 0 if counted, and their key."""
         with self._lock:
             now = self._clock()
             wait, which = max(((self._wait(key, now), key) for key in keys), key=lambda pair: pair[0])

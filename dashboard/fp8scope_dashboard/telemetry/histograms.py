@@ -89,7 +89,7 @@ def append(run_id: UUID, writer: UUID, seq: int, step: int, tensors: Sequence[in
 def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram | None:
     """Return the last histogram of a tensor, at or before `step` if given; None if there is none.
 
-    `tensor` is its Tensor.index. The ranks are added up. If several attempts have the step, the latest counts.
+    `tensor` is its Tensor.index. Ranks add up. If several attempts have the step, the latest counts.
     """
     known = sources_of(run_id)
     limit = EVERY_STEP if step is None else step

@@ -30,8 +30,8 @@ NO_TIME = np.datetime64("NaT", "us")
 FEW_SERIES = 4
 
 # The rows are grouped by writer, in the order of `writers`, each with (writer, seq, last_seq, rows, name,
-# tile, first position, offsets, body). A block has its axis first, then the requested slices of its tiles. A chunk
-# has one row with its body; its name is null.
+# tile, first position, offsets, body). A block has its axis first, then the requested slices of its tiles.
+# A chunk has one row with its body; its name is null.
 STATEMENT = """
     WITH wanted (tile, low, high) AS (
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
