@@ -4,49 +4,72 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Two steps into one environment: the package with what the demo needs, then what tests and benchmarks need.
+PACKAGE := .venv/.package
+TOOLS := .venv/.tools
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: help install kernels demo test test-gpu bench-gpu lint format types check browser bench clean
+.PHONY: help install kernels demo up test test-gpu bench-gpu lint format types check browser bench lowest clean
 
 help:
-	@echo "make demo    install, then train five small GPTs and watch them in the browser (DEMO_ARGS=--exit to stop by itself)"
-	@echo "make test    install, then run every test                                      (TEST_ARGS='-k name')"
-	@echo "make check   lint, types and Django's own checks"
-	@echo "make bench   every benchmark, one JSON line each"
-	@echo "make clean   remove what make made"
+	@echo "To see it:"
+	@echo "  make demo    install, then train five small GPTs and watch them in the browser (DEMO_ARGS=--exit to stop by itself)"
+	@echo "  make up      install, then run the dashboard on this machine until Ctrl-C      (UP_ARGS='--port 8001')"
+	@echo "To change it:"
+	@echo "  make check   ruff, mypy and Django's own checks; make format repairs what ruff can"
+	@echo "  make test TEST_ARGS=tests/agent/delivery      the tests of what you changed"
+	@echo "  make test TEST_ARGS=\"-k name -x\"            the tests whose name has \"name\", up to the first failure"
+	@echo "  make test    every test: 12 minutes at most on two cores"
+	@echo "  .ci/run      what continuous integration runs: make check, and the tests not marked slow"
+	@echo "Now and then:"
+	@echo "  make kernels the CPU kernels, after a change to their C++"
+	@echo "  make test-gpu, make bench-gpu   the GPU's tests and benchmark, on a machine with a CUDA device"
+	@echo "  make bench   every benchmark, one JSON line each (hours)"
+	@echo "  make lowest  the tests with the oldest dependencies that pyproject.toml allows"
+	@echo "  make clean   remove what make made"
 
-install: $(INSTALLED)
+install: $(TOOLS)
 
-# The CPU's kernels are built by the installation: with the machine's C++ compiler, else with one from PyPI.
-KERNELS := setup.py $(wildcard build_backend/*.py kernels/fp8scope_kernels/native*.cpp) kernels/fp8scope_kernels/native_levels.py
-$(INSTALLED): pyproject.toml constraints.txt $(KERNELS)
+# The installation builds the CPU kernels: with the machine's C++ compiler, else with one from PyPI.
+KERNELS := setup.py $(wildcard build_backend/*.py kernels/fp8scope_kernels/cpu/levels.py kernels/fp8scope_kernels/cpu/csrc/*)
+$(PACKAGE): pyproject.toml constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fp8scope needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv; } || \
 		{ echo "Python's venv module is missing. On Debian: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dashboard,dev]'
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+# The package is there already: pip adds what its other extras name, and builds nothing again.
+$(TOOLS): $(PACKAGE)
+	$(PIP) 'fp8scope[dev,frameworks,benchmarks]'
 	@touch $@
 
 # The kernels alone, into the source tree: any Python will do, with a C++ compiler or the package ziglang.
 kernels:
 	$(PYTHON) build_backend/kernel_libraries.py
 
-demo: $(INSTALLED)
+demo: $(PACKAGE)
 	$(BIN)/fp8scope demo $(DEMO_ARGS)
 
+up: $(PACKAGE)
+	$(BIN)/fp8scope up $(UP_ARGS)
+
 # One test process more than cores (many wait for servers), at most four, each on one core: JOBS=0 runs all in one.
-test: $(INSTALLED) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TEST_ARGS)
+# It takes at most 12 minutes on two cores, see CONTRIBUTING.md.
+PYTEST := -m pytest
+test: $(TOOLS) browser
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) --numprocesses $(JOBS) --dist worksteal $(TEST_ARGS)
 
 # On a machine with a CUDA device; elsewhere the GPU tests are skipped with a line that says so.
-test-gpu: $(INSTALLED)
+test-gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
 
-bench-gpu: $(INSTALLED)
+bench-gpu: $(TOOLS)
 	$(BIN)/python benchmarks/gpu_kernels.py
 
 # The browser tests need Debian's chromium. Root installs it; others are told, and those tests are skipped with
@@ -60,22 +83,31 @@ check: lint types
 	$(BIN)/python manage.py check --deploy --fail-level WARNING
 	$(BIN)/python manage.py makemigrations --check --dry-run
 
-lint: $(INSTALLED)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(INSTALLED)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(INSTALLED)
+types: $(TOOLS)
 	$(BIN)/mypy
 
 # All but two: calibration.py needs a directory of loss curves, gpu_kernels.py a GPU (make bench-gpu). It takes hours.
 BENCHMARKS = agent_overhead bisection chaos compaction crash deletion eager_fallback fp6 growth ingest kill linear optimizer_state outage quantize query recipes spikes storage watching web_server
-bench: $(INSTALLED)
+bench: $(TOOLS)
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
+# The oldest dependencies that pyproject.toml allows, in an environment of their own. torch stays that of constraints.txt.
+LOWEST_TESTS := tests/agent/recording tests/agent/delivery tests/agent/cli/test_main.py tests/dashboard
+lowest:
+	$(PYTHON) -m venv build/lowest
+	$(PYTHON) tools/lowest.py demo > build/lowest/constraints.txt
+	build/lowest/bin/python -m pip install --quiet -c build/lowest/constraints.txt -e '.[demo]' \
+		pytest pytest-django pytest-timeout pytest-xdist hypothesis PyYAML
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(LOWEST_TESTS)
+
 clean:
-	rm -rf kernels/fp8scope_kernels/native_*.so .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf kernels/fp8scope_kernels/cpu/*.so .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,41 +1,40 @@
-"""What does watching cost the training, beside what other trackers cost?
+"""What watching costs the training, and what other trackers cost. Prints one JSON line.
 
     python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 400] [--rounds 3]
                                         [--memory-steps 100000] [--only plain,bf16,step,threads,memory]
 
-Five questions, one JSON line; `--only` asks some of them:
+The agent sends to a sink (agent_sink.py) all the time. `--peers-venv` is a virtual environment, kept between
+runs, into which the other trackers are installed; without it they are left out. `--only` selects questions.
 
-    plain_ratio         (plain) step time of a float32 GPT of 0.82M parameters (8 x 64 tokens) under `attach`
-                        with the default budget, over the same without: medians of 4 x `--pairs`
-                        steps of each, in turns of four; mean of six rounds
-    plain_every_ratio   (plain) the same with every tensor read at every step: `overhead=None`
-    bf16_ratio, bf16_every_ratio
-                        (bf16) the same for a GPT of 10.8M parameters in BF16, `--pairs` pairs each
-    ..._error, ..._mean_ratio, ..._paces
-                        of each of the four its standard error, over six rounds with a pair of models each;
-                        the ratio of the mean times, in which steps that are read count by their share,
-                        without the longest hundredth of each; and every how many steps tensors were read at
-                        the end of each round
+plain: a float32 GPT of 0.82M parameters (8 x 64 tokens) under `attach`, six rounds with a new pair of models
+each, steps taken in turns of four.
 
-    step_ratio          (step) step time of an FP8 GPT of 10.9M parameters on the CPU with every tensor
-                        watched in every step (75 tensors, 7 statistics, and the measures), over the same
-                        without: medians of `--pairs` pairs of steps, one of each, in an order that is drawn
-    step_ratio_error    standard error of that, by bootstrap over the pairs
-    with_threads        the same, and all that the agent's own threads compute added to its steps, as if there
-                        were no other core for it: how they hold up the training, mostly in the step after,
-                        may be in steps of either kind, and is less than this
-    background_ms       milliseconds per step that were added for that
-    sampled_ratio       the same for the sampled steps, by default one in 100; it has no part in `step_ratio`
-    thread_us_per_step  (threads) microseconds of the training thread for a step of 1,002 tensors x 7
-                        statistics and 10 scalars: `tight` (step after step), `paced` (10 ms apart) and `cold`
-                        (after 30 ms of training); medians
+    plain_ratio         step time with the default budget over step time without the agent, medians
+    plain_every_ratio   the same if every tensor is read at every step (`overhead=None`)
+    ..._error           standard error over the rounds
+    ..._mean_ratio      ratio of the mean times, without the longest hundredth of the steps
+    ..._paces           steps between two readings of plain tensors, at the end of each round
+    ..._step_ms         median step time without the agent
+
+bf16: the same for a GPT of 10.8M parameters in BF16 (`bf16_ratio`, `bf16_every_ratio`, ...).
+
+step: an FP8 GPT of 10.9M parameters with every tensor watched at every step (75 tensors, 7 statistics).
+
+    step_ratio          step time watched over unwatched, medians of `--pairs` pairs of steps in random order
+    step_ratio_error    its standard error, by bootstrap over the pairs
+    background_ms       CPU milliseconds per step of the agent's own threads
+    with_threads        step_ratio if the training also waited for background_ms: an upper bound
+    sampled_ratio       the ratio of sampled steps, one in 100 by default; not part of step_ratio
+
+threads: a step of 1,002 tensors x 7 statistics and 10 scalars.
+
+    thread_us_per_step  microseconds of the training thread, medians: `tight` (step after step), `paced`
+                        (10 ms apart), `cold` (after 30 ms of training)
     peer_us_per_step    the same for 1,000 values with wandb (offline), trackio, mlflow (asynchronous, SQLite)
                         and tensorboard
-    times_less          the best of them over ours
-    rss_mib             (memory) resident memory after a tenth, half and all of `--memory-steps` steps
+    times_less          the fastest of these over the agent
 
-The agent sends to a server of its own (agent_sink.py) throughout. The peers are installed into the virtual
-environment `--peers-venv`, which is kept; without it they are left out.
+memory: `rss_mib`, resident memory after a tenth, half and all of `--memory-steps` steps.
 """
 
 import argparse
@@ -71,23 +70,24 @@ SHAPE = Shape(layers=6, width=384, heads=6, context=128)
 BATCH = 4
 WARM_UP = 4
 EVERY = 100
-"""Steps from one sampled step to the next: the agent's default."""
+"""Steps between two sampled steps: the agent's default."""
 RESAMPLES = 1000
 SETTLING = 60
+"""Steps of each model before the measured ones, under `attach`: it reads all of the first steps."""
 BLOCK = 4
+"""Steps in a row of one model, under `attach`."""
 ROUNDS = 6
-"""Of `attached_ratios`: even, so that each role is taken as often by the model that was made first."""
-"""Pairs of steps before the measured ones, under `attach`: the first steps are read one and all."""
+"""Rounds of `attached_ratios`. Even: in half of them the model that was made first is the watched one."""
 QUESTIONS = ("plain", "bf16", "step", "threads", "memory")
 LAYERS = 334
 STEPS = 1000
 MLFLOW_STEPS = 100
-"""mlflow's queue grows by what it cannot write: the call's time does not depend on it."""
+"""mlflow's queue grows without bound; the time of a call does not depend on its length."""
 
 
 @contextmanager
 def sink() -> Iterator[str]:
-    """A server that acknowledges everything, in a process of its own."""
+    """A server in another process that acknowledges everything; yields its address."""
     process = subprocess.Popen(
         [sys.executable, str(HERE / "agent_sink.py")], stdout=subprocess.PIPE, text=True
     )
@@ -120,28 +120,29 @@ class Gpt:
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of single steps; those at the same place were taken one after the other."""
+    """Seconds of each step. Steps with the same index were taken one after the other."""
 
     plain: NDArray[np.float64]
     watched: NDArray[np.float64]
     sampled: NDArray[np.bool_]
-    """Which of those that were watched were sampled."""
+    """Which of the watched steps were sampled."""
     background: float
-    """CPU seconds of the agent's threads per step."""
+    """CPU seconds of the agent's threads, per step."""
     parameters: int
 
-    def ratio(self, of: NDArray[np.int64] | NDArray[np.bool_]) -> float:
-        return float(np.median(self.watched[of])) / float(np.median(self.plain[of]))
+    def ratio(self, steps: NDArray[np.int64] | NDArray[np.bool_]) -> float:
+        """Watched over plain, medians of the selected steps."""
+        return float(np.median(self.watched[steps])) / float(np.median(self.plain[steps]))
 
     def summary(self) -> dict[str, float]:
-        """What is printed of them."""
+        """The figures of the JSON line."""
         usual = np.flatnonzero(~self.sampled)
-        draw = np.random.default_rng(0)
+        random_state = np.random.default_rng(0)
         with_threads = self.ratio(usual) + self.background / float(np.median(self.plain[usual]))
-        drawn = [self.ratio(draw.choice(usual, len(usual))) for _ in range(RESAMPLES)]
+        resampled = [self.ratio(random_state.choice(usual, len(usual))) for _ in range(RESAMPLES)]
         return {
             "step_ratio": round(self.ratio(usual), 4),
-            "step_ratio_error": round(float(np.std(drawn)), 4),
+            "step_ratio_error": round(float(np.std(resampled)), 4),
             "with_threads": round(with_threads, 4),
             "background_ms": round(1000 * self.background, 3),
             "sampled_ratio": round(self.ratio(self.sampled), 3),
@@ -150,7 +151,7 @@ class Steps:
 
 
 def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
-    """Train two models that are alike, one of them watched, a step of each at a time."""
+    """Train two equal models, one of them watched, a step of each in turn."""
     plain, watched = Gpt(), Gpt()
     with fp8scope.init(name="overhead", url=url, token="x", directory=directory) as run:
         run.watch(watched.model, watched.optimizer, every=EVERY)
@@ -170,7 +171,7 @@ def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
                 call()
                 times[call].append(time.perf_counter() - began)
         background += _other_threads()
-    # Counted from 1, which is sampled, as is every hundredth after it.
+    # Step 1 is sampled, and every hundredth after it.
     sampled = np.arange(pairs + WARM_UP) % EVERY == 0
     return Steps(
         plain=np.array(times[plain.train][WARM_UP:]),
@@ -184,7 +185,7 @@ def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
 def attached_ratios(
     name: str, make: Callable[[], Training], pairs: int, url: str, directory: str
 ) -> dict[str, Any]:
-    """What `attach` costs a model in high precision, with the default budget and with none."""
+    """The cost of `attach` for a model in high precision, with the default budget and without a limit."""
     results: dict[str, Any] = {}
     budgets: dict[str, dict[str, Any]] = {name: {}, f"{name}_every": {"overhead": None}}
     for label, how in budgets.items():
@@ -192,8 +193,8 @@ def attached_ratios(
             one_round(make, pairs // ROUNDS, index % 2 == 1, label, url, directory, how)
             for index in range(ROUNDS)
         ]
-        for key, of in (("ratio", np.median), ("mean_ratio", _mean_without_longest)):
-            ratios = [float(of(agent)) / float(of(without)) for without, agent, _ in rounds]
+        for key, average in (("ratio", np.median), ("mean_ratio", _mean_without_longest)):
+            ratios = [float(average(agent)) / float(average(without)) for without, agent, _ in rounds]
             results[f"{label}_{key}"] = round(statistics.mean(ratios), 4)
             results[f"{label}_{key}_error"] = round(statistics.stdev(ratios) / ROUNDS**0.5, 4)
         results[f"{label}_paces"] = [pace for _, _, pace in rounds]
@@ -210,11 +211,11 @@ def one_round(
     directory: str,
     how: dict[str, Any],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """Seconds of steps without and with the agent, and its pace at the end.
+    """Seconds of steps without the agent, of steps with it, and its interval between readings at the end.
 
-    Steps are taken in turns of BLOCK: the time between two steps of the watched model counts as its step, of
-    which the budget is a share. Two models that are alike differ by up to 0.7 %, by where their memory lies:
-    so each round has a pair of its own, and in every other round (`swapped`) the first made is watched.
+    Steps are taken in turns of BLOCK, because the budget is a share of the time between two steps of the
+    watched model. Equal models differ by up to 0.7 % with the position of their memory, so each round makes a
+    new pair, and every other round (`swapped`) watches the model that was made first.
     """
     models = [make(), make()]
     plain, watched = reversed(models) if swapped else models
@@ -235,22 +236,22 @@ def one_round(
                 times[call].append(time.perf_counter() - began)
     every = run._budget.every
     run.finish()
-    without, with_agent = (np.array(taken) for taken in times.values())
+    without, with_agent = (np.array(seconds) for seconds in times.values())
     return without, with_agent, every
 
 
 def _mean_without_longest(seconds: NDArray[np.float64]) -> float:
-    """Without the longest hundredth: the machine does other things as well."""
+    """The mean without the longest hundredth, in which the machine did other work."""
     return float(np.sort(seconds)[: -max(1, len(seconds) // 100)].mean())
 
 
 def _other_threads() -> float:
-    """CPU seconds of this process's threads but this one, which trains."""
+    """CPU seconds of all threads of this process except the training thread."""
     return time.process_time() - time.thread_time()
 
 
 def thread_times(url: str, directory: str) -> dict[str, float]:
-    """Ours: 1,002 tensors, and 10 scalars of which two are tensors."""
+    """The agent: 1,002 tensors and 10 scalars, two of them tensors."""
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(LAYERS)))
     convert(model, DelayedScaling())
     with fp8scope.init(name="overhead", url=url, token="x", directory=directory) as run:
@@ -269,12 +270,12 @@ def thread_times(url: str, directory: str) -> dict[str, float]:
         ]
 
         def observe(step: int) -> None:
-            # As the layers would have, while they quantise.
+            # The layers would write these while they quantise.
             slot.buffer.data.copy_(seen)
 
         def log(step: int) -> None:
-            with run.step(tokens=4096) as taken:
-                taken.log(scalars[step % 16])
+            with run.step(tokens=4096) as current:
+                current.log(scalars[step % 16])
 
         return measure(log, STEPS, before=observe)
 
@@ -288,10 +289,10 @@ def memory_growth(steps: int, url: str, directory: str) -> dict[str, float]:
     with fp8scope.init(name="memory", url=url, token="x", directory=directory) as run:
         run.watch(model)
         for step in range(1, steps + 1):
-            with run.step(tokens=64) as taken:
+            with run.step(tokens=64) as current:
                 if step % 10 == 0:
                     model(x).sum().backward()
-                taken.log(loss=1.0, other=float(step))
+                current.log(loss=1.0, other=float(step))
             if step in (steps // 10, steps // 2, steps):
                 marks[str(step)] = round((resident_bytes() or 0) / 2**20, 1)
     report = run.finish()
@@ -300,19 +301,19 @@ def memory_growth(steps: int, url: str, directory: str) -> dict[str, float]:
 
 
 def install(directory: Path) -> Path:
-    """The interpreter of a virtual environment with the peers; torch is this one's."""
+    """The Python of a virtual environment with the other trackers; it shares this one's torch."""
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", *PEERS], check=True)
     (site,) = (directory / "lib").glob("python*/site-packages")
-    # After its own packages: what both have is the peers'.
+    # Appended to sys.path, so that the environment's own packages win.
     site.joinpath("torch_of_the_benchmark.pth").write_text(str(Path(torch.__file__).parents[1]))
     return python
 
 
 def peer_times(name: str, python: Path) -> dict[str, float]:
-    """What agent_peers.py measures of one of them, in a process of its own."""
+    """The line that agent_peers.py prints for one tracker, in another process."""
     steps = MLFLOW_STEPS if name == "mlflow" else STEPS // 4
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         command = [str(python), str(HERE / "agent_peers.py"), name, directory, str(steps)]
@@ -344,14 +345,14 @@ def main() -> None:
         parser.error(f"--only takes {', '.join(QUESTIONS)}; got {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     python = install(arguments.peers_venv.absolute()) if arguments.peers_venv else None
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     ours: list[dict[str, float]] = []
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in PEERS} if python else {}
     with sink() as url, tempfile.TemporaryDirectory() as directory:
         if "plain" in only:
-            found |= attached_ratios("plain", lambda: Training(SMALL), 4 * arguments.pairs, url, directory)
+            figures |= attached_ratios("plain", lambda: Training(SMALL), 4 * arguments.pairs, url, directory)
         if "bf16" in only:
-            found |= attached_ratios(
+            figures |= attached_ratios(
                 "bf16", lambda: Training(MEDIUM, torch.bfloat16), arguments.pairs, url, directory
             )
         for _ in range(arguments.rounds if "threads" in only else 0):
@@ -360,23 +361,23 @@ def main() -> None:
                 assert python is not None
                 runs.append(peer_times(name, python))
         if "step" in only:
-            found |= steps_in_turn(arguments.pairs, url, directory).summary()
+            figures |= steps_in_turn(arguments.pairs, url, directory).summary()
         if ours:
-            found["thread_us_per_step"] = medians(ours)
-            found["peer_us_per_step"] = {name: medians(runs) for name, runs in theirs.items()}
-            found["cold_steps"] = COLD_STEPS
+            figures["thread_us_per_step"] = medians(ours)
+            figures["peer_us_per_step"] = {name: medians(runs) for name, runs in theirs.items()}
+            figures["cold_steps"] = COLD_STEPS
         if ours and theirs:
-            found["times_less"] = {
+            figures["times_less"] = {
                 kind: round(
-                    min(peer[kind] for peer in found["peer_us_per_step"].values())
-                    / found["thread_us_per_step"][kind],
+                    min(peer[kind] for peer in figures["peer_us_per_step"].values())
+                    / figures["thread_us_per_step"][kind],
                     1,
                 )
                 for kind in ("tight", "paced", "cold")
             }
         if "memory" in only:
-            found["rss_mib"] = memory_growth(arguments.memory_steps, url, directory)
-    print(json.dumps(found))
+            figures["rss_mib"] = memory_growth(arguments.memory_steps, url, directory)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""What logging 1,000 values a step costs the training thread with other trackers; part of agent_overhead.py.
+"""The cost of logging 1,000 values a step with other trackers, on the training thread.
 
     python benchmarks/agent_peers.py {wandb,trackio,mlflow,tensorboard} DIRECTORY STEPS
 
-Runs with that tracker installed, and torch. Each is used the way its users would, writing locally. Prints one
-JSON line: microseconds a step on the training thread, the median, `tight` (step after step), `paced` (10 ms
-of small matrix products before each) and `cold` (after a training step that has filled the caches with other
-things).
+agent_overhead.py runs it where that tracker and torch are installed. Each tracker is used as its
+documentation shows, and writes locally. Prints one JSON line, median microseconds of the training thread per
+step:
+
+    tight   step after step
+    paced   after 10 ms of small matrix products
+    cold    after a training step, which fills the caches with other data
 """
 
 import json
@@ -24,7 +27,7 @@ Log = Callable[[int], None]
 
 
 class TrainingStep:
-    """A step of training, about 30 ms: the caches hold other things after it."""
+    """A training step of about 30 ms; it fills the caches with other data."""
 
     def __init__(self) -> None:
         import torch
@@ -45,13 +48,13 @@ class TrainingStep:
 
 
 def measure(log: Log, steps: int, before: Log = lambda step: None) -> dict[str, float]:
-    """Microseconds that `log(step)` takes: medians of `steps` in a row, and of COLD_STEPS after
-    10 ms of small products and after a step of training.
+    """Median microseconds of `log(step)`: of `steps` in a row, of COLD_STEPS that each follow 10 ms of small
+    products, and of COLD_STEPS that each follow a training step.
 
-    `before(step)` is called before each, and not timed.
+    `before(step)` is called before each of them and is not timed.
     """
     work: dict[str, Callable[[], object]] = {"tight": lambda: None, "paced": products, "cold": TrainingStep()}
-    found, step = {}, 0
+    medians, step = {}, 0
     for kind, count in (("tight", steps), ("paced", COLD_STEPS), ("cold", COLD_STEPS)):
         times = []
         for _ in range(count):
@@ -59,13 +62,13 @@ def measure(log: Log, steps: int, before: Log = lambda step: None) -> dict[str, 
             work[kind]()
             times.append(_timed(log, step))
             step += 1
-        found[kind] = statistics.median(times) * 1e6
+        medians[kind] = statistics.median(times) * 1e6
         time.sleep(1.0)
-    return found
+    return medians
 
 
 def products() -> None:
-    """10 ms of small matrix products: what logging needs may stay in the caches."""
+    """10 ms of small matrix products; the logger's data may stay in the caches."""
     import torch
 
     matrix = torch.ones(256, 256)
@@ -81,7 +84,7 @@ def _timed(log: Log, step: int) -> float:
 
 
 def values_of(step: int) -> dict[str, float]:
-    """What is logged at a step."""
+    """The values of one step."""
     return {f"layer{index}/amax": (step * 31 + index) % 97 / 7 for index in range(VALUES)}
 
 
@@ -106,7 +109,7 @@ def use_mlflow(directory: Path) -> tuple[Log, Callable[[], Any]]:
     mlflow.set_tracking_uri(f"sqlite:///{directory}/mlflow.db")
     mlflow.set_experiment("overhead")
     mlflow.start_run()
-    # What it still has to write at the end takes minutes: the process is ended without.
+    # Writing its queue at the end would take minutes: the process exits without that.
     return _prepared(lambda step, values: mlflow.log_metrics(values, step=step, synchronous=False)), _end
 
 
@@ -123,7 +126,7 @@ def use_tensorboard(directory: Path) -> tuple[Log, Callable[[], Any]]:
 
 
 def _prepared(log: Callable[[int, dict[str, float]], Any]) -> Log:
-    """The values come from a small set of dictionaries made beforehand: making them is not logging."""
+    """`log` of a step, with values that were made beforehand, so that making them is not timed."""
     ready = [values_of(step) for step in range(16)]
     return lambda step: log(step, ready[step % 16])
 
@@ -139,8 +142,7 @@ PEERS = {"wandb": use_wandb, "trackio": use_trackio, "mlflow": use_mlflow, "tens
 def main() -> None:
     name, directory, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     log, end = PEERS[name](directory)
-    found = measure(log, steps)
-    print(json.dumps(found), flush=True)
+    print(json.dumps(measure(log, steps)), flush=True)
     end()
 
 

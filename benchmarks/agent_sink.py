@@ -1,6 +1,7 @@
-"""A server that acknowledges whatever an agent sends it and keeps nothing: `python benchmarks/agent_sink.py`.
+"""A server that acknowledges every message of an agent and stores nothing: `python benchmarks/agent_sink.py`.
 
-Prints its address. For benchmarks of the agent alone: it answers within microseconds, at almost no CPU time.
+Prints its address. For benchmarks of the agent alone: it answers within microseconds and uses little CPU
+time.
 """
 
 import json
@@ -48,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def points_of(table: pa.Table) -> int:
-    """The values that are not null, `step` and `time` not counted."""
+    """The number of values that are not null, without the columns `step` and `time`."""
     points = 0
     for column in table.columns[2:]:
         for chunk in column.chunks:

@@ -1,11 +1,12 @@
-"""How often are the detectors and verdicts wrong on real runs?
+"""How often detectors and verdicts are wrong on real runs. Prints one JSON line.
 
     python benchmarks/calibration.py DIRECTORY [--trials N] [--block N]
 
-DIRECTORY holds public training-loss curves: `*_loss.csv.gz` (run_id, step, loss) and, beside each dataset's,
-`*_runs.csv` (run_id and a group: `group`, or `test_case`; optionally `precision_pair` and `precision_arm`,
-`final_val_loss`, `index_origin`). Runs of one group have the same configuration: any alarm or verdict of a
-difference among them is wrong. Prints one JSON line per question. Random choices have a fixed seed.
+DIRECTORY contains public training-loss curves. Each dataset has two files: `*_loss.csv.gz` (run_id, step,
+loss) and `*_runs.csv` (run_id and `group` or `test_case`; optionally `precision_pair` and `precision_arm`,
+`final_val_loss`, `index_origin`). Runs of one group have the same configuration, so every alarm or verdict of
+a difference among them is wrong. The line's `answers` has one object per `question`. Random choices have a
+fixed seed.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from fp8scope_dashboard.analysis.delta import compare_losses
 from fp8scope_dashboard.analysis.equivalence import judge_single, two_one_sided_tests
 
 MARGIN, ALPHA, SEED = 0.0025, 0.05, 0
-# Shorter curves say nothing about streaming detectors.
+# Shorter curves are too short for streaming detectors.
 CURVE_POINTS = 500
-# Smaller groups of the public data are not re-runs of one configuration: they try several under one name.
+# Smaller groups in the public data are not re-runs: they contain several configurations under one name.
 GROUP_RUNS = 7
-# Parameters of above_baseline other than its defaults.
-Chosen = dict[str, float]
+# Parameters of above_baseline that replace its defaults.
+Parameters = dict[str, float]
 ALONE: dict[str, LossDetector] = {
     "loss_not_finite": not_finite,
     "loss_spike": spike,
@@ -52,7 +53,7 @@ class Group:
 
 
 def read_groups(directory: Path) -> list[Group]:
-    """Every group's curves of at least CURVE_POINTS points."""
+    """All groups, with their curves of at least CURVE_POINTS points."""
     groups: dict[str, list[Curve]] = defaultdict(list)
     for path in sorted(directory.glob("*_loss.csv.gz")):
         dataset = next(
@@ -66,7 +67,7 @@ def read_groups(directory: Path) -> list[Group]:
 
 
 def _group_name(run: dict[str, str]) -> str:
-    # Series counted from 0 and from 1 do not align: they are different groups.
+    # Series that count from 0 and from 1 do not align, so they are different groups.
     return run.get("group") or f"{run['test_case']} {run.get('index_origin', '')}"
 
 
@@ -90,7 +91,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def alone(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
-    """Alarms of the detectors that look at one run, on runs that all finished well."""
+    """Alarms of the detectors that need no baseline. All runs finished well, so each alarm is false."""
     curves = [curve for group in groups for curve in group.curves]
     for kind, detector in ALONE.items():
         opened = [_openings(detector, kind, curve) for curve in curves]
@@ -107,13 +108,13 @@ def alone(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
 
 def _openings(detector: LossDetector, kind: str, curve: Curve) -> list[int]:
     _, findings = detector({}, curve.steps, curve.losses, rules.validate(kind, {}))
-    return [found.onset_step for found in findings if found.opened]
+    return [finding.onset_step for finding in findings if finding.opened]
 
 
 def against_baseline(
-    groups: Sequence[Group], seeds: int, trials: int, chosen: Chosen
+    groups: Sequence[Group], seeds: int, trials: int, parameters: Parameters
 ) -> Iterator[dict[str, Any]]:
-    """One run against `seeds` others of its own group: any alarm, any 'over', is wrong."""
+    """One run against `seeds` others of its own group: every alarm and every 'over' is wrong."""
     chance = np.random.default_rng(SEED)
     for group in groups:
         if len(group.curves) < GROUP_RUNS:
@@ -121,7 +122,7 @@ def against_baseline(
         alarms, over, excluded, delta = 0, 0, 0, []
         for _ in range(trials):
             run, *baseline = (group.curves[i] for i in chance.permutation(len(group.curves))[: seeds + 1])
-            alarms += bool(_baseline_alarms(run, baseline, chosen))
+            alarms += bool(_baseline_alarms(run, baseline, parameters))
             result = compare_losses([run], baseline, margin=MARGIN, alpha=ALPHA)
             over += result.verdict == "over"
             if result.noise_interval and result.delta is not None:
@@ -132,7 +133,7 @@ def against_baseline(
             "group": group.name,
             "runs": len(group.curves),
             "seeds": seeds,
-            **chosen,
+            **parameters,
             "trials": trials,
             "above_baseline_alarm_rate": round(alarms / trials, 4),
             "bound": ALPHA,
@@ -142,45 +143,47 @@ def against_baseline(
         }
 
 
-def _baseline_alarms(run: Curve, baseline: Sequence[Curve], chosen: Chosen) -> list[int]:
+def _baseline_alarms(run: Curve, baseline: Sequence[Curve], parameters: Parameters) -> list[int]:
     steps = run.steps
     for curve in baseline:
         steps = np.intersect1d(steps, curve.steps)
     losses = [curve.losses[np.searchsorted(curve.steps, steps)] for curve in (run, *baseline)]
-    parameters = {**rules.validate("above_baseline", chosen), "margin": MARGIN, "alpha": ALPHA}
-    _, findings = above_baseline({}, steps, losses[0], np.stack(losses[1:]), parameters)
-    return [found.step for found in findings if found.opened]
+    validated = {**rules.validate("above_baseline", parameters), "margin": MARGIN, "alpha": ALPHA}
+    _, findings = above_baseline({}, steps, losses[0], np.stack(losses[1:]), validated)
+    return [finding.step for finding in findings if finding.opened]
 
 
-def detection(groups: Sequence[Group], seeds: int, trials: int, chosen: Chosen) -> Iterator[dict[str, Any]]:
-    """Delay of 'above_baseline' when the last half of a run's loss is raised by a known fraction."""
+def detection(
+    groups: Sequence[Group], seeds: int, trials: int, parameters: Parameters
+) -> Iterator[dict[str, Any]]:
+    """Delay of `above_baseline` after a known rise of the loss at the middle of a run."""
     chance = np.random.default_rng(SEED)
-    group = max(groups, key=lambda one: len(one.curves))
+    group = max(groups, key=lambda group: len(group.curves))
     for raised in (0.005, 0.01, 0.02, 0.05):
         delays, early = [], 0
         for _ in range(trials):
             run, *baseline = (group.curves[i] for i in chance.permutation(len(group.curves))[: seeds + 1])
             change = int(run.steps[len(run) // 2])
             worse = Curve(run.steps, np.where(run.steps >= change, run.losses * (1.0 + raised), run.losses))
-            alarms = _baseline_alarms(worse, baseline, chosen)
+            alarms = _baseline_alarms(worse, baseline, parameters)
             early += any(step < change for step in alarms)
             delays.append(next((step - change for step in alarms if step >= change), None))
-        found = [delay for delay in delays if delay is not None]
+        detected = [delay for delay in delays if delay is not None]
         yield {
             "question": "delay of above_baseline after a known rise at the middle of the run",
             "group": group.name,
             "seeds": seeds,
-            **chosen,
+            **parameters,
             "rise": raised,
-            "found": len(found),
+            "found": len(detected),
             "alarmed_before": early,
             "of": trials,
-            "median_delay_steps": float(np.median(found)) if found else None,
+            "median_delay_steps": float(np.median(detected)) if detected else None,
         }
 
 
 def finals(directory: Path, seeds: int, trials: int) -> Iterator[dict[str, Any]]:
-    """Verdicts on final validation losses: arms of one group against itself, and FP8 against BF16."""
+    """Verdicts on final validation losses: a group against itself, and FP8 against BF16."""
     runs = [
         run
         for path in sorted(directory.glob("*_runs.csv"))
@@ -225,7 +228,7 @@ def finals(directory: Path, seeds: int, trials: int) -> Iterator[dict[str, Any]]
 
 
 def main() -> None:
-    """Print one JSON line per answer."""
+    """Print the JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -234,16 +237,16 @@ def main() -> None:
     parser.add_argument("--block", type=int, help="points in a block of above_baseline, else its default")
     arguments = parser.parse_args()
     if arguments.directory is None:
-        print(json.dumps({"skipped": "give the directory of the public loss curves as the argument"}))
+        print(json.dumps({"benchmark": "calibration", "skipped": "pass the directory of the loss curves"}))
         return
-    chosen: Chosen = {} if arguments.block is None else {"block": arguments.block}
+    parameters: Parameters = {} if arguments.block is None else {"block": arguments.block}
     groups = read_groups(arguments.directory)
-    answers = [alone(groups), detection(groups, 3, min(arguments.trials, 50), chosen)]
-    answers += [against_baseline(groups, seeds, arguments.trials, chosen) for seeds in (1, 3, 5)]
+    answers = [alone(groups), detection(groups, 3, min(arguments.trials, 50), parameters)]
+    answers += [against_baseline(groups, seeds, arguments.trials, parameters) for seeds in (1, 3, 5)]
     answers += [finals(arguments.directory, seeds, 10 * arguments.trials) for seeds in (3, 4)]
-    for answer in answers:
-        for line in answer:
-            print(json.dumps(line), flush=True)
+    print(
+        json.dumps({"benchmark": "calibration", "answers": [line for answer in answers for line in answer]})
+    )
 
 
 if __name__ == "__main__":

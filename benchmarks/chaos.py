@@ -1,17 +1,17 @@
-"""Kill every server, one after another, while a model trains: is every point stored, did a step notice?
+"""Kill every server in turn while a model trains: count lost points, time the steps. Prints one JSON line.
 
     python benchmarks/chaos.py [--steps 3000] [--kills 1]
 
-Starts a whole installation, trains a small FP8 model against it in a process of its own, and sends SIGKILL
-to the web server, the worker, PostgreSQL and Redis in turn, `--kills` times each. Prints one JSON line:
+Starts an installation, trains a small FP8 model in another process, and sends SIGKILL to the web server, the
+worker, PostgreSQL and Redis in turn, `--kills` times each.
 
-    rows_sent, rows_stored, ...     equal when nothing was lost or doubled
-    step_ms_quiet, step_ms_killed   median step time with all servers up, and within 3 s of a kill
-    step_ratio, step_p99_ratio      the second over the first, and the same of the 99th percentiles
-    ..._without_agent               the same kills with the agent disabled: what the restarting servers
-                                    take from the cores that they share with the training
-    agent_step_ratio                step time with the agent over without, all servers up
-    restarts                        seconds until a new process had taken over, by name
+    rows_sent, rows_stored, ...     equal if nothing was lost or duplicated
+    step_ms_quiet, step_ms_killed   median step time with all servers up, and within 3 s after a kill
+    step_ratio, step_p99_ratio      the second over the first, of medians and of 99th percentiles
+    ..._without_agent               the same with the agent disabled: the CPU time that restarting servers
+                                    take from the training on the same cores
+    agent_step_ratio                step time with the agent over step time without it, all servers up
+    restarts                        seconds until a new process has taken over, by name
 """
 
 import argparse
@@ -34,7 +34,7 @@ COUNTERS = ("rows_sent", "rows_stored", "points_sent", "points_stored", "rows_dr
 
 
 def train(steps: int, times: Path) -> None:
-    """Train, observing every tensor at every step; the end and length of each step go to `times`."""
+    """Train with every tensor watched at every step; write the end and length of each step to `times`."""
     import torch
     from torch import nn
 
@@ -67,12 +67,12 @@ def train(steps: int, times: Path) -> None:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of the values lie."""
+    """The value below which a share of the values lie."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def kill(supervisor: Any, name: str) -> tuple[float, float]:
-    """SIGKILL one child; returns when, and the seconds until the supervisor runs another in its place."""
+    """SIGKILL one child; returns the time, and the seconds until the supervisor has replaced it."""
     pid = supervisor.pids()[name]
     at = time.time()
     os.kill(pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ def kill(supervisor: Any, name: str) -> tuple[float, float]:
 
 
 def experiment(supervisor: Any, token: str, data: Path, steps: int, kills: int, mode: str) -> dict[str, Any]:
-    """One training run with `kills` kills of each server; `mode` is the agent's (`disabled`: the control)."""
+    """One training run with `kills` kills of each server; `mode` is the agent's, `disabled` as control."""
     times = data / f"times-{mode}"
     environment = {
         **os.environ,
@@ -108,13 +108,13 @@ def experiment(supervisor: Any, token: str, data: Path, steps: int, kills: int, 
     if trainer.wait(600) != 0:
         raise SystemExit("the training process failed")
     rows = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
-    near = [taken for end, taken in rows if any(at <= end <= at + AFTER_KILL for at in moments)]
-    quiet = [taken for end, taken in rows[20:] if not any(at <= end <= at + AFTER_KILL for at in moments)]
+    near = [seconds for end, seconds in rows if any(at <= end <= at + AFTER_KILL for at in moments)]
+    quiet = [seconds for end, seconds in rows[20:] if not any(at <= end <= at + AFTER_KILL for at in moments)]
     return {"run": run, "alive": alive, "restarts": restarts, "near": near, "quiet": quiet}
 
 
 def measure(steps: int, kills: int, data: Path) -> dict[str, object]:
-    """The run with its agent, and the same run and kills with the agent disabled; returns the JSON line."""
+    """The figures: one run with the agent, and the same run and kills with the agent disabled."""
     import urllib3
 
     from fp8scope_dashboard.servers.supervisor import Supervisor
@@ -145,12 +145,12 @@ def measure(steps: int, kills: int, data: Path) -> dict[str, object]:
 
 
 def ratio(result: dict[str, Any], share: float) -> float:
-    """A percentile of the step times after a kill over the same of the others."""
+    """A percentile of the step times after a kill over the same percentile of the others."""
     return round(percentile(result["near"], share) / percentile(result["quiet"], share), 3)
 
 
 def make_token(supervisor: Any) -> str:
-    """A token of the default project, made where the database is."""
+    """Make a token of the default project, in a process with the servers' settings."""
     script = (
         "import django; django.setup()\n"
         "from fp8scope_dashboard.accounts.models import Project\n"

@@ -38,8 +38,8 @@ from fp8scope_kernels import (
     convert,
     observe,
     set_backend,
-    triton_backend,
 )
+from fp8scope_kernels.triton import backend as triton_backend
 
 Run = Callable[[], object]
 Line = dict[str, object]

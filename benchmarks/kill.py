@@ -1,16 +1,15 @@
-"""kill -9 a training process at random moments, then `fp8scope sync`: what is lost, what is doubled?
+"""kill -9 a training process at random moments, then `fp8scope sync`. Prints one JSON line.
 
     python benchmarks/kill.py [--kills 50] [--seed 0]
 
-Starts a whole installation. Each time a process trains a small FP8 model, every tensor observed at every
-step, and says when a step has ended; it is killed at a random moment, in the middle of whatever it does, and
-what it left is sent with `fp8scope sync`. Half of the times the process cannot reach the server, so that
-everything has to come from its spool. Prints one JSON line:
+Starts an installation. Each trial trains a small FP8 model in another process with every tensor watched at
+every step, kills the process at a random moment, and sends the rest of its data with `fp8scope sync`. In half
+of the trials the process cannot reach the server, so all data comes from its spool.
 
     lost_most, lost_mean      completed steps that are not stored, per kill
-    lost_total, of_total      the same in sum, and of how many completed steps
-    doubled, gaps             steps stored twice, and steps missing before the last one stored: both to be 0
-    marked                    runs that ended as failed, as they should: all of them
+    lost_total, of_total      their sum, and the number of completed steps
+    doubled, gaps             steps stored twice, and steps missing before the last stored one; should be 0
+    marked                    runs that are marked as failed; should be all
 """
 
 import argparse
@@ -35,8 +34,8 @@ STEP_SECONDS = (0.0, 0.0005, 0.002, 0.01)
 FIRST_STEP_SECONDS = 120.0
 
 
-def train(url: str, token: str, spool: Path, pause: float, tell: Connection) -> None:
-    """Train for ever; tell the run's id, then the number of each step that has ended."""
+def train(url: str, token: str, spool: Path, pause: float, reports: Connection) -> None:
+    """Train until killed; send the run's id, then the number of each completed step."""
     import torch
     from torch import nn
 
@@ -48,7 +47,7 @@ def train(url: str, token: str, spool: Path, pause: float, tell: Connection) -> 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = fp8scope.init(name="victim", url=url, token=token, directory=spool)
     run.watch(model)
-    tell.send(run.id)
+    reports.send(run.id)
     number = 0
     while True:
         with run.step(tokens=64) as step:
@@ -60,77 +59,77 @@ def train(url: str, token: str, spool: Path, pause: float, tell: Connection) -> 
             step.log(loss=loss)
             time.sleep(pause)
         number += 1
-        # One write(2) of a few bytes: whole, or not at all.
-        os.write(tell.fileno(), number.to_bytes(8, "little"))
+        # A write(2) of eight bytes is atomic.
+        os.write(reports.fileno(), number.to_bytes(8, "little"))
 
 
 def kill_one(url: str, token: str, spool: Path, chance: random.Random) -> tuple[str, int]:
-    """Train, kill; returns the run and how many of its steps had ended."""
-    hears, tells = multiprocessing.Pipe(duplex=False)
-    # Every second one talks to nobody.
-    reached = url if chance.random() < 0.5 else "http://127.0.0.1:9"
+    """Train and kill; returns the run's id and the number of its completed steps."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    # Nothing listens on port 9.
+    address = url if chance.random() < 0.5 else "http://127.0.0.1:9"
     context = multiprocessing.get_context("fork")
     pause = chance.choice(STEP_SECONDS)
-    process = context.Process(target=train, args=(reached, token, spool, pause, tells))
+    process = context.Process(target=train, args=(address, token, spool, pause, sender))
     process.start()
-    tells.close()
-    run = hears.recv()
-    first = os.read(hears.fileno(), 8)
+    sender.close()
+    run = receiver.recv()
+    first = os.read(receiver.fileno(), 8)
     assert len(first) == 8
     until = time.monotonic() + chance.uniform(0.0, 1.5)
-    told = 1
-    os.set_blocking(hears.fileno(), False)
+    completed = 1
+    os.set_blocking(receiver.fileno(), False)
     while time.monotonic() < until:
         with contextlib.suppress(BlockingIOError):
-            told += len(os.read(hears.fileno(), 1 << 20)) // 8
+            completed += len(os.read(receiver.fileno(), 1 << 20)) // 8
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    os.set_blocking(hears.fileno(), True)
-    while rest := os.read(hears.fileno(), 1 << 20):
-        told += len(rest) // 8
-    hears.close()
-    return run, told
+    os.set_blocking(receiver.fileno(), True)
+    while rest := os.read(receiver.fileno(), 1 << 20):
+        completed += len(rest) // 8
+    receiver.close()
+    return run, completed
 
 
 def stored(url: str, token: str, run: str) -> dict[str, Any]:
-    """What the server has of the run; nothing when it was killed before the server could be told of it."""
+    """The server's document of the run; an empty one if the run was killed before it was registered."""
     reply = urllib3.request("GET", f"{url}/api/v1/runs/{run}", headers={"Authorization": f"Bearer {token}"})
-    found: dict[str, Any] = reply.json()
-    return found if reply.status == 200 else {"rows_stored": 0, "last_step": 0, "state": "unknown"}
+    document: dict[str, Any] = reply.json()
+    return document if reply.status == 200 else {"rows_stored": 0, "last_step": 0, "state": "unknown"}
 
 
 def measure(kills: int, seed: int, data: Path) -> dict[str, object]:
-    """All kills; returns the JSON line."""
-    import torch  # noqa: F401  (once, for all the processes forked from here)
+    """The figures of all kills."""
+    import torch  # noqa: F401  (once, for all forked processes)
 
     from fp8scope.cli import main as cli
     from fp8scope_dashboard.servers.supervisor import Supervisor
 
     chance = random.Random(seed)
-    lost, doubled, gaps, completed, marked = [], 0, 0, 0, 0
+    lost, doubled, gaps, total, marked = [], 0, 0, 0, 0
     with Supervisor(data / "up", port=0) as supervisor:
         token = make_token(supervisor)
         os.environ |= {"FP8SCOPE_URL": supervisor.url, "FP8SCOPE_TOKEN": token}
         for _ in range(kills):
-            run, told = kill_one(supervisor.url, token, data / "spool", chance)
+            run, completed = kill_one(supervisor.url, token, data / "spool", chance)
             with contextlib.redirect_stdout(io.StringIO()):
                 if cli.main(["sync", str(data / "spool")]) != 0:
                     raise SystemExit("fp8scope sync did not send everything")
             reply = stored(supervisor.url, token, run)
             rows, last = reply["rows_stored"], reply["last_step"] or 0
-            # The step that was under way may have ended without having been told.
-            lost.append(max(0, told - last))
+            # The last step may have completed without being reported.
+            lost.append(max(0, completed - last))
             doubled += max(0, rows - last)
             gaps += max(0, last - rows)
-            completed += told
+            total += completed
             marked += reply["state"] == "failed"
     return {
         "kills": kills,
         "lost_most": max(lost),
         "lost_mean": round(statistics.mean(lost), 3),
         "lost_total": sum(lost),
-        "of_total": completed,
+        "of_total": total,
         "doubled": doubled,
         "gaps": gaps,
         "marked": marked,

@@ -1,6 +1,7 @@
 """A GPT in the style of small training scripts: tied embeddings, fused attention, no biases or dropout.
 
-Its linear layers stay in high precision: three tensors each that `fp8scope.attach` reads.
+Part of agent_overhead.py. The linear layers stay in high precision; `fp8scope.attach` reads three tensors of
+each.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ VOCABULARY = 256
 
 @dataclass(frozen=True, kw_only=True)
 class GptShape:
-    """The first has 0.82M parameters beside its positions, the second 10.8M."""
+    """SMALL has 0.82M parameters without the position embedding, MEDIUM 10.8M."""
 
     layers: int
     heads: int
@@ -28,7 +29,7 @@ MEDIUM = GptShape(layers=6, heads=6, width=384, context=128, batch=4)
 
 
 class SelfAttention(nn.Module):
-    """Causal."""
+    """Causal self-attention with one projection for queries, keys and values."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class NanoGpt(nn.Module):
 
 
 class Training:
-    """A model with its optimizer, one step at a time."""
+    """A model with its optimizer; `train` takes one step."""
 
     def __init__(self, shape: GptShape, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(0)

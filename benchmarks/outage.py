@@ -1,20 +1,20 @@
-"""The server goes away for the middle third of a training run: does a step notice, and is anything lost?
+"""Take the server away during a training run: count lost points, time the steps. Prints one JSON line.
 
     python benchmarks/outage.py [--steps 900]
 
-Starts a whole installation, and trains a small FP8 model three times, every tensor observed at every step:
+Starts an installation and trains a small FP8 model three times, with every tensor watched at every step:
 
-    killed   the web server gets SIGKILL for the middle third; connections are refused
-    hangs    it gets SIGSTOP for the middle third: connections are accepted, and nothing is ever answered
-    gone     it gets SIGSTOP for the last two thirds, and `finish(5)` is called meanwhile
+    killed   the web server is killed for the middle third: connections are refused
+    hangs    the web server gets SIGSTOP for the middle third: connections are accepted and never answered
+    gone     the web server gets SIGSTOP for the last two thirds; `finish(5)` is called before it resumes
 
-Prints one JSON line, for each of them:
+Figures of each:
 
-    points_sent, points_stored   equal when nothing was lost or doubled; after `fp8scope sync` for `gone`
-    step_ratio                   median step time in that third over that of the other steps (`gone`: the
-                                 second over the first)
-    finish_s, complete           how long `finish` took, and whether it said that everything was sent
-    told                         `gone`: whether it said where the rest lies
+    points_sent, points_stored   equal if nothing was lost or duplicated; for `gone` after `fp8scope sync`
+    step_ratio                   median step time in the middle third over that of the other steps (`gone`:
+                                 over the first third)
+    finish_s, complete           seconds that `finish` took, and whether it reported that everything was sent
+    told                         `gone`: whether `finish` reported the directory of the unsent data
 """
 
 import argparse
@@ -40,7 +40,7 @@ START_SECONDS = 60.0
 
 
 class Web:
-    """A web server of the installation on a port of its own, to be killed, stopped and brought back."""
+    """A second web server of the installation, on another port, that can be killed, stopped and resumed."""
 
     def __init__(self, environment: dict[str, str], log: Path) -> None:
         self._environment = environment
@@ -84,7 +84,7 @@ class Web:
 
 
 def train(steps: int, timeout: float) -> None:
-    """Train, tell each step's number and length, then how the run ended."""
+    """Train; print each step's seconds, then a JSON line about the end of the run."""
     import torch
     from torch import nn
 
@@ -114,7 +114,7 @@ def train(steps: int, timeout: float) -> None:
 
 
 def experiment(name: str, web: Web, token: str, data: Path, steps: int) -> dict[str, Any]:
-    """One training run with one kind of outage."""
+    """One training run with one kind of outage; returns its figures."""
     spool = data / f"spool-{name}"
     environment = {**os.environ, "FP8SCOPE_URL": web.url, "FP8SCOPE_TOKEN": token, "FP8SCOPE_DIR": str(spool)}
     timeout = FINISH_SECONDS if name == "gone" else 120.0

@@ -1,23 +1,28 @@
-"""Do agents notice when strangers flood the sign-in page, or hold slow connections? One JSON line.
-
-Starts a whole installation (`fp8scope up`: PostgreSQL, Redis, web, worker, beat) on this machine's cores.
-`--agents` agents send one small batch a second each, as the agent encodes it, over a connection that each
-keeps open.
-
-    alone    p50_s, p99_s: from sending a batch to its acknowledgement, nobody else there
-    flood    p99_ratio: p99 while `--connections` connections post ever new names to the sign-in page as fast
-    as
-             they are answered, over `p99_s`; `flood_statuses`: how these posts were answered
-    slow     `--slow` connections that send a byte every 2 s (half of them within the headers, half within a
-    body)
-             and 60 anonymous uploads of 31 MB: `body_memory_mb`, the growth of the web process's memory at
-             its peak; `body_files_mb`, the most that its open temporary files held; `slow_left`, connections
-             that are still open at the end; `slow_p99_s`, the agents' p99 meanwhile
-
-The flood comes from a process of its own, so that its work does not delay the clocks of the agents. It shares
-the cores with the servers.
+"""The agents' latency while strangers flood the sign-in page or hold connections. Prints one JSON line.
 
     python benchmarks/signin_flood.py [--seconds 12] [--agents 60] [--connections 60] [--slow 900]
+
+Starts an installation (PostgreSQL, Redis, web, worker, beat) on this machine. `--agents` agents each send one
+small batch a second over a persistent connection.
+
+alone: no other load.
+
+    p50_s, p99_s     seconds from sending a batch to its acknowledgement
+
+flood: `--connections` connections post a new name to the sign-in page as soon as the last post is answered.
+
+    p99_ratio        p99 during the flood over `p99_s`
+    flood_statuses   answers to these posts, by status
+
+slow: `--slow` connections send a byte every 2 s, half of them within the headers and half within a body.
+There are also 60 anonymous uploads of 31 MB.
+
+    slow_p99_s       the agents' p99
+    slow_left        slow connections that are still open at the end
+    body_memory_mb   peak growth of the web process's memory
+    body_files_mb    peak size of its open temporary files
+
+The flood runs in another process on the same cores, so that its work does not delay the agents' clocks.
 """
 
 from __future__ import annotations
@@ -47,14 +52,14 @@ CSRF = "a" * 32
 
 
 class Connection:
-    """A keep-alive HTTP/1.1 connection; opened again when the server has closed it."""
+    """A keep-alive HTTP/1.1 connection, reopened after the server has closed it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self._writer: asyncio.StreamWriter | None = None
 
     async def request(self, method: str, path: str, headers: str, body: bytes = b"") -> int:
-        """Returns the answer's status. Raises OSError or EOFError where the connection ends without one."""
+        """The answer's status. Raises OSError or EOFError if the connection ends without an answer."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
@@ -110,14 +115,14 @@ class Agent:
         return batch.body
 
     async def send(self, until: float, times: list[float], statuses: Counter[int]) -> None:
-        """A batch a second until then; `times` takes the seconds of each acknowledged one."""
+        """Send a batch a second until `until`; append the seconds of each acknowledged batch to `times`."""
         from fp8scope.delivery.arrow_encoding import CONTENT_TYPE
 
         due = time.perf_counter() + (self.rank * 0.618) % 1
         while due < until:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             body, began, status = self.batch(), time.perf_counter(), 0
-            # As the agent does it: the same message again until it is acknowledged.
+            # Like the real agent, repeat a message until it is acknowledged.
             while status not in (200, 201):
                 with suppress(OSError, EOFError):
                     headers = f"{self.headers}Content-Type: {CONTENT_TYPE}\r\n"
@@ -139,7 +144,7 @@ async def load(agents: list[Agent], seconds: float) -> tuple[list[float], Counte
 
 
 async def flood(port: int, connections: int, seconds: float) -> Counter[int]:
-    """Post new names over all connections; returns how often each status came (0: no answer)."""
+    """Post new names over all connections; returns the number of answers by status (0: no answer)."""
     statuses: Counter[int] = Counter()
     until = time.perf_counter() + seconds
 
@@ -165,7 +170,7 @@ async def flood(port: int, connections: int, seconds: float) -> Counter[int]:
 
 
 async def hold(port: int, slow: int, seconds: float) -> dict[str, Any]:
-    """Slow connections and large anonymous uploads; returns how they ended."""
+    """Hold slow connections and make large anonymous uploads; returns how they ended."""
     until = time.perf_counter() + seconds
     ended: Counter[str] = Counter()
 
@@ -202,7 +207,7 @@ async def hold(port: int, slow: int, seconds: float) -> dict[str, Any]:
                 path = f"/api/v1/runs/{uuid.uuid4()}/batches"
                 head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {UPLOAD_BYTES}\r\n\r\n"
                 writer.write(head.encode())
-                # All but the last bytes, as somebody would who wants to occupy memory.
+                # All but the last bytes, so that the server has to hold the body.
                 while sent < UPLOAD_BYTES - 1_000_000:
                     writer.write(piece)
                     sent += len(piece)
@@ -214,16 +219,16 @@ async def hold(port: int, slow: int, seconds: float) -> dict[str, Any]:
     return dict(ended)
 
 
-def elsewhere(results: Any, work: Any, *arguments: Any) -> None:
-    """In another process: run it, put its result."""
+def run_into_queue(results: Any, work: Any, *arguments: Any) -> None:
+    """The target of `in_process`: run a coroutine function and put its result into a queue."""
     results.put(asyncio.run(work(*arguments)))
 
 
-async def beside(work: Any, *arguments: Any) -> Any:
-    """Run a load in a process of its own, which may have as many connections as the machine allows."""
+async def in_process(work: Any, *arguments: Any) -> Any:
+    """Run a load in another process, which has its own limit of open files."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    process = context.Process(target=elsewhere, args=(results, work, *arguments), daemon=True)
+    process = context.Process(target=run_into_queue, args=(results, work, *arguments), daemon=True)
     process.start()
     try:
         return await asyncio.to_thread(results.get, True, 120)
@@ -232,7 +237,7 @@ async def beside(work: Any, *arguments: Any) -> Any:
 
 
 class Memory:
-    """Peak memory of a process, and of the temporary files that it holds open, in MB."""
+    """Peak memory of a process and peak size of its open temporary files, in MB."""
 
     def __init__(self, pid: int) -> None:
         import psutil
@@ -251,7 +256,7 @@ class Memory:
         size, folder = 0, Path(f"/proc/{self.process.pid}/fd")
         with suppress(OSError):
             for entry in folder.iterdir():
-                # A temporary file has no name any more.
+                # An open temporary file has been unlinked.
                 with suppress(OSError):
                     if os.readlink(entry).endswith("(deleted)"):
                         size += entry.stat().st_size
@@ -259,7 +264,7 @@ class Memory:
 
 
 async def health(port: int, until: float) -> float:
-    """The slowest answer of /healthz, asked twice a second, in seconds."""
+    """Ask /healthz twice a second; returns the slowest answer in seconds."""
 
     def ask() -> float:
         began = time.perf_counter()
@@ -288,7 +293,7 @@ async def measure(port: int, token: str, web: int, options: argparse.Namespace) 
         await agent.register()
     await load(agents, WARM_UP)
     alone, _ = await load(agents, options.seconds)
-    attack = asyncio.create_task(beside(flood, port, options.connections, options.seconds + 3))
+    attack = asyncio.create_task(in_process(flood, port, options.connections, options.seconds + 3))
     # The process with the flood needs a moment to start.
     await asyncio.sleep(1.5)
     probe = asyncio.create_task(health(port, time.perf_counter() + options.seconds))
@@ -297,7 +302,7 @@ async def measure(port: int, token: str, web: int, options: argparse.Namespace) 
     await asyncio.sleep(2)
     memory = Memory(web)
     watching = asyncio.create_task(memory.watch())
-    holding = asyncio.create_task(beside(hold, port, options.slow, SLOW_SECONDS))
+    holding = asyncio.create_task(in_process(hold, port, options.slow, SLOW_SECONDS))
     await asyncio.sleep(1.5)
     slowed, _ = await load(agents, SLOW_SECONDS - 2)
     ended = await holding

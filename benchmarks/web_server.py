@@ -1,9 +1,9 @@
-"""Which ASGI server carries the dashboard better, granian or uvicorn? One JSON line, both in one run.
+"""Compare the ASGI servers granian and uvicorn. Prints one JSON line.
 
-Each serves the same small Django application from one worker process: a JSON answer (`get`), a 200 kB body as
-an agent posts it (`post`), and `get` again while 100 server-sent event streams are open. Then SIGTERM with
-the streams still open and two seconds of grace: how long until every process has gone? The two take turns
-`--rounds` times, so that a busy moment of the machine does not decide; the medians are printed.
+Each serves the same small Django application from one worker process: a JSON answer (`get`), a 200 kB body
+like an agent's (`post`), and `get` again beside 100 open server-sent event streams. `stop_seconds` is the
+time from SIGTERM, with the streams still open and two seconds of grace, until every process has ended. The
+figures are medians of `--rounds` rounds, in which the servers take turns.
 
     python benchmarks/web_server.py [--seconds 3] [--rounds 3] [--connections 16] [--streams 100]
 """
@@ -74,7 +74,7 @@ def make_application() -> Callable[..., Any]:
 
 
 class Client:
-    """A keep-alive HTTP/1.1 connection that knows just enough to measure."""
+    """A keep-alive HTTP/1.1 connection, reduced to what the measurement needs."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -84,7 +84,7 @@ class Client:
         return self
 
     async def request(self, path: str, body: bytes | None = None) -> bytes:
-        """Send a request and read its whole answer. Raises RuntimeError unless it is 200 with a length."""
+        """Send a request and read its whole answer. Raises RuntimeError if the status is not 200."""
         await self.send(path, body)
         headers = await self.headers()
         return await self.reader.readexactly(int(headers[b"content-length"]))
@@ -112,7 +112,7 @@ async def load(
     latencies: list[float] = []
     stop = time.perf_counter() + seconds
 
-    async def one() -> None:
+    async def send_requests() -> None:
         client = await Client(port).connect()
         while (began := time.perf_counter()) < stop:
             answer = json.loads(await client.request(path, body))
@@ -121,7 +121,7 @@ async def load(
             latencies.append(time.perf_counter() - began)
         client.writer.close()
 
-    await asyncio.gather(*(one() for _ in range(connections)))
+    await asyncio.gather(*(send_requests() for _ in range(connections)))
     return {
         f"{key}_per_second": len(latencies) / seconds,
         f"{key}_p99_ms": statistics.quantiles(latencies, n=100)[98] * 1e3,
@@ -129,7 +129,7 @@ async def load(
 
 
 class Streams:
-    """Open event streams, and how many events came in on them."""
+    """Open event streams, and the number of events that arrived on them."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -198,7 +198,7 @@ async def measure(name: str, options: argparse.Namespace) -> dict[str, float | N
 
 
 async def stop_time(server: subprocess.Popen[bytes], limit: float = 20.0) -> float | None:
-    """Seconds from SIGTERM until the whole tree has ended; None where `limit` was not enough."""
+    """Seconds from SIGTERM until the whole tree has ended; None if that takes longer than `limit`."""
     processes, began = tree(server), time.perf_counter()
     server.send_signal(signal.SIGTERM)
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, limit)
@@ -208,7 +208,7 @@ async def stop_time(server: subprocess.Popen[bytes], limit: float = 20.0) -> flo
 
 
 def middle(rounds: list[dict[str, float | None]]) -> dict[str, float | None]:
-    """The median of each figure; None where a round has none, as for a server that did not stop."""
+    """The median of each figure; None if a round has no value, such as for a server that did not stop."""
     result: dict[str, float | None] = {}
     for key in rounds[0]:
         values = [figure for figures in rounds if (figure := figures[key]) is not None]

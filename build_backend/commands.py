@@ -18,14 +18,11 @@ def extensions() -> list[Extension]:
     """An extension for each library; none with FP8SCOPE_BUILD_KERNELS=0 or on other platforms."""
     if not kernel_libraries.wanted():
         return []
-    files = [
-        file.relative_to(kernel_libraries.ROOT).as_posix()
-        for file in kernel_libraries.native_levels.sources()
-    ]
-    main = next(file for file in files if file.endswith("/native.cpp"))
+    files = [file.relative_to(kernel_libraries.ROOT).as_posix() for file in kernel_libraries.levels.sources()]
+    main = next(file for file in files if file.endswith("/kernels.cpp"))
     return [
-        Extension(f"fp8scope_kernels.{level.module}", [main], depends=files)
-        for level in kernel_libraries.native_levels.levels(kernel_libraries.architecture())
+        Extension(f"fp8scope_kernels.cpu.{level.module}", [main], depends=files)
+        for level in kernel_libraries.levels.levels(kernel_libraries.architecture())
     ]
 
 

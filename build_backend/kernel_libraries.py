@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import compilers
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "kernels" / "fp8scope_kernels"
+PACKAGE = ROOT / "kernels" / "fp8scope_kernels" / "cpu"
 FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
     # The same bits from every compiler and at every level: no fused multiply-add.
@@ -23,31 +24,31 @@ FLAGS = (
 )
 
 
-def _native_levels() -> ModuleType:
-    """The package's table of levels, read without importing the package, which needs torch."""
-    spec = spec_from_file_location("native_levels", PACKAGE / "native_levels.py")
+def _load_levels() -> ModuleType:
+    """Import cpu/levels.py by its path: importing it as part of the package would need torch."""
+    spec = spec_from_file_location("levels", PACKAGE / "levels.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-native_levels = _native_levels()
+levels = _load_levels()
 
 
 def architecture() -> str:
     """FP8SCOPE_ARCHITECTURE (with CXX=zig it may be another machine's), else this machine's."""
-    return os.environ.get("FP8SCOPE_ARCHITECTURE") or native_levels.machine()
+    return os.environ.get("FP8SCOPE_ARCHITECTURE") or levels.machine()
 
 
 def wanted() -> bool:
     """Whether libraries are built: not with FP8SCOPE_BUILD_KERNELS=0 or on other platforms."""
-    return os.environ.get("FP8SCOPE_BUILD_KERNELS", "1") != "0" and bool(native_levels.levels(architecture()))
+    return os.environ.get("FP8SCOPE_BUILD_KERNELS", "1") != "0" and bool(levels.levels(architecture()))
 
 
 def find_compiler(work: Path) -> compilers.Compiler | None:
     """A compiler that can build every level."""
-    highest = native_levels.levels(architecture())[-1]
+    highest = levels.levels(architecture())[-1]
     return compilers.find(architecture(), (*FLAGS, *highest.flags), work)
 
 
@@ -64,15 +65,15 @@ def build(folder: Path, work: Path) -> list[Path]:
             "quantisation on CPUs runs in eager torch, several times slower."
         )
     print(f"building the CPU kernels with {compiler.name}", flush=True)
-    stamp = f'-DFP8SCOPE_SOURCES="{native_levels.digest()}"'
+    stamp = f'-DFP8SCOPE_SOURCES="{levels.digest()}"'
 
-    def build_level(level: tuple[str, tuple[str, ...]]) -> Path:
-        library = work / f"native_{level[0]}.so"
-        compiler.build(PACKAGE / "native.cpp", library, (*FLAGS, stamp, *level[1]))
+    def build_level(level: Any) -> Path:
+        library = work / f"{level.module}.so"
+        compiler.build(levels.SOURCES / "kernels.cpp", library, (*FLAGS, stamp, *level.flags))
         return library
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        built = list(pool.map(build_level, native_levels.levels(architecture())))
+        built = list(pool.map(build_level, levels.levels(architecture())))
     folder.mkdir(parents=True, exist_ok=True)
     # Renamed into place: a process that has the old file open goes on with that.
     targets = [folder / library.name for library in built]

@@ -9,8 +9,7 @@ from celery import Celery
 from celery.signals import setup_logging, worker_init
 from django.conf import settings
 
-from fp8scope_dashboard.servers.malloc import keep_freed_memory
-from fp8scope_dashboard.servers.parent_watchdog import end_after_parent
+from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_parent_exit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
@@ -38,4 +37,4 @@ def log_as_the_web_server_does(loglevel: int | str | None = None, **_: Any) -> N
 
 
 # At import, because the worker may become an orphan while it still waits for Redis.
-end_after_parent()
+kill_after_parent_exit()

@@ -1,8 +1,13 @@
 """FP8 numerics for PyTorch whose statistics come with the cast."""
 
-from fp8scope_kernels import ops as _ops  # noqa: F401  (registers the operators)
+from fp8scope_kernels import custom_ops as _custom_ops  # noqa: F401  (registers the operators)
 from fp8scope_kernels.backends import get_backend, set_backend
-from fp8scope_kernels.blocks import BlockTensor, amax_to_block_scale, amax_to_mx_scale, quantize_blocks
+from fp8scope_kernels.block_quantization import (
+    BlockTensor,
+    amax_to_block_scale,
+    amax_to_mx_scale,
+    quantize_blocks,
+)
 from fp8scope_kernels.convert import (
     Conversion,
     ConversionReport,
@@ -13,9 +18,9 @@ from fp8scope_kernels.convert import (
 from fp8scope_kernels.distributed import keep_scaling_out_of_ddp, sync_amaxes, sync_amaxes_after
 from fp8scope_kernels.formats import DATA_FORMATS, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, Format
 from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
-from fp8scope_kernels.gradients import Fp8GradientReducer
-from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.observation import (
+from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
+from fp8scope_kernels.linear import PRODUCTS, Fp8Linear, Product
+from fp8scope_kernels.observers import (
     HighPrecisionObserver,
     observable_layers,
     observe,
@@ -23,7 +28,6 @@ from fp8scope_kernels.observation import (
     unobserve,
 )
 from fp8scope_kernels.optimizer import Fp8AdamW
-from fp8scope_kernels.products import PRODUCTS, Product
 from fp8scope_kernels.quantization import (
     Extent,
     Fp8Tensor,
@@ -43,7 +47,7 @@ from fp8scope_kernels.recipes import (
     RowwiseScaling,
     recipe_from_dict,
 )
-from fp8scope_kernels.rounding import round_to_format
+from fp8scope_kernels.reference import Stochastic, round_stochastically, round_to_format
 from fp8scope_kernels.sampling import (
     EXPONENT_BINS,
     MAX_EXPONENT,
@@ -53,7 +57,7 @@ from fp8scope_kernels.sampling import (
     exponent_bin,
     exponent_histogram,
 )
-from fp8scope_kernels.state import ScalingState, scaling_status
+from fp8scope_kernels.scaling_state import ScalingState, scaling_status
 from fp8scope_kernels.statistics import (
     BLOCK_STATISTICS,
     STATISTICS,
@@ -62,7 +66,6 @@ from fp8scope_kernels.statistics import (
     StatisticsBuffer,
     TensorInfo,
 )
-from fp8scope_kernels.stochastic import Stochastic, round_stochastically
 
 __all__ = [
     "BLOCK_STATISTICS",

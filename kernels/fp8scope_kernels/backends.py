@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fp8scope_kernels import native_library
+from fp8scope_kernels.cpu import library as cpu_library
 
 Backend = Literal["auto", "reference", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "compiled", "triton")
@@ -30,13 +30,13 @@ def set_backend(backend: Backend) -> None:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}.")
     if backend == "triton":
         # Imported here, because it asks this module what was chosen.
-        from fp8scope_kernels import triton_support
+        from fp8scope_kernels.triton import availability as triton_availability
 
-        triton_support.require()
+        triton_availability.require()
     global _chosen, _failure
     if backend == "compiled":
         try:
-            native_library.library()
+            cpu_library.library()
         except RuntimeError as error:
             raise RuntimeError(f"The compiled backend cannot be used: {error}.") from error
         _failure = None
@@ -57,13 +57,13 @@ def use_compiled(x: Tensor) -> bool:
     """Whether this tensor is to be quantised by the compiled kernels, which are then ready to be called."""
     if not x.is_cpu or _failure or _chosen == "reference":
         return False
-    return native_library.is_loaded() or _load()
+    return cpu_library.is_loaded() or _load()
 
 
 def _load() -> bool:
     global _failure
     try:
-        native_library.library()
+        cpu_library.library()
     except Exception as error:  # training must go on
         _failure = str(error)
         warnings.warn(

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fp8scope_kernels.recipes import DelayedScaling
-from fp8scope_kernels.state import ScalingState
+from fp8scope_kernels.scaling_state import ScalingState
 
 Group = Any
 """A `torch.distributed.ProcessGroup`; None is the default one."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fp8scope_kernels.blocks import quantize_blocks
+from fp8scope_kernels.block_quantization import quantize_blocks
 from fp8scope_kernels.formats import E3M2
 from fp8scope_kernels.recipes import RowwiseScaling
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8scope_kernels import backends, native, triton_backend, triton_support
-from fp8scope_kernels.blocks import quantize_blocks
+from fp8scope_kernels import backends
+from fp8scope_kernels.block_quantization import quantize_blocks
+from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E4M3, Format
 from fp8scope_kernels.quantization import (
     Extent,
@@ -23,6 +24,8 @@ from fp8scope_kernels.quantization import (
     quantize_values,
 )
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
+from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.triton import backend as triton_backend
 
 ALIGNMENT = 16
 """FP8 matrix units take inner and output sizes in multiples of 16."""
@@ -102,14 +105,14 @@ def to_operands_in_one_pass(
     else it is a view. The extent is the one given, or taken if `measure` says so.
     """
     dtype = format.dtype if fp8 and format.dtype is not None else torch.bfloat16
-    if not triton_support.wants(x):
+    if not triton_availability.wants(x):
         if measure:
             data, extent = quantize_and_measure(dtype, x, scale, format, row, nonfinite)
         else:
             data = quantize_now(dtype, x, scale, format, row, saturate, extent, nonfinite)
         operand = Operand(data, scale.reciprocal())
         return operand, operand.t(), extent
-    passed = triton_support.attempt(
+    passed = triton_availability.attempt(
         lambda: triton_backend.quantize(
             dtype, x, scale, format, row,
             saturate=saturate, extent=extent, measure=measure, transpose=transpose and fp8,
@@ -153,7 +156,7 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
     product = _mm(a.values, b.values)
     if a.inverse_scale.dim() or b.inverse_scale.dim():
         if _is_scaled_natively(product, a, b, out_dtype):
-            return native.scale_product(product, a.inverse_scale, b.inverse_scale, out_dtype)
+            return cpu_backend.scale_product(product, a.inverse_scale, b.inverse_scale, out_dtype)
         return product.float().mul_(a.inverse_scale).mul_(b.inverse_scale).to(out_dtype)
     inverse = a.inverse_scale * b.inverse_scale
     if product.is_cpu and product.dtype == out_dtype:

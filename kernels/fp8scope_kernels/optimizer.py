@@ -26,7 +26,7 @@ from torch.optim.optimizer import ParamsT
 from fp8scope_kernels.distributed import Group
 from fp8scope_kernels.formats import E4M3, Format
 from fp8scope_kernels.quantization import Extent, amax_to_scale, measure, quantize
-from fp8scope_kernels.rounding import infinite_to_nan_
+from fp8scope_kernels.reference import infinite_to_nan_
 from fp8scope_kernels.statistics import Slot, StatisticsBuffer
 
 Level = Literal["O1", "O2", "O3"]

@@ -13,12 +13,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import backends, native, triton_backend, triton_support
-from fp8scope_kernels.eager import quantize_eagerly
+from fp8scope_kernels import backends
+from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import DATA_FORMATS, Format
 from fp8scope_kernels.recipes import NONFINITE, Nonfinite
-from fp8scope_kernels.rounding import EXPONENT_BITS, infinite_to_nan_
-from fp8scope_kernels.stochastic import Stochastic, count, round_stochastically
+from fp8scope_kernels.reference import (
+    EXPONENT_BITS,
+    Stochastic,
+    count,
+    infinite_to_nan_,
+    quantize_eagerly,
+    round_stochastically,
+)
+from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.triton import backend as triton_backend
 
 MAX_SCALE = torch.finfo(torch.float32).max
 MIN_SCALE = torch.finfo(torch.float32).tiny
@@ -66,8 +74,8 @@ def measure_now(x: Tensor) -> Extent:
     x = _floating(x)
     if x.numel() == 0:
         return Extent(*torch.zeros(2, dtype=torch.float32, device=x.device))
-    if triton_support.wants(x):
-        measured = triton_support.attempt(lambda: triton_backend.measure(x))
+    if triton_availability.wants(x):
+        measured = triton_availability.attempt(lambda: triton_backend.measure(x))
         if measured is not None:
             return Extent(*measured)
     if backends.use_compiled(x):
@@ -82,9 +90,9 @@ def measure_now(x: Tensor) -> Extent:
 
 
 def _measure_compiled(x: Tensor) -> Extent:
-    amax, nonfinite = native.measure(x), 0
+    amax, nonfinite = cpu_backend.measure(x), 0
     if not amax < torch.inf:
-        amax, _, nonfinite = native.inspect(x, 1.0, torch.inf)
+        amax, _, nonfinite = cpu_backend.inspect(x, 1.0, torch.inf)
     return _extent(amax, nonfinite)
 
 
@@ -109,7 +117,7 @@ def amax_to_scale(
     amax, top = amax.float(), format.max * 2.0**-margin
     single = not amax.dim() and not (isinstance(otherwise, Tensor) and otherwise.dim())
     if single and not torch.compiler.is_compiling() and backends.use_compiled(amax):
-        return amax.new_full((), native.choose_scale(amax.item(), top, power_of_two, float(otherwise)))
+        return amax.new_full((), cpu_backend.choose_scale(amax.item(), top, power_of_two, float(otherwise)))
     # Not `number / tensor`, which torch computes as a reciprocal and a product: two roundings.
     scale = torch.full_like(amax, top).div_(amax)
     if power_of_two:
@@ -236,8 +244,8 @@ def quantize_now(
 ) -> Tensor:
     """`quantize` to `dtype`, on the backend chosen; compiled code gets here through its operator."""
     x = _floating(x)
-    if triton_support.wants(x):
-        passed = triton_support.attempt(
+    if triton_availability.wants(x):
+        passed = triton_availability.attempt(
             lambda: triton_backend.quantize(
                 dtype, x, scale, format, row, saturate=saturate, extent=extent, nonfinite=nonfinite
             )
@@ -269,7 +277,7 @@ def _quantize_compiled(
 ) -> Tensor:
     """q; what is not known of x yet is measured in the same pass, if the row needs it."""
     known = None if extent is None else (extent.amax.item(), int(extent.nonfinite) if row is not None else 0)
-    return native.quantize(x, scale.item(), format, dtype, row, known, nonfinite=nonfinite).data
+    return cpu_backend.quantize(x, scale.item(), format, dtype, row, known, nonfinite=nonfinite).data
 
 
 def quantize_and_measure(
@@ -281,7 +289,9 @@ def quantize_and_measure(
     nonfinite: Nonfinite = "propagate",
 ) -> tuple[Tensor, Extent]:
     """q in `dtype` and x's extent from one pass of the compiled backend over x; see `quantize`."""
-    found = native.quantize(_floating(x), scale.item(), format, dtype, row, measure=True, nonfinite=nonfinite)
+    found = cpu_backend.quantize(
+        _floating(x), scale.item(), format, dtype, row, measure=True, nonfinite=nonfinite
+    )
     return found.data, _extent(found.amax, found.nonfinite)
 
 

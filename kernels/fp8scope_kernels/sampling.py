@@ -13,7 +13,8 @@ A sample is one float64 row, `[sq_error, sq_signal, exponents...]`:
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import backends, native
+from fp8scope_kernels import backends
+from fp8scope_kernels.cpu import backend as cpu_backend
 
 MIN_EXPONENT = -149
 MAX_EXPONENT = 127
@@ -80,7 +81,7 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
     for start in range(0, x.shape[0], rows):
         part = slice(start, start + rows)
         scales = inverse_scale if inverse_scale.numel() == 1 else inverse_scale[part]
-        take = native.accumulate_sample if compiled else _accumulate
+        take = cpu_backend.accumulate_sample if compiled else _accumulate
         take(sample, x[part], values[part], scales)
 
 

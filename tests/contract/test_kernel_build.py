@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from fp8scope_kernels import native_levels
+from fp8scope_kernels.cpu import levels as cpu_levels
 
 ROOT = Path(__file__).parents[2]
 BACKEND = ROOT / "build_backend"
+LIBRARIES = Path("kernels", "fp8scope_kernels", "cpu")
 MODULES = f"""
 import json, sys
 from pathlib import Path
@@ -54,10 +55,9 @@ def ask(code: str, **environment: str) -> Any:
 def tree(tmp_path: Path) -> Path:
     """A copy of what the build reads, without libraries."""
     shutil.copytree(BACKEND, tmp_path / "build_backend", ignore=shutil.ignore_patterns("__pycache__"))
-    package = tmp_path / "kernels" / "fp8scope_kernels"
-    package.mkdir(parents=True)
-    for file in (*native_levels.sources(), Path(native_levels.__file__)):
-        shutil.copy(file, package)
+    package = tmp_path / LIBRARIES
+    shutil.copytree(cpu_levels.SOURCES, package / "csrc")
+    shutil.copy(cpu_levels.__file__, package)
     return tmp_path
 
 
@@ -74,13 +74,13 @@ def test_it_works(tree: Path, plain: Path) -> None:
         pytest.skip("this machine has no C++ compiler")
     done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain)
     assert done.returncode == 0, done.stderr
-    folder = tree / "kernels" / "fp8scope_kernels"
+    folder = tree / LIBRARIES
     libraries = sorted(folder.glob("*.so"))
     assert [path.name for path in libraries] == sorted(
-        native_levels.path(level).name for level in native_levels.levels()
+        cpu_levels.path(level).name for level in cpu_levels.levels()
     )
     for library in libraries:
-        assert native_levels.digest().encode() in library.read_bytes()
+        assert cpu_levels.digest().encode() in library.read_bytes()
         needed, (major, minor) = ask(f"needs_of({str(library)!r})")
         assert needed == ["libc.so.6"] and (major, minor) <= (2, 17)
     assert sorted(folder.glob("*.o")) == []
@@ -92,7 +92,7 @@ def test_without_a_compiler_the_build_says_what_to_do(tree: Path, plain: Path, t
     done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain, PATH=str(nothing))
     assert done.returncode != 0
     assert "apt-get install g++" in done.stderr and "pip install ziglang==" in done.stderr
-    assert list((tree / "kernels" / "fp8scope_kernels").glob("*.so")) == []
+    assert list((tree / LIBRARIES).glob("*.so")) == []
 
 
 @pytest.mark.parametrize("hook", ["wheel", "editable"])
@@ -113,7 +113,7 @@ def test_a_compiler_that_fails_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_no_libraries_where_none_are_wanted() -> None:
-    assert len(ask("[e.name for e in commands.extensions()]")) == len(native_levels.levels())
+    assert len(ask("[e.name for e in commands.extensions()]")) == len(cpu_levels.levels())
     assert ask("[e.name for e in commands.extensions()]", FP8SCOPE_BUILD_KERNELS="0") == []
     assert ask("[e.name for e in commands.extensions()]", FP8SCOPE_ARCHITECTURE="s390x") == []
 
@@ -122,9 +122,7 @@ def test_what_a_library_needs_is_read_from_it() -> None:
     torch = pytest.importorskip("torch")
     assert "libtorch_python.so" in ask(f"needs_of({torch._C.__file__!r})")[0]
     # Such a library runs nowhere but where it was built.
-    assert (
-        ask(f"commands.linux_platform([Path({torch._C.__file__!r})])") == f"linux_{native_levels.machine()}"
-    )
+    assert ask(f"commands.linux_platform([Path({torch._C.__file__!r})])") == f"linux_{cpu_levels.machine()}"
 
 
 def test_the_source_has_no_warnings() -> None:
@@ -133,7 +131,7 @@ def test_the_source_has_no_warnings() -> None:
         pytest.skip("this machine has no C++ compiler")
     done = subprocess.run(
         [compiler, "-std=c++20", "-Wall", "-Wextra", "-O1", "-fsyntax-only"]
-        + [str(native_levels.FOLDER / "native.cpp")],
+        + [str(cpu_levels.SOURCES / "kernels.cpp")],
         capture_output=True,
         text=True,
         check=False,

@@ -6,14 +6,16 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from fp8scope_kernels import native_levels
+from fp8scope_kernels.cpu import levels as cpu_levels
 
 ROOT = Path(__file__).parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PACKAGES = ("fp8scope", "fp8scope_kernels", "fp8scope_dashboard")
 
 
@@ -98,6 +100,10 @@ def test_a_training_machine_needs_no_django(python: Path, tmp_path: Path) -> Non
     run(python, "-c", check, cwd=tmp_path)
 
 
+def test_the_version_is_that_of_pyproject(python: Path, tmp_path: Path) -> None:
+    assert run(python, "-c", "import fp8scope; print(fp8scope.__version__)", cwd=tmp_path).strip() == VERSION
+
+
 def test_the_command_is_there(python: Path, tmp_path: Path) -> None:
     code = "import sys; from fp8scope.cli.main import main; sys.argv = ['fp8scope', '--help']; main()"
     assert "fp8scope" in run(python, "-c", code, cwd=tmp_path)
@@ -115,10 +121,10 @@ def test_django_finds_nothing_wrong(python: Path, tmp_path: Path) -> None:
 def test_any_python_3_of_this_platform_can_install_it(wheel: Path) -> None:
     """The libraries need nothing but a C library that is at most as new as the tag says, and no Python."""
     name, version, python, abi, platform = wheel.stem.split("-")
-    assert (name, version, python, abi) == ("fp8scope", "0.1.0", "py3", "none")
-    assert platform == f"manylinux_2_17_{native_levels.machine()}"
+    assert (name, version, python, abi) == ("fp8scope", VERSION, "py3", "none")
+    assert platform == f"manylinux_2_17_{cpu_levels.machine()}"
     with zipfile.ZipFile(wheel) as archive:
-        metadata = archive.read("fp8scope-0.1.0.dist-info/WHEEL").decode()
+        metadata = archive.read(f"fp8scope-{VERSION}.dist-info/WHEEL").decode()
     assert "Root-Is-Purelib: false" in metadata
     assert f"Tag: py3-none-{platform}" in metadata
 
@@ -126,14 +132,15 @@ def test_any_python_3_of_this_platform_can_install_it(wheel: Path) -> None:
 def test_the_wheel_has_a_library_for_each_level_and_no_sources_of_them(wheel: Path) -> None:
     packed = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     libraries = {path.name for path in packed if path.suffix == ".so"}
-    assert libraries == {native_levels.path(level).name for level in native_levels.levels()}
-    assert not [path for path in packed if path.suffix in (".cpp", ".o")]
+    assert libraries == {cpu_levels.path(level).name for level in cpu_levels.levels()}
+    assert not [path for path in packed if path.suffix in (".cpp", ".h", ".o")]
 
 
 def test_the_installed_kernels_are_loaded(python: Path, tmp_path: Path) -> None:
     code = (
-        "import torch; from fp8scope_kernels import E4M3, native_levels, quantize, set_backend; "
-        "assert not native_levels.sources(); set_backend('compiled'); "
+        "import torch; from fp8scope_kernels import E4M3, quantize, set_backend; "
+        "from fp8scope_kernels.cpu import levels; "
+        "assert not levels.sources(); set_backend('compiled'); "
         "print(quantize(torch.ones(9), torch.tensor(2.0), E4M3).data.float().sum())"
     )
     assert run(python, "-c", code, cwd=tmp_path) == "tensor(18.)\n"
@@ -146,8 +153,8 @@ def test_the_source_distribution_has_what_a_build_needs(source: Path, tmp_path: 
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
-    for folder, pattern in (("build_backend", "*.py"), ("kernels/fp8scope_kernels", "native*")):
-        wanted = {file for file in (source / folder).glob(pattern) if file.suffix in (".py", ".cpp")}
+    for folder, pattern in (("build_backend", "*.py"), ("kernels/fp8scope_kernels/cpu", "**/*")):
+        wanted = {file for file in (source / folder).glob(pattern) if file.suffix in (".py", ".cpp", ".h")}
         assert {str(file.relative_to(source)) for file in wanted} <= names
         assert wanted
     assert "setup.py" in names

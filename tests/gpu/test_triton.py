@@ -16,10 +16,10 @@ from fp8scope_kernels import (
     quantize,
     quantize_values,
     set_backend,
-    triton_backend,
-    triton_support,
 )
 from fp8scope_kernels.recipes import Nonfinite
+from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.triton import backend as triton_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -92,7 +92,7 @@ def assert_same(
 def test_it_works(device: torch.device) -> None:
     set_backend("triton")
     x = torch.tensor([1e4, -2.0, 0.0, 1e-5, 2.0**-8, torch.inf, torch.nan, -1e-5], device=device)
-    assert triton_support.wants(x)
+    assert triton_availability.wants(x)
     row = empty_row(device)
     q = quantize(x, torch.tensor(1.0, device=device), E4M3, row)
     assert q.data.view(torch.uint8).tolist() == [0x7E, 0xC0, 0, 0, 2, 0x7F, 0x7F, 0x80]

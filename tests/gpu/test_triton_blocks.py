@@ -18,8 +18,8 @@ from fp8scope_kernels import (
     RowwiseScaling,
     quantize_blocks,
     set_backend,
-    triton_backend,
 )
+from fp8scope_kernels.triton import backend as triton_backend
 
 pytestmark = pytest.mark.gpu
 

@@ -20,8 +20,8 @@ from fp8scope_kernels import (
     convert,
     observe,
     set_backend,
-    triton_backend,
 )
+from fp8scope_kernels.triton import backend as triton_backend
 
 pytestmark = pytest.mark.gpu
 

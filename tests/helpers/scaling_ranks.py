@@ -3,11 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels import (
-    Recipe,
-    convert,
-    fp8_layers,
-)
+from fp8scope_kernels import Recipe, convert, fp8_layers
 from fp8scope_kernels.recipes import ROLES
 
 STEPS = 4

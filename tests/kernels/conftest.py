@@ -6,21 +6,24 @@ from functools import cache
 
 import pytest
 
-from fp8scope_kernels import backends, native, native_levels, native_library
+from fp8scope_kernels import backends
+from fp8scope_kernels.cpu import backend as cpu_backend
+from fp8scope_kernels.cpu import levels as cpu_levels
+from fp8scope_kernels.cpu import library as cpu_library
 
 
 @cache
 def library(level: str) -> ctypes.CDLL:
-    return native_library.load(level)
+    return cpu_library.load(level)
 
 
-@pytest.fixture(params=[level.name for level in native_levels.levels()])
+@pytest.fixture(params=[level.name for level in cpu_levels.levels()])
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels of each level, and so with vectors of each width, that this processor can run."""
-    if request.param not in [level.name for level in native_library.available_levels()]:
+    if request.param not in [level.name for level in cpu_library.available_levels()]:
         pytest.skip(f"this processor cannot run {request.param}")
     loaded = library(request.param)
-    monkeypatch.setattr(native, "library", lambda: loaded)
+    monkeypatch.setattr(cpu_backend, "library", lambda: loaded)
     monkeypatch.setattr(backends, "_chosen", "compiled")
     monkeypatch.setattr(backends, "_failure", None)
     yield

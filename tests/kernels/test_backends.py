@@ -17,12 +17,12 @@ from fp8scope_kernels import (
     backends,
     get_backend,
     measure,
-    native,
     quantize,
     quantize_values,
     set_backend,
 )
 from fp8scope_kernels.backends import Backend
+from fp8scope_kernels.cpu import backend as cpu_backend
 
 formats = pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
 SIGN = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -68,13 +68,13 @@ def spread(*shape: int, seed: int = 1) -> Tensor:
 
 def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    original = native.quantize
+    original = cpu_backend.quantize
 
-    def noting(x: Tensor, *rest: Any, **options: Any) -> native.Quantized:
+    def noting(x: Tensor, *rest: Any, **options: Any) -> cpu_backend.Quantized:
         sizes.append(x.numel())
         return original(x, *rest, **options)
 
-    monkeypatch.setattr(native, "quantize", noting)
+    monkeypatch.setattr(cpu_backend, "quantize", noting)
     assert_same(quantize_values, torch.linspace(-3, 3, 8192).view(64, 128), 100.0, E4M3)
     assert sizes == [8192]
     assert backends.failure() is None
@@ -111,7 +111,7 @@ def test_sizes_around_the_blocks_of_the_loop(size: int, dtype: torch.dtype) -> N
 def test_threads_change_nothing(threads: int, dtype: torch.dtype) -> None:
     """Three threads' worth of elements, all of the same kind, so that a lane that overflows is seen."""
     torch.set_num_threads(threads)
-    size = 3 * native.ELEMENTS_PER_THREAD + 5
+    size = 3 * cpu_backend.ELEMENTS_PER_THREAD + 5
     for value in (0.0, 2.0**-30, 2.0**-7, 1e9):
         assert_same(quantize, torch.full((size,), value, dtype=dtype), 1.0, E4M3)
     assert_same(quantize_values, spread(size).to(dtype), 1.0, E4M3)
@@ -146,15 +146,15 @@ def test_one_pass_can_measure_too() -> None:
     x = spread(10_000).bfloat16()
     row = torch.zeros(len(STATISTICS), dtype=torch.float64)
     amax = x.abs().max().item()
-    result = native.quantize(x, 1.0, E4M3, torch.bfloat16, row)
-    counted = native.quantize(x, 1.0, E4M3, torch.bfloat16, row, (amax, 0))
+    result = cpu_backend.quantize(x, 1.0, E4M3, torch.bfloat16, row)
+    counted = cpu_backend.quantize(x, 1.0, E4M3, torch.bfloat16, row, (amax, 0))
     assert result.amax == counted.amax == amax
     assert result[2:] == counted[2:]
     assert 0 not in (result.underflow, result.subnormal, result.saturated)
     x[5_000], x[9_999] = torch.nan, -torch.inf
-    measured = native.quantize(x, 1.0, E4M3, torch.bfloat16, measure=True)
+    measured = cpu_backend.quantize(x, 1.0, E4M3, torch.bfloat16, measure=True)
     assert (measured.amax, measured.nonfinite) == (amax, 2)
-    plain = native.quantize(x, 1.0, E4M3, torch.bfloat16)
+    plain = cpu_backend.quantize(x, 1.0, E4M3, torch.bfloat16)
     assert plain[1:] == (0,) * 5
     assert torch.equal(plain.data.view(torch.int16), measured.data.view(torch.int16))
 

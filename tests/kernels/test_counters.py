@@ -17,9 +17,9 @@ from fp8scope_kernels import (
     E5M2,
     STATISTICS,
     Format,
-    eager,
     quantize,
     quantize_values,
+    reference,
 )
 
 SCALES = [1.0, 2.0**-9, 2.0**13, 0.3, 177.7, 3.4028234663852886e38, 1.1754943508222875e-38]
@@ -115,7 +115,7 @@ def test_any_float32(make: object, values: list[float], scale: float, fmt: Forma
 
 @BOTH
 def test_a_tensor_in_several_chunks(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "CPU_CHUNK", 100)
+    monkeypatch.setattr(reference, "CPU_CHUNK", 100)
     x = all_bfloat16()[:1050]
     assert counted(make, x, 3.0, E4M3) == brute_force(x, 3.0, E4M3)
 

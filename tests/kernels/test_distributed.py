@@ -10,9 +10,7 @@ from helpers.scaling_ranks import batch, make_model, scales, train
 from torch import Tensor
 from torch import distributed as dist
 
-from fp8scope_kernels import (
-    DelayedScaling,
-)
+from fp8scope_kernels import DelayedScaling
 from fp8scope_kernels.distributed import sync_amaxes, sync_amaxes_after
 from fp8scope_kernels.recipes import recipe_from_dict
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write
 from torch.distributed.fsdp import fully_shard
 
 from fp8scope_kernels import CurrentScaling, DelayedScaling, Recipe, convert, scaling_status
-from fp8scope_kernels.checkpoints import ScalingLoadPlanner
+from fp8scope_kernels.dcp_planner import ScalingLoadPlanner
 
 NAMES = [f"{layer}.{role}" for layer in "02" for role in ("input", "weight", "grad_output")]
 OLDER_FORM = "older form; nothing of it is lost"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from fp8scope_kernels import E3M2, E4M3, E5M2, STATISTICS, Format, StatisticsBuffer
-from fp8scope_kernels.gradients import Fp8GradientReducer
+from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
 
 
 def gradient(rank: int, index: int, shape: tuple[int, ...], step: int = 0) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from helpers.gradient_parameters import parameters
 from helpers.process_group import run_ranks
 
-from fp8scope_kernels.gradients import MAX_PRE_SCALE, Fp8GradientReducer
+from fp8scope_kernels.gradient_reduction import MAX_PRE_SCALE, Fp8GradientReducer
 
 
 def job_pre_scale(

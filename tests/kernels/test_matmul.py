@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import E4M3, E5M2, Format, backends, matmul, measure, native, set_backend
+from fp8scope_kernels import E4M3, E5M2, Format, backends, matmul, measure, set_backend
+from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.matmul import (
     Operand,
     can_multiply,
@@ -210,12 +211,12 @@ def test_scales_by_rows_are_applied_natively(
         matrix(1, shape[1], seed=6).abs(),
     )
     expected = product.float().mul(left).mul(right).to(dtype)
-    actual = native.scale_product(product, left, right, dtype)
+    actual = cpu_backend.scale_product(product, left, right, dtype)
     assert actual.dtype == dtype
     assert torch.equal(actual.isnan(), expected.isnan())
     assert torch.equal(actual.nan_to_num(7.0), expected.nan_to_num(7.0))
     # A transposed product, as torch may return one, and a view of the scales.
-    turned = native.scale_product(product.t(), right.t(), left.t(), dtype)
+    turned = cpu_backend.scale_product(product.t(), right.t(), left.t(), dtype)
     assert torch.equal(
         turned.nan_to_num(7.0), product.t().float().mul(right.t()).mul(left.t()).to(dtype).nan_to_num(7.0)
     )

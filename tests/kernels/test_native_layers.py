@@ -18,11 +18,11 @@ from fp8scope_kernels import (
     StatisticsBuffer,
     backends,
     convert,
-    native,
     observe,
     set_backend,
 )
 from fp8scope_kernels.backends import Backend
+from fp8scope_kernels.cpu import backend as cpu_backend
 
 RECIPES: dict[str, Recipe] = {
     "delayed": DelayedScaling(history_length=3),
@@ -100,8 +100,8 @@ Pass = tuple[str, bool, bool]
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
     """Each pass over a tensor, as it happens: what it is, whether it measures, whether it counts."""
     noted: list[Pass] = []
-    measure: Callable[[Tensor], float] = native.measure
-    quantize: Callable[..., native.Quantized] = native.quantize
+    measure: Callable[[Tensor], float] = cpu_backend.measure
+    quantize: Callable[..., cpu_backend.Quantized] = cpu_backend.quantize
 
     def measuring(x: Tensor) -> float:
         noted.append(("measure", True, False))
@@ -109,15 +109,15 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
 
     def quantizing(
         *args: object, row: Tensor | None = None, extent: object = None, **options: bool
-    ) -> native.Quantized:
+    ) -> cpu_backend.Quantized:
         names = ("x", "scale", "format", "dtype", "row", "extent")
         given = {"row": row, "extent": extent, **dict(zip(names, args, strict=False))}
         counts = given["row"] is not None
         noted.append(("cast", options.get("measure", False) or (counts and given["extent"] is None), counts))
         return quantize(**given, **options)
 
-    monkeypatch.setattr(native, "measure", measuring)
-    monkeypatch.setattr(native, "quantize", quantizing)
+    monkeypatch.setattr(cpu_backend, "measure", measuring)
+    monkeypatch.setattr(cpu_backend, "quantize", quantizing)
     return noted
 
 

@@ -17,16 +17,16 @@ from fp8scope_kernels import (
     BlockScaling,
     Format,
     backends,
-    native,
-    native_levels,
-    native_library,
     quantize,
     quantize_blocks,
     quantize_values,
 )
+from fp8scope_kernels.cpu import backend as cpu_backend
+from fp8scope_kernels.cpu import levels as cpu_levels
+from fp8scope_kernels.cpu import library as cpu_library
 from fp8scope_kernels.recipes import Block, Recipe
 
-LEVELS = [level.name for level in native_library.available_levels()]
+LEVELS = [level.name for level in cpu_library.available_levels()]
 levels = pytest.mark.parametrize("level", LEVELS)
 
 
@@ -36,8 +36,8 @@ def at(level: str, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
         patch.setattr(backends, "_failure", None)
         patch.setattr(backends, "_chosen", "reference" if level == "reference" else "compiled")
         if level != "reference":
-            loaded = native_library.load(level)
-            patch.setattr(native, "library", lambda: loaded)
+            loaded = cpu_library.load(level)
+            patch.setattr(cpu_backend, "library", lambda: loaded)
         return compute()
 
 
@@ -92,7 +92,7 @@ def test_the_highest_level_is_what_the_processor_has() -> None:
     """As Linux names its features, whichever compiler built the library."""
     (flags, *_) = re.findall(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     expected = []
-    for level in native_levels.levels():
+    for level in cpu_levels.levels():
         if not FEATURES.get(level.name, set()) <= set(flags.split()):
             break
         expected.append(level.name)
@@ -130,7 +130,7 @@ def test_samples_are_summed_in_the_same_order(level: str, size: int) -> None:
         for x in (random_float32(size), random_float32(size).bfloat16()):
             sample = torch.zeros(SAMPLE_SIZE, dtype=torch.float64)
             values = (x * 3.0).to(torch.bfloat16)
-            native.accumulate_sample(sample, x, values, torch.tensor(1 / 3))
+            cpu_backend.accumulate_sample(sample, x, values, torch.tensor(1 / 3))
             results.append(sample)
         return results
 
@@ -144,8 +144,8 @@ def test_products_and_scales(level: str, dtype: torch.dtype) -> None:
     amaxes = [*random_float32(300).abs().tolist(), torch.inf, torch.nan, 1e-45, 3.4e38]
 
     def by_level() -> list[Tensor]:
-        scales = [native.choose_scale(amax, E5M2.max, bool(i % 2), 7.0) for i, amax in enumerate(amaxes)]
-        return [native.scale_product(product, left, right, dtype), torch.tensor(scales)]
+        scales = [cpu_backend.choose_scale(amax, E5M2.max, bool(i % 2), 7.0) for i, amax in enumerate(amaxes)]
+        return [cpu_backend.scale_product(product, left, right, dtype), torch.tensor(scales)]
 
     seen = at(level, by_level)
     assert_same_bits(seen, at(LEVELS[0], by_level))

@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import E4M3, backends, get_backend, native_levels, native_library, quantize, set_backend
+from fp8scope_kernels import E4M3, backends, get_backend, quantize, set_backend
+from fp8scope_kernels.cpu import levels as cpu_levels
+from fp8scope_kernels.cpu import library as cpu_library
 
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_failure", None)
     monkeypatch.setattr(backends, "_chosen", "auto")
-    monkeypatch.setattr(native_library, "_library", None)
+    monkeypatch.setattr(cpu_library, "_library", None)
 
 
 def cast() -> Tensor:
@@ -34,10 +36,10 @@ def reference() -> Tensor:
 
 def test_it_works() -> None:
     expected = reference()
-    assert not native_library.is_loaded()
+    assert not cpu_library.is_loaded()
     assert torch.equal(cast(), expected)
-    assert native_library.is_loaded()
-    assert native_library.library() is native_library.library()
+    assert cpu_library.is_loaded()
+    assert cpu_library.library() is cpu_library.library()
     assert get_backend() == "auto" and backends.failure() is None
 
 
@@ -56,13 +58,13 @@ def assert_warns_once_and_goes_on(message: str) -> None:
             assert torch.equal(cast(), expected)
     assert len(caught) == 1
     assert get_backend() == "reference"
-    assert not native_library.is_loaded()
+    assert not cpu_library.is_loaded()
     with pytest.raises(RuntimeError, match=rf"compiled backend cannot be used: .*{message}"):
         set_backend("compiled")
 
 
 def test_a_source_tree_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native_levels, "path", lambda level: tmp_path / f"{level.module}.so")
+    monkeypatch.setattr(cpu_levels, "path", lambda level: tmp_path / f"{level.module}.so")
     assert_warns_once_and_goes_on(
         r"was not built with the package; run pip install -e \. \(or make install\)"
     )
@@ -70,31 +72,31 @@ def test_a_source_tree_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_an_installed_package_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native_levels, "FOLDER", tmp_path)
-    monkeypatch.setattr(native_levels, "sources", lambda: [])
+    monkeypatch.setattr(cpu_levels, "FOLDER", tmp_path)
+    monkeypatch.setattr(cpu_levels, "sources", lambda: [])
     assert_warns_once_and_goes_on("was not built with the package; reinstall fp8scope from a wheel")
 
 
 def test_libraries_that_are_older_than_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert native_levels.digest()
-    for file in native_levels.sources():
+    assert cpu_levels.digest()
+    for file in cpu_levels.sources():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert native_levels.digest(tmp_path) == native_levels.digest()
-    with (tmp_path / "native_counts.cpp").open("a") as changed:
+    assert cpu_levels.digest(tmp_path) == cpu_levels.digest()
+    with (tmp_path / "counts.h").open("a") as changed:
         changed.write("// Changed.\n")
-    now = native_levels.digest(tmp_path)
-    monkeypatch.setattr(native_levels, "digest", lambda: now)
+    now = cpu_levels.digest(tmp_path)
+    monkeypatch.setattr(cpu_levels, "digest", lambda: now)
     assert_warns_once_and_goes_on(r"was built from other sources; run pip install -e \. \(or make install\)")
 
 
 def test_a_file_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "native.so").write_text("nothing")
-    monkeypatch.setattr(native_levels, "path", lambda level: tmp_path / "native.so")
+    monkeypatch.setattr(cpu_levels, "path", lambda level: tmp_path / "native.so")
     assert_warns_once_and_goes_on(r"native\.so cannot be loaded .*run pip install -e \.")
 
 
 def test_a_platform_without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_levels, "machine", lambda: "s390x")
+    monkeypatch.setattr(cpu_levels, "machine", lambda: "s390x")
     assert_warns_once_and_goes_on("there are none for this platform, only for Linux and macOS on x86-64")
 
 
@@ -104,9 +106,9 @@ def test_a_level_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_level_that_this_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels = native_library.available_levels()
-    beyond = native_levels.Level("x86-64-v9")
-    monkeypatch.setattr(native_levels, "levels", lambda: (*levels, beyond))
+    levels = cpu_library.available_levels()
+    beyond = cpu_levels.Level("x86-64-v9")
+    monkeypatch.setattr(cpu_levels, "levels", lambda: (*levels, beyond))
     monkeypatch.setenv("FP8SCOPE_CPU_LEVEL", beyond.name)
     assert_warns_once_and_goes_on("FP8SCOPE_CPU_LEVEL must be one of ")
 
@@ -128,15 +130,16 @@ def test_an_unknown_backend_is_refused() -> None:
 PROBE = """
 import json, os, time, warnings
 import torch
-from fp8scope_kernels import E4M3, backends, native_library, quantize, set_backend
+from fp8scope_kernels import E4M3, backends, quantize, set_backend
+from fp8scope_kernels.cpu import library as cpu_library
 
 begin = time.process_time()
-native_library.library()
+cpu_library.library()
 seconds = time.process_time() - begin
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     data = quantize(torch.linspace(-3, 3, 8192), torch.tensor(100.0), E4M3).data.float()
-loaded = [line.split()[-1] for line in open("/proc/self/maps") if "native_" in line]
+loaded = [line.split()[-1] for line in open("/proc/self/maps") if "kernels_" in line]
 set_backend("reference")
 same = torch.equal(data, quantize(torch.linspace(-3, 3, 8192), torch.tensor(100.0), E4M3).data.float())
 print(json.dumps({"same": same, "warnings": len(caught), "seconds": seconds,
@@ -169,23 +172,24 @@ def test_no_compiler_is_needed_and_nothing_is_written(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if "fp8scope" in path.name or path.suffix == ".so"] == []
 
 
-@pytest.mark.parametrize("level", [level.name for level in native_library.available_levels()])
+@pytest.mark.parametrize("level", [level.name for level in cpu_library.available_levels()])
 def test_the_environment_chooses_a_level(level: str) -> None:
     result = json.loads(run(PROBE, FP8SCOPE_CPU_LEVEL=level))
     assert result["same"] and result["warnings"] == 0
-    lowest = native_levels.levels()[0].name
-    assert result["loaded"] == sorted({f"native_{lowest}.so", f"native_{level}.so"})
+    lowest = cpu_levels.levels()[0].name
+    assert result["loaded"] == sorted({f"kernels_{lowest}.so", f"kernels_{level}.so"})
 
 
 THREADS = """
 import os, torch
-from fp8scope_kernels import E4M3, native, native_library
+from fp8scope_kernels import E4M3
+from fp8scope_kernels.cpu import backend as cpu_backend, library as cpu_library
 
 torch.set_num_threads(1)
-x = torch.randn(4 * native.ELEMENTS_PER_THREAD).bfloat16()
+x = torch.randn(4 * cpu_backend.ELEMENTS_PER_THREAD).bfloat16()
 torch.set_num_threads(4)
 before = len(os.listdir("/proc/self/task"))
-native.quantize(x, 100.0, E4M3, torch.float8_e4m3fn, measure=True)
+cpu_backend.quantize(x, 100.0, E4M3, torch.float8_e4m3fn, measure=True)
 print(len(os.listdir("/proc/self/task")) - before)
 """
 
@@ -201,11 +205,12 @@ def test_large_tensors_are_shared_between_torch_s_threads() -> None:
 
 FORK = """
 import os, torch
-from fp8scope_kernels import E4M3, native, native_library
+from fp8scope_kernels import E4M3
+from fp8scope_kernels.cpu import backend as cpu_backend, library as cpu_library
 
-x = torch.randn(4 * native.ELEMENTS_PER_THREAD).bfloat16()
+x = torch.randn(4 * cpu_backend.ELEMENTS_PER_THREAD).bfloat16()
 torch.set_num_threads(4)
-cast = lambda: native.quantize(x, 100.0, E4M3, torch.float8_e4m3fn, measure=True)
+cast = lambda: cpu_backend.quantize(x, 100.0, E4M3, torch.float8_e4m3fn, measure=True)
 # Both start torch's threads. The child uses the kernels alone: torch's own operations would wait.
 expected = x.abs().max().item()
 if LOADED:

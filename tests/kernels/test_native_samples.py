@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import E4M3, SAMPLE_SIZE, accumulate_sample, backends, native, quantize_values
+from fp8scope_kernels import E4M3, SAMPLE_SIZE, accumulate_sample, backends, quantize_values
+from fp8scope_kernels.cpu import backend as cpu_backend
 
 ROWS, COLUMNS = 37, 4096 + 333
 """Several of the kernels' pieces in a row, and no number of elements that any vector divides."""
@@ -44,13 +45,13 @@ def assert_alike(*arguments: Tensor) -> None:
 def calls(width: None, monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes that the compiled kernels are given."""
     seen: list[torch.Size] = []
-    take = native.accumulate_sample
+    take = cpu_backend.accumulate_sample
 
     def watched(sample: Tensor, x: Tensor, q: Tensor, inverse_scale: Tensor) -> None:
         seen.append(x.shape)
         take(sample, x, q, inverse_scale)
 
-    monkeypatch.setattr(native, "accumulate_sample", watched)
+    monkeypatch.setattr(cpu_backend, "accumulate_sample", watched)
     return seen
 
 
@@ -93,7 +94,7 @@ def test_any_layout_and_more_than_is_taken_at_once(
 
 
 def test_threads(calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_threads", lambda x: 3)
+    monkeypatch.setattr(cpu_backend, "_threads", lambda x: 3)
     x, scale = values("every exponent", torch.float32), torch.tensor(1.0)
     q = quantize_values(x, scale, E4M3).bfloat16()
     assert_alike(x, q, scale.reciprocal())

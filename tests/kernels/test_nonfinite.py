@@ -36,7 +36,7 @@ from fp8scope_kernels import (
     set_backend,
 )
 from fp8scope_kernels.backends import Backend
-from fp8scope_kernels.products import PRODUCTS, Product
+from fp8scope_kernels.linear import PRODUCTS, Product
 from fp8scope_kernels.recipes import Nonfinite
 
 RECIPES: dict[str, Recipe] = {

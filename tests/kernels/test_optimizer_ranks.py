@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from fp8scope_kernels import StatisticsBuffer
-from fp8scope_kernels.gradients import Fp8GradientReducer
+from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
 from fp8scope_kernels.optimizer import Fp8AdamW, Level
 
 

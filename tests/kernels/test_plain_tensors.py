@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels import STATISTICS, StatisticsBuffer, backends, native, observe, set_backend
-from fp8scope_kernels.observation import HighPrecisionObserver, add_tensor
+from fp8scope_kernels import STATISTICS, StatisticsBuffer, backends, observe, set_backend
+from fp8scope_kernels.cpu import backend as cpu_backend
+from fp8scope_kernels.observers import HighPrecisionObserver, add_tensor
 
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
@@ -119,9 +120,9 @@ def test_calls_add_up() -> None:
 
 def test_a_transposed_tensor_is_not_copied() -> None:
     x = torch.randn(40, 30)
-    ordered, repeat = native.in_memory_order(x.t())
+    ordered, repeat = cpu_backend.in_memory_order(x.t())
     assert ordered.data_ptr() == x.data_ptr() and repeat == 1
-    ordered, repeat = native.in_memory_order(x[0].expand(9, 30))
+    ordered, repeat = cpu_backend.in_memory_order(x[0].expand(9, 30))
     assert ordered.data_ptr() == x.data_ptr() and repeat == 9 and ordered.numel() == 30
 
 
@@ -130,7 +131,7 @@ def test_freed_memory_is_refused() -> None:
     x = torch.ones(100)[10:]
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="freed"):
-        native.observe(x, StatisticsBuffer(1).storage.data_ptr())
+        cpu_backend.observe(x, StatisticsBuffer(1).storage.data_ptr())
 
 
 def test_gradients_of_any_layout_are_counted() -> None:
@@ -176,14 +177,14 @@ class TestWeights:
     def reads(self, monkeypatch: pytest.MonkeyPatch, layer: nn.Linear) -> list[int]:
         """One entry for each time that the layer's weight is read."""
         reads: list[int] = []
-        read = native.observe
+        read = cpu_backend.observe
 
         def noting(x: Tensor, address: int) -> int:
             if x is layer.weight:
                 reads.append(address)
             return read(x, address)
 
-        monkeypatch.setattr(native, "observe", noting)
+        monkeypatch.setattr(cpu_backend, "observe", noting)
         return reads
 
     def test_calls_of_one_step_read_it_once(
@@ -250,6 +251,6 @@ def test_norms_are_those_of_double_precision(shape: tuple[int, ...]) -> None:
     tensors = [torch.randn(shape), torch.randn(shape).t() if len(shape) == 2 else torch.randn(shape)]
     tensors.append(torch.randn(3)[:, None].expand(3, 4))
     exact = torch.cat([x.double().reshape(-1) for x in tensors]).norm()
-    assert native.norm(tensors) == pytest.approx(float(exact), rel=1e-6)
+    assert cpu_backend.norm(tensors) == pytest.approx(float(exact), rel=1e-6)
     tensors.append(torch.tensor([torch.nan]))
-    assert native.norm(tensors) != native.norm(tensors)
+    assert cpu_backend.norm(tensors) != cpu_backend.norm(tensors)

@@ -20,7 +20,7 @@ from fp8scope_kernels import (
     convert,
     fp8_layers,
 )
-from fp8scope_kernels.products import Product
+from fp8scope_kernels.linear import Product
 
 RECIPES: tuple[Recipe, ...] = (
     DelayedScaling(),

@@ -3,16 +3,8 @@
 import pytest
 import torch
 
-from fp8scope_kernels import (
-    E4M3,
-    E5M2,
-    CurrentScaling,
-    DelayedScaling,
-    ScalingState,
-    backends,
-    set_backend,
-)
-from fp8scope_kernels import state as state_module
+from fp8scope_kernels import E4M3, E5M2, CurrentScaling, DelayedScaling, ScalingState, backends, set_backend
+from fp8scope_kernels import scaling_state as state_module
 
 
 @pytest.fixture(autouse=True, params=["reference", "compiled"])

@@ -15,26 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from fp8scope_kernels import (
-    E4M3,
-    E5M2,
-    Format,
-    RowwiseScaling,
-    backends,
-    get_backend,
-    set_backend,
-    triton_backend,
-    triton_support,
-)
+from fp8scope_kernels import E4M3, E5M2, Format, RowwiseScaling, backends, get_backend, set_backend
+from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.triton import backend as triton_backend
 
-if not triton_support.is_installed():
+if not triton_availability.is_installed():
     pytest.skip("needs Triton, which is there for Linux only", allow_module_level=True)
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fp8scope_kernels import triton_kernels
+from fp8scope_kernels.triton import kernels as triton_kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(backends, "_chosen", "auto")
-    monkeypatch.setattr(triton_support, "_failure", None)
+    monkeypatch.setattr(triton_availability, "_failure", None)
     yield
 
 
@@ -157,7 +149,7 @@ def test_choosing_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="needs a CUDA device.*TRITON_INTERPRET=1"):
         set_backend("triton")
-    monkeypatch.setattr(triton_support, "is_installed", lambda: False)
+    monkeypatch.setattr(triton_availability, "is_installed", lambda: False)
     with pytest.raises(RuntimeError, match="pip install triton"):
         set_backend("triton")
     assert get_backend() == "auto"
@@ -169,11 +161,11 @@ def test_who_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = torch.empty(4)
     for choice in ("auto", "reference", "triton"):
         set_backend(choice)
-        assert not triton_support.wants(on_cpu)
+        assert not triton_availability.wants(on_cpu)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert triton_support.wants(on_cpu)
+    assert triton_availability.wants(on_cpu)
     set_backend("auto")
-    assert not triton_support.wants(on_cpu)
+    assert not triton_availability.wants(on_cpu)
 
 
 def test_a_failure_is_told_once_and_training_goes_on() -> None:
@@ -181,9 +173,9 @@ def test_a_failure_is_told_once_and_training_goes_on() -> None:
         raise OSError("no compiler\nat all")
 
     with pytest.warns(RuntimeWarning, match=r"eager torch.*OSError: no compiler\)"):
-        assert triton_support.attempt(broken) is None
-    assert triton_support.failure() == "OSError: no compiler\nat all"
-    assert triton_support.attempt(lambda: 3) == 3
+        assert triton_availability.attempt(broken) is None
+    assert triton_availability.failure() == "OSError: no compiler\nat all"
+    assert triton_availability.attempt(lambda: 3) == 3
 
 
 def test_a_failure_of_what_was_asked_for_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +184,8 @@ def test_a_failure_of_what_was_asked_for_is_raised(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(backends, "_chosen", "triton")
     with pytest.raises(OSError, match="no compiler"):
-        triton_support.attempt(broken)
-    assert triton_support.failure() is None
+        triton_availability.attempt(broken)
+    assert triton_availability.failure() is None
 
 
 def test_a_wrong_argument_is_no_failure_of_triton() -> None:
@@ -201,5 +193,5 @@ def test_a_wrong_argument_is_no_failure_of_triton() -> None:
         raise ValueError("on another device")
 
     with pytest.raises(ValueError, match="another device"):
-        triton_support.attempt(refusing)
-    assert triton_support.failure() is None
+        triton_availability.attempt(refusing)
+    assert triton_availability.failure() is None

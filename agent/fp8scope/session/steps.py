@@ -141,7 +141,7 @@ class Stepping(Lifecycle):
 
     def _count_kernel_failures(self) -> None:
         """The kernels know of no run: they go on in eager torch, and say in a warning why."""
-        for name in ("backends", "triton_support"):
+        for name in ("backends", "triton.availability"):
             module: Any = sys.modules.get(f"fp8scope_kernels.{name}")
             why = module.failure() if module is not None else None
             if why and self.guard.is_first(f"kernels {why}"):

@@ -7,6 +7,7 @@ from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.alerts.channels import CHANNELS
 from fp8scope_dashboard.runs.models import Run
 
 
@@ -120,10 +121,8 @@ class Channel(models.Model):
 
     @property
     def address(self) -> str:
-        """Where it sends to, without what may be a secret."""
-        from fp8scope_dashboard.alerts.channels.webhook import masked
-
-        return masked(self.config)
+        """The receiver's address without its secrets."""
+        return CHANNELS[self.kind].masked(self.config)
 
 
 class Delivery(models.Model):

@@ -66,7 +66,7 @@ def deliver(delivery_id: int) -> bool:
     try:
         if not delivery.channel.enabled:
             raise DeliveryError("The channel is switched off.", permanent=True)
-        CHANNELS[delivery.channel.kind](delivery.channel.config, _notice(delivery))
+        CHANNELS[delivery.channel.kind].send(delivery.channel.config, _notice(delivery))
     except DeliveryError as error:
         _failed(delivery, str(error), permanent=error.permanent)
         return False

@@ -16,10 +16,11 @@ from django.core.cache import cache
 from helpers.live_servers import Server
 
 from fp8scope.cli import export
-from fp8scope.cli.archive import File
-from fp8scope.cli.export import TransferError, download
+from fp8scope.cli.archive import Archive
+from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload
 from fp8scope.cli.main import main
+from fp8scope.cli.server import TransferError
 from fp8scope.config import Settings
 from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.evaluations.models import Evaluation
@@ -146,7 +147,7 @@ def canonical(logged: dict[str, bytes]) -> dict[str, bytes]:
 def moved(server: Server, run: uuid.UUID, form: str, path: Path) -> uuid.UUID:
     """Export a run and import the file. Returns the new run's id."""
     assert download(settings_of(server), run, form, path) == path.stat().st_size
-    upload = Upload(settings_of(server), File(path))
+    upload = Upload(settings_of(server), Archive(path))
     for _ in upload.send():
         pass
     assert upload.page.endswith(f"{upload.run}/")
@@ -189,7 +190,7 @@ def test_a_run_without_rows(server: Server, tmp_path: Path) -> None:
     empty = WireClient(server.url, server.token)
     empty.register(name="empty")
     for form in FORMATS:
-        assert File(_downloaded(server, empty.run, form, tmp_path / form)).description["rows"] == 0
+        assert Archive(_downloaded(server, empty.run, form, tmp_path / form)).description["rows"] == 0
     new = moved(server, empty.run, "parquet", tmp_path / "again")
     assert Run.objects.get(pk=new).name == "empty"
 
@@ -214,7 +215,7 @@ def test_the_command_gets_what_it_asks_for(
     for form, magic in (("parquet", b"PAR1"), ("csv", b"#fp8")):
         path = _downloaded(server, client.run, form, tmp_path / form)
         assert path.read_bytes().startswith(magic)
-        assert told[-1] == File(path).rows == 16
+        assert told[-1] == Archive(path).rows == 16
     cache.clear()
 
 
@@ -252,7 +253,7 @@ def test_files_of_others(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(TransferError, match="file"):
-        File(path)
+        Archive(path)
 
 
 def test_deletion_over_the_api(server: Server, client: WireClient) -> None:

@@ -16,7 +16,7 @@ from fp8scope.observe.tensors.base import OnError, local, path_of
 from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, Boards
 from fp8scope.observe.timing.gradients import has_closure
 from fp8scope_kernels import Fp8AdamW, Slot, measure
-from fp8scope_kernels.observation import add_extent
+from fp8scope_kernels.observers import add_extent
 from fp8scope_kernels.quantization import Extent
 
 UPDATE_ELEMENTS = 2**15

@@ -31,7 +31,7 @@ from fp8scope_kernels import (
     quantize_values,
 )
 from fp8scope_kernels.convert import Selection, _matches
-from fp8scope_kernels.observation import add_extent, add_tensor
+from fp8scope_kernels.observers import add_extent, add_tensor
 from fp8scope_kernels.quantization import Extent
 from fp8scope_kernels.recipes import ROLES, Role
 

@@ -27,7 +27,7 @@ from fp8scope_kernels import (
     quantize,
     to_fp8_saturated,
 )
-from fp8scope_kernels.observation import add_extent
+from fp8scope_kernels.observers import add_extent
 from fp8scope_kernels.recipes import ROLES, Role
 
 FORMAT_OF = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}

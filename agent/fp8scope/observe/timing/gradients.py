@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import backends, native
+from fp8scope_kernels import backends
+from fp8scope_kernels.cpu import backend as cpu_backend
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -42,7 +43,7 @@ def gradient_norm(optimizer: "Optimizer") -> tuple[Tensor | float, bool] | None:
     if not gradients:
         return None
     if _can_read(gradients):
-        return _unscaled(native.norm(gradients), optimizer), False
+        return _unscaled(cpu_backend.norm(gradients), optimizer), False
     return _norm_of_any(gradients, optimizer)
 
 

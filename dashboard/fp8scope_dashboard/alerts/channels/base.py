@@ -45,5 +45,17 @@ class Notice:
         return {**asdict(self), "opened_at": self.opened_at.isoformat()}
 
 
-# Takes the channel's config; returns when the receiver has taken the notice, else raises DeliveryError.
 Send = Callable[[Mapping[str, Any], Notice], None]
+
+
+@dataclass(frozen=True)
+class ChannelType:
+    """The functions of one kind of channel.
+
+    Attributes:
+        send: takes a channel's config and a notice; raises DeliveryError unless the receiver accepted it.
+        masked: takes a channel's config; returns the receiver's address without its secrets.
+    """
+
+    send: Send
+    masked: Callable[[Mapping[str, Any]], str]

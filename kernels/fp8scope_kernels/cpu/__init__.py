@@ -1,0 +1,1 @@
+"""The backend for CPUs: C++ kernels, built with the package and called through ctypes."""

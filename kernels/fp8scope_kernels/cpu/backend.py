@@ -1,0 +1,314 @@
+"""The CPU's kernels: the functions of csrc/kernels.cpp, called with tensors.
+
+Why C++ and not a compiled graph: torch.compile's CPU code counts in the lanes of what it casts from
+(float32), and that costs 60 % of the cast. Counting in the bytes that were written costs a tenth of it, the
+cast itself takes half the time, and nothing is compiled at run time.
+"""
+
+import ctypes
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp8scope_kernels.cpu.library import library
+from fp8scope_kernels.formats import Format
+from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
+from fp8scope_kernels.statistics import STATISTICS
+
+ELEMENTS_PER_THREAD = 2**16
+"""Fewer are not worth waking a thread for."""
+
+COUNTS, AMAX = 1, 2
+
+INF = 0x7F800000
+"""The bits of a float32 Inf."""
+
+OBSERVED_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
+"""The dtypes that `observe` reads, with their numbers in csrc/tensors.h."""
+
+
+class _Format(ctypes.Structure):
+    _fields_ = (
+        ("max", ctypes.c_float),
+        ("limit", ctypes.c_float),
+        ("smallest_normal", ctypes.c_float),
+        ("smallest_subnormal", ctypes.c_float),
+        ("mantissa_bits", ctypes.c_int32),
+        ("bias", ctypes.c_int32),
+        ("nan", ctypes.c_int32),
+        ("max_exponent", ctypes.c_int32),
+        ("accepted", ctypes.c_uint32),
+    )
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in ("zeros", "flushed", "below", "saturated", "nonfinite", "blocks")
+        ),
+        *((name, ctypes.c_float) for name in ("smallest", "median", "largest")),
+    )
+
+
+class _Row(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_double) for name in STATISTICS)
+
+
+class Quantized(NamedTuple):
+    """What one pass found: `data` is q; the numbers are 0 where they were not asked for.
+
+    `amax` is of the finite elements; `underflow`, `subnormal`, `saturated` and `nonfinite` are elements.
+    """
+
+    data: Tensor
+    amax: float
+    underflow: int
+    subnormal: int
+    saturated: int
+    nonfinite: int
+
+
+def choose_scale(amax: float, top: float, power_of_two: bool, otherwise: float) -> float:
+    """`amax_to_scale` of one number: `top` / amax in float32, `otherwise` where amax is 0 or not finite."""
+    result: float = library().fp8scope_scale(amax, top, power_of_two, otherwise)
+    return result
+
+
+def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top: float) -> float:
+    """The delayed scale, `top` / max of the history, written to `scale` at every `interval`-th call.
+
+    Here and in `remember` buffers are float32, and int64 for `calls`, contiguous and on the CPU.
+    """
+    result: float = library().fp8scope_past_scale(
+        history.data_ptr(), history.numel(), scale.data_ptr(), calls.data_ptr(), interval, top
+    )
+    return result
+
+
+def remember(history: Tensor, calls: Tensor, amax: float) -> None:
+    """Put `amax` first in the history, whose last entry falls out, and count the call."""
+    library().fp8scope_remember(history.data_ptr(), history.numel(), calls.data_ptr(), amax)
+
+
+def measure(x: Tensor) -> float:
+    """Max of abs(x), 0 for an empty tensor; Inf or NaN if an element is."""
+    x = _readable(x)
+    result: float = library().fp8scope_measure(x.data_ptr(), x.numel(), _is_wide(x), _threads(x))
+    return result
+
+
+def observe(x: Tensor, address: int) -> int:
+    """Add `numel`, `amax` and `nonfinite` of x (any shape, OBSERVED_DTYPES) to the row at `address`; scale 1.
+
+    The row is float64 [len(STATISTICS)] on the CPU. Returns the number of non-finite elements of x. Float64
+    elements are rounded to float32 first.
+    """
+    repeat = 1
+    if not x.is_contiguous():
+        x, repeat = in_memory_order(x)
+    size = x.numel()
+    if size and not x.untyped_storage().nbytes():
+        raise RuntimeError(f"the memory of a tensor of shape {tuple(x.shape)} has been freed")
+    threads = 1 if size < 2 * ELEMENTS_PER_THREAD else _threads(x)
+    nonfinite: int = library().fp8scope_observe(
+        x.data_ptr(), size, repeat, OBSERVED_DTYPES[x.dtype], threads, address
+    )
+    return nonfinite
+
+
+def count_again(size: int, nonfinite: int, address: int) -> None:
+    """Count a tensor that `observe` has read, and that has not changed since, once more in its row."""
+    row = _Row.from_address(address)
+    row.numel += size
+    row.nonfinite += nonfinite
+
+
+def in_memory_order(x: Tensor) -> tuple[Tensor, int]:
+    """The elements of x in a contiguous tensor, and how many times x repeats each (expanded dimensions).
+
+    Their order is the memory's, so that a transposed tensor is not copied.
+    """
+    x, repeat = x.detach(), 1
+    for dim in reversed(range(x.dim())):
+        if x.stride(dim) == 0 and x.shape[dim] > 1:
+            repeat *= x.shape[dim]
+            x = x.select(dim, 0)
+    strides = x.stride()
+    return x.permute(sorted(range(x.dim()), key=lambda dim: -strides[dim])).contiguous(), repeat
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    """The L2 norm over all elements of these float32 tensors, which are on the CPU, in any dense layout."""
+    dense = [x if x.is_contiguous() else _without_repeats(x) for x in tensors]
+    number = len(dense)
+    addresses = (ctypes.c_void_p * number)(*[x.data_ptr() for x in dense])
+    sizes = (ctypes.c_int64 * number)(*[x.numel() for x in dense])
+    squares: float = library().fp8scope_squares(addresses, sizes, number)
+    return math.sqrt(squares)
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    ordered, repeat = in_memory_order(x)
+    return ordered if repeat == 1 else x.contiguous()
+
+
+def inspect(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:
+    """Of the finite elements the max of abs(x) and how many have abs(x * scale) > limit; how many others."""
+    x, counts = _readable(x), _Counts()
+    amax: float = library().fp8scope_inspect(
+        x.data_ptr(), x.numel(), _is_wide(x), scale, limit, ctypes.byref(counts)
+    )
+    return amax, counts.saturated, counts.nonfinite
+
+
+def quantize(
+    x: Tensor,
+    scale: float,
+    format: Format,
+    dtype: torch.dtype,
+    row: Tensor | None = None,
+    extent: tuple[float, int] | None = None,
+    *,
+    measure: bool = False,
+    nonfinite: Nonfinite = "propagate",
+) -> Quantized:
+    """x [any shape] times `scale`, clamped and rounded, in the format's dtype or in bfloat16.
+
+    Statistics are added to `row`. `extent`: amax and the number of non-finite elements where they are known;
+    else the same pass takes them if the row needs them, or `measure` says so. `nonfinite`: see `quantize`.
+    """
+    x, target = _readable(x), _writable(row)
+    known, bad = extent or (math.inf, 0)
+    counts = _Counts(nonfinite=bad)
+    data = x.new_empty(x.shape, dtype=dtype)
+    measuring = measure or (row is not None and extent is None)
+    wanted = (AMAX if measuring else 0) | (COUNTS if row is not None else 0)
+    amax = library().fp8scope_quantize(
+        *(x.data_ptr(), data.data_ptr(), x.numel(), _is_wide(x), dtype.itemsize == 1, scale),
+        *(ctypes.byref(_parameters(format, nonfinite)), wanted, _threads(x), known, _address(target)),
+        ctypes.byref(counts),
+    )
+    _write_back(row, target)
+    flushed = counts.flushed
+    small = (flushed - counts.zeros, counts.below - flushed)
+    amax = amax if measuring or extent is not None else 0.0
+    return Quantized(data, amax, *small, counts.saturated, counts.nonfinite)
+
+
+def quantize_blocks(
+    x: Tensor,
+    format: Format,
+    grid: Block,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    row: Tensor | None,
+    block_row: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The matrix x, which has elements, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
+
+    Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows.
+    """
+    x, target, block_target = _readable(x), _writable(row), _writable(block_row)
+    (rows, columns), (height, width) = x.shape, grid
+    data = x.new_empty(x.shape, dtype=dtype)
+    scales = x.new_empty((-(-rows // height), 1, -(-columns // width), 1), dtype=torch.float32)
+    if isinstance(recipe, MXFP8):
+        rule = 2 if recipe.rounding == "floor" else 1
+    else:
+        rule = int(getattr(recipe, "power_of_two", False))
+    library().fp8scope_quantize_blocks(
+        *(x.data_ptr(), data.data_ptr(), scales.data_ptr(), rows, columns, height, width, _is_wide(x)),
+        *(dtype.itemsize == 1, rule, ctypes.byref(_parameters(format, recipe.nonfinite)), _threads(x)),
+        *(_address(target), _address(block_target)),
+    )
+    _write_back(row, target)
+    _write_back(block_row, block_target)
+    return data, scales
+
+
+def dequantize_blocks(values: Tensor, scales: Tensor, grid: Block, dtype: torch.dtype) -> Tensor:
+    """values / scale of each element's block, in `dtype` (bfloat16 or float32), rounded once.
+
+    `values`: bfloat16 [rows, columns]; `scales`: float32, as from `quantize_blocks`.
+    """
+    values, scales = values.contiguous(), scales.contiguous()
+    out = values.new_empty(values.shape, dtype=dtype)
+    library().fp8scope_dequantize_blocks(
+        *(values.data_ptr(), scales.data_ptr(), out.data_ptr(), *values.shape, *grid),
+        *(_is_wide(out), _threads(values)),
+    )
+    return out
+
+
+def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """product * left * right in float32, rounded once to `dtype` (bfloat16 or float32).
+
+    `product`: bfloat16 [rows, columns]; `left`: float32 [rows, 1]; `right`: float32 [1, columns].
+    """
+    product, left, right = product.contiguous(), left.contiguous(), right.contiguous()
+    out = product.new_empty(product.shape, dtype=dtype)
+    library().fp8scope_scale_product(
+        *(product.data_ptr(), left.data_ptr(), right.data_ptr(), out.data_ptr(), *product.shape),
+        *(_is_wide(out), _threads(product)),
+    )
+    return out
+
+
+def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
+    """sampling.py's `accumulate_sample`, x being bfloat16 or float32 and `values` FP8, perhaps as bfloat16.
+
+    `inverse_scale`: float32, one number or one for each of x's rows.
+    """
+    x, values, target = _readable(x), values.bfloat16().contiguous(), _writable(sample)
+    inverse_scale = inverse_scale.contiguous()
+    rows = inverse_scale.numel()
+    library().fp8scope_sample(
+        *(x.data_ptr(), values.data_ptr(), inverse_scale.data_ptr(), rows, x.numel() // rows),
+        *(_is_wide(x), _threads(x), _address(target)),
+    )
+    _write_back(sample, target)
+
+
+def _writable(row: Tensor | None) -> Tensor | None:
+    """The row, or a copy that is to be written back, as contiguous float64."""
+    # Nearly always it is that already, and this is asked for every tensor of every step.
+    if row is None or (row.dtype is torch.float64 and row.is_contiguous()):
+        return row
+    return row.double().contiguous()
+
+
+def _address(row: Tensor | None) -> int | None:
+    return None if row is None else row.data_ptr()
+
+
+def _write_back(row: Tensor | None, target: Tensor | None) -> None:
+    if row is not None and target is not None and target is not row:
+        row.copy_(target)
+
+
+def _readable(x: Tensor) -> Tensor:
+    x = x.detach()
+    return (x if x.dtype in (torch.bfloat16, torch.float32) else x.float()).contiguous()
+
+
+def _is_wide(x: Tensor) -> bool:
+    return x.dtype == torch.float32
+
+
+def _threads(x: Tensor) -> int:
+    return max(1, min(torch.get_num_threads(), x.numel() // ELEMENTS_PER_THREAD))
+
+
+@cache
+def _parameters(format: Format, nonfinite: Nonfinite) -> _Format:
+    # NaN has all bits set below the sign, in E4M3 and as torch writes it in E5M2.
+    accepted = INF if nonfinite == "clamp" else INF - 1
+    return _Format(
+        *(format.max, format.limit, format.smallest_normal, format.smallest_subnormal),
+        *(format.mantissa_bits, format.bias, 0x7F, format.max_exponent, accepted),
+    )

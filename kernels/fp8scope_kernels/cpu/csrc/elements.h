@@ -1,0 +1,88 @@
+// Numbers as bit patterns, and the cast of a run of them: the innermost loops, which compilers turn into vectors.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+// backend.py has the same two structures.
+struct Format {
+  float max, limit, smallest_normal, smallest_subnormal;
+  int32_t mantissa_bits, bias, nan, max_exponent;
+  uint32_t accepted;  // the largest pattern without sign that does not become NaN: INF, or the one below
+};
+struct Counts {
+  int64_t zeros, flushed, below, saturated, nonfinite, blocks;
+  float smallest, median, largest;  // of the blocks' scales
+};
+
+// Of what is called for every block: its constants are then loaded once, and a known length needs no remainder.
+#define INLINED __attribute__((always_inline))
+
+namespace {
+
+constexpr int64_t BLOCK = 4096;
+constexpr uint32_t ABS = 0x7fffffff;
+constexpr uint32_t INF = 0x7f800000;
+
+constexpr float TINY = 0x1p-126f;  // float32's smallest normal
+
+uint32_t bits(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
+float real(uint32_t b) { float x; std::memcpy(&x, &b, 4); return x; }
+
+// The float32 pattern of an element; bfloat16 is its upper half.
+uint32_t widen(uint16_t x) { return uint32_t(x) << 16; }
+uint32_t widen(uint32_t x) { return x; }
+
+// The float32 pattern of a number (uint32_t), or its bfloat16, rounded to nearest even (uint16_t).
+template <typename Out> Out narrow(float x) {
+  const uint32_t b = bits(x);
+  if constexpr (sizeof(Out) == 4) return b;
+  else return Out((b & ABS) > INF ? 0x7fc0 : (b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+template <typename T> constexpr T SIGNLESS = T(~T(0)) >> 1;
+
+// A format as the cast needs it. Taken by value: a byte that is written might be any object's, a format's too.
+struct Rounding {
+  int drop;
+  uint32_t max, normal, half, rebias, kept, nan, accepted;
+  float shift;  // its last bit is worth the smallest subnormal, so that adding it rounds
+
+  explicit Rounding(const Format& f)
+      : drop(23 - f.mantissa_bits), max(bits(f.max)), normal(bits(f.smallest_normal)), half((1u << (drop - 1)) - 1),
+        rebias(uint32_t(127 - f.bias) << f.mantissa_bits), kept(~0u << drop), nan(f.nan),
+        accepted(f.accepted), shift(8388608.0f * f.smallest_subnormal) {}
+};
+
+// x * scale clamped and rounded to nearest even: the FP8 byte (uint8_t), or the same number as bfloat16 (uint16_t).
+// `OnX`: f.accepted is asked of x, which takes longer. Asked of the product, a finite x that a large scale takes
+// to Inf is not told from an Inf.
+template <typename Out, bool OnX = false>
+INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n, float scale, Rounding f) {
+  const uint32_t base = bits(f.shift);
+  for (int64_t i = 0; i < n; i++) {
+    const uint32_t b = bits(real(widen(x[i])) * scale), magnitude = b & ABS;
+    const bool lost = (OnX ? widen(x[i]) & ABS : magnitude) > f.accepted;
+    const uint32_t clamped = std::min(magnitude, f.max);
+    const float shifted = real(clamped) + f.shift;
+    const uint32_t rounded = clamped + f.half + ((clamped >> f.drop) & 1);
+    if constexpr (sizeof(Out) == 1) {
+      const uint32_t code = clamped < f.normal ? bits(shifted) - base : (rounded >> f.drop) - f.rebias;
+      q[i] = Out((lost ? f.nan : code) | (b >> 24 & 0x80));
+    } else {
+      const uint32_t value = clamped < f.normal ? bits(shifted - f.shift) : rounded & f.kept;
+      // The definition's sums leave +0 of whatever vanishes.
+      q[i] = Out(((lost ? 0x7fc00000 : value) | (value ? b & ~ABS : 0)) >> 16);
+    }
+  }
+}
+
+// Casts the finite x anew whose product may be Inf: that saturates, where a cast that accepts no Inf has left NaN.
+template <typename Out>
+void mend(const auto* x, Out* q, int64_t n, float scale, Rounding f) {
+  f.accepted = INF;
+  for (int64_t i = 0; i < n; i++)
+    if ((widen(x[i]) & ABS) < INF) cast<Out>(x + i, q + i, 1, scale, f);
+}
+
+}  // namespace

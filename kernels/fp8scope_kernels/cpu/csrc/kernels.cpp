@@ -1,0 +1,186 @@
+// Quantisation with its statistics in one pass over memory, for CPUs. Called by backend.py.
+//
+// The same bits as the definition in quantization.py and blocks.py. This file has the entry points; it includes
+// the others, so that there is one thing to compile. It is compiled when the package is built, once for each level
+// of processor (levels.py), into a library that needs nothing but the C library.
+
+#include "elements.h"
+#include "threads.h"
+#include "processor_level.h"
+#include "counts.h"
+#include "tensors.h"
+#include "blocks.h"
+#include "samples.h"
+
+namespace {
+
+// The product of two operands with a scale per row: bfloat16 times both inverse scales, rounded.
+template <typename Out>
+void scale_product(const uint16_t* product, const float* left, const float* right, Out* out, int64_t start,
+                   int64_t end, int64_t columns) {
+  for (int64_t row = start; row < end; row++) {
+    const uint16_t* __restrict from = product + row * columns;
+    Out* __restrict to = out + row * columns;
+    const float scale = left[row];
+    for (int64_t i = 0; i < columns; i++) to[i] = narrow<Out>(real(widen(from[i])) * scale * right[i]);
+  }
+}
+
+// Adds one call to a row of statistics.py.
+void accumulate(double* row, int64_t n, float amax, float scale, const Counts& c) {
+  row[0] += n;
+  row[1] = std::max(row[1], double(amax));
+  row[2] = scale;
+  row[3] += c.saturated;
+  row[4] += c.flushed - c.zeros;
+  row[5] += c.below - c.flushed;
+  row[6] += c.nonfinite;
+}
+
+// The same for a row of block statistics, of n blocks.
+void accumulate_blocks(double* row, int64_t n, const Counts& c) {
+  row[0] += n;
+  row[1] += c.blocks;
+  row[2] = c.smallest, row[3] = c.median, row[4] = c.largest;
+}
+
+}  // namespace
+
+// `wide`: x is float32, else bfloat16. `bytes`: q is FP8, else bfloat16. A row may be null.
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Which of the libraries this processor can run: an index into levels.py's LEVELS.
+int fp8scope_level() { return level(); }
+
+// The digest of the sources that this library was built from.
+const char* fp8scope_sources() { return FP8SCOPE_SOURCES; }
+
+// The OpenMP runtime's GOMP_parallel, or null for one thread.
+void fp8scope_use_team(Team function) { team = function; }
+
+float fp8scope_scale(float amax, float top, int power_of_two, float otherwise) {
+  return choose_scale(amax, top, power_of_two, otherwise);
+}
+
+// state.py's scale from the past, which replaces the one there is when its time has come.
+float fp8scope_past_scale(const float* history, int64_t n, float* scale, const int64_t* calls, int64_t interval,
+                          float top) {
+  if (*calls % interval) return *scale;
+  float amax = 0;
+  bool nan = false;
+  for (int64_t i = 0; i < n; i++) {
+    amax = std::max(amax, history[i]);
+    nan |= history[i] != history[i];
+  }
+  return *scale = choose_scale(nan ? real(INF) : amax, top, false, *scale);
+}
+
+// One more call in a history, which has its newest entry first.
+void fp8scope_remember(float* history, int64_t n, int64_t* calls, float amax) {
+  std::memmove(history + 1, history, (n - 1) * sizeof(float));
+  history[0] = amax;
+  ++*calls;
+}
+
+float fp8scope_measure(const void* x, int64_t n, int wide, int threads) {
+  Counts none = {};
+  const auto go = [&](auto* in) {
+    const auto work = [&](int64_t first, int64_t last, Counts&) { return measure(in + first, last - first); };
+    return real(share_counting(n, 16 * BLOCK, threads, none, work));
+  };
+  return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
+}
+
+// Adds a tensor that is not quantised to its row. `repeat`: how often each of the n elements stands in it. Returns
+// its non-finite elements.
+int64_t fp8scope_observe(const void* x, int64_t n, int64_t repeat, int dtype, int threads, double* row) {
+  const Observed seen = observe(x, n, dtype, threads);
+  row[0] += n * repeat;
+  row[1] = std::max(row[1], double(seen.amax));
+  row[2] = 1;
+  row[6] += seen.nonfinite * repeat;
+  return seen.nonfinite * repeat;
+}
+
+// The sum of the squares of `count` float32 tensors.
+double fp8scope_squares(const float* const* tensors, const int64_t* sizes, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; i++) sum += squares(tensors[i], sizes[i]);
+  return sum;
+}
+
+float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float limit, Counts* c) {
+  const auto go = [&](auto* in) { return real(inspect(in, n, scale, limit, *c)); };
+  return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
+}
+
+// `wanted` has AMAX where `amax` (of the finite elements; Inf if unknown) and c->nonfinite are not known but needed;
+// returns the former.
+float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, float scale, const Format* f,
+                        int wanted, int threads, float amax, double* row, Counts* c) {
+  if (wanted && !(amax * scale <= f->limit)) wanted |= AMAX;  // How many saturate is seen by the same look.
+  if (wanted & AMAX) c->nonfinite = 0;
+  const auto go = [&](auto* in, auto* out) {
+    return real(share_counting(n, PIECE, threads, *c, [&](int64_t first, int64_t last, Counts& part) {
+      return quantize(in + first, out + first, last - first, scale, *f, wanted, amax, part);
+    }));
+  };
+  float top;
+  if (wide) top = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
+  else top = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  if (wanted & AMAX) amax = top;
+  if (row) accumulate(row, n, amax, scale, *c);
+  return amax;
+}
+
+void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t rows, int64_t columns, int64_t height,
+                              int64_t width, int wide, int bytes, int rule, const Format* f, int threads,
+                              double* row, double* block_row) {
+  Counts c = {};
+  const bool counting = row || block_row;
+  const int64_t across = (columns + width - 1) / width, blocks = (rows + height - 1) / height * across;
+  const auto go = [&](auto* in, auto* out) {
+    const int64_t step = rows_together(height, columns);
+    return real(share_counting(rows, step, threads, c, [&](int64_t first, int64_t last, Counts& part) {
+      return quantize_blocks(in + first * columns, out + first * columns, scales + first / height * across,
+                             last - first, columns, height, width, rule, *f, counting, part);
+    }));
+  };
+  float amax;
+  if (wide) amax = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
+  else amax = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  if (counting) summarize(scales, blocks, rule, c);
+  if (row) accumulate(row, rows * columns, amax, c.median, c);
+  if (block_row) accumulate_blocks(block_row, blocks, c);
+}
+
+// q is bfloat16.
+void fp8scope_sample(const void* x, const uint16_t* q, const float* inverse, int64_t rows, int64_t columns, int wide,
+                     int threads, double* to) {
+  wide ? sample((const uint32_t*)x, q, inverse, rows, columns, threads, to)
+       : sample((const uint16_t*)x, q, inverse, rows, columns, threads, to);
+}
+
+// q is bfloat16; the result is float32 (`wide`) or bfloat16.
+void fp8scope_dequantize_blocks(const void* q, const float* scales, void* out, int64_t rows, int64_t columns,
+                                int64_t height, int64_t width, int wide, int threads) {
+  const auto go = [&](auto* to) {
+    share_range(rows, 1, threads, [&](int64_t first, int64_t last) {
+      dequantize_blocks((const uint16_t*)q, scales, to, first, last, columns, height, width);
+    });
+  };
+  wide ? go((uint32_t*)out) : go((uint16_t*)out);
+}
+
+void fp8scope_scale_product(const void* product, const float* left, const float* right, void* out, int64_t rows,
+                            int64_t columns, int wide, int threads) {
+  const auto go = [&](auto* to) {
+    share_range(rows, 1, threads, [&](int64_t first, int64_t last) {
+      scale_product((const uint16_t*)product, left, right, to, first, last, columns);
+    });
+  };
+  wide ? go((uint32_t*)out) : go((uint16_t*)out);
+}
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,136 @@
+"""The CPU kernels' library, which was built with the package: found, checked and loaded with ctypes.
+
+Nothing is compiled here and nothing is written: loading takes milliseconds.
+"""
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+import torch
+
+from fp8scope_kernels.cpu import levels as cpu_levels
+from fp8scope_kernels.cpu.levels import Level
+
+POINTER, SIZE, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
+    "scale": ((REAL, REAL, NUMBER, REAL), REAL),
+    "past_scale": ((POINTER, SIZE, POINTER, POINTER, SIZE, REAL), REAL),
+    "remember": ((POINTER, SIZE, POINTER, REAL), None),
+    "measure": ((POINTER, SIZE, NUMBER, NUMBER), REAL),
+    "observe": ((POINTER, SIZE, SIZE, NUMBER, NUMBER, POINTER), SIZE),
+    "squares": ((POINTER, POINTER, SIZE), ctypes.c_double),
+    "inspect": ((POINTER, SIZE, NUMBER, REAL, REAL, POINTER), REAL),
+    "quantize": (
+        (*(POINTER, POINTER, SIZE, NUMBER, NUMBER, REAL, POINTER, NUMBER, NUMBER), *(REAL, POINTER, POINTER)),
+        REAL,
+    ),
+    "quantize_blocks": (
+        (*(POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE),)
+        + (*(NUMBER, NUMBER, NUMBER, POINTER, NUMBER, POINTER, POINTER),),
+        None,
+    ),
+    "dequantize_blocks": ((POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE, NUMBER, NUMBER), None),
+    "sample": ((POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER, POINTER), None),
+    "scale_product": ((POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER), None),
+}
+"""The functions of csrc/kernels.cpp without their prefix `fp8scope_`: what they take and return."""
+
+REBUILD = "run pip install -e . (or make install) in the source tree"
+
+_lock = threading.Lock()
+_library: ctypes.CDLL | None = None
+_forked = False
+
+
+def library() -> ctypes.CDLL:
+    """The kernels, loaded at the first call, of the highest level that this processor has.
+
+    FP8SCOPE_CPU_LEVEL names a lower one. Raises RuntimeError, which says what to do, where there are none.
+    """
+    global _library
+    with _lock:
+        if _library is None:
+            _library = load(os.environ.get("FP8SCOPE_CPU_LEVEL"))
+        return _library
+
+
+def is_loaded() -> bool:
+    return _library is not None
+
+
+def available_levels() -> tuple[Level, ...]:
+    """The levels that this processor can run, lowest first. Raises RuntimeError as `library` does."""
+    levels = cpu_levels.levels()
+    if not levels:
+        raise RuntimeError("there are none for this platform, only for Linux and macOS on x86-64 or arm64")
+    return levels[: _open(levels[0]).fp8scope_level() + 1]
+
+
+def load(name: str | None = None) -> ctypes.CDLL:
+    """The library of that level, else of the highest. Raises RuntimeError if it cannot be used."""
+    levels = available_levels()
+    level = levels[-1]
+    if name:
+        matching = [known for known in levels if known.name == name]
+        if not matching:
+            known_names = ", ".join(known.name for known in levels)
+            raise RuntimeError(f"FP8SCOPE_CPU_LEVEL must be one of {known_names}, got {name!r}")
+        (level,) = matching
+    loaded = _open(level)
+    if not _forked:
+        loaded.fp8scope_use_team(_openmp_team())
+    return loaded
+
+
+def _open(level: Level) -> ctypes.CDLL:
+    path = cpu_levels.path(level)
+    if not path.exists():
+        raise RuntimeError(f"{path.name} was not built with the package; {_advice(path)}")
+    try:
+        opened = ctypes.CDLL(str(path))
+        opened.fp8scope_sources.restype = ctypes.c_char_p
+        sources = opened.fp8scope_sources().decode()
+        # An installed package has no sources; in a source tree they may have changed since.
+        if sources != (cpu_levels.digest() or sources):
+            raise RuntimeError(f"{path.name} was built from other sources; {REBUILD}")
+        return _declared(opened)
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"{path.name} cannot be loaded ({error}); {_advice(path)}") from error
+
+
+def _advice(path: Path) -> str:
+    if cpu_levels.sources():
+        return REBUILD
+    return "reinstall fp8scope from a wheel for this platform, or from source with a C++ compiler"
+
+
+def _declared(opened: ctypes.CDLL) -> ctypes.CDLL:
+    for name, (arguments, result) in SIGNATURES.items():
+        function = getattr(opened, f"fp8scope_{name}")
+        function.argtypes, function.restype = arguments, result
+    opened.fp8scope_use_team.argtypes, opened.fp8scope_use_team.restype = (POINTER,), None
+    return opened
+
+
+def _openmp_team() -> int | None:
+    """The address of GOMP_parallel in the OpenMP runtime that torch is linked with; None if it has none."""
+    try:
+        # torch is loaded already. A symbol is looked for in what it depends on, too.
+        torch_library = ctypes.CDLL(torch._C.__file__)
+        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _after_fork() -> None:
+    """OpenMP's threads do not exist in a forked child, which would wait for them: use one thread."""
+    global _forked, _lock
+    _forked, _lock = True, threading.Lock()
+    if _library is not None:
+        _library.fp8scope_use_team(None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

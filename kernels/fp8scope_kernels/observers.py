@@ -1,0 +1,248 @@
+"""Attach telemetry to a model: to its FP8 layers, and to those that could be FP8 and are not.
+
+A layer that stays in high precision is observed by hooks: how large its three tensors are and whether they
+are finite, under the names that they have in the FP8 run, so that the two can be laid side by side.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _current_graph_task_id
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from fp8scope_kernels import backends
+from fp8scope_kernels.convert import candidate_layers, fp8_layers
+from fp8scope_kernels.cpu import backend as cpu_backend
+from fp8scope_kernels.formats import Format
+from fp8scope_kernels.graph_breaks import break_graph
+from fp8scope_kernels.linear import Fp8Linear
+from fp8scope_kernels.quantization import Extent, measure
+from fp8scope_kernels.recipes import ROLES, Role
+from fp8scope_kernels.statistics import ROW_BYTES, STATISTICS, Pace, Slot, StatisticsBuffer
+from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.triton import backend as triton_backend
+
+SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
+PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))
+"""The types whose memory holds what they stand for; of their subclasses that is not known."""
+NOT_SEEN = (-1, 0, 0, 0)
+
+
+def observe(model: nn.Module, buffer: StatisticsBuffer) -> int:
+    """Bind the model's tensors to rows of `buffer`; returns how many are bound.
+
+    Observed are the input, weight and grad_output of every `Fp8Linear` and of every `candidate_layers`, which
+    could be one. Of the latter nothing is quantised: the catalogue names no format, `numel`, `amax` and
+    `nonfinite` are counted, `scale` is 1 and nothing saturates or flushes. Names are
+    `<module path>.<input|weight|grad_output>`. Calling it again, after modules were added, binds the new ones
+    and keeps the rows of the others. Raises ValueError if a layer is on another device than the buffer.
+    """
+    layers = observable_layers(model)
+    for path, layer in layers:
+        if layer.weight.device != buffer.device:
+            raise ValueError(
+                f"{path or 'the model'} is on {layer.weight.device}, but the statistics buffer is on "
+                f"{buffer.device}; make one buffer per device."
+            )
+    for path, layer in layers:
+        observe_layer(path, layer, buffer)
+    return len(ROLES) * len(layers)
+
+
+def observe_layer(path: str, layer: nn.Linear, buffer: StatisticsBuffer) -> None:
+    """Bind the three tensors of one of `observable_layers` to rows of `buffer`, which is on its device."""
+    if isinstance(layer, Fp8Linear):
+        layer.slots.update(_register(path, layer, buffer))
+    else:
+        _observer_of(layer).slots.update(_register(path, layer, buffer))
+
+
+def observable_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """The layers that `observe` binds, with their paths: FP8 ones first."""
+    return [*fp8_layers(model), *candidate_layers(model)]
+
+
+def unobserve(model: nn.Module) -> None:
+    """Undo `observe`: nothing is counted any more."""
+    for module in model.modules():
+        if isinstance(module, Fp8Linear):
+            module.slots.clear()
+        else:
+            for key, hook in list(module._forward_hooks.items()):
+                if isinstance(hook, HighPrecisionObserver):
+                    del module._forward_hooks[key]
+
+
+class HighPrecisionObserver:
+    """A forward hook that writes a high-precision layer's tensors to the statistics buffer.
+
+    `on_error` is called with what goes wrong in it; without one, exceptions pass through to the forward call.
+    Subclasses write other statistics: see `write`.
+    """
+
+    on_error: Callable[[Exception], None] | None = None
+    every_step = False
+    """Whether tensors are read in every step, also where the buffer's `Pace` leaves this one out."""
+
+    def __init__(self) -> None:
+        self.slots: dict[Role, Slot] = {}
+        self._weight_seen = NOT_SEEN
+        # Nothing but the three statistics of a plain tensor is wanted, which one call of the kernels counts.
+        self._is_simple = type(self).write is HighPrecisionObserver.write
+
+    # Counting is a side effect on a buffer that moves when it grows: compiled graphs break here.
+    @break_graph
+    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        slot = self.slots.get("input")
+        if slot is None or not layer.training:
+            return
+        pace = slot.buffer.pace
+        if not (pace.observing or self.every_step):
+            return
+        began = perf_counter()
+        # A forward call inside a backward pass recomputes what activation checkpointing dropped.
+        if _current_graph_task_id() == -1:
+            self._count("input", inputs[0] if inputs else None)
+            self._count("weight", getattr(layer, "weight", None))
+        # Whichever of the two calls the gradient flows through, it flows through one of them only.
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]
+        pace.seconds += perf_counter() - began
+        pace.calls += 1
+
+    def _count_gradient(self, gradient: Tensor) -> None:
+        began = perf_counter()
+        self._count("grad_output", gradient)
+        slot = self.slots.get("grad_output")
+        if slot is not None:
+            pace = slot.buffer.pace
+            pace.seconds += perf_counter() - began
+            pace.calls += 1
+
+    def _count(self, role: Role, x: Any) -> None:
+        slot = self.slots.get(role)
+        if slot is None or not isinstance(x, Tensor):
+            return
+        try:
+            if self._is_simple and self._count_natively(role, slot, x):
+                return
+            if not x.is_floating_point():
+                return
+            with torch.no_grad(), _timed(slot.buffer.pace, x):
+                # Of a sharded tensor each rank sees its part; the parts add up.
+                part = x.to_local() if hasattr(x, "to_local") else x
+                self.write(role, slot, part.detach())
+        except Exception as error:
+            if self.on_error is None:
+                raise
+            self.on_error(error)
+
+    def _count_natively(self, role: Role, slot: Slot, x: Tensor) -> bool:
+        """As `write`, by one call of the CPU's kernels where they take this tensor; whether they did.
+
+        A weight that has not changed since it was read in this step (gradient accumulation, tied layers) is
+        counted once more, and not read again.
+        """
+        buffer = slot.buffer
+        storage = buffer.storage
+        if not (_has_memory(x) and backends.use_compiled(x) and storage.is_cpu):
+            return False
+        address = storage.data_ptr() + slot.index * ROW_BYTES
+        if role != "weight" or x.is_inference():
+            cpu_backend.observe(x, address)
+            return True
+        generation, where, version, nonfinite = self._weight_seen
+        if generation == buffer.generation and where == x.data_ptr() and version == x._version:
+            cpu_backend.count_again(x.numel(), nonfinite, address)
+        else:
+            nonfinite = cpu_backend.observe(x, address)
+            self._weight_seen = buffer.generation, x.data_ptr(), x._version, nonfinite
+        return True
+
+    def write(self, role: Role, slot: Slot, x: Tensor) -> None:
+        """Add the statistics of one call's tensor to its row."""
+        add_tensor(slot, x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the model is another model: its tensors must not be counted in this one's rows.
+        return {"slots": {}, "_weight_seen": NOT_SEEN, "_is_simple": self._is_simple}
+
+
+def add_tensor(slot: Slot, x: Tensor) -> None:
+    """Add `numel`, `amax` and `nonfinite` of a tensor that is not quantised to its row; `scale` is 1.
+
+    One launch on a GPU with Triton, one call on a CPU with the compiled kernels, else a few of torch's.
+    """
+    row = slot.row
+    if _has_memory(x) and x.device == row.device:
+        if backends.use_compiled(x):
+            cpu_backend.observe(x, row.data_ptr())
+            return
+        if triton_availability.wants(x):
+            launched = triton_availability.attempt(lambda: triton_backend.observe(x, row))
+            if launched is not None:
+                return
+    add_extent(row, x.numel(), measure(x))
+    row[SCALE].fill_(1.0)
+
+
+def _has_memory(x: Tensor) -> bool:
+    """Whether x is a tensor of numbers that kernels can read where they lie: no wrapper (torch.func's, a
+    subclass), no sparse layout.
+    """
+    return (
+        type(x) in PLAIN_TENSORS
+        and x.dtype in cpu_backend.OBSERVED_DTYPES
+        and x.layout is torch.strided
+        and not is_functorch_wrapped_tensor(x)
+    )
+
+
+@contextmanager
+def _timed(pace: Pace, x: Tensor) -> Iterator[None]:
+    """Put events around what a device is given to do in this block, where the pace asks for that."""
+    if pace.events is None or not x.is_cuda or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    stream = torch.cuda.current_stream(x.device)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    before.record(stream)
+    yield
+    after.record(stream)
+    pace.events.append((before, after))
+
+
+def add_extent(row: Tensor, elements: int, extent: Extent) -> None:
+    """Add what is known of a tensor that is not quantised: `numel`, `amax` and `nonfinite`."""
+    numel, amax, _, nonfinite = row.tensor_split((1, 2, NONFINITE))
+    numel += elements
+    torch.maximum(amax, extent.amax, out=amax)
+    nonfinite += extent.nonfinite
+
+
+def _observer_of(layer: nn.Linear) -> HighPrecisionObserver:
+    """The layer's observer, hooked in where it has none."""
+    for hook in layer._forward_hooks.values():
+        if isinstance(hook, HighPrecisionObserver):
+            return hook
+    observer = HighPrecisionObserver()
+    layer.register_forward_hook(observer)
+    return observer
+
+
+def _register(path: str, layer: nn.Linear, buffer: StatisticsBuffer) -> dict[Role, Slot]:
+    shapes: dict[Role, tuple[int, ...]] = {
+        "input": (-1, layer.in_features),
+        "weight": (layer.out_features, layer.in_features),
+        "grad_output": (-1, layer.out_features),
+    }
+    slots: dict[Role, Slot] = {}
+    for role in ROLES:
+        format: Format | None = layer.recipe.format_of(role) if isinstance(layer, Fp8Linear) else None
+        name = f"{path}.{role}" if path else role
+        slots[role] = buffer.register(name, format=format, shape=shapes[role], role=role)
+    return slots

@@ -1,0 +1,244 @@
+"""The scaling state of one tensor: what a recipe remembers between calls."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fp8scope_kernels import backends
+from fp8scope_kernels.cpu import backend as cpu_backend
+from fp8scope_kernels.formats import Format
+from fp8scope_kernels.quantization import amax_to_scale
+from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
+
+Status = Literal["fresh", "restored", "missing", "stale"]
+"""What loading a checkpoint did to a delayed scaling state: `fresh`, nothing; `restored`, it brought the
+state along; `missing`, it did not, or not all of it; `stale`, what it brought did not fit the tensor that
+came next."""
+
+STALE_FACTOR = 16.0
+"""A restored scale that puts amax this far above or below its place is not of this tensor's recent past."""
+
+UNREDUCED_CALLS = 256
+"""Calls after which a history that was to be reduced over ranks, and never was, is told about."""
+
+
+class ScalingState(nn.Module):
+    """Chooses the scale of one tensor, call after call.
+
+    Buffers, all in the state_dict and all readable as telemetry: `scale`, float32 without dimensions, the
+    multiplier of the last call (0 before the first); under `DelayedScaling` also `amax_history`, float32
+    [history_length], newest first, and `calls`, int64 without dimensions, the calls that updated it. They
+    stay on the device and in these dtypes, so that a captured CUDA graph goes on counting when replayed.
+
+    An amax of 0 (an empty or all-zero tensor, or one without a finite element) never sets a delayed scale:
+    the old one is kept. Inf elements do not reach amax, so that one of them cannot freeze the scale; an Inf
+    that a history brings along from elsewhere keeps the old scale until it has passed through.
+
+    Loading a checkpoint into a delayed state sets `status`. A state that is missing or stale warns and starts
+    afresh; the scale is held against its tensor at the first call after loading, which on a GPU waits once.
+    Checkpoints that have the number of calls as extra state, as it once was, are read all the same; through
+    torch.distributed.checkpoint with the planner in checkpoints.py.
+    """
+
+    scale: Tensor
+    amax_history: Tensor
+    calls: Tensor
+    status: Status
+
+    def __init__(self, recipe: Recipe, format: Format, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.format = format
+        self.status = "fresh"
+        self.reduced = False
+        """Whether `sync_amaxes` has ever been here."""
+        self._unchecked = False
+        # What the host knows of `calls` without asking the device.
+        self._started = False
+        self._until_unreduced = UNREDUCED_CALLS
+        # A model converted, or moved, in inference mode has to be able to train after it.
+        with torch.inference_mode(False):
+            self.register_buffer("scale", torch.zeros((), dtype=torch.float32, device=device))
+            if isinstance(recipe, DelayedScaling):
+                history = torch.zeros(recipe.history_length, dtype=torch.float32, device=device)
+                self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=device))
+                self.register_buffer("amax_history", history)
+
+    def next_scale(self, amax: Tensor, *, update: bool = True) -> Tensor:
+        """The scale, float32 without dimensions, for a tensor with this amax.
+
+        With `update` False (evaluation, recomputation) the state stays as it is, and delayed scaling uses
+        the scale of the last call again.
+        """
+        if isinstance(self.recipe, DelayedScaling):
+            return self._delayed_scale(self.recipe, amax, update)
+        if not isinstance(self.recipe, CurrentScaling):
+            raise TypeError(f"{self.recipe.kind} has a scale per block, which needs no state.")
+        scale = amax_to_scale(
+            amax, self.format, margin=self.recipe.margin, power_of_two=self.recipe.power_of_two
+        )
+        if update:
+            self.scale.copy_(scale)
+        return scale
+
+    def past_scale(self, *, update: bool = True) -> Tensor | None:
+        """`next_scale` for a tensor not measured yet; None where the scale depends on the tensor itself.
+
+        Lets one pass over the tensor both cast and measure it. With `update`, `remember` has to follow.
+        """
+        if not isinstance(self.recipe, DelayedScaling) or not self._started or self._unchecked:
+            return None
+        return self._past_scale(self.recipe, update)
+
+    def remember(self, amax: Tensor) -> None:
+        """Add the amax of the tensor just scaled to a delayed state's history, and count the call."""
+        assert isinstance(self.recipe, DelayedScaling)
+        history = self.amax_history
+        if self._is_native():
+            cpu_backend.remember(history, self.calls, float(amax))
+        else:
+            history.copy_(history.roll(1))
+            history[0] = amax
+            self.calls.add_(1)
+        if not self._started:
+            # A first call that is only being captured has not happened yet.
+            self._started = not _is_capturing(history)
+        if self.recipe.reduce_amax:
+            self._until_unreduced -= 1
+            if self._until_unreduced == 0:
+                self._check_reduced()
+
+    def _delayed_scale(self, recipe: DelayedScaling, amax: Tensor, update: bool) -> Tensor:
+        if self._unchecked:
+            self._check(recipe, amax)
+        scale = self._past_scale(recipe, update)
+        if not self._started:
+            # Decided on the device: a graph captured from the first call on is replayed for the later ones.
+            own = amax_to_scale(amax, self.format, margin=recipe.margin)
+            scale = torch.where(self.calls == 0, own, scale)
+            if update:
+                self.scale.copy_(scale)
+        if update:
+            self.remember(amax)
+        return scale
+
+    def _past_scale(self, recipe: DelayedScaling, update: bool) -> Tensor:
+        old = self.scale.clone()
+        if not update:
+            return old
+        if self._is_native():
+            past = self.amax_history if recipe.amax_compute == "max" else self.amax_history[:1]
+            top = self.format.max * 2.0**-recipe.margin
+            return old.fill_(cpu_backend.past_scale(past, self.scale, self.calls, recipe.interval, top))
+        past = self.amax_history.amax() if recipe.amax_compute == "max" else self.amax_history[0]
+        scale = amax_to_scale(past, self.format, margin=recipe.margin, otherwise=old)
+        if recipe.interval > 1:
+            scale = torch.where(self.calls % recipe.interval == 0, scale, old)
+        self.scale.copy_(scale)
+        return scale
+
+    def _is_native(self) -> bool:
+        """Whether the CPU's kernels can keep this state: it is as it was made, and not a checkpoint's own."""
+        made = (
+            self.amax_history.dtype == self.scale.dtype == torch.float32 and self.calls.dtype == torch.int64
+        )
+        return made and self.amax_history.is_contiguous() and backends.use_compiled(self.scale)
+
+    def _check(self, recipe: DelayedScaling, amax: Tensor) -> None:
+        """Hold the scale that a checkpoint brought against the first tensor that it is for."""
+        if _is_capturing(amax):
+            return
+        self._unchecked = False
+        place = float(amax * self.scale) / (self.format.max * 2.0**-recipe.margin)
+        if amax > 0 and not 1 / STALE_FACTOR <= place <= STALE_FACTOR:
+            self.reset()
+            self.status = "stale"
+            warnings.warn(
+                "A checkpoint brought scaling state that does not fit its tensor: was it saved with other "
+                "weights? That state starts afresh; scaling_status(model) says where.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _check_reduced(self) -> None:
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and not self.reduced and torch.distributed.get_world_size() > 1:
+            warnings.warn(
+                "reduce_amax=True, but amax histories were never reduced: call sync_amaxes(model) after "
+                "every optimizer step, or sync_amaxes_after(optimizer, model) once.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        old_calls = state_dict.pop(f"{prefix}_extra_state", None)
+        if not isinstance(self.recipe, DelayedScaling):
+            super()._load_from_state_dict(state_dict, prefix, *args)
+            return
+        if old_calls is not None and f"{prefix}calls" not in state_dict:
+            state_dict[f"{prefix}calls"] = torch.as_tensor(old_calls, dtype=torch.int64)
+            tell_older_form()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if all(prefix + name in state_dict for name in ("scale", "amax_history", "calls")):
+            # From the checkpoint, because the buffer itself may be on a device or nowhere yet.
+            started = bool(state_dict[f"{prefix}calls"] > 0)
+            # A past without a call is half of a state, from a reader that leaves out what it does not find.
+            if started or not bool(state_dict[f"{prefix}amax_history"].any()):
+                self._started = self._unchecked = started
+                self.status = "restored" if started else "fresh"
+                return
+        self.reset()
+        self.status = "missing"
+        warnings.warn(
+            "A checkpoint was loaded that has no scaling state for some tensors, or half of it; they start "
+            "afresh. scaling_status(model) says which.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScalingState":
+        """Moves with the model, but does not change its dtypes: in BF16 a scale would be another."""
+        before = dict(self.named_buffers())
+        with torch.inference_mode(False):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            for name, buffer in before.items():
+                moved = self.get_buffer(name)
+                if moved.dtype != buffer.dtype:
+                    setattr(self, name, buffer.to(moved.device))
+        return self
+
+    def reset(self) -> None:
+        """Forget the past; the next call starts afresh from its own tensor."""
+        self.status = "fresh"
+        self._unchecked = self._started = False
+        for buffer in self.buffers():
+            buffer.zero_()
+
+    def extra_repr(self) -> str:
+        return f"{self.recipe.kind}, {self.format.name}"
+
+
+def tell_older_form() -> None:
+    """Warn that a checkpoint has the number of calls as extra state, and was read all the same."""
+    warnings.warn(
+        "A checkpoint was loaded that has the scaling state in an older form; nothing of it is lost. "
+        "What is saved from now on has the present one.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _is_capturing(like: Tensor) -> bool:
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def scaling_status(model: nn.Module) -> dict[str, Status]:
+    """The status of every scaling state in the model, by the name of its tensor (`<module>.<role>`)."""
+    return {
+        name.replace("scaling.", ""): module.status
+        for name, module in model.named_modules()
+        if isinstance(module, ScalingState)
+    }

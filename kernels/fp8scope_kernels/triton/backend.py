@@ -1,0 +1,302 @@
+"""Launches the Triton kernels: the same bits and counts as the definition, in one pass over the tensor.
+
+Nothing here waits for the device or reads from it, so that every call can be captured in a CUDA graph. Triton
+itself is imported by the first call.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp8scope_kernels.cpu import backend as cpu_backend
+from fp8scope_kernels.formats import E8M0, Format
+from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
+
+FLAT = (1, 4096)
+"""Rows and columns of a tile of a contiguous tensor, whose shape does not matter."""
+SQUARE = (64, 64)
+"""The same where strides differ or a transpose is written: each side then has whole cache lines."""
+BLOCK_TILE = 4096
+"""Elements of a tile of blocks below each other."""
+OBSERVED_TILE = 4096
+OBSERVING_PROGRAMS = 528
+"""Each ends with an atomic operation on the same number: a few for each multiprocessor."""
+MAX_BLOCK_HEIGHT = 128
+NO_SCALE = (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max)
+
+
+class Quantized(NamedTuple):
+    """What one pass wrote; None what was not asked for.
+
+    `data`: q, shape of x. `transposed`: q of the matrix x transposed, contiguous. `amax`, float32, and
+    `nonfinite`, float64, without dimensions; see `Extent`.
+    """
+
+    data: Tensor
+    transposed: Tensor | None
+    amax: Tensor | None
+    nonfinite: Tensor | None
+
+
+def measure(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(amax, float32; non-finite elements, float64), both without dimensions, of x of any shape."""
+    amax, nonfinite = _extent(x)
+    if x.numel():
+        x = _readable(x)
+        partials, programs = _tiles(x, None, None, None, {**_NO_FORMAT, "MEASURE": True})
+        _finish(x, partials, programs, amax, nonfinite, measured=False)
+    return amax, nonfinite
+
+
+def observe(x: Tensor, row: Tensor) -> bool:
+    """Add `numel`, `amax` and `nonfinite` of x (floating, any shape) to its row, and say a scale of 1.
+
+    One launch; a copy before it only where x is float64, or its elements overlap.
+    """
+    _check_row(x, row)
+    x, repeat = (x, 1) if x.is_contiguous() else cpu_backend.in_memory_order(x)
+    if not x.numel():
+        row[2] = 1.0
+        return True
+    x = _readable(x)
+    tiles = _ceil(x.numel(), OBSERVED_TILE)
+    with _device(x):
+        _kernels().observe_tiles[(min(tiles, OBSERVING_PROGRAMS),)](
+            x, row, row.view(torch.int64), x.numel(), repeat, tiles, WIDTH=OBSERVED_TILE
+        )
+    return True
+
+
+def quantize(
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None = None,
+    *,
+    saturate: bool = True,
+    extent: tuple[Tensor, Tensor] | None = None,
+    measure: bool = False,
+    transpose: bool = False,
+    nonfinite: Nonfinite = "propagate",
+) -> Quantized:
+    """q of x (floating, any shape) in `dtype`: the format's own, or bfloat16; statistics added to `row`.
+
+    `extent`, as from `measure`, saves measuring for the row; else that is part of the pass, also without a
+    row if `measure` is set. `transpose` (of a matrix) writes q twice. `nonfinite`: what Inf becomes.
+    """
+    _check_row(x, row)
+    x = _readable(x)
+    bits = torch.uint8 if dtype.itemsize == 1 else torch.int16
+    data = torch.empty(x.shape, dtype=dtype, device=x.device)
+    transposed = data.new_empty(x.shape[::-1]) if transpose else None
+    scale = scale.to(x.device, torch.float32)
+    measuring = extent is None and (measure or row is not None)
+    amax, bad = extent or (_extent(x) if measuring else (None, None))
+    partials, programs = None, 0
+    if x.numel():
+        options = {
+            **_format_bits(format),
+            "BEYOND": _beyond(format, dtype),
+            "SATURATE": saturate,
+            "PROPAGATE": nonfinite == "propagate",
+            "BYTES": dtype.itemsize == 1,
+            "CAST": True,
+            "TRANSPOSE": transpose,
+            "COUNT": row is not None,
+            "MEASURE": measuring,
+        }
+        turned = None if transposed is None else transposed.view(bits)
+        partials, programs = _tiles(x, scale, data.view(bits), turned, options)
+    if row is not None or measuring:
+        _finish(x, partials, programs, amax, bad, scale, row, measured=not measuring)
+    return Quantized(data, transposed, amax, bad)
+
+
+def takes_grid(x: Tensor, grid: Block) -> bool:
+    """Whether `quantize_blocks` knows blocks of this height and width (both of them resolved)."""
+    height = grid[0]
+    return x.numel() > 0 and height <= MAX_BLOCK_HEIGHT and height & (height - 1) == 0
+
+
+def quantize_blocks(
+    x: Tensor,
+    format: Format,
+    grid: Block,
+    recipe: Recipe,
+    row: Tensor | None = None,
+    block_row: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q as bfloat16 [rows, columns] and scales [block rows, 1, block columns, 1], see `blocks`."""
+    _check_row(x, row)
+    _check_row(x, block_row)
+    x = _readable(x)
+    rows, columns = x.shape
+    block_height, block_width = grid
+    tile_width = min(max(_power_of_two(block_width), 16), 1024 if block_height == 1 else MAX_BLOCK_HEIGHT)
+    tile_height = block_height if block_height > 1 else min(_power_of_two(rows), BLOCK_TILE // tile_width)
+    across = _ceil(columns, block_width)
+    tiles = _ceil(rows, tile_height) * across
+    data = torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
+    scales = torch.empty(_ceil(rows, block_height), 1, across, 1, dtype=torch.float32, device=x.device)
+    partials, programs = _partials(x, tiles)
+    bits = {name: value for name, value in _format_bits(format).items() if name != "MAX_CODE"}
+    counting = row is not None or block_row is not None
+    with _device(x):
+        _kernels().quantize_block_tiles[(programs,)](
+            x, data.view(torch.int16), scales, partials, rows, columns, *x.stride(), block_width, across,
+            tiles, **_scale_rule(recipe, format), **bits,
+            PROPAGATE=recipe.nonfinite == "propagate", TALL=block_height > 1, COUNT=counting,
+            HEIGHT=tile_height, WIDTH=tile_width, enable_fp_fusion=False,
+            num_warps=8 if tile_height * tile_width > BLOCK_TILE else 4,
+        )  # fmt: skip
+    if counting:
+        amax, nonfinite = _extent(x)
+        median = scales.median()
+        _finish(x, partials, programs, amax, nonfinite, median, row, block_row, measured=False)
+        if block_row is not None:
+            block_row[0] += scales.numel()
+            block_row[2:] = torch.stack((scales.min(), median, scales.max()))
+    return data, scales
+
+
+def _tiles(
+    x: Tensor, scale: Tensor | None, q: Tensor | None, q_t: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, int]:
+    """Launch the pass over x with one scale; returns the partials and the number of programs."""
+    matrix = x.reshape(1, -1) if x.dim() < 2 or (x.is_contiguous() and q_t is None) else x
+    matrix = matrix.reshape(-1, matrix.shape[-1])
+    rows, columns = matrix.shape
+    height, width = FLAT if rows == 1 and q_t is None else SQUARE
+    across = _ceil(columns, width)
+    tiles = _ceil(rows, height) * across
+    partials, programs = _partials(x, tiles)
+    with _device(x):
+        # What is not written still needs an address; x's own will do.
+        _kernels().quantize_tiles[(programs,)](
+            matrix, partials if scale is None else scale, partials if q is None else q,
+            partials if q_t is None else q_t, partials, rows, columns, *matrix.stride(), across, tiles,
+            **options, HEIGHT=height, WIDTH=width, enable_fp_fusion=False,
+        )  # fmt: skip
+    return partials, programs
+
+
+def _finish(
+    x: Tensor,
+    partials: Tensor | None,
+    programs: int,
+    amax: Tensor | None,
+    nonfinite: Tensor | None,
+    scale: Tensor | None = None,
+    row: Tensor | None = None,
+    block_row: Tensor | None = None,
+    *,
+    measured: bool,
+) -> None:
+    """Add up the partials (none of an empty tensor) into the extent, unless that is known, and the rows."""
+    partials = _partials(x, 1)[0] if partials is None else partials
+    with _device(x):
+        _kernels().finish[(1,)](
+            partials, programs, x.numel(), amax, nonfinite, partials if scale is None else scale,
+            partials if row is None else row, partials if block_row is None else block_row,
+            MEASURED=measured, HAS_ROW=row is not None, HAS_BLOCK_ROW=block_row is not None,
+        )  # fmt: skip
+
+
+@cache
+def _kernels() -> ModuleType:
+    from fp8scope_kernels.triton import kernels as triton_kernels
+
+    return triton_kernels
+
+
+def _partials(x: Tensor, tiles: int) -> tuple[Tensor, int]:
+    kernels = _kernels()
+    programs = min(tiles, kernels.MAX_PROGRAMS)
+    return torch.empty(programs, kernels.PARTIALS, dtype=torch.int64, device=x.device), programs
+
+
+def _extent(x: Tensor) -> tuple[Tensor, Tensor]:
+    zeros = torch.zeros(2, dtype=torch.float64, device=x.device)
+    return zeros[0].float(), zeros[1]
+
+
+def _readable(x: Tensor) -> Tensor:
+    """x in a dtype that the kernels read: float32, float16, or bfloat16's bits as int16."""
+    x = x.detach()
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16)
+    return x if x.dtype in (torch.float32, torch.float16) else x.float()
+
+
+def _check_row(x: Tensor, row: Tensor | None) -> None:
+    if row is not None and (row.device != x.device or row.dtype != torch.float64 or not row.is_contiguous()):
+        raise ValueError(
+            f"The statistics of a tensor on {x.device} need a contiguous float64 row there, got {row.dtype} "
+            f"on {row.device}: make the StatisticsBuffer with device={str(x.device)!r}."
+        )
+
+
+def _device(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be the tensor's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _bits_of(value: float) -> int:
+    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+
+
+@cache
+def _format_bits(format: Format) -> dict[str, Any]:
+    """What the kernels have to know of a format; LIMITS as the bits of float32 numbers."""
+    top = format.max_exponent + format.bias
+    mantissa = round((format.max / 2.0**format.max_exponent - 1) * 2**format.mantissa_bits)
+    return {
+        "MAX": _bits_of(format.max),
+        "LIMIT": _bits_of(format.limit),
+        "NORMAL": _bits_of(format.smallest_normal),
+        "MANTISSA": format.mantissa_bits,
+        "BIAS": format.bias,
+        "MAX_CODE": (top << format.mantissa_bits) + mantissa,
+    }
+
+
+_NO_FORMAT: dict[str, Any] = {
+    **dict.fromkeys(("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS", "MAX_CODE", "BEYOND"), 0),
+    **dict.fromkeys(("SATURATE", "PROPAGATE", "BYTES", "CAST", "TRANSPOSE", "COUNT"), False),
+}
+
+
+@cache
+def _beyond(format: Format, dtype: torch.dtype) -> int:
+    """What is stored, without sign, for more than M where nothing clamps: Inf, NaN, or M itself."""
+    beyond = torch.inf if format.has_infinity else torch.nan if format.has_nan else format.max
+    if dtype.itemsize == 1:
+        return 0x7F if format.specials == "nan" else 0x7C
+    return 0x7FC0 if beyond != beyond else _bits_of(beyond) >> 16
+
+
+def _scale_rule(recipe: Recipe, format: Format) -> dict[str, Any]:
+    """How the kernel chooses a block's scale: `amax_to_block_scale` in constants."""
+    smallest, largest = NO_SCALE
+    if isinstance(recipe, MXFP8) and recipe.rounding == "floor":
+        power = 2.0**format.max_exponent
+        return {"LARGEST": power, "SMALLEST_SCALE": smallest, "LARGEST_SCALE": E8M0.max, "MODE": 2}
+    assert isinstance(recipe, MXFP8 | RowwiseScaling | BlockScaling)
+    powers = isinstance(recipe, MXFP8) or recipe.power_of_two
+    return {
+        "LARGEST": format.max, "SMALLEST_SCALE": smallest, "LARGEST_SCALE": largest, "MODE": int(powers)
+    }  # fmt: skip
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two at or above it."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,268 @@
+"""The Triton kernels. Import this module only where Triton is installed; `triton_backend` launches them.
+
+Each program leaves its sums in `partials`, int64 [programs, PARTIALS], and one more program adds those up: no
+atomics, so that a result does not depend on who comes first. Addresses are int64.
+"""
+
+import triton
+import triton.language as tl
+
+from fp8scope_kernels.triton.elements import (
+    block_scale,
+    count_nonfinite,
+    finite_bits,
+    is_saturated,
+    load_wide,
+    quantized_bits,
+    small_counts,
+    widened,
+)
+
+MAX_PROGRAMS = 2048
+"""Programs per launch, each taking tile after tile. A power of two: one more program reads all partials."""
+PARTIALS = 6
+"""Columns of `partials`: amax as bits, saturated, underflow, subnormal, nonfinite, saturated blocks."""
+
+_MAX_PROGRAMS = tl.constexpr(MAX_PROGRAMS)
+_PARTIALS = tl.constexpr(PARTIALS)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_partials(
+    partials: tl.tensor,
+    amax: tl.tensor,
+    saturated: tl.tensor,
+    small: tl.tensor,
+    nonfinite: tl.tensor,
+    saturated_blocks: tl.tensor,
+) -> None:
+    """This program's sums; `small` holds underflow in its lower and subnormal in its upper 32 bits."""
+    mine = partials + tl.program_id(0) * _PARTIALS
+    tl.store(mine, amax.to(tl.int64))
+    tl.store(mine + 1, saturated)
+    tl.store(mine + 2, small & 0xFFFFFFFF)
+    tl.store(mine + 3, small >> 32)
+    tl.store(mine + 4, nonfinite)
+    tl.store(mine + 5, saturated_blocks)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def observe_tiles(
+    x: tl.tensor,
+    row: tl.tensor,
+    row_bits: tl.tensor,
+    size: tl.tensor,
+    repeat: tl.tensor,
+    tiles: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> None:
+    """One pass over `size` elements, each of which stands for `repeat`: numel, amax and nonfinite of a row.
+
+    `row` is float64, `row_bits` the same memory as int64: of numbers that are not negative the largest has
+    the largest bits. Programs add to it by atomics, which here do not depend on who comes first: a maximum,
+    and whole numbers below 2^53.
+    """
+    amax = tl.full((), 0, tl.int32)
+    nonfinite = tl.full((), 0, tl.int64)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        at = tl.full((), tile, tl.int64) * WIDTH + tl.arange(0, WIDTH)
+        wide = load_wide(x + at, at < size)
+        amax = tl.maximum(amax, tl.max(finite_bits(wide)))
+        nonfinite += tl.sum(count_nonfinite(wide)).to(tl.int64)
+    largest = amax.to(tl.float32, bitcast=True).to(tl.float64)
+    tl.atomic_max(row_bits + 1, largest.to(tl.int64, bitcast=True))
+    if nonfinite > 0:
+        tl.atomic_add(row + 6, (nonfinite * repeat).to(tl.float64))
+    if tl.program_id(0) == 0:
+        tl.store(row, tl.load(row) + size.to(tl.float64) * repeat)
+        tl.store(row + 2, 1.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def quantize_tiles(
+    x: tl.tensor,
+    scale: tl.tensor,
+    q: tl.tensor,
+    q_t: tl.tensor,
+    partials: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    row_stride: tl.tensor,
+    column_stride: tl.tensor,
+    tiles_across: tl.tensor,
+    tiles: tl.tensor,
+    MAX: tl.constexpr,
+    LIMIT: tl.constexpr,
+    NORMAL: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr,
+    MAX_CODE: tl.constexpr,
+    BEYOND: tl.constexpr,
+    SATURATE: tl.constexpr,
+    PROPAGATE: tl.constexpr,
+    BYTES: tl.constexpr,
+    CAST: tl.constexpr,
+    TRANSPOSE: tl.constexpr,
+    COUNT: tl.constexpr,
+    MEASURE: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """One pass over x [rows, columns] with one scale: cast (and its transpose), counters, amax, as wanted."""
+    amax = tl.full((), 0, tl.int32)
+    saturated = tl.full((), 0, tl.int64)
+    small = tl.full((), 0, tl.int64)
+    nonfinite = tl.full((), 0, tl.int64)
+    if CAST:
+        s = tl.load(scale)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = (tile // tiles_across).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
+        column = (tile % tiles_across).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        # Zeros, as which the rest of a tile is read, count as nothing.
+        at = row[:, None] * row_stride + column[None, :] * column_stride
+        wide = load_wide(x + at, inside)
+        if MEASURE:
+            amax = tl.maximum(amax, tl.max(finite_bits(wide)))
+            nonfinite += tl.sum(count_nonfinite(wide)).to(tl.int64)
+        if CAST:
+            scaled = wide * s
+            stored, code = quantized_bits(
+                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, MAX_CODE, BEYOND, SATURATE, PROPAGATE, BYTES
+            )
+            tl.store(q + (row[:, None] * columns + column[None, :]), stored, mask=inside)
+            if TRANSPOSE:
+                beside = (column < columns)[:, None] & (row < rows)[None, :]
+                tl.store(q_t + (column[:, None] * rows + row[None, :]), tl.trans(stored), mask=beside)
+            if COUNT:
+                small += widened(tl.sum(small_counts(wide, code, MANTISSA)))
+                saturated += tl.sum(is_saturated(wide, scaled, LIMIT)).to(tl.int64)
+    if COUNT or MEASURE:
+        store_partials(partials, amax, saturated, small, nonfinite, tl.full((), 0, tl.int64))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def quantize_block_tiles(
+    x: tl.tensor,
+    q: tl.tensor,
+    scales: tl.tensor,
+    partials: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    row_stride: tl.tensor,
+    column_stride: tl.tensor,
+    block_width: tl.tensor,
+    blocks_across: tl.tensor,
+    tiles: tl.tensor,
+    LARGEST: tl.constexpr,
+    SMALLEST_SCALE: tl.constexpr,
+    LARGEST_SCALE: tl.constexpr,
+    MODE: tl.constexpr,
+    MAX: tl.constexpr,
+    LIMIT: tl.constexpr,
+    NORMAL: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr,
+    PROPAGATE: tl.constexpr,
+    TALL: tl.constexpr,
+    COUNT: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """x [rows, columns] with a scale per block of 1 x block_width, or if TALL of HEIGHT x block_width.
+
+    A tile is one block, or HEIGHT of them below each other, read WIDTH columns at a time: once for its scale
+    and again, from the cache, for the cast.
+    """
+    amax = tl.full((), 0, tl.int32)
+    saturated = tl.full((), 0, tl.int64)
+    small = tl.full((), 0, tl.int64)
+    nonfinite = tl.full((), 0, tl.int64)
+    saturated_blocks = tl.full((), 0, tl.int64)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        down = (tile // blocks_across).to(tl.int64)
+        row = down * HEIGHT + tl.arange(0, HEIGHT)
+        across = (tile % blocks_across).to(tl.int64)
+        start = across * block_width
+        end = tl.minimum(start + block_width, columns)
+        largest = tl.full((HEIGHT,), 0, tl.int32)
+        for offset in range(start, end, WIDTH):
+            column = offset + tl.arange(0, WIDTH)
+            inside = (row < rows)[:, None] & (column < end)[None, :]
+            at = row[:, None] * row_stride + column[None, :] * column_stride
+            wide = load_wide(x + at, inside)
+            largest = tl.maximum(largest, tl.max(finite_bits(wide), 1))
+        if TALL:
+            largest = tl.full((HEIGHT,), 0, tl.int32) + tl.max(largest, 0)
+        s = block_scale(largest.to(tl.float32, bitcast=True), LARGEST, SMALLEST_SCALE, LARGEST_SCALE, MODE)
+        if TALL:
+            tl.store(scales + (down * blocks_across + across), tl.max(s, 0))
+        else:
+            tl.store(scales + (row * blocks_across + across), s, mask=row < rows)
+        spoilt = tl.full((HEIGHT,), 0, tl.int32)
+        for offset in range(start, end, WIDTH):
+            column = offset + tl.arange(0, WIDTH)
+            inside = (row < rows)[:, None] & (column < end)[None, :]
+            at = row[:, None] * row_stride + column[None, :] * column_stride
+            wide = load_wide(x + at, inside)
+            scaled = wide * s[:, None]
+            stored, code = quantized_bits(
+                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, 0, 0, True, PROPAGATE, False
+            )
+            tl.store(q + (row[:, None] * columns + column[None, :]), stored, mask=inside)
+            if COUNT:
+                beyond = is_saturated(wide, scaled, LIMIT)
+                spoilt = tl.maximum(spoilt, tl.max(beyond, 1))
+                saturated += tl.sum(beyond).to(tl.int64)
+                nonfinite += tl.sum(count_nonfinite(wide)).to(tl.int64)
+                small += widened(tl.sum(small_counts(wide, code, MANTISSA)))
+        if COUNT:
+            amax = tl.maximum(amax, tl.max(largest, 0))
+            saturated_blocks += (tl.max(spoilt, 0) if TALL else tl.sum(spoilt)).to(tl.int64)
+    if COUNT:
+        store_partials(partials, amax, saturated, small, nonfinite, saturated_blocks)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def finish(
+    partials: tl.tensor,
+    programs: tl.tensor,
+    numel: tl.tensor,
+    amax: tl.tensor,
+    nonfinite: tl.tensor,
+    scale: tl.tensor,
+    row: tl.tensor,
+    block_row: tl.tensor,
+    MEASURED: tl.constexpr,
+    HAS_ROW: tl.constexpr,
+    HAS_BLOCK_ROW: tl.constexpr,
+) -> None:
+    """Add up the partials of one launch, in one program.
+
+    Writes `amax` (float32) and `nonfinite` (float64), or reads them where they were MEASURED before, and
+    accumulates into `row` and `block_row`, float64, as `StatisticsBuffer` describes; of the latter only the
+    saturated blocks.
+    """
+    program = tl.arange(0, _MAX_PROGRAMS)
+    there = program < programs
+    mine = partials + program * _PARTIALS
+    if MEASURED:
+        largest = tl.load(amax)
+        bad = tl.load(nonfinite).to(tl.float64)
+    else:
+        bits = tl.max(tl.load(mine, mask=there, other=0), 0)
+        largest = bits.to(tl.int32).to(tl.float32, bitcast=True)
+        bad = tl.sum(tl.load(mine + 4, mask=there, other=0), 0).to(tl.float64)
+        tl.store(amax, largest)
+        tl.store(nonfinite, bad)
+    if HAS_ROW:
+        tl.store(row, tl.load(row) + numel)
+        tl.store(row + 1, tl.maximum(tl.load(row + 1), largest.to(tl.float64)))
+        tl.store(row + 2, tl.load(scale).to(tl.float64))
+        for counter in tl.static_range(1, 4):
+            total = tl.sum(tl.load(mine + counter, mask=there, other=0), 0)
+            tl.store(row + 2 + counter, tl.load(row + 2 + counter) + total.to(tl.float64))
+        tl.store(row + 6, tl.load(row + 6) + bad)
+    if HAS_BLOCK_ROW:
+        spoilt = tl.sum(tl.load(mine + 5, mask=there, other=0), 0)
+        tl.store(block_row + 1, tl.load(block_row + 1) + spoilt.to(tl.float64))
