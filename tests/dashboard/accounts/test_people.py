@@ -52,9 +52,9 @@ def test_nobody_becomes_administrator_by_having_the_name() -> None:
         person_named(None)
 
 
-def test_an_unknown_person_names_those_there_are() -> None:
+def test_an_unknown_name_lists_the_users() -> None:
     User.objects.create_user("ada")
-    with pytest.raises(PeopleError, match=r"no person 'bob' \(there are: ada\).*invite"):
+    with pytest.raises(PeopleError, match=r"no user 'bob' \(users: ada\).*invite"):
         person_named("bob")
 
 

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 import urllib3
 from contract.helpers.wire_client import WireClient
-from dashboard.helpers.streaming_replica import copy_of
 from django.conf import settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
