@@ -1,4 +1,4 @@
-"""What tests of compaction share."""
+"""Fixtures for tests of compaction."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""Whatever ranks, attempts, gaps and late batches a run has had, and however far compaction has come: the
-store answers what a plain loop over all rows ever sent finds."""
+"""Queries equal a plain loop over all rows, for any ranks, attempts, gaps, late batches and compaction."""
 
 from __future__ import annotations
 
@@ -287,7 +286,7 @@ def test_it_works() -> None:
         HealthCheck.data_too_large,
     ],
 )
-def test_the_store_answers_what_a_loop_finds(history: History, low: int, length: int) -> None:
+def test_queries_equal_a_plain_loop_over_all_rows(history: History, low: int, length: int) -> None:
     check(history)
     check_heat_maps(history, low, low + length)
     rows, buckets = series.MAX_ROWS, series.MAX_BUCKETS

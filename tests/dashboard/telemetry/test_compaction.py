@@ -1,4 +1,4 @@
-"""Compaction changes where rows lie, and no answer."""
+"""Compaction moves rows without changing the result of any query."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_small_blocks_become_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Tile.objects.filter(name="axis").count() == 5
 
 
-def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_continues_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 8)
     run, writer = recorder.run.id, recorder.writer
@@ -93,7 +93,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPat
         )
 
 
-def test_a_batch_that_is_still_on_its_way_is_waited_for() -> None:
+def test_waits_for_a_missing_batch() -> None:
     recorder = Recorder.of_new_run()
     for seq in [*range(5), *range(6, 40)]:
         recorder.send([1], {"loss": [float(seq)]}, seq=seq)
@@ -106,7 +106,7 @@ def test_a_batch_that_is_still_on_its_way_is_waited_for() -> None:
     assert [v for _, data in found for v in data.scalars["loss"].tolist()] == list(range(40))
 
 
-def test_what_is_missing_is_not_waited_for_for_ever_and_may_come_after_all() -> None:
+def test_waits_only_for_a_while_and_accepts_a_late_batch() -> None:
     recorder = Recorder.of_new_run()
     for seq in [*range(5), *range(6, 20)]:
         recorder.send([1], {"loss": [float(seq)]}, seq=seq)
@@ -148,7 +148,7 @@ def test_a_slow_run_is_compacted_after_a_while() -> None:
     assert Chunk.objects.count() == 0
 
 
-def test_roll_ups_grow_with_the_run_and_are_repaired() -> None:
+def test_extends_and_repairs_roll_ups() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 200)
     compact(recorder)
@@ -169,7 +169,7 @@ def test_roll_ups_grow_with_the_run_and_are_repaired() -> None:
     assert queries.heatmap(recorder.run.id, "amax", columns=2).values[1, 0] == 70.0
 
 
-def test_nothing_is_left_of_a_deleted_run() -> None:
+def test_deletion_leaves_no_rows() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 100)
     over()
@@ -182,7 +182,7 @@ def test_nothing_is_left_of_a_deleted_run() -> None:
     assert compaction.compact_run(run_id) == 0
 
 
-def test_the_database_itself_takes_everything_with_the_run() -> None:
+def test_the_database_cascades_the_deletion_of_a_run() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 20)
     compact(recorder)
