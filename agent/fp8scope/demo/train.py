@@ -113,7 +113,7 @@ class Trainer:
         return torch.cat(correct), torch.cat(nll)
 
     def logits(self, text: Tensor) -> Tensor:
-        """int64 [windows, context + 1] -> float32 [windows, context, 256], for the next byte of each position."""
+        """int64 [windows, context + 1] -> float32 [windows, context, 256], one row per next byte."""
         with arithmetic.bf16():
             logits: Tensor = self.model(text[:, :-1])
         return logits.float()
