@@ -82,7 +82,7 @@ def record(directory: Path, steps: int) -> None:
 
 def read_recording(directory: Path) -> Recording:
     """The rows of a recording, in memory."""
-    from fp8scope.recording.records import Kind, Row, load_json
+    from fp8scope.recording.records import RecordKind, Row, load_json
     from fp8scope.recording.spool import Spool
     from fp8scope_kernels.statistics import STATISTICS
 
@@ -91,9 +91,9 @@ def read_recording(directory: Path) -> Recording:
     names: list[str] = []
     position = 0
     while (record := spool.read(position)) is not None:
-        if record.kind is Kind.ROW:
+        if record.kind is RecordKind.ROW:
             rows.append(Row.decode(record.payload))
-        elif record.kind is Kind.TENSORS and not names:
+        elif record.kind is RecordKind.TENSORS and not names:
             names = [str(tensor["name"]) for tensor in load_json(record.payload)["tensors"]]
         position = record.end
     spool.close()

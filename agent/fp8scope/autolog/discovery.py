@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fp8scope.autolog.attach import attach_by_hand, attach_run, follow, watch
+from fp8scope.autolog.attach import attach_by_hand, attach_run, attachment_of, follow, watch
 from fp8scope.autolog.inspection import holds_parameters_of, parameters_of, token_count
 from fp8scope.autolog.loss_capture import Loss, listen, unlisten
 from fp8scope.autolog.script_config import settings_of_model
@@ -141,13 +141,14 @@ class Discovery:
             model = self._models.get(module)
             if model is not None and not self._ended:
                 self._found(model, module)
-                if self.run is not None and self.run._attachment is not None:
+                attachment = attachment_of(self.run) if self.run is not None else None
+                if attachment is not None:
                     # The call that is under way began before the attachment's hook was there.
-                    self.run._attachment.forward_begins(token_count(args, kwargs))
+                    attachment.forward_begins(token_count(args, kwargs))
 
     def _first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer steps: if nobody told of its model, that is called from inside a compiled graph."""
-        attachment = self.run._attachment if self.run is not None else None
+        attachment = attachment_of(self.run) if self.run is not None else None
         if self._ended or (attachment is not None and optimizer in attachment.optimizers):
             return
         with self._guard.shield("looking for the model"):
@@ -224,13 +225,13 @@ class Discovery:
             attach_run(self.run, outer, optimizers, tokens_per_step=self._tokens_per_step)
         else:
             self._add(self.run, outer, optimizers)
-        attachment = self.run._attachment
+        attachment = attachment_of(self.run)
         if attachment is not None and attachment.name_of(called) is None:
             attachment.follow_calls(attachment.name_of(outer) or "", called)
 
     def _add(self, run: Run, model: nn.Module, optimizers: list[Optimizer]) -> None:
         """Another model, or another optimizer of one that is followed."""
-        attachment = run._attachment
+        attachment = attachment_of(run)
         if attachment is None:
             return
         new = [one for one in optimizers if one not in attachment.optimizers]

@@ -200,7 +200,7 @@ class Capture:
             raise _NothingError(str(error)) from error
         run = current_run()
         if run is not None:
-            run._tell("bisect", **self.found.document())
+            run.session.send_report("bisect", **self.found.document())
 
 
 def _differentiable(output: Any) -> list[Tensor]:

@@ -53,7 +53,7 @@ class Program:
             exec(code, module.__dict__)
         except SystemExit as error:
             for run in list(live_runs):
-                run._note_failure(error)
+                run.session.note_failure(error)
             raise
         except BaseException as error:
             error.__traceback__ = without_ours(error.__traceback__)
