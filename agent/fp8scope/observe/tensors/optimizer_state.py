@@ -17,7 +17,7 @@ from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, StatisticsTables
 from fp8scope.observe.timing.gradients import has_closure
 from fp8scope_kernels import Fp8AdamW, Slot, measure
 from fp8scope_kernels.observers import add_extent
-from fp8scope_kernels.quantization import Extent
+from fp8scope_kernels.reference import Extent
 
 UPDATE_ELEMENTS = 2**15
 """Elements of a weight, evenly spaced, that are copied before a step to compute the update."""

@@ -37,10 +37,10 @@ from fp8scope_kernels import (
     quantize_blocks,
     quantize_values,
 )
-from fp8scope_kernels.convert import Selection, _matches
+from fp8scope_kernels.convert import Selection, matches
 from fp8scope_kernels.observers import add_extent, add_tensor
-from fp8scope_kernels.quantization import Extent
 from fp8scope_kernels.recipes import ROLES, Role
+from fp8scope_kernels.reference import Extent
 
 
 class ShadowLayers:
@@ -101,7 +101,7 @@ FIRST_ROWS = 256
 def _chosen(model: nn.Module, include: Selection | None) -> Iterable[tuple[str, nn.Module]]:
     if include is None:
         return [(path, layer) for path, layer in candidate_layers(model) if not is_foreign(layer)]
-    return [(path, module) for path, module in model.named_modules() if _matches(include, path, module)]
+    return [(path, module) for path, module in model.named_modules() if matches(include, path, module)]
 
 
 def device_of(module: nn.Module) -> torch.device:

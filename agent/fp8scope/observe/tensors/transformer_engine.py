@@ -23,7 +23,7 @@ from fp8scope.observe.tensors.base import OnError, inside_backward, path_of
 from fp8scope.observe.tensors.buffers import AMAX, NUMEL, SCALE, StatisticsTable, StatisticsTables
 from fp8scope.observe.tensors.layers import note_delayed
 from fp8scope_kernels import E4M3, E5M2, Format, Slot
-from fp8scope_kernels.graph_breaks import break_graph
+from fp8scope_kernels.torch_internals import break_graph
 
 FORWARD, BACKWARD = "scaling_fwd", "scaling_bwd"
 PER_PRODUCT = {FORWARD: 3, BACKWARD: 2}
