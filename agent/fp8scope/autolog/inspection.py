@@ -82,8 +82,8 @@ def _checked(name: str, model: Any, optimizer: Any) -> tuple[nn.Module, list[Opt
     for candidate in inner:
         if not holds_parameters_of(candidate, model):
             raise ConfigurationError(
-                f"{type(candidate).__name__} has no parameter of {what}: was it made for another one, or before "
-                "the parameters were replaced?"
+                f"{type(candidate).__name__} has no parameter of {what}: was it made for another one, or "
+                "before the parameters were replaced?"
             )
     return model, inner
 

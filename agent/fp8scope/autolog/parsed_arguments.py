@@ -62,7 +62,7 @@ class ParsedArguments:
         return noting
 
     def _is_of_script(self, args: Any, frame: FrameType | None) -> bool:
-        """Whether the command line was parsed, or the script called the parser: libraries use argparse, too."""
+        """Whether the command line was parsed, or the script called the parser, not a library."""
         if args is None or list(args) == sys.argv[1:]:
             return True
         while frame is not None and frame.f_code.co_filename == argparse.__file__:
