@@ -145,7 +145,7 @@ class Discovery:
                     self.run._attachment.forward_begins(token_count(args, kwargs))
 
     def _first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Called before a step of an optimizer whose model is called from inside a compiled graph."""
+        """An optimizer steps: if nobody told of its model, that is called from inside a compiled graph."""
         attachment = self.run._attachment if self.run is not None else None
         if self._ended or (attachment is not None and optimizer in attachment.optimizers):
             return
@@ -228,7 +228,7 @@ class Discovery:
             attachment.follow_calls(attachment.name_of(outer) or "", called)
 
     def _add(self, run: Run, model: nn.Module, optimizers: list[Optimizer]) -> None:
-        """Add another model, or another optimizer of a known model."""
+        """Another model, or another optimizer of one that is followed."""
         attachment = run._attachment
         if attachment is None:
             return
