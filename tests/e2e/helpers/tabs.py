@@ -1,0 +1,69 @@
+"""A tab of the browser that the tests drive."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+TIMEOUT_SECONDS = 30.0
+
+
+@dataclass
+class Tab:
+    """A signed-in page, with the errors and warnings of its console."""
+
+    page: Page
+    url: str
+    console_errors: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.url + path)
+
+    def wait(self, done: Callable[[], object], event: str) -> None:
+        """Wait until `done` is true. Playwright's wait_for_function violates the pages' security policy."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not done():
+            if time.monotonic() > deadline:
+                pytest.fail(f"{event} did not happen. Messages on the console: {self.console_errors}")
+            self.page.wait_for_timeout(50)
+
+    def draw_everything(self) -> None:
+        """Scroll through the page until every figure is drawn (or says why it is empty)."""
+        for figure in self.page.locator("[data-figure]").all():
+            figure.scroll_into_view_if_needed()
+            self.wait(
+                lambda figure=figure: figure.get_attribute("data-state") in ("ready", "empty"),  # type: ignore[misc]
+                f"Drawing {figure.get_attribute('id')}",
+            )
+        self.page.evaluate("scrollTo(0, 0)")
+
+    def points(self, figure: str) -> int:
+        """Finite points of the figure's longest line."""
+        script = """id => {
+            const plot = document.querySelector(`#${id} .figure__plot`);
+            const values = (trace) => Array.from(trace.y?._inputArray ?? trace.y ?? []);
+            const count = (trace) => values(trace).filter(Number.isFinite).length;
+            return Math.max(0, ...(plot.data || []).map(count));
+        }"""
+        return int(self.page.evaluate(script, figure))
+
+    def is_too_wide(self) -> bool:
+        return bool(self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+    def screenshot(self, name: str, folder: Path) -> None:
+        """Save a screenshot in FP8SCOPE_SCREENSHOTS if set, else in `folder`."""
+        directory = Path(os.environ.get("FP8SCOPE_SCREENSHOTS") or folder)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=directory / f"{name}.png", full_page=True)
+
+
+OpenTab = Callable[..., Tab]
