@@ -164,11 +164,12 @@ class Visitor(threading.Thread):
 def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     import crash
     from chaos import make_token
+    from helpers.postgres_standby import standby_of
 
+    from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+    from fp8scope_dashboard.embedded.redis import EmbeddedRedis
     from fp8scope_dashboard.servers import configuration
     from fp8scope_dashboard.servers.configuration import DataDir
-    from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
-    from fp8scope_dashboard.servers.standby import copy_of
 
     with ExitStack() as stack:
         primary = EmbeddedPostgres(directory / "primary")
@@ -186,7 +187,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
             check=True,
             capture_output=True,
         )
-        replica = copy_of(primary, directory / "replica")
+        replica = standby_of(primary, directory / "replica")
         replica_url = stack.enter_context(replica)
         environment["FP8SCOPE_REPLICA_URL"] = replica_url
         webs = [
@@ -287,7 +288,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--senders", type=int, default=3)
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
     with tempfile.TemporaryDirectory() as directory:
         print(json.dumps({"benchmark": "growth", **measure(Path(directory), options)}))
 

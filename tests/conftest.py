@@ -38,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if directory is None or is_worker or config.option.collectonly or not _needs_servers(config):
         return
-    from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+    from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+    from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 
     config.stash[servers] = stack = ExitStack()
     root = Path(directory)

@@ -1,4 +1,4 @@
-"""The ASGI entry: `fp8scope_dashboard.asgi:application`."""
+"""The ASGI application: `fp8scope_dashboard.asgi:application`."""
 
 import os
 
@@ -6,14 +6,14 @@ import django
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from fp8scope_dashboard.servers.malloc import keep_freed_memory
+from fp8scope_dashboard.process_setup import keep_freed_memory
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
 
 django.setup(set_prefix=False)
 
-# These need the applications to be set up.
+# Imported here because these need Django to be set up.
 from fp8scope_dashboard.admission.door import Door  # noqa: E402
 from fp8scope_dashboard.admission.health import Health  # noqa: E402
 from fp8scope_dashboard.admission.lanes import Lanes  # noqa: E402

@@ -8,8 +8,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging, worker_init
 
-from fp8scope_dashboard.servers.malloc import keep_freed_memory
-from fp8scope_dashboard.servers.parent_watchdog import end_after_parent
+from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_parent_exit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
@@ -39,4 +38,4 @@ def log_as_the_web_server_does(loglevel: int | str | None = None, **_: Any) -> N
 
 
 # At import, not when the worker is ready: it may be orphaned while it still waits for a Redis that is gone.
-end_after_parent()
+kill_after_parent_exit()

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.servers.configuration import default_data_dir
-from fp8scope_dashboard.servers.process import ServerError
 from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, Stopped, Supervisor
 
 CLEAR_LINE = "\x1b[K"

@@ -16,7 +16,7 @@ import urllib3
 from contract.helpers.wire_client import Answer, WireClient
 from helpers.live_servers import process_environment, web_server
 
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 
 DISK_BYTES = 220 << 20
 NOWHERE = "redis://localhost:1/0"

@@ -22,9 +22,9 @@ ORDERS = {
         step run autolog integrations demo cli __main__
     """,
     "fp8scope_dashboard": """
-        settings text db notifications accounts wire runs receipts telemetry evaluations ingest
-        analysis alerts control exports admission threaded_asgi api pages urls servers
-        celery apps administration demo cli asgi
+        process_setup embedded settings text db notifications accounts wire runs receipts telemetry
+        evaluations ingest analysis alerts control exports admission threaded_asgi api pages urls asgi celery
+        apps servers administration demo cli
     """,
 }
 

@@ -15,7 +15,8 @@ import pytest
 from contract.helpers.wire_client import Answer, WireClient
 from helpers.live_servers import process_environment, web_server
 
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 
 MAKE_TOKEN = """
 import django; django.setup()

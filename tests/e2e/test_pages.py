@@ -146,7 +146,7 @@ def test_without_a_mouse(open_tab: OpenTab, server: Server, seeded: Seeded) -> N
     tab.open(addresses(server, seeded)["healthy"])
     page = tab.page
     page.keyboard.press("Tab")
-    assert page.locator(":focus").inner_text() == "Skip to the content"
+    assert page.locator(":focus").inner_text() == "Skip to content"
     assert page.evaluate("document.querySelector('.skip').getBoundingClientRect().left") >= 0
     helped = page.locator("details.help").first
     helped.locator("summary").focus()

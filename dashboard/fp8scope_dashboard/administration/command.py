@@ -11,8 +11,8 @@ from pathlib import Path
 from django.db import DatabaseError
 
 from fp8scope_dashboard.administration.database import connected
+from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.servers.configuration import DataDir, default_data_dir
-from fp8scope_dashboard.servers.process import ServerError
 
 LONGEST_PASSWORD = 4096
 ROLES = ("viewer", "member", "admin")

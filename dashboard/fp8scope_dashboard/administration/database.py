@@ -13,10 +13,10 @@ from pathlib import Path
 import django
 import psycopg
 
-from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerError
 from fp8scope_dashboard.servers.configuration import DataDir
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
-from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
 
 CONNECT_SECONDS = 10
 
@@ -53,7 +53,7 @@ def _private(data: DataDir, stack: ExitStack) -> tuple[str, bool]:
             "DATABASE_URL if the installation uses another PostgreSQL. `fp8scope up` makes a new installation"
         )
     try:
-        stack.enter_context(process.locked(data.root))
+        stack.enter_context(processes.locked(data.root))
     except AlreadyRunningError:
         return server.url, True
     except OSError as error:

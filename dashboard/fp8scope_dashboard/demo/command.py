@@ -19,7 +19,7 @@ from fp8scope_dashboard.demo.outcome import Outcome, problems
 from fp8scope_dashboard.demo.plan import LEAST_STEPS, MOST_STEPS, STEPS
 from fp8scope_dashboard.demo.running import Demo, DemoError
 from fp8scope_dashboard.demo.screen import tables
-from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
+from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerError
 from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, Supervisor
 
 INTERRUPTED = 130

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 import django
 
-from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.embedded.processes import ServerError
 
 SLUG = "demo"
 MARGIN = 0.01

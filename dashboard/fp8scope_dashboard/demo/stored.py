@@ -8,7 +8,7 @@ from typing import Any
 
 import urllib3
 
-from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.embedded.processes import ServerError
 
 TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.5

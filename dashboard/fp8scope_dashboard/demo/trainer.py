@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from fp8scope_dashboard.demo.plan import RunPlan
-from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.embedded import processes
 
 MODULE = "fp8scope.demo.train"
 STOP_SECONDS = 5.0
@@ -74,7 +74,7 @@ class Trainer:
         """Start the process and a thread that reads what it says."""
         reading, writing = os.pipe()
         try:
-            self._child = process.spawn(
+            self._child = processes.spawn(
                 [sys.executable, "-m", module, *self.plan.arguments()],
                 death_signal=signal.SIGTERM,
                 output=writing,
@@ -113,7 +113,7 @@ class Trainer:
     def stop(self) -> None:
         """End the process if it still runs."""
         if self._child is not None:
-            process.stop(self._child, signal.SIGTERM, STOP_SECONDS)
+            processes.stop(self._child, signal.SIGTERM, STOP_SECONDS)
 
     def _read(self, reading: int) -> None:
         with open(reading, "rb") as pipe, self.log.open("ab") as log:

@@ -1,7 +1,8 @@
-"""A child that is started again when it dies, and how the installation's own three are started."""
+"""Supervised child processes: their log files, the gate at which they wait, restarts, and how they stop."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,25 +10,105 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from threading import Thread
 
-from fp8scope_dashboard.servers import process
-from fp8scope_dashboard.servers.embedded_base import EmbeddedServer
-from fp8scope_dashboard.servers.logs import LogFile
+from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.embedded.server import EmbeddedServer
+
+MAX_LOG_BYTES = 5_000_000
+BACKUPS = 3
+# Longer lines are cut into several: a child's output must not fill the supervisor's memory.
+MAX_LINE_BYTES = 16_384
 
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 30.0
-# A child that lived this long was well: its next failure counts as the first.
+# After a life of this many seconds the next failure counts as the first.
 HEALTHY_SECONDS = 60.0
-# Prefork: the only pool in which Celery's time limits work, where a crash in a native codec costs one task
-# and not the worker, and where a long analysis does not hold the interpreter lock that an alert waits for. At
-# least four, because tasks also wait for other people's webhooks; a child shares most of its memory.
+# Prefork is the only pool in which Celery's time limits work. A crash in a native codec costs one task, not
+# the worker, and a long analysis does not hold the interpreter lock that an alert waits for. There are at
+# least four children because tasks also wait for webhooks; they share most of their memory.
 LEAST_CONCURRENCY = 4
 MOST_CONCURRENCY = 16
-# A child that grew beyond this (in KiB) is replaced after its task.
+# A worker child above this size (in KiB) is replaced after its task.
 CHILD_MEMORY = 1_000_000
 
 Start = Callable[[int], "subprocess.Popen[bytes]"]
+Echo = Callable[[str, str], None]
+"""Called as `echo(child, line)` for each line; it must not raise."""
+
+
+class LogFile:
+    """`<directory>/<name>.log` with at most (BACKUPS + 1) * max_bytes; each line also goes to `echo`."""
+
+    def __init__(
+        self, directory: Path, name: str, echo: Echo | None = None, *, max_bytes: int = MAX_LOG_BYTES
+    ) -> None:
+        self.name = name
+        self.echo = echo
+        self._handler = RotatingFileHandler(
+            directory / f"{name}.log",
+            maxBytes=max_bytes,
+            backupCount=BACKUPS,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self._handler.setFormatter(logging.Formatter("%(message)s"))
+
+    def write(self, line: str) -> None:
+        """Write one line, given without its newline."""
+        self._handler.handle(logging.makeLogRecord({"msg": line, "levelno": logging.INFO}))
+        if self.echo is not None:
+            self.echo(self.name, line)
+
+    def pipe(self) -> int:
+        """Create a file descriptor for a child's output. The caller closes it once the child has started.
+
+        The reading end closes when every copy of the descriptor is closed.
+        """
+        read_fd, write_fd = os.pipe()
+        Thread(target=self._pump, args=(read_fd,), name=f"log-{self.name}", daemon=True).start()
+        return write_fd
+
+    def close(self) -> None:
+        """Close the file. A later `write` opens it again."""
+        self._handler.close()
+
+    def _pump(self, read_fd: int) -> None:
+        with os.fdopen(read_fd, "rb") as stream:
+            while line := stream.readline(MAX_LINE_BYTES):
+                self.write(line.decode("utf-8", errors="replace").rstrip("\r\n"))
+
+
+class Gate:
+    """Makes children wait until `open` is called. They import their modules first, while servers start.
+
+    The gate is a pipe that nobody writes to: reading returns once the supervisor closes the writing end.
+
+    Attributes:
+        fd: the reading end. A child inherits it and passes it to `wait_at_gate`.
+    """
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+
+    def open(self) -> None:
+        """Let all children pass, including those that start later."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def close(self) -> None:
+        """Close the descriptors. This lets waiting children pass, so stop them first."""
+        self.open()
+        os.close(self.fd)
+
+
+def wait_at_gate(fd: int) -> None:
+    """In a child: wait until the gate with this descriptor is open."""
+    os.read(fd, 1)
+    os.close(fd)
 
 
 @dataclass
@@ -35,10 +116,10 @@ class Child:
     """One supervised process.
 
     Args:
-        name: names it on the terminal, in `pids()` and in its log file's name.
+        name: its name on the terminal, in `pids()` and in the name of its log file.
         start: starts it with stdout and stderr going to the given file descriptor.
-        log: where these go.
-        stop_signals: sent one after the other, each with the supervisor's grace, before SIGKILL.
+        log: the file that receives its output.
+        stop_signals: sent one after the other, each with the supervisor's grace period, before SIGKILL.
     """
 
     name: str
@@ -51,7 +132,7 @@ class Child:
     due_at: float = 0.0
 
     def launch(self) -> None:
-        """Start it now."""
+        """Start the process now."""
         output = self.log.pipe()
         try:
             self.running = self.start(output)
@@ -59,24 +140,24 @@ class Child:
             os.close(output)
         self.started_at = time.monotonic()
 
-    def look_after(self) -> str | None:
-        """Notice a death, and start it again once that is due. Returns what happened, if anything did."""
+    def restart_if_ended(self) -> str | None:
+        """Detect the end of the process and restart it after a delay. Returns what happened, if anything."""
         if self.running is not None:
             if (code := self.running.poll()) is None:
                 return None
-            process.kill_session(self.running.pid)
+            processes.kill_session(self.running.pid)
             self.running = None
-            return f"{self.name} {describe(code)}; starting it again in {self._postpone():g} s"
+            return f"{self.name} {describe_exit(code)}; restarting it in {self._schedule_restart():g} s"
         if time.monotonic() < self.due_at:
             return None
         try:
             self.launch()
-        except (OSError, process.ServerError) as error:
-            return f"{self.name} could not be started: {error}; trying again in {self._postpone():g} s"
+        except (OSError, processes.ServerError) as error:
+            return f"{self.name} could not be started: {error}; next try in {self._schedule_restart():g} s"
         assert self.running is not None
-        return f"{self.name} started again as process {self.running.pid}"
+        return f"{self.name} restarted as process {self.running.pid}"
 
-    def _postpone(self) -> float:
+    def _schedule_restart(self) -> float:
         now = time.monotonic()
         self.failures = 0 if now - self.started_at > HEALTHY_SECONDS else self.failures
         delay = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(self.failures, 10))
@@ -85,8 +166,8 @@ class Child:
         return delay
 
 
-def describe(code: int) -> str:
-    """An exit code in words: a negative one is the signal that ended the process."""
+def describe_exit(code: int) -> str:
+    """An exit code in words. A negative code is the number of the signal that ended the process."""
     if code >= 0:
         return f"ended with exit status {code}"
     try:
@@ -96,7 +177,7 @@ def describe(code: int) -> str:
 
 
 def stop_together(children: Sequence[Child], grace: float, hurry: Callable[[], bool]) -> None:
-    """Stop all of them at once: each signal in turn, up to `grace` seconds after each, then SIGKILL."""
+    """Stop all children at once: send each signal in turn, wait up to `grace` seconds, then send SIGKILL."""
     alive = [child for child in children if child.running is not None and child.running.poll() is None]
     for turn in range(max((len(child.stop_signals) for child in alive), default=0)):
         for child in alive:
@@ -108,13 +189,13 @@ def stop_together(children: Sequence[Child], grace: float, hurry: Callable[[], b
             alive = [child for child in alive if child.running is not None and child.running.poll() is None]
     for child in children:
         if child.running is not None:
-            process.kill_session(child.running.pid)
+            processes.kill_session(child.running.pid)
             child.running.wait()
             child.running = None
 
 
-def embedded(name: str, server: EmbeddedServer, log: LogFile) -> Child:
-    """An embedded server as a supervised child. It must have been opened; it is stopped by its own `stop`."""
+def embedded_child(name: str, server: EmbeddedServer, log: LogFile) -> Child:
+    """An embedded server as a supervised child. Call `server.open` first; `server.stop` stops it."""
 
     def start(output: int) -> subprocess.Popen[bytes]:
         server.output = output
@@ -123,7 +204,7 @@ def embedded(name: str, server: EmbeddedServer, log: LogFile) -> Child:
     return Child(name, start, log, (server.stop_signal,))
 
 
-def python(
+def python_child(
     name: str,
     arguments: Sequence[str],
     log: LogFile,
@@ -133,12 +214,12 @@ def python(
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,),
     inherit: Sequence[int] = (),
 ) -> Child:
-    """A child of this same interpreter: `python -m <arguments>`."""
+    """A child that runs `python -m <arguments>` with this interpreter."""
 
     def start(output: int) -> subprocess.Popen[bytes]:
-        return process.spawn(
+        return processes.spawn(
             [sys.executable, "-m", *arguments],
-            # The last of the signals is the one that does not wait for work in progress.
+            # The last signal is the one that does not wait for work in progress.
             death_signal=stop_signals[-1],
             output=output,
             cwd=cwd,
@@ -150,25 +231,19 @@ def python(
 
 
 def worker_arguments() -> list[str]:
-    """Celery's worker. See LEAST_CONCURRENCY for the choice of its pool."""
+    """Arguments of the Celery worker. See LEAST_CONCURRENCY for the choice of its pool."""
     concurrency = max(LEAST_CONCURRENCY, min(MOST_CONCURRENCY, os.cpu_count() or 1))
     return [
         *("celery", "--app", "fp8scope_dashboard.celery:app", "--quiet", "worker", "--loglevel", "INFO"),
-        *(
-            "--pool",
-            "prefork",
-            "--concurrency",
-            str(concurrency),
-            "--max-memory-per-child",
-            str(CHILD_MEMORY),
-        ),
-        # Talk between workers: there is one.
+        *("--pool", "prefork", "--concurrency", str(concurrency)),
+        *("--max-memory-per-child", str(CHILD_MEMORY)),
+        # Both are for messages between workers, and there is one worker.
         *("--without-gossip", "--without-mingle"),
     ]
 
 
 def beat_arguments(schedule: Path) -> list[str]:
-    """Celery's clock, which remembers in `schedule` when it last sent what."""
+    """Arguments of Celery's scheduler. It stores in `schedule` when it last sent each task."""
     return [
         *("celery", "--app", "fp8scope_dashboard.celery:app", "--quiet", "beat", "--loglevel", "WARNING"),
         *("--schedule", str(schedule)),

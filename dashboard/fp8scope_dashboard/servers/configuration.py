@@ -1,4 +1,4 @@
-"""What the children need to know, and the data directory that keeps it."""
+"""The data directory, the listening socket, and the environment of the child processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.embedded.processes import ServerError
 
 BACKLOG = 1024
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -20,7 +20,7 @@ WILDCARDS = ("", "0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class DataDir:
-    """The folder that holds everything: databases, logs, static files, the secret key."""
+    """The folder with all files of an installation: databases, logs, static files, the secret key."""
 
     root: Path
 
@@ -30,18 +30,18 @@ class DataDir:
 
     @property
     def run(self) -> Path:
-        """The children's working directory, by which a later start knows those that were left behind."""
+        """The children's working directory, by which a later start identifies those that were left behind."""
         return self.root / "run"
 
     def make(self) -> None:
-        """Create what is missing.
+        """Create the folders that are missing.
 
         Raises:
-            ServerError: it cannot be created or written to, or its name cannot be passed on to the servers.
+            ServerError: a folder cannot be created or written to, or the servers do not support its name.
         """
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in str(self.root)):
             raise ServerError(
-                f"cannot use the data directory {str(self.root)!r}: its name holds control characters "
+                f"cannot use the data directory {str(self.root)!r}: its name contains control characters "
                 "or is not UTF-8. Choose another with --data-dir"
             )
         try:
@@ -55,10 +55,10 @@ class DataDir:
             ) from error
 
     def secret_key(self) -> str:
-        """The key that signs sessions and links: made at the first start, then kept."""
+        """The key that signs sessions and links. It is created at the first start."""
         path = self.root / "secret_key"
         if not path.exists():
-            # Written aside and renamed: a kill in between must not leave a short key behind.
+            # Written to another file and renamed, so that a kill leaves no incomplete key.
             draft = path.with_suffix(".new")
             draft.unlink(missing_ok=True)
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
@@ -69,45 +69,45 @@ class DataDir:
         key = path.read_text().strip()
         if len(key) < 50:
             raise ServerError(
-                f"{path} does not hold a key: remove it to get a new one (everybody signs in again)"
+                f"{path} does not contain a key: remove it to get a new one (everybody must sign in again)"
             )
         return key
 
-    def keep_address(self, address: str) -> None:
-        """Write down where the server is reached, for `fp8scope admin`."""
+    def save_address(self, address: str) -> None:
+        """Save the server's address, for `fp8scope admin`."""
         (self.root / "address").write_text(f"{address}\n", encoding="utf-8")
 
     def address(self) -> str | None:
-        """Where the server is, or was last, reached; None where it never was."""
+        """The address at which the server runs or last ran; None if it never ran."""
         with suppress(OSError, UnicodeDecodeError):
             return (self.root / "address").read_text(encoding="utf-8").strip() or None
         return None
 
 
 def default_data_dir() -> Path:
-    """FP8SCOPE_DATA_DIR, else ~/.fp8scope; not expanded."""
+    """FP8SCOPE_DATA_DIR, else ~/.fp8scope, without expanding `~`."""
     return Path(os.environ.get("FP8SCOPE_DATA_DIR") or "~/.fp8scope")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the web server's socket; port 0 takes a free one.
+    """Open the web server's socket; port 0 chooses a free port.
 
     Raises:
-        ServerError: the address is taken, not ours, not allowed or not an address.
+        ServerError: the address is in use, not of this machine, not permitted or not an address.
     """
     try:
-        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][
-            0
-        ]
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family = addresses[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ServerError(
-            f"cannot listen on {host or '*'} port {port}: {reason}.{_holder(port)} Choose another with --port"
+            f"cannot listen on {host or '*'} port {port}: {reason}.{_listener_on(port)} "
+            "Choose another with --port"
         ) from error
 
 
-def _holder(port: int) -> str:
+def _listener_on(port: int) -> str:
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("inet"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
@@ -117,13 +117,13 @@ def _holder(port: int) -> str:
 
 
 def base_url(host: str, port: int) -> str:
-    """The address to show a person: FP8SCOPE_BASE_URL where set, else plain HTTP on `host`."""
+    """The address for browsers: FP8SCOPE_BASE_URL if set, else plain HTTP on `host`."""
     name = "localhost" if host in WILDCARDS else f"[{host}]" if ":" in host else host
     return os.environ.get("FP8SCOPE_BASE_URL") or f"http://{name}:{port}"
 
 
 def allowed_hosts(host: str) -> list[str]:
-    """The names by which a browser may ask for this server; for a wildcard address all of the machine's."""
+    """The host names that requests may use; with a wildcard address, all names of this machine."""
     names = {"localhost", "127.0.0.1", "[::1]"}
     if host in WILDCARDS:
         names |= {socket.gethostname(), socket.getfqdn()}
@@ -142,7 +142,7 @@ def allowed_hosts(host: str) -> list[str]:
 def child_environment(
     data: DataDir, address: str, host: str, database_url: str, redis_url: str
 ) -> dict[str, str]:
-    """Our own environment, and above it what makes the children one installation."""
+    """This process's environment with the settings that all children of the installation share."""
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.base",
@@ -153,6 +153,6 @@ def child_environment(
         "FP8SCOPE_ALLOWED_HOSTS": ",".join(allowed_hosts(host)),
         "FP8SCOPE_SECRET_KEY": os.environ.get("FP8SCOPE_SECRET_KEY") or data.secret_key(),
         "PYTHONUNBUFFERED": "1",
-        # Children work in a directory of their own; Python must not look for modules there.
+        # Python must not look for modules in the children's working directory.
         "PYTHONSAFEPATH": "1",
     }

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1 connections with bounds on their number and on the time and size of headers.
+"""uvicorn's HTTP/1.1 protocol with limits on the number of connections and the time and size of headers.
 
-uvicorn itself waits for ever for the headers of a request, keeps whatever comes in them, and takes any number
-of connections.
+uvicorn has none of these limits: it waits for headers for ever, and accepts headers of any size and any
+number of connections.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fp8scope_dashboard.admission.scope import CONNECTION
 
 
 def allow_many_files() -> int:
-    """Raise the limit of open files as far as possible; returns how many connections that allows."""
+    """Raise the limit of open files as far as needed. Returns how many connections it allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.CONNECTIONS + limits.SPARE_FILES
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = limits.CONNECTIONS + limits.SPARE_FILES
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -36,12 +36,14 @@ PROXY = "trusted proxies"
 
 
 class Registry:
-    """How many connections a process has: in all, of strangers, and of strangers by address.
+    """Counts the connections of a process: all, those of strangers, and those of strangers by address.
+
+    A stranger is a client that has not sent an authenticated request on the connection.
 
     Args:
-        most: connections in all.
-        proxies: networks of trusted proxies, which carry many clients' requests: no bound by address is
-            theirs.
+        most: the most connections in total.
+        proxies: networks of trusted proxies. They carry the requests of many clients, so the limit per
+            address does not apply to them.
     """
 
     def __init__(self, most: int = limits.CONNECTIONS, proxies: Sequence[str] = ()) -> None:
@@ -52,7 +54,7 @@ class Registry:
         self.by_address: Counter[str] = Counter()
 
     def group(self, host: str | None) -> str:
-        """What connections from a host are counted under."""
+        """The group under which connections from a host are counted."""
         try:
             is_proxy = any(ip_address(host or "") in network for network in self.proxies)
         except ValueError:
@@ -60,7 +62,7 @@ class Registry:
         return PROXY if is_proxy else address_group(host)
 
     def has_room(self, address: str) -> bool:
-        """Whether one more stranger of this group of addresses may come in."""
+        """Whether one more stranger from this group of addresses may connect."""
         return (
             self.total < self.most
             and self.strangers < min(limits.STRANGERS, self.most // 2)
@@ -68,17 +70,20 @@ class Registry:
         )
 
     def enter(self, address: str) -> None:
+        """Count a new connection as a stranger's."""
         self.total += 1
         self.strangers += 1
         self.by_address[address] += 1
 
     def prove(self, address: str) -> None:
+        """Stop counting a connection as a stranger's."""
         self.strangers -= 1
         self.by_address[address] -= 1
         if self.by_address[address] <= 0:
             del self.by_address[address]
 
     def leave(self) -> None:
+        """Stop counting a connection."""
         self.total -= 1
 
 
@@ -86,7 +91,7 @@ registry = Registry()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. It is a stranger's until a request on it was authenticated, which calls `prove`."""
+    """One connection. It counts as a stranger's until `prove` is called for an authenticated request."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -96,11 +101,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_stranger = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._stalled_timer: asyncio.TimerHandle | None = None
-        # Bytes of the current message that are not its body's.
+        # Bytes of the current message outside its body.
         self._overhead = 0
 
     def prove(self) -> None:
-        """A request on this connection was authenticated: no bound on strangers holds for it any more."""
+        """Called when a request is authenticated: the limits for strangers no longer apply."""
         if self._is_stranger:
             self._is_stranger = False
             registry.prove(self._address)
@@ -118,7 +123,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._headers_came()
+        self._cancel_header_timer()
         self._cancel_stalled()
         if self._is_counted:
             self.prove()
@@ -129,12 +134,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        # Between two requests, and also for what is neither: it may not take for ever.
+        # Also between two requests, and for bytes that belong to none.
         if self._header_timer is None and self._is_idle:
             self._expect_headers()
         self._overhead += len(data)
         super().data_received(data)
-        # A piece that ends one message may begin the next, hence the length of one more.
+        # Data that ends one message may begin the next, hence the additional length.
         if self._overhead > limits.HEADER_BYTES + len(data) and not self.transport.is_closing():
             self._refuse(431, "The headers of a request, or what surrounds its body, are too large.")
 
@@ -144,12 +149,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
-        self._headers_came()
+        self._cancel_header_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        # Chunks of some bytes carry as many around them; chunks of one are not sent by anybody who means
-        # well.
+        # A small chunk has about as many bytes of framing as of body. Only attackers send one-byte chunks.
         self._overhead = max(0, self._overhead - 2 * len(body))
         super().on_body(body)
 
@@ -168,24 +172,24 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is being answered."""
+        """Whether no request is in progress."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def _expect_headers(self) -> None:
-        self._header_timer = self.loop.call_later(limits.HEADER_SECONDS, self._headers_are_late)
+        self._header_timer = self.loop.call_later(limits.HEADER_SECONDS, self._on_header_timeout)
 
-    def _headers_came(self) -> None:
+    def _cancel_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _headers_are_late(self) -> None:
+    def _on_header_timeout(self) -> None:
         self._header_timer = None
         if self._overhead == 0:
-            # Not a byte: browsers open connections for later.
+            # Browsers open connections in advance; one without a byte is closed silently.
             self.transport.close()
             return
-        self._refuse(408, f"The headers did not come within {limits.HEADER_SECONDS:g} seconds.")
+        self._refuse(408, f"The headers did not arrive within {limits.HEADER_SECONDS:g} seconds.")
 
     def _refuse(self, status: int, message: str, headers: str = "") -> None:
         reason = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
@@ -196,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
             f"{headers}connection: close\r\n\r\n"
         )
         if not self.transport.is_closing():
-            # In the midst of an answer this would become a part of it.
+            # Written during a response, this would become a part of it.
             if self._is_idle or not self.cycle.response_started:
                 self.transport.write((head + body).encode())
             self.transport.close()

@@ -1,4 +1,4 @@
-"""Does the web server answer, and PostgreSQL behind it? For the supervisor and for containers' checks.
+"""Check that the web server and PostgreSQL answer, for the supervisor and for container health checks.
 
 python -m fp8scope_dashboard.servers.health [--host 127.0.0.1] [--port 8000]
 """
@@ -11,12 +11,12 @@ import sys
 from contextlib import closing
 
 PATH = "/healthz"
-# /healthz itself answers within two seconds.
+# /healthz answers within two seconds.
 TIMEOUT_SECONDS = 5.0
 
 
 def status(host: str, port: int) -> int:
-    """The status of a GET of /healthz, or 0 where nothing answers in time. The host name does not matter."""
+    """The HTTP status of GET /healthz, or 0 if there is no answer in time. Any host name is allowed there."""
     with closing(http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)) as connection:
         try:
             connection.request("GET", PATH)
@@ -26,13 +26,15 @@ def status(host: str, port: int) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0 if the server answers, and its database."""
+    """Exit with status 0 if the web server and its database answer."""
     parser = argparse.ArgumentParser(prog="python -m fp8scope_dashboard.servers.health")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(argv)
     answer = status(options.host, options.port)
-    print(f"http://{options.host}:{options.port}{PATH} answers {answer or 'nothing'}")
+    print(
+        f"http://{options.host}:{options.port}{PATH} {f'answers {answer}' if answer else 'does not answer'}"
+    )
     return 0 if answer == 200 else 1
 
 

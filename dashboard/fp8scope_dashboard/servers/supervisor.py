@@ -6,8 +6,8 @@
     ...
     supervisor.stop()
 
-A thread of its own starts the children, starts those that die again, and stops them all. It is the thread
-that matters: the kernel ends a child when the *thread* that started it ends.
+A dedicated thread starts the children, restarts those that die, and stops them all. The kernel ends a child
+when the *thread* that started it ends.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from types import TracebackType
 
 import psutil
 
-from fp8scope_dashboard.servers import children, configuration, health, process
-from fp8scope_dashboard.servers.children import Child
+from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+from fp8scope_dashboard.embedded.processes import ServerError
+from fp8scope_dashboard.embedded.redis import EmbeddedRedis
+from fp8scope_dashboard.embedded.server import START_SECONDS, EmbeddedServer
+from fp8scope_dashboard.servers import children, configuration, health
+from fp8scope_dashboard.servers.children import Child, Echo, Gate, LogFile
 from fp8scope_dashboard.servers.configuration import DataDir
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
-from fp8scope_dashboard.servers.embedded_base import START_SECONDS
-from fp8scope_dashboard.servers.gate import Gate
-from fp8scope_dashboard.servers.logs import Echo, LogFile
-from fp8scope_dashboard.servers.process import ServerError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8265
 POLL_SECONDS = 0.1
-# The web server cuts its event streams after 2 s; a task gets this long to finish.
+# The web server closes its event streams after 2 s; a task has this long to finish.
 STOP_GRACE_SECONDS = 8.0
 
 
@@ -45,19 +45,19 @@ class Stopped(Exception):
 
 
 class Supervisor:
-    """Run an installation in `data_dir`, served at http://host:port.
+    """Runs an installation in `data_dir`, served at http://host:port.
 
     Args:
-        data_dir: created where missing; everything the installation keeps is below it.
+        data_dir: created if missing; holds all files of the installation.
         host: address to listen on.
-        port: 0 takes a free one, see `url`.
+        port: 0 chooses a free port, see `url`.
         echo: called with each line that a child (or the supervisor, as "up") writes to its log.
-        progress: called with a few words at each stage of the start.
-        durable: False gives up the database's safety for speed, for tests only.
+        progress: called with a short text at each stage of the start.
+        durable: False trades durability for speed, for tests only.
 
     Attributes:
-        sign_in_link: once ready, a one-time address for the administrator, until one has signed in; a secret.
-        environment: once ready, the children's, for a management command beside them; it holds secrets.
+        sign_in_link: once ready, a one-time link for the administrator, until one has signed in; secret.
+        environment: once ready, the environment of the children, which management commands need too; secret.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Supervisor:
 
     @property
     def url(self) -> str:
-        """The address for people and agents. With port 0 it is known once the installation is ready."""
+        """The address for browsers and agents. With port 0 it is known once the installation is ready."""
         return configuration.base_url(self.host, self.port)
 
     def start(self) -> None:
-        """Begin to start everything; `wait_ready` tells when it is up. A supervisor starts once."""
+        """Start everything in the background; see `wait_ready`. A supervisor can start only once."""
         self._thread.start()
 
     def wait_ready(self, timeout: float = 180.0) -> None:
@@ -97,8 +97,8 @@ class Supervisor:
 
         Raises:
             AlreadyRunningError: another supervisor runs on this data directory.
-            ServerError: it could not start, or not within `timeout` seconds; everything is stopped again.
-            Stopped: `stop` was called meanwhile.
+            ServerError: the installation did not start in `timeout` seconds; its processes are stopped.
+            Stopped: `stop` was called in the meantime.
         """
         deadline = time.monotonic() + timeout
         while not self._ready.wait(POLL_SECONDS):
@@ -109,27 +109,26 @@ class Supervisor:
                 raise ServerError(f"not ready after {timeout:.0f} s: see the logs in {self.data.logs}")
 
     def request_stop(self) -> None:
-        """Ask for the end without waiting for it; asked twice, nothing gets time to finish."""
+        """Request a stop without waiting for it. A second request cuts the grace periods short."""
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
 
     def stop(self) -> None:
-        """Stop everything and wait until it has gone."""
+        """Stop everything and wait until it has ended."""
         self._stopping.set()
         self.join()
 
     def join(self) -> None:
-        """Wait for the end. Raises what the supervisor's thread failed with, other than a requested stop."""
+        """Wait until everything has stopped. Raises the error that ended the supervisor's thread, if any."""
         if self._thread.ident is not None:
             self._thread.join()
         if self._error is not None and not isinstance(self._error, Stopped):
             raise self._error
 
     def pids(self) -> dict[str, int]:
-        """The pid of each child that runs now, by name: postgres, redis, web, worker, beat."""
-        table = {child.name: child.running for child in self._children}
-        return {name: running.pid for name, running in table.items() if running is not None}
+        """The pids of the running children by name: postgres, redis, web, worker, beat."""
+        return {child.name: child.running.pid for child in self._children if child.running is not None}
 
     def __enter__(self) -> Supervisor:
         self.start()
@@ -144,24 +143,24 @@ class Supervisor:
     def _run(self) -> None:
         try:
             with ExitStack() as stack:
-                self._bring_up(stack)
+                self._start_all(stack)
                 self._ready.set()
                 while not self._stopping.wait(POLL_SECONDS):
-                    self._look_after_children()
-                self._say("stopping")
+                    self._restart_ended_children()
+                self._log_message("stopping")
         except BaseException as error:
             self._error = error
         finally:
             self._ended.set()
 
-    def _bring_up(self, stack: ExitStack) -> None:
-        """Start everything in order. What `stack` unwinds stops it again, in the reverse order."""
+    def _start_all(self, stack: ExitStack) -> None:
+        """Start everything in order. Closing `stack` stops it in the reverse order."""
         self.data.make()
-        stack.enter_context(process.locked(self.data.root))
+        stack.enter_context(processes.locked(self.data.root))
         self._log = stack.enter_context(closing(LogFile(self.data.logs, "up", self._echo)))
         listener = stack.enter_context(configuration.listen(self.host, self.port))
         self.port = listener.getsockname()[1]
-        self.data.keep_address(self.url)
+        self.data.save_address(self.url)
         self._reap()
         servers = self._private_servers(stack)
         self.environment = configuration.child_environment(
@@ -173,19 +172,19 @@ class Supervisor:
         )
         if "postgres" in servers:
             self.environment["FP8SCOPE_DATABASE_DIR"] = str(servers["postgres"][1].data_dir)
-        # Half of the time goes into Python's imports: these two have done with them when it is their turn.
-        prepare, web = (stack.enter_context(closing(Gate())) for _ in range(2))
+        # Half of the start time is Python imports: these two do theirs while PostgreSQL and Redis start.
+        prepare_gate, web_gate = (stack.enter_context(closing(Gate())) for _ in range(2))
         application: list[Child] = []
         stack.callback(children.stop_together, application, STOP_GRACE_SECONDS, self._hurry.is_set)
-        preparation = stack.enter_context(self._preparation(prepare))
-        application.append(server := self._web(stack, listener, web))
+        preparation = stack.enter_context(self._preparation(prepare_gate))
+        application.append(server := self._web(stack, listener, web_gate))
         self._start_servers(servers)
-        self._prepare(*preparation, prepare)
-        self._serve(server, web)
+        self._prepare(*preparation, prepare_gate)
+        self._serve(server, web_gate)
         application += self._start_jobs(stack)
 
     def _private_servers(self, stack: ExitStack) -> dict[str, tuple[Child, EmbeddedServer]]:
-        """The private PostgreSQL and Redis, not started yet; without what the environment names."""
+        """The private PostgreSQL and Redis, not started; none if the environment names a server instead."""
         candidates: list[tuple[str, str, EmbeddedServer]] = [
             (
                 "DATABASE_URL",
@@ -197,8 +196,8 @@ class Supervisor:
         servers = {}
         for variable, name, server in candidates:
             if not os.environ.get(variable):
-                child = children.embedded(name, server, self._log_file(stack, name))
-                # Also when opening or starting fails half-way.
+                child = children.embedded_child(name, server, self._log_file(stack, name))
+                # Registered now, so that it also runs if opening or starting fails half-way.
                 stack.callback(self._stop_server, child, server)
                 servers[name] = child, server
         return servers
@@ -206,12 +205,12 @@ class Supervisor:
     def _start_servers(self, servers: Mapping[str, tuple[Child, EmbeddedServer]]) -> None:
         for name, (child, server) in servers.items():
             new = name == "postgres" and not server.server_dir.exists()
-            self._progress("making the database" if new else f"starting {name}")
+            self._progress("creating the database" if new else f"starting {name}")
             server.open()
             self._children.append(child)
             child.launch()
         for name, (_, server) in servers.items():
-            self._wait(name, server.answers, START_SECONDS)
+            self._wait(name, server.is_ready, START_SECONDS)
 
     def _stop_server(self, child: Child, server: EmbeddedServer) -> None:
         child.running = None
@@ -219,38 +218,39 @@ class Supervisor:
 
     @contextmanager
     def _preparation(self, gate: Gate) -> Iterator[tuple[Child, int]]:
-        """The process that runs migrations and collects static files: Django stays out of this one.
+        """Launch the process that runs migrations and collects static files; it waits at `gate`.
 
-        It is launched here and waits at `gate`. Yields it, and the descriptor from which its link is read.
+        A separate process, so that the supervisor needs no Django. Yields it with the file descriptor from
+        which the sign-in link is read.
         """
         with ExitStack() as stack:
-            reading, writing = os.pipe()
-            stack.callback(os.close, reading)
+            read_fd, write_fd = os.pipe()
+            stack.callback(os.close, read_fd)
             child = self._python(
                 stack,
                 "prepare",
-                ["fp8scope_dashboard.servers.prepare", self.url, str(writing), str(gate.fd)],
-                inherit=(writing, gate.fd),
+                ["fp8scope_dashboard.servers.prepare", self.url, str(write_fd), str(gate.fd)],
+                inherit=(write_fd, gate.fd),
             )
             stack.callback(children.stop_together, [child], STOP_GRACE_SECONDS, self._hurry.is_set)
             try:
                 child.launch()
             finally:
-                os.close(writing)
-            yield child, reading
+                os.close(write_fd)
+            yield child, read_fd
 
-    def _prepare(self, child: Child, reading: int, gate: Gate) -> None:
-        self._progress("bringing the tables up to date")
+    def _prepare(self, child: Child, read_fd: int, gate: Gate) -> None:
+        self._progress("migrating the database")
         gate.open()
         assert child.running is not None
         while (code := child.running.poll()) is None:
             self._pause()
         if code != 0:
             raise ServerError(f"the database could not be prepared.{self._tail('prepare')}")
-        self.sign_in_link = os.read(reading, 65536).decode() or None
+        self.sign_in_link = os.read(read_fd, 65536).decode() or None
 
     def _web(self, stack: ExitStack, listener: socket.socket, gate: Gate) -> Child:
-        """The web server, launched; it waits at `gate`."""
+        """Launch the web server; it waits at `gate`."""
         fd = listener.fileno()
         arguments = ["fp8scope_dashboard.servers.web", "--fd", str(fd), "--after-fd", str(gate.fd)]
         web = self._python(stack, "web", arguments, signal.SIGTERM, inherit=(fd, gate.fd))
@@ -264,9 +264,9 @@ class Supervisor:
         self._wait("web", self._answers, START_SECONDS)
 
     def _start_jobs(self, stack: ExitStack) -> list[Child]:
-        """Launch worker and beat. Nobody waits for them: what they are to do waits in Redis."""
+        """Launch worker and beat without waiting for them: their tasks wait in Redis."""
         jobs = [
-            # SIGTERM lets Celery finish its tasks; SIGQUIT puts them back into the queue.
+            # On SIGTERM Celery finishes its tasks; on SIGQUIT it returns them to the queue.
             self._python(stack, "worker", children.worker_arguments(), signal.SIGTERM, signal.SIGQUIT),
             self._python(
                 stack, "beat", children.beat_arguments(self.data.run / "beat-schedule"), signal.SIGTERM
@@ -285,7 +285,7 @@ class Supervisor:
         *signals: signal.Signals,
         inherit: tuple[int, ...] = (),
     ) -> Child:
-        return children.python(
+        return children.python_child(
             name,
             arguments,
             self._log_file(stack, name),
@@ -295,14 +295,14 @@ class Supervisor:
             inherit=inherit,
         )
 
-    def _look_after_children(self) -> None:
+    def _restart_ended_children(self) -> None:
         for child in self._children:
-            if happened := child.look_after():
-                self._say(happened)
+            if message := child.restart_if_ended():
+                self._log_message(message)
 
     def _answers(self) -> bool:
         host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        # 503: PostgreSQL is slow to answer. It gets the time that all servers get.
+        # 503 means that PostgreSQL is slow; wait for it as for every server.
         if (status := health.status(host, self.port)) not in (0, 200, 503):
             raise ServerError(f"the web server answers with status {status}.{self._tail('web')}")
         return status == 200
@@ -313,7 +313,7 @@ class Supervisor:
             self._pause()
             for child in self._children:
                 if child.running is not None and (code := child.running.poll()) is not None:
-                    reason = children.describe(code)
+                    reason = children.describe_exit(code)
                     raise ServerError(f"{child.name} {reason} while starting.{self._tail(child.name)}")
             if time.monotonic() > deadline:
                 raise ServerError(f"{name} did not answer in {timeout:.0f} s.{self._tail(name)}")
@@ -323,23 +323,25 @@ class Supervisor:
             raise Stopped
 
     def _reap(self) -> None:
-        """Stop Python children that outlived a supervisor: nothing else works in the `run` directory."""
-        place = str(self.data.run.resolve())
+        """Stop Python children that outlived an earlier supervisor: only they run in the `run` directory."""
+        directory = str(self.data.run.resolve())
 
-        def left_behind(found: psutil.Process) -> bool:
-            return found.cwd() == place and os.path.basename(found.exe()).startswith("python")
+        def left_behind(candidate: psutil.Process) -> bool:
+            return candidate.cwd() == directory and os.path.basename(candidate.exe()).startswith("python")
 
-        if pids := process.reap(left_behind, signal.SIGQUIT, STOP_GRACE_SECONDS):
-            self._say(f"stopped processes that an earlier start left behind: {', '.join(map(str, pids))}")
+        if pids := processes.reap(left_behind, signal.SIGQUIT, STOP_GRACE_SECONDS):
+            self._log_message(
+                f"stopped processes that an earlier start left behind: {', '.join(map(str, pids))}"
+            )
 
     def _log_file(self, stack: ExitStack, name: str) -> LogFile:
         return stack.enter_context(closing(LogFile(self.data.logs, name, self._echo)))
 
-    def _say(self, message: str) -> None:
+    def _log_message(self, message: str) -> None:
         self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
 
     def _tail(self, name: str) -> str:
-        # The pump may still be reading what the child said last.
+        # The thread that copies the child's output may still be reading its last lines.
         time.sleep(POLL_SECONDS)
         path = self.data.logs / f"{name}.log"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:] if path.exists() else []

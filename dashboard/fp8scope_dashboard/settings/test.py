@@ -11,7 +11,8 @@ os.environ.setdefault("FP8SCOPE_BASE_URL", "http://localhost")
 # Where DATABASE_URL and REDIS_URL are not set: addresses of servers that do not run yet. tests/conftest.py
 # starts them when the chosen tests need them. Through the environment all processes of the session agree.
 if "DATABASE_URL" not in os.environ or "REDIS_URL" not in os.environ:
-    from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+    from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+    from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 
     _name = f"fp8scope-tests-{secrets.token_hex(8)}"
     _servers = os.environ.setdefault("FP8SCOPE_TEST_SERVERS", str(Path(tempfile.gettempdir()) / _name))

@@ -19,7 +19,7 @@ import pytest
 from dashboard.helpers.installation import Up, clean_environment, names_below
 
 from fp8scope_dashboard.cli import COMMANDS
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 
 PASSWORD = "correct horse battery"
 LINK = re.compile(r"(http://\S+)/signin/([\w-]{43})/")

@@ -18,7 +18,7 @@ import urllib3
 from helpers.live_servers import web_server
 
 from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 
 TESTS = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -18,12 +18,12 @@ from django.contrib.sessions.models import Session
 from django.db import connection
 from django.test import override_settings
 from helpers.live_servers import Server, process_environment, web_server
+from helpers.postgres_standby import standby_of
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.db import replica
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres
-from fp8scope_dashboard.servers.standby import copy_of
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def standby(server: Server, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
         pytest.skip("DATABASE_URL names a server that is not ours to copy")
     primary = EmbeddedPostgres(Path(os.environ["FP8SCOPE_TEST_SERVERS"]) / "postgres", durable=False)
     # As it was started, by the process that holds the directory.
-    primary.account = primary._account() if os.geteuid() == 0 else None
-    copy = copy_of(primary, tmp_path / "standby")
+    primary.account = primary.server_account() if os.geteuid() == 0 else None
+    copy = standby_of(primary, tmp_path / "standby")
     with copy:
         yield copy
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from fp8scope_dashboard.demo import command
 from fp8scope_dashboard.demo.outcome import Outcome
 from fp8scope_dashboard.demo.running import Demo
-from fp8scope_dashboard.servers.process import locked
+from fp8scope_dashboard.embedded.processes import locked
 from fp8scope_dashboard.servers.supervisor import DEFAULT_PORT, Supervisor
 
 

@@ -8,7 +8,7 @@ from django.test import Client
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.accounts.services import authenticate_token, create_administrator_link
 from fp8scope_dashboard.demo.project import MARGIN, create
-from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.embedded.processes import ServerError
 
 pytestmark = pytest.mark.django_db
 BASE = "http://testserver"

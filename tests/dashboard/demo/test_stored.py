@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from fp8scope_dashboard.demo.stored import Dashboard
-from fp8scope_dashboard.servers.process import ServerError
+from fp8scope_dashboard.embedded.processes import ServerError
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -13,8 +13,8 @@ import pytest
 from dashboard.helpers.recorder import Recorder
 from django.db import connection
 
+from fp8scope_dashboard.embedded.postgres import DATABASE, EmbeddedPostgres
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.servers.embedded import DATABASE, EmbeddedPostgres
 from fp8scope_dashboard.telemetry import compaction
 
 pytestmark = pytest.mark.django_db(transaction=True)

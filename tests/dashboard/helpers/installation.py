@@ -16,7 +16,7 @@ from types import TracebackType
 
 import psutil
 
-from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.embedded import processes
 
 PATIENCE = 120.0
 
@@ -32,7 +32,7 @@ def clean_environment() -> dict[str, str]:
 def processes_below(directory: Path) -> list[psutil.Process]:
     """Every process that works below `directory`: all children of an installation do."""
     place = str(directory.resolve())
-    return list(process.find(lambda one: not process.has_ended(one) and one.cwd().startswith(place)))
+    return list(processes.find(lambda one: not processes.has_ended(one) and one.cwd().startswith(place)))
 
 
 def names_below(directory: Path) -> list[str]:

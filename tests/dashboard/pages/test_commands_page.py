@@ -45,7 +45,7 @@ def ask(visitor: Visitor, run: Run, **form: Any) -> str:
 
 def test_it_works(member: Visitor, writer: Recorder) -> None:
     shown = page(member, writer.run)
-    assert "Steer the run" in shown and '<option value="blocks.0.up">' in shown
+    assert 'id="commands-title">Commands<' in shown and '<option value="blocks.0.up">' in shown
     answer = ask(member, writer.run, **FORM)
     assert "Asked for: change precision" in answer
     (command,) = Command.objects.all()

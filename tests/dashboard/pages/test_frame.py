@@ -72,7 +72,7 @@ def test_error_pages(code: str) -> None:
 
 
 def test_error_pages_are_used(admin: Visitor) -> None:
-    assert "Nothing here" in admin.client.get("/p/nothing/").content.decode()
+    assert "Page not found" in admin.client.get("/p/nothing/").content.decode()
     careful = Client(enforce_csrf_checks=True)
     careful.force_login(admin.user)
     assert "open for too long" in careful.post(admin.address("settings/margins")).content.decode()

@@ -48,14 +48,14 @@ def test_it_works(admin: Visitor, writer: Recorder) -> None:
     )
     shown = page(admin, writer.run)
     assert "BF16 reference windows" in shown and "1 over" in shown and "200–201" in shown
-    assert "fell back to BF16" in shown and "Which product hurts" in shown and "blocks.0.up" in shown
+    assert "fell back to BF16" in shown and "Error of each matrix product" in shown and "blocks.0.up" in shown
     part = page(admin, writer.run, "reports")
-    assert "Which product hurts" in part and "<html" not in part
+    assert "Error of each matrix product" in part and "<html" not in part
 
 
 def test_without_reports_there_is_no_card(admin: Visitor, writer: Recorder) -> None:
     shown = page(admin, writer.run)
-    assert "Which product hurts" not in shown and "reference windows" not in shown
+    assert "Error of each matrix product" not in shown and "reference windows" not in shown
     assert 'id="reports"' in shown, "but a place for it when the first one comes"
     for name in ("bisect", "reference"):
         assert "Nothing has been reported" in figure(admin, writer.run, name)["empty"]

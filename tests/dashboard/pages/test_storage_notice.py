@@ -39,7 +39,7 @@ def test_it_works(browser: Client, admin: Visitor, monkeypatch: pytest.MonkeyPat
     fail_with(monkeypatch, "53100")
     answer = browser.get("/")
     assert answer.status_code == 507
-    assert "Nothing could be saved" in answer.content.decode()
+    assert "The change was not saved" in answer.content.decode()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from dashboard.helpers.installation import eventually
 
-from fp8scope_dashboard.servers import children, process
-from fp8scope_dashboard.servers.children import Child
-from fp8scope_dashboard.servers.logs import LogFile
+from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.servers import children
+from fp8scope_dashboard.servers.children import Child, LogFile
 
 STUBBORN = """
 import signal, sys, time
@@ -38,7 +38,7 @@ def child_of(
     log: LogFile, *command: str, stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
 ) -> Child:
     def start(output: int) -> subprocess.Popen[bytes]:
-        return process.spawn(command, death_signal=signal.SIGKILL, output=output)
+        return processes.spawn(command, death_signal=signal.SIGKILL, output=output)
 
     return Child("child", start, log, stop_signals)
 
@@ -54,11 +54,11 @@ def test_it_works(log: LogFile) -> None:
     child = child_of(log, "sleep", "600")
     child.launch()
     assert child.running is not None
-    assert child.look_after() is None
+    assert child.restart_if_ended() is None
     child.running.kill()
     child.running.wait()
-    assert child.look_after() == "child was ended by SIGKILL; starting it again in 0.25 s"
-    eventually(lambda: child.look_after() is not None, "the child is started again")
+    assert child.restart_if_ended() == "child was ended by SIGKILL; restarting it in 0.25 s"
+    eventually(lambda: child.restart_if_ended() is not None, "the child is started again")
     assert child.running is not None
     children.stop_together([child], grace=60, hurry=lambda: False)
     assert child.running is None
@@ -73,8 +73,8 @@ def test_each_failure_in_a_row_doubles_the_delay(log: LogFile, monkeypatch: pyte
         child.launch()
         assert child.running is not None
         child.running.wait()
-        happened = child.look_after() or ""
-        assert happened.startswith("child ended with exit status 1; starting it again in ")
+        happened = child.restart_if_ended() or ""
+        assert happened.startswith("child ended with exit status 1; restarting it in ")
         delays.append(float(happened.split()[-2]))
     assert delays == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
@@ -86,7 +86,7 @@ def test_a_child_that_was_well_starts_again_at_once(log: LogFile) -> None:
     child.started_at = time.monotonic() - children.HEALTHY_SECONDS - 1
     assert child.running is not None
     child.running.wait()
-    assert (child.look_after() or "").endswith("in 0.25 s")
+    assert (child.restart_if_ended() or "").endswith("in 0.25 s")
     assert child.failures == 1
 
 
@@ -95,8 +95,8 @@ def test_a_program_that_is_missing_does_not_end_the_supervisor(log: LogFile) -> 
         raise FileNotFoundError(2, "No such file", "postgres")
 
     child = Child("child", start, log)
-    assert (child.look_after() or "").startswith("child could not be started: [Errno 2] No such file")
-    assert child.look_after() is None
+    assert (child.restart_if_ended() or "").startswith("child could not be started: [Errno 2] No such file")
+    assert child.restart_if_ended() is None
     assert child.failures == 1
 
 
@@ -130,7 +130,7 @@ def test_what_a_child_started_goes_with_it(log: LogFile, tmp_path: Path) -> None
     eventually(lambda: (tmp_path / "child.log").read_text().endswith("\n"), "the grandchild's pid is told")
     grandchild = psutil.Process(int((tmp_path / "child.log").read_text()))
     children.stop_together([child], grace=60, hurry=lambda: False)
-    assert process.wait_ended([grandchild], 60) == []
+    assert processes.wait_ended([grandchild], 60) == []
 
 
 def test_a_suspended_or_deaf_survivor_is_reaped(log: LogFile, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_suspended_or_deaf_survivor_is_reaped(log: LogFile, tmp_path: Path) ->
     assert deaf.running is not None and asleep.running is not None
     asleep.running.send_signal(signal.SIGSTOP)
     ours = {deaf.running.pid, asleep.running.pid}
-    assert set(process.reap(lambda one: one.pid in ours, signal.SIGTERM, timeout=0.5)) == ours
+    assert set(processes.reap(lambda one: one.pid in ours, signal.SIGTERM, timeout=0.5)) == ours
     assert deaf.running.wait() == -signal.SIGKILL
     assert asleep.running.wait() == -signal.SIGTERM
 
@@ -156,4 +156,4 @@ def test_a_suspended_or_deaf_survivor_is_reaped(log: LogFile, tmp_path: Path) ->
     ],
 )
 def test_an_exit_code_is_put_in_words(code: int, words: str) -> None:
-    assert children.describe(code).endswith(words)
+    assert children.describe_exit(code).endswith(words)

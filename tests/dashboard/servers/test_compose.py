@@ -18,8 +18,9 @@ import pytest
 import yaml
 from dashboard.helpers.installation import clean_environment, eventually, names_below, status_of
 
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 from fp8scope_dashboard.servers.children import worker_arguments
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRETS = ["POSTGRES_PASSWORD", "REDIS_PASSWORD", "FP8SCOPE_SECRET_KEY", "FP8SCOPE_BASE_URL"]

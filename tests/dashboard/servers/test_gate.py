@@ -10,13 +10,13 @@ from contextlib import closing
 
 import pytest
 
-from fp8scope_dashboard.servers.gate import Gate
+from fp8scope_dashboard.servers.children import Gate
 
 CHILD = """
 import sys
-from fp8scope_dashboard.servers import gate
+from fp8scope_dashboard.servers.children import wait_at_gate
 print("imported", flush=True)
-gate.wait(int(sys.argv[1]))
+wait_at_gate(int(sys.argv[1]))
 print("passed", flush=True)
 """
 

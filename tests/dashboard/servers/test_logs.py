@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from dashboard.helpers.installation import eventually
 
-from fp8scope_dashboard.servers import logs
-from fp8scope_dashboard.servers.logs import LogFile
+from fp8scope_dashboard.servers import children
+from fp8scope_dashboard.servers.children import LogFile
 
 
 @pytest.fixture
@@ -54,14 +54,13 @@ def test_bytes_that_are_no_text_do_no_harm(
 
 
 def test_an_endless_line_is_cut(log: LogFile, shown: list[tuple[str, str]]) -> None:
-    say(log, b"x" * (2 * logs.MAX_LINE_BYTES + 5))
+    say(log, b"x" * (2 * children.MAX_LINE_BYTES + 5))
     eventually(lambda: len(shown) == 3, "three pieces arrive")
-    assert [len(line) for _, line in shown] == [logs.MAX_LINE_BYTES, logs.MAX_LINE_BYTES, 5]
+    assert [len(line) for _, line in shown] == [children.MAX_LINE_BYTES, children.MAX_LINE_BYTES, 5]
 
 
-def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_BYTES", 1000)
-    log = LogFile(tmp_path, "noisy")
+def test_files_are_bounded(tmp_path: Path) -> None:
+    log = LogFile(tmp_path, "noisy", max_bytes=1000)
     for number in range(1000):
         log.write(f"line {number:05}")
     log.close()

@@ -7,7 +7,7 @@ ARRAYS = """
 import resource
 import sys
 import numpy
-from fp8scope_dashboard.servers.malloc import keep_freed_memory
+from fp8scope_dashboard.process_setup import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()

@@ -9,25 +9,25 @@ from pathlib import Path
 
 import psutil
 
-from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.embedded import processes
 
 # Leads a session, has a forked child, ignores what the kernel sends it, and would wait for ever.
 DEAF = """
 import os, signal, sys, time
 from pathlib import Path
-from fp8scope_dashboard.servers.parent_watchdog import end_after_parent
+from fp8scope_dashboard.process_setup import kill_after_parent_exit
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = os.fork()
 if child:
-    assert end_after_parent(grace=0.2) is not None
+    assert kill_after_parent_exit(grace=0.2) is not None
     Path(sys.argv[1]).write_text(f"{os.getpid()} {child}\\n")
 time.sleep(1000)
 """
 PARENT = """
 import signal, sys, time
 from pathlib import Path
-from fp8scope_dashboard.servers import process
-process.spawn([sys.executable, "-c", Path(sys.argv[1]).read_text(), sys.argv[2]],
+from fp8scope_dashboard.embedded import processes
+processes.spawn([sys.executable, "-c", Path(sys.argv[1]).read_text(), sys.argv[2]],
               death_signal=signal.SIGTERM, output=1)
 time.sleep(1000)
 """
@@ -41,16 +41,16 @@ def test_it_works(tmp_path: Path) -> None:
         while not (pids.exists() and pids.read_text().endswith("\n")):
             assert parent.poll() is None
         family = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
-        assert len(family) == 2 and not any(process.has_ended(one) for one in family)
+        assert len(family) == 2 and not any(processes.has_ended(one) for one in family)
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert process.wait_ended(family, 60) == []
+    assert processes.wait_ended(family, 60) == []
 
 
 def test_one_in_a_session_of_others_is_left_alone() -> None:
     code = (
-        "from fp8scope_dashboard.servers.parent_watchdog import end_after_parent; print(end_after_parent())"
+        "from fp8scope_dashboard.process_setup import kill_after_parent_exit; print(kill_after_parent_exit())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None"

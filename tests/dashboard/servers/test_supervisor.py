@@ -16,9 +16,10 @@ import pytest
 import redis
 from dashboard.helpers.installation import clean_environment, eventually, names_below, status_of
 
-from fp8scope_dashboard.servers import process
-from fp8scope_dashboard.servers.embedded import EmbeddedPostgres, EmbeddedRedis
-from fp8scope_dashboard.servers.process import AlreadyRunningError, ServerError
+from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
+from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerError
+from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 from fp8scope_dashboard.servers.supervisor import Stopped, Supervisor
 
 CHILDREN = ["postgres", "redis", "web", "worker", "beat"]
@@ -67,16 +68,16 @@ def test_a_killed_child_is_started_again(running: Supervisor, name: str) -> None
     family = [victim, *victim.children(recursive=True)]
     victim.kill()
     eventually(lambda: running.pids().get(name, victim.pid) != victim.pid, f"{name} runs again")
-    assert process.wait_ended(family, 60) == []
+    assert processes.wait_ended(family, 60) == []
     eventually(lambda: answers(running), "the web server answers")
     log = (running.data.logs / "up.log").read_text()
-    assert f"{name} was ended by SIGKILL; starting it again" in log
-    assert f"{name} started again as process" in log
+    assert f"{name} was ended by SIGKILL; restarting it" in log
+    assert f"{name} restarted as process" in log
 
 
 def test_what_was_committed_survives_a_killed_database(running: Supervisor) -> None:
     # After an earlier kill it may still be recovering.
-    eventually(EmbeddedPostgres(running.data.root / "postgres").answers, "the database answers")
+    eventually(EmbeddedPostgres(running.data.root / "postgres").is_ready, "the database answers")
     url = EmbeddedPostgres(running.data.root / "postgres").url
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS value")
@@ -106,7 +107,7 @@ def test_a_request_waits_while_the_web_server_is_replaced(running: Supervisor) -
 
 def test_the_worker_works_off_what_the_queue_holds(running: Supervisor) -> None:
     """Also after Redis was killed: worker and broker have found each other again."""
-    eventually(EmbeddedRedis(running.data.root / "redis").answers, "Redis answers")
+    eventually(EmbeddedRedis(running.data.root / "redis").is_ready, "Redis answers")
     with redis.Redis.from_url(EmbeddedRedis(running.data.root / "redis").url) as client:
         eventually(lambda: client.llen("celery") == 0, "the queue is empty")
         eventually(
@@ -176,7 +177,7 @@ def test_named_servers_are_used_instead_of_private_ones(
             with psycopg.connect(database_url) as connection:
                 assert connection.execute("SELECT count(*) > 0 FROM django_migrations").fetchone() == (True,)
         assert not (tmp_path / "data" / "postgres").exists()
-        assert postgres.answers()
+        assert postgres.is_ready()
 
 
 def test_an_unreachable_database_is_told_without_its_password(

@@ -19,7 +19,7 @@ import pytest
 from dashboard.helpers.installation import Up, eventually, names_below, processes_below, status_of
 
 from fp8scope_dashboard.cli import CLEAR_LINE, COMMANDS, ProgressLine, main
-from fp8scope_dashboard.servers import process
+from fp8scope_dashboard.embedded import processes
 
 # What starts a whole installation of its own, or two.
 own_installation = pytest.mark.slow
@@ -103,7 +103,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     up = whole_family(tmp_path)
     family = processes_below(tmp_path)
     up.finish(signal.SIGKILL)
-    assert process.wait_ended(family, 60) == []
+    assert processes.wait_ended(family, 60) == []
     with Up(tmp_path) as again:
         assert 0 < status_of(again.url + "/") < 500
 
@@ -116,9 +116,9 @@ def test_survivors_of_a_killed_supervisor_are_stopped_by_the_next(tmp_path: Path
     for one in family:
         one.suspend()
     up.finish(signal.SIGKILL)
-    assert [one for one in family if not process.has_ended(one)] != []
+    assert [one for one in family if not processes.has_ended(one)] != []
     with Up(tmp_path) as again:
-        assert [one for one in family if not process.has_ended(one)] == []
+        assert [one for one in family if not processes.has_ended(one)] == []
         assert 0 < status_of(again.url + "/") < 500
 
 

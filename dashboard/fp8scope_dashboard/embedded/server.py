@@ -1,4 +1,4 @@
-"""What the embedded servers have in common: one directory, one lock, one socket, one child."""
+"""The base class of the embedded servers: one directory, one lock, one Unix socket, one child process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, ClassVar
 
-from fp8scope_dashboard.servers import process
-from fp8scope_dashboard.servers.process import Account, ServerError
+from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.embedded.processes import Account, ServerError
 
-# sun_path holds 108 bytes on Linux and 104 on macOS, the closing NUL included.
+# sun_path holds 108 bytes on Linux and 104 on macOS, including the terminating NUL.
 SOCKET_PATH_BYTES = 103
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
 
 class EmbeddedServer(abc.ABC):
-    """What the two servers share: one directory, one socket, one child.
+    """A server that runs in the foreground as a child of this process.
+
+    It listens on a Unix socket only, which file permissions protect (mode 0700), so it needs no port and no
+    password. The kernel stops it when its parent dies; a later start on the same directory stops any process
+    that is left all the same.
 
     Args:
-        data_dir: created where missing; one running server per directory.
-        durable: False trades the data's safety for speed, for tests only.
+        data_dir: created if missing; one running server per directory.
+        durable: False trades durability for speed, for tests only.
         output: receives the server's log lines; by default the file `server.log` in `data_dir`.
     """
 
+    name: ClassVar[str]
     programs: ClassVar[tuple[str, ...]]
     stop_signal: ClassVar[signal.Signals]
     socket_name: ClassVar[str]
@@ -47,14 +52,14 @@ class EmbeddedServer(abc.ABC):
         self.output = output
         self.child: subprocess.Popen[bytes] | None = None
         self.account: Account | None = None
-        self._held = ExitStack()
+        self._lock = ExitStack()
 
     def start(self) -> str:
-        """Start and wait until it answers. Returns its URL.
+        """Start the server, wait until it accepts connections, and return its URL.
 
         Raises:
-            AlreadyRunningError: another process serves this directory.
-            ServerError: it did not start; the message carries the end of its log where there is one.
+            AlreadyRunningError: another process uses this directory.
+            ServerError: the server did not start; the message contains the end of its log if there is one.
         """
         try:
             self.open()
@@ -66,37 +71,37 @@ class EmbeddedServer(abc.ABC):
         return self.url
 
     def open(self) -> None:
-        """Take the directory and make it ready for `spawn`. `stop` gives it back.
+        """Lock the directory and prepare it for `spawn`. `stop` releases the lock.
 
         Raises:
-            AlreadyRunningError: another process serves this directory.
-            ServerError: it cannot be made ready.
+            AlreadyRunningError: another process uses this directory.
+            ServerError: the directory cannot be prepared.
         """
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        self._held.enter_context(process.locked(self.data_dir))
+        self._lock.enter_context(processes.locked(self.data_dir))
         self.prepare()
 
     def stop(self) -> None:
-        """Stop it and wait until it has gone. Nothing happens when it is not running."""
+        """Stop the server and wait until it has ended. Does nothing if it is not running."""
         if self.child is not None:
-            process.stop(self.child, self.stop_signal, STOP_SECONDS)
+            processes.stop(self.child, self.stop_signal, STOP_SECONDS)
             self.reap()
             self.child = None
-            self.clear()
+            self.remove_stale_files()
             if self.socket_dir != self.data_dir:
                 shutil.rmtree(self.socket_dir, ignore_errors=True)
-        self._held.close()
+        self._lock.close()
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        """Start the child without waiting for it, after stopping what an earlier one left behind."""
+        """Stop what an earlier start left behind, then start the child without waiting for it."""
         self.reap()
-        self.clear()
+        self.remove_stale_files()
         self._make_socket_dir()
         with ExitStack() as opened:
             output = self.output
             if output is None:
                 output = opened.enter_context((self.data_dir / "server.log").open("ab"))
-            self.child = process.spawn(
+            self.child = processes.spawn(
                 self.command(),
                 death_signal=self.stop_signal,
                 output=output,
@@ -107,33 +112,33 @@ class EmbeddedServer(abc.ABC):
         return self.child
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until the server answers, `timeout` seconds at most.
+        """Wait up to `timeout` seconds until the server accepts connections.
 
         Raises:
-            ServerError: it ended, or did not answer in time.
+            ServerError: the server ended, or did not answer in time.
         """
         deadline = time.monotonic() + timeout
-        while not self.answers():
+        while not self.is_ready():
             if self.child is None or self.child.poll() is not None:
-                raise ServerError(f"{self.programs[0]} ended while starting.{self._last_lines()}")
+                raise ServerError(f"{self.name} ended while starting.{self._log_tail()}")
             if time.monotonic() > deadline:
-                log = self._last_lines()
-                raise ServerError(f"{self.programs[0]} did not answer in {timeout:.0f} s.{log}")
+                raise ServerError(f"{self.name} did not answer in {timeout:.0f} s.{self._log_tail()}")
             time.sleep(0.02)
 
     def reap(self) -> list[int]:
         """Stop servers that still run in this directory. Returns their pids."""
-        return process.reap(process.serves(self.server_dir, self.programs), self.stop_signal, STOP_SECONDS)
+        matches = processes.runs_in(self.server_dir, self.programs)
+        return processes.reap(matches, self.stop_signal, STOP_SECONDS)
 
     @property
     def socket_dir(self) -> Path:
-        """The data directory, or a short path of our own where a socket cannot be reached in that one."""
+        """The data directory, or a short private path if clients cannot address a socket there."""
         fits = len(os.fsencode(self.data_dir / self.socket_name)) <= SOCKET_PATH_BYTES
-        # libpq takes a comma in `host` for the end of a name, and has no way to quote it.
+        # libpq reads a comma in `host` as a separator and cannot escape it.
         if fits and "," not in str(self.data_dir):
             return self.data_dir
         digest = hashlib.sha256(os.fsencode(self.data_dir.resolve())).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"fp8scope-{self.programs[0]}-{digest}"
+        return Path(tempfile.gettempdir()) / f"fp8scope-{self.name}-{digest}"
 
     def __enter__(self) -> str:
         return self.start()
@@ -145,26 +150,27 @@ class EmbeddedServer(abc.ABC):
 
     @property
     def server_dir(self) -> Path:
-        """The child's working directory, by which `reap` knows it."""
+        """The child's working directory, by which `reap` identifies it."""
         return self.data_dir
 
     @property
     @abc.abstractmethod
     def url(self) -> str:
-        """Where to connect."""
+        """The URL for clients."""
 
-    def prepare(self) -> None:  # noqa: B027 - most need nothing
-        """Whatever must be in place before the child can start."""
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Create what the child needs before it can start."""
 
-    def clear(self) -> None:  # noqa: B027 - most leave nothing
-        """Remove what a killed server leaves and a new one would stumble over."""
+    def remove_stale_files(self) -> None:  # noqa: B027 - Redis leaves none
+        """Remove files of a killed server that would stop a new one from starting."""
 
     @abc.abstractmethod
     def command(self) -> Sequence[str]:
         """The child's command line."""
 
     @abc.abstractmethod
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the server accepts work now."""
 
     def _make_socket_dir(self) -> None:
@@ -175,12 +181,12 @@ class EmbeddedServer(abc.ABC):
             self.socket_dir.mkdir(mode=0o700)
             if self.account:
                 os.chown(self.socket_dir, self.account.uid, self.account.gid)
-        # Somebody else may have made it first: the temporary directory is everybody's.
-        found = self.socket_dir.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o077:
-            raise ServerError(f"{self.socket_dir} is not a private directory of ours: remove it")
+        # Another user may have created it first: the temporary directory is shared.
+        status = self.socket_dir.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != owner or status.st_mode & 0o077:
+            raise ServerError(f"{self.socket_dir} is not a private directory of this user: remove it")
 
-    def _last_lines(self) -> str:
+    def _log_tail(self) -> str:
         log = self.data_dir / "server.log"
         if self.output is not None or not log.exists():
             return ""

@@ -1,4 +1,4 @@
-"""Child processes that die with us, and the search for those that an earlier life left behind."""
+"""Child processes that die with their parent, and the search for those that an earlier start left behind."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import IO
 
 import psutil
 
-from fp8scope_dashboard.servers import exec_with_death_signal
+from fp8scope_dashboard.embedded import exec_with_death_signal
 
 
 class ServerError(Exception):
-    """A server could not be started; the message says what to do."""
+    """A server cannot be started or reached; the message says what to do."""
 
 
 class AlreadyRunningError(ServerError):
@@ -29,7 +29,7 @@ class AlreadyRunningError(ServerError):
 
 @dataclass(frozen=True)
 class Account:
-    """The system user a child runs as."""
+    """The system user that a child runs as."""
 
     uid: int
     gid: int
@@ -45,24 +45,20 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     inherit: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in the foreground as our child, in a session of its own.
+    """Start `command` as a child in a new session, so that a terminal's Ctrl-C does not reach it.
 
-    The kernel sends it `death_signal` when the *thread* that called `spawn` ends, so call it from a thread
-    that lives as long as the child should. Its own session keeps a terminal's Ctrl-C away from it: the order
-    in which servers stop is ours to choose. `output` receives stdout and stderr; `inherit` lists
-    the file descriptors to hand down.
+    The kernel sends `death_signal` to the child when the *thread* that called `spawn` ends. Call it from a
+    thread that lives as long as the child.
+
+    Args:
+        output: receives stdout and stderr.
+        inherit: file descriptors that the child keeps.
     """
     uid, gid = (account.uid, account.gid) if account else (-1, -1)
-    launcher = [
-        sys.executable,
-        "-I",
-        "-S",
-        exec_with_death_signal.__file__,
-        str(os.getpid()),
-        str(int(death_signal)),
-    ]
+    script = exec_with_death_signal.__file__
+    arguments = [str(number) for number in (os.getpid(), int(death_signal), uid, gid)]
     return subprocess.Popen(
-        [*launcher, str(uid), str(gid), *command],
+        [sys.executable, "-I", "-S", script, *arguments, *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -74,7 +70,7 @@ def spawn(
 
 
 def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, timeout: float) -> None:
-    """Send `stop_signal`, wait up to `timeout` seconds, then kill whatever is left of its session."""
+    """Send `stop_signal`, wait up to `timeout` seconds, then kill what is left of the session."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.send_signal(stop_signal)
@@ -85,50 +81,49 @@ def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, timeout:
 
 
 def kill_session(session: int) -> None:
-    """SIGKILL every process of the group that a child leads: a dead leader can leave workers behind."""
+    """Send SIGKILL to the process group of a child. Its own children can outlive it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(session, signal.SIGKILL)
 
 
 def find(matches: Callable[[psutil.Process], bool]) -> Iterator[psutil.Process]:
-    """Processes for which `matches` is true; those that end meanwhile or belong to others are skipped."""
+    """Processes that match. Skips those that end meanwhile or that this user may not inspect."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and matches(process):
                 yield process
 
 
-def serves(directory: Path, programs: Iterable[str]) -> Callable[[psutil.Process], bool]:
-    """Match servers by program and working directory.
+def runs_in(directory: Path, programs: Iterable[str]) -> Callable[[psutil.Process], bool]:
+    """Match processes by program name and working directory.
 
-    PostgreSQL and Redis both change into their data directory, so this stays true where a pid file lies:
-    after a reboot, in a container that counts its pids from 1 again, and for a backend whose postmaster
-    was killed.
+    PostgreSQL and Redis change into their data directory. Unlike a pid file, the working directory is still
+    right after a reboot, in a new container that reuses pids, and for a backend whose postmaster was killed.
     """
-    names, place = set(programs), str(directory.resolve())
-    return lambda process: process.name() in names and process.cwd() == place
+    names, directory_name = set(programs), str(directory.resolve())
+    return lambda process: process.name() in names and process.cwd() == directory_name
 
 
 def reap(matches: Callable[[psutil.Process], bool], stop_signal: signal.Signals, timeout: float) -> list[int]:
-    """Stop every matching process, the hard way after `timeout` seconds. Returns their pids."""
-    found = list(find(matches))
-    for process in found:
+    """Stop every matching process, with SIGKILL after `timeout` seconds. Returns their pids."""
+    processes = list(find(matches))
+    for process in processes:
         with suppress(psutil.Error):
             process.send_signal(stop_signal)
-            # One that was suspended could not obey.
+            # A suspended process handles the signal only once it continues.
             process.send_signal(signal.SIGCONT)
-    for process in wait_ended(found, timeout):
+    for process in wait_ended(processes, timeout):
         with suppress(psutil.Error):
             process.kill()
-    wait_ended(found, timeout)
-    return [process.pid for process in found]
+    wait_ended(processes, timeout)
+    return [process.pid for process in processes]
 
 
 def wait_ended(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """Wait up to `timeout` seconds for processes that are not our children; returns those still at work.
+    """Wait up to `timeout` seconds for processes that need not be children; returns those still running.
 
-    A zombie has ended: in a container whose first process collects none it stays in the table for ever,
-    and psutil's own wait would sit out the whole timeout.
+    A zombie counts as ended. In a container whose init process collects no zombies they stay in the process
+    table for ever, and psutil's wait would use up the whole timeout.
     """
     deadline = time.monotonic() + timeout
     alive = [process for process in processes if not has_ended(process)]
@@ -139,7 +134,7 @@ def wait_ended(processes: Iterable[psutil.Process], timeout: float) -> list[psut
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has exited, collected by its parent or not."""
+    """Whether the process has exited; true for a zombie."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -148,10 +143,10 @@ def has_ended(process: psutil.Process) -> bool:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold `directory/lock` exclusively. The kernel lets go of it when we die, however we die.
+    """Hold an exclusive lock on `directory/lock`. The kernel releases it when this process dies.
 
     Raises:
-        AlreadyRunningError: another process holds it.
+        AlreadyRunningError: another process holds the lock.
     """
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

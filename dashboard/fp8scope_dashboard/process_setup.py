@@ -1,0 +1,69 @@
+"""Settings that the web server and the Celery processes apply to themselves when they start."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+# Parameters of mallopt(3), from <malloc.h>.
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+M_ARENA_MAX: Final = -8
+
+MMAP_THRESHOLD_BYTES: Final = 32 << 20
+"""The largest value that glibc accepts for M_MMAP_THRESHOLD."""
+TRIM_THRESHOLD_BYTES: Final = 64 << 20
+"""The most free memory that each arena keeps."""
+ARENAS: Final = 2
+
+GRACE_SECONDS = 15.0
+POLL_SECONDS = 1.0
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc reuse the memory of freed arrays. Returns False if the C library does not support it.
+
+    By default glibc maps each array above 128 KiB separately and unmaps it when it is freed, so the kernel
+    clears its pages again for the next array. On a virtual machine this took half of the time that reading a
+    chart's data takes. The number of arenas is limited, which limits the memory that is kept.
+    """
+    settings = (
+        (M_ARENA_MAX, ARENAS),
+        (M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
+        (M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
+    )
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        return all(mallopt(parameter, value) == 1 for parameter, value in settings)
+    return False
+
+
+def kill_after_parent_exit(grace: float = GRACE_SECONDS) -> threading.Thread | None:
+    """Watch the parent from a thread; send SIGKILL to the process group `grace` seconds after it dies.
+
+    The kernel signals a child when its supervisor dies (embedded/exec_with_death_signal.py). A Celery process
+    that waits for a Redis that died at the same moment can lose that signal, so it also watches its parent.
+
+    Returns None and does nothing unless the supervisor started this process and this process leads its
+    session: otherwise the group contains unrelated processes.
+    """
+    parent = os.environ.get("FP8SCOPE_PARENT", "")
+    if not parent.isdecimal() or os.getsid(0) != os.getpid():
+        return None
+    thread = threading.Thread(
+        target=_watch_parent, args=(int(parent), grace), name="fp8scope-parent-watchdog", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _watch_parent(parent: int, grace: float) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    time.sleep(grace)
+    os.killpg(0, signal.SIGKILL)
