@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contract.helpers.wire_client import WireClient
-from e2e.conftest import OpenTab, Tab
+from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server, Worker
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
-from e2e.conftest import OpenTab, Tab
+from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
 from playwright.sync_api import Locator
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from django.utils import timezone
-from e2e.conftest import OpenTab
+from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server
 from playwright.sync_api import expect
 

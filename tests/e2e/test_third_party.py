@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e.conftest import OpenTab
+from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server, Worker
 
 from fp8scope_dashboard.runs.models import Run

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
-from django.test import Client
+from dashboard.helpers.visitor import Visitor, visitor_of
 
-from fp8scope_dashboard.accounts.models import Membership, Project, Role, User
+from fp8scope_dashboard.accounts.models import Role
 from fp8scope_dashboard.accounts.services import create_project
-
-
-@dataclass(frozen=True)
-class Visitor:
-    """Somebody who is signed in, and their project."""
-
-    client: Client
-    user: User
-    project: Project
-
-    def address(self, rest: str = "") -> str:
-        return f"/p/{self.project.slug}/{rest}"
-
-
-def visitor_of(project: Project, name: str, role: Role) -> Visitor:
-    user = User.objects.create_user(name)
-    Membership.objects.create(user=user, project=project, role=role)
-    client = Client()
-    client.force_login(user)
-    return Visitor(client, user, project)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Rule

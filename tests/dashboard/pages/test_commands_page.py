@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dashboard.control.conftest import tell
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.reporting import tell
+from dashboard.helpers.visitor import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.alerts.models import Rule, RuleAction

@@ -9,7 +9,7 @@ from typing import Any
 
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.utils.html import escape
 
 from fp8scope_dashboard.pages.views.compare import MOST_CHOSEN

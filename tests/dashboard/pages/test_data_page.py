@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.runs.models import Run

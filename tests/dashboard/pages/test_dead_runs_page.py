@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from dashboard.control.test_reports import REFERENCE
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.reporting import REFERENCE
+from dashboard.helpers.visitor import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from dashboard.helpers.figures import get, values
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
-from dashboard.pages.test_figure_views import get, values
+from dashboard.helpers.visitor import Visitor
 from hypothesis import given
 from hypothesis import strategies as st
 

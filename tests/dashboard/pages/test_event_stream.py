@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from dashboard.helpers.recording import make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.db import connection
 from django.test import AsyncClient
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.figures import values
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
-from dashboard.pages.test_figure_views import values
+from dashboard.helpers.visitor import Visitor
 
 import fp8scope_kernels
 from fp8scope_dashboard.pages.figures.exponents import Exponents, exponents_figure, summary_of

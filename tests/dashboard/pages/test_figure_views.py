@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.figures import get, values
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import TENSORS, Seeded
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 
 from fp8scope_dashboard.pages.series_loading import POINTS
-
-
-def get(visitor: Visitor, rest: str, **query: str) -> dict[str, Any]:
-    answer = visitor.client.get(visitor.address(rest), query)
-    assert answer.status_code == 200 and answer["Content-Type"] == "application/json"
-    return dict(json.loads(answer.content))
-
-
-def values(data: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """What plotly.py writes: a list, or bytes in base64."""
-    if isinstance(data, dict):
-        return np.frombuffer(base64.b64decode(data["bdata"]), np.dtype(data["dtype"]))
-    return np.array([np.nan if value is None else value for value in data], float)
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from asgiref.sync import iscoroutinefunction
 from dashboard.helpers.seeding import Seeded
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.contrib.staticfiles import finders
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string

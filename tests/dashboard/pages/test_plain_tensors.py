@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 
 from fp8scope_dashboard.pages import glossary
 

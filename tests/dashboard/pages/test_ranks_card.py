@@ -7,7 +7,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project

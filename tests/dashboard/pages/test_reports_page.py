@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from dashboard.control.conftest import tell
-from dashboard.control.test_reports import ANNOTATION, BISECT, REFERENCE
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, tell
+from dashboard.helpers.visitor import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.control.models import Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.helpers.recording import make_run
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 
 from fp8scope_dashboard.runs.models import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.conf import settings
 from django.utils.html import escape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.db import OperationalError, connection
 from django.test import Client
 

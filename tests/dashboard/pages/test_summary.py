@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 
 from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison

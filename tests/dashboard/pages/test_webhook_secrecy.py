@@ -8,7 +8,7 @@ import socket
 
 import pytest
 from dashboard.helpers.seeding import Seeded
-from dashboard.pages.conftest import Visitor
+from dashboard.helpers.visitor import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token

@@ -1,0 +1,70 @@
+"""A browser tab, and what tests do in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+PATIENCE = 30.0
+
+
+@dataclass
+class Tab:
+    """A page that is signed in, and what it complained about."""
+
+    page: Page
+    url: str
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.url + path)
+
+    def wait(self, done: Callable[[], object], what: str) -> None:
+        """Wait until something is true. (The pages' policy forbids what Playwright waits with.)"""
+        deadline = time.monotonic() + PATIENCE
+        while not done():
+            if time.monotonic() > deadline:
+                pytest.fail(f"{what} did not happen. The browser's complaints: {self.complaints}")
+            self.page.wait_for_timeout(50)
+
+    def draw_everything(self) -> None:
+        """Scroll through the page until every figure is drawn (or says why it is empty)."""
+        for figure in self.page.locator("[data-figure]").all():
+            figure.scroll_into_view_if_needed()
+            self.wait(
+                lambda figure=figure: figure.get_attribute("data-state") in ("ready", "empty"),  # type: ignore[misc]
+                f"Drawing {figure.get_attribute('id')}",
+            )
+        self.page.evaluate("scrollTo(0, 0)")
+
+    def points(self, figure: str) -> int:
+        """Finite points of the figure's longest line."""
+        script = """id => {
+            const plot = document.querySelector(`#${id} .figure__plot`);
+            const values = (trace) => Array.from(trace.y?._inputArray ?? trace.y ?? []);
+            const count = (trace) => values(trace).filter(Number.isFinite).length;
+            return Math.max(0, ...(plot.data || []).map(count));
+        }"""
+        return int(self.page.evaluate(script, figure))
+
+    def is_too_wide(self) -> bool:
+        return bool(self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+    def screenshot(self, name: str, folder: Path) -> None:
+        """Into FP8SCOPE_SCREENSHOTS where that is set, for people to look at."""
+        place = Path(os.environ.get("FP8SCOPE_SCREENSHOTS") or folder)
+        place.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=place / f"{name}.png", full_page=True)
+
+
+OpenTab = Callable[..., Tab]
