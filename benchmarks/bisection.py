@@ -56,7 +56,7 @@ def ranking(run: fp8scope.Run, trainer: Trainer, step: int) -> Bisection:
     """Bisect one batch."""
 
     def loss(text: Tensor) -> Tensor:
-        logits = trainer._logits(text)
+        logits = trainer.logits(text)
         return functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
 
     return run.bisect(trainer.corpus.batch(step, trainer.plan.batch), loss, trainer.model)

@@ -32,18 +32,15 @@ BODY = bytes(range(256)) * 800  # 204,800 bytes
 EVENT_SECONDS = 0.5
 
 COMMANDS = {
-    "granian": "-m granian --interface asgi --host 127.0.0.1 --port {port} --workers 1 --no-log"
+    "granian": "-m granian --interface asgi --host 127.0.0.1 --port {port} --workers 1 --no-log --factory"
     " --workers-kill-timeout 2 {app}",
-    "uvicorn": "-m uvicorn --interface asgi3 --host 127.0.0.1 --port {port} --log-level critical"
+    "uvicorn": "-m uvicorn --interface asgi3 --host 127.0.0.1 --port {port} --log-level critical --factory"
     " --timeout-graceful-shutdown 2 {app}",
 }
 
 
-def make_application() -> Callable[..., Any]:
-    """The Django application under test: synchronous views for data, an asynchronous one for events."""
-    import django
-    from django.conf import settings
-    from django.core.asgi import get_asgi_application
+def views() -> list[Any]:
+    """URL patterns of the views under test: synchronous ones for data, an asynchronous one for events."""
     from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
     from django.urls import path
 
@@ -61,12 +58,19 @@ def make_application() -> Callable[..., Any]:
 
         return StreamingHttpResponse(stream(), content_type="text/event-stream")
 
+    return [path("get", get), path("post", post), path("events", events)]
+
+
+def make_application() -> Callable[..., Any]:
+    """The Django application under test."""
+    import django
+    from django.conf import settings
+    from django.core.asgi import get_asgi_application
+
     settings.configure(
         SECRET_KEY="benchmark",  # serves the loopback address for some seconds
         ALLOWED_HOSTS=["127.0.0.1"],
-        ROOT_URLCONF=type(
-            "urls", (), {"urlpatterns": [path("get", get), path("post", post), path("events", events)]}
-        ),
+        ROOT_URLCONF=type("urls", (), {"urlpatterns": views()}),
         MIDDLEWARE=["django.middleware.common.CommonMiddleware"],
     )
     django.setup()
@@ -174,7 +178,7 @@ async def measure(name: str, options: argparse.Namespace) -> dict[str, float | N
     """Start one server, load it, stop it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = COMMANDS[name].format(port=port, app="web_server:application").split()
+    command = COMMANDS[name].format(port=port, app="web_server:make_application").split()
     server = subprocess.Popen([sys.executable, *command], cwd=Path(__file__).parent)
     busy = functools.partial(load, port, options.connections, options.seconds)
     try:
@@ -232,5 +236,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-else:
-    application = make_application()

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fp8scope.config import ConfigurationError
 
@@ -132,7 +132,7 @@ def init(
     from fp8scope.guard import configure_logging
     from fp8scope.metadata.environment import describe_environment
     from fp8scope.process.launch_ranks import rank_of
-    from fp8scope.process.open_runs import finish_previous, install_hooks
+    from fp8scope.process.open_runs import exit_hooks, finish_previous
     from fp8scope.recording.registration import blank_registration, check_registration, whole
     from fp8scope.run import Run
     from fp8scope.session.resume import identify
@@ -156,8 +156,8 @@ def init(
     identity = identify(resume, settings)
     registration["environment"] = describe_environment()
     settings = _offline_without_server(settings)
-    install_hooks()
     finish_previous()
+    exit_hooks.install()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
     run.shadow = shadow
     run.look_up_repository()
@@ -221,9 +221,7 @@ def attach(
 
 def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None, **how: Any) -> int:
     """`Run.watch` of the run that was begun last; returns the number of tensors."""
-    from fp8scope.process.open_runs import current_run
-
-    run = current_run()
+    run = _current_run()
     if run is None:
         logging.getLogger("fp8scope").warning("watch(model) observes nothing: call fp8scope.init first.")
         return 0
@@ -232,9 +230,7 @@ def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = 
 
 def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """`Run.log` of the run that was begun last."""
-    from fp8scope.process.open_runs import current_run
-
-    run = current_run()
+    run = _current_run()
     if run is not None:
         run.log(scalars, step=step, **named)
     else:
@@ -243,12 +239,16 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
 
 def finish(timeout: float | None = None) -> "FinishReport | None":
     """`Run.finish` of the run that was begun last; None when there is none."""
-    from fp8scope.process.open_runs import current_run
-
-    run = current_run()
+    run = _current_run()
     if run is None:
         return None
     return run.finish() if timeout is None else run.finish(timeout)
+
+
+def _current_run() -> "Run | None":
+    from fp8scope.process.open_runs import current_run
+
+    return cast("Run | None", current_run())
 
 
 def _default_name() -> str:

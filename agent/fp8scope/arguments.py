@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from fp8scope.config import ArgumentTypeError, ConfigurationError
-from fp8scope.metadata.environment import plain
+from fp8scope.metadata.redaction import plain
 
 _TEXTS = ("project", "name", "group", "baseline", "precision", "url", "token", "mode")
 _OPTIONAL = ("project", "name", "precision", "url", "token", "mode")

@@ -9,7 +9,7 @@ from fp8scope.control.controller import Controls
 from fp8scope.delivery.alert import Alert
 from fp8scope.observe.budget import Overhead, check_overhead
 from fp8scope.observe.collector import is_tensor, whole_steps
-from fp8scope.process.open_runs import live_runs
+from fp8scope.process import open_runs
 from fp8scope.recording.entries import Document
 from fp8scope.recording.evaluation import evaluation_document
 from fp8scope.recording.records import Kind, dump_json
@@ -48,7 +48,7 @@ class Run(Controls, Stepping):
         self.shadow: Recipe | None = None
         """The recipe of `watch` where it is given none."""
         self._start()
-        live_runs.append(self)
+        open_runs.opened(self)
 
     def watch(
         self,

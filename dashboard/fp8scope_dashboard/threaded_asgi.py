@@ -1,20 +1,26 @@
-"""Django's way from ASGI to a view and back, with one change of threads instead of a dozen.
+"""An ASGI handler for Django that answers each request to a synchronous view in one thread.
 
-Django's own ASGI handler runs each middleware that was written for threads in a thread of its own accord:
-a request changes between the event loop and a new thread at every one of them. Here the whole of a request to
-a view that is a plain function, from the first middleware to the encoded answer, is one piece of work for one
-thread. Threads are kept for the next request, and the database connection is back in its pool before the
-answer is sent. Coroutine views, which wait rather than work, go Django's own way. Middlewares, their order
-and what they decide are the same on both.
+Django's own ASGI handler moves a request between the event loop and a thread at every middleware that is not
+written for asyncio. This handler runs the whole request, from the first middleware to the encoded response,
+as one job of one thread. Threads are reused, and the database connection is back in its pool before the
+response is sent. Coroutine views, which wait rather than work, go through Django's own handler. The
+middlewares, their order and their decisions are the same on both ways.
+
+It extends parts of `ASGIHandler` that Django does not document. `make_handler` therefore uses it only with
+the Django versions that it is tested with, and Django's own handler with any other.
+benchmarks/request_handlers.py compares it with that handler and with a2wsgi.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
-from typing import IO
+from typing import IO, Final
 
+import django
 from asgiref.sync import ThreadSensitiveContext, iscoroutinefunction, sync_to_async
 from django.core import signals
 from django.core.exceptions import RequestAborted
@@ -25,14 +31,33 @@ from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve, set_script_prefix
 
-from fp8scope_dashboard.admission.callers import remember_session
 from fp8scope_dashboard.admission.lanes import KNOWN, LaneFullError, Lanes
 from fp8scope_dashboard.admission.responses import refuse
-from fp8scope_dashboard.admission.scope import LANE, Receive, Scope, Send
+from fp8scope_dashboard.admission.scope import LANE, Application, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+TESTED_VERSIONS: Final = frozenset({(5, 2)})
+"""Django versions whose ASGIHandler has the parts that `ThreadHandler` uses."""
+
+
+def make_handler(lanes: Lanes, tested: Collection[tuple[int, int]] = TESTED_VERSIONS) -> Application:
+    """The ASGI handler of the project: `Handler`, or Django's own with a version that is not in `tested`."""
+    major, minor = django.VERSION[:2]
+    if (major, minor) in tested:
+        return Handler(lanes)
+    logger.warning(
+        "fp8scope is not tested with Django %d.%d: requests go through Django's own ASGI handler, which is"
+        " slower, and strangers' requests share their threads with all others.",
+        major,
+        minor,
+    )
+    handler: Application = ASGIHandler()
+    return handler
 
 
 class Handler:
-    """The ASGI application: each request by the handler that its view is made for."""
+    """Gives each request to the handler for its view: `ThreadHandler`, or Django's for coroutine views."""
 
     def __init__(self, lanes: Lanes | None = None) -> None:
         self._functions = ThreadHandler(lanes)
@@ -58,7 +83,7 @@ class ThreadHandler(ASGIHandler):
             body = await self.read_body(receive)
         except RequestAborted:
             return
-        # Only now: who sends a body slowly keeps no place among those that wait.
+        # Only now: a client that sends its body slowly occupies neither a thread nor a place in the queue.
         try:
             lane = self._lanes[scope.get(LANE, KNOWN)]
             response: HttpResponseBase = await lane.run(partial(self._respond, scope, body))
@@ -72,7 +97,7 @@ class ThreadHandler(ASGIHandler):
             await self.send_response(response, send)
 
     def _respond(self, scope: Scope, body: IO[bytes]) -> HttpResponseBase:
-        """The answer. Unless it is a stream it needs nothing any more: it is closed, and so is the body."""
+        """The response to a request. Unless it is streaming, it is closed already, and so is the body."""
         set_script_prefix(get_script_prefix(scope))
         signals.request_started.send(sender=self.__class__, scope=scope)
         request, response = self.create_request(scope, body)
@@ -80,21 +105,20 @@ class ThreadHandler(ASGIHandler):
             body.close()
         else:
             response = self.get_response(request)
-            remember_session(request)
         assert response is not None
-        # What the signal at its end is told.
+        # The sender of the signal request_finished.
         response._handler_class = self.__class__  # type: ignore[attr-defined]
         if not response.streaming:
             response.close()
             return response
-        # What is still to be sent asks for connections of its own.
+        # The parts of the stream open database connections themselves.
         close_old_connections()
         if isinstance(response, FileResponse):
             response.block_size = self.chunk_size
         return response
 
     async def _stream(self, response: HttpResponseBase, receive: Receive, send: Send) -> None:
-        """Send an answer in parts, until it ends or the client leaves."""
+        """Send a streaming response until it ends or the client disconnects."""
         async with ThreadSensitiveContext():
             gone = asyncio.create_task(self.listen_for_disconnect(receive))
             sending = asyncio.create_task(self.send_response(response, send))

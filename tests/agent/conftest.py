@@ -84,7 +84,7 @@ def alone(workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for run in list(fp8scope.process.open_runs.live_runs):
         run.finish(0)
     sys.excepthook = hook
-    fp8scope.process.open_runs._hooks_installed = False
+    fp8scope.process.open_runs.exit_hooks.restore()
     logging.getLogger("fp8scope").handlers.clear()
     logging.getLogger("fp8scope").propagate = True
     logging.getLogger("fp8scope").setLevel(logging.NOTSET)

@@ -34,9 +34,12 @@ COUNTING = {"caught", "error", "failed", "on_error", "_on_error", "report", "bef
 ELSEWHERE = {
     ("backends.py", "_load"): "the run counts backends.failure()",
     ("doctor.py", "_guarded"): "it is what the command prints",
-    ("doctor.py", "_test_in_copy"): "the copy prints it and ends with status 1, which the command prints",
-    ("launch.py", "_config"): "it is returned, and _begin counts it in the run",
-    ("repository.py", "_look"): "the run counts RepositoryLookup.failure",
+    (
+        "doctor.py",
+        "_test_in_fork",
+    ): "the forked process prints it and ends with status 1, which the command prints",
+    ("run_script.py", "_config"): "it is returned, and _begin counts it in the run",
+    ("git.py", "_look"): "the run counts RepositoryLookup.failure",
 }
 
 
@@ -167,7 +170,7 @@ def test_a_run_whose_end_fails_keeps_no_other_from_its_own(
 
     first, second = (Run(settings, blank_registration(name)) for name in ("first", "second"))
     monkeypatch.setattr(first, "_terminate", broken)
-    open_runs._terminate(5.0)
+    open_runs.exit_hooks.terminate(5.0)
     assert first.guard.errors == 1 and second.finished
     first.finish()
 
@@ -179,8 +182,8 @@ def test_an_exit_that_cannot_be_noted(
         raise RuntimeError("planned")
 
     run = Run(settings, blank_registration("exit"))
-    monkeypatch.setattr(sys_exit, "told_from", broken)
-    open_runs._note_exit(SystemExit(3), sys._getframe())
+    monkeypatch.setattr(sys_exit, "format_exit", broken)
+    open_runs.exit_hooks.note_exit(SystemExit(3), sys._getframe())
     assert run.finish().errors == 1
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import fp8scope
 from fp8scope.arguments import plain_config
 from fp8scope.config import Settings
-from fp8scope.metadata.environment import REDACTED
+from fp8scope.metadata.redaction import REDACTED
 from fp8scope.process.open_runs import live_runs
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run

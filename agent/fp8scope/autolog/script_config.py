@@ -20,7 +20,7 @@ from typing import Any
 
 from fp8scope.autolog.parsed_arguments import is_script_file
 from fp8scope.guard import before_any_run
-from fp8scope.metadata.environment import conceal, is_secret_entry, plain
+from fp8scope.metadata.redaction import conceal, is_secret_entry, plain
 
 MAX_BYTES = 256 << 10
 """Of the configuration as JSON; entries beyond it are left out, the least explicit first."""

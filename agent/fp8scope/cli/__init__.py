@@ -1,1 +1,1 @@
-"""The command line: one module a command."""
+"""The `fp8scope` command: one module for each subcommand."""

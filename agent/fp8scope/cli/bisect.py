@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 import fp8scope_kernels
+from fp8scope.cli.progress import ProgressLine
 from fp8scope.cli.run_script import RECIPES
 from fp8scope.control.bisection import SHOWN, Bisection, bisect
 from fp8scope.control.precision import fp8_layers_of
@@ -95,7 +95,7 @@ def _show(found: Bisection, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found.document()))
         return
-    Console().print(found.table(options.top))
+    print(found.table(options.top))
 
 
 class Capture:
@@ -192,7 +192,9 @@ class Capture:
         try:
             random_state.restore()
             with without_hooks([root]):
-                self.found = bisect([root], product, progress=True, note=NOTE)
+                line = ProgressLine("bisecting", unit="products")
+                self.found = bisect([root], product, on_progress=line.update, note=NOTE)
+                line.end()
         except ValueError as error:
             raise _NothingError(str(error)) from error
         run = current_run()

@@ -1,7 +1,7 @@
-"""`fp8scope import`: bring an exported run to a server, through the same door as any run.
+"""`fp8scope import`: upload an exported run to a server.
 
-The rows are sent as an agent would send them, so a file may be imported again after an interruption: what has
-arrived counts once. An imported run has an id of its own, computed from the one in the file.
+The rows are sent in the agent's protocol, so an interrupted import can be repeated: no row is
+stored twice. The imported run gets a new id, which is computed from the id in the file.
 """
 
 import argparse
@@ -14,39 +14,38 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from fp8scope.cli.archive import BINS, File, Part
-from fp8scope.cli.export import TransferError, connected
+from fp8scope.cli.archive import BINS, Archive, Part
+from fp8scope.cli.progress import ProgressLine
+from fp8scope.cli.server import TransferError, server_settings
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, PROTOCOL
 from fp8scope.delivery.transport import Action, Backoff, Transport
 from fp8scope.guard import configure_logging
 from fp8scope.recording.records import dump_json
 
-TENSORS_AT_ONCE = 2000
+TENSORS_PER_MESSAGE = 2000
 PATIENCE_SECONDS = 120.0
 
 
 def import_(arguments: list[str]) -> int:
-    """Upload a run that `fp8scope export` has written."""
+    """Upload a run from a file that `fp8scope export` wrote."""
     parser = argparse.ArgumentParser(prog="fp8scope import", description=import_.__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--id", type=uuid.UUID, help="the new run's id; default: computed from the old one")
-    parser.add_argument("--url", help="the server (else FP8SCOPE_URL, else `fp8scope login`)")
-    parser.add_argument("--project", help="which login to use")
+    parser.add_argument("file", type=Path, help="the Parquet or CSV file")
+    parser.add_argument(
+        "--id", type=uuid.UUID, help="the id of the new run (default: computed from the old one)"
+    )
+    parser.add_argument("--url", help="the server's address (default: FP8SCOPE_URL, or `fp8scope login`)")
+    parser.add_argument("--project", help="the project whose login to use")
     options = parser.parse_args(arguments)
     configure_logging()
     try:
-        settings = connected(options.url, options.project)
-        with Progress(
-            TextColumn("rows"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True)
-        ) as bar:
-            upload = Upload(settings, File(options.file), options.id)
-            task = bar.add_task("rows", total=upload.file.rows)
-            for rows in upload.send():
-                bar.update(task, completed=rows)
+        settings = server_settings(options.url, options.project)
+        upload = Upload(settings, Archive(options.file), options.id)
+        line = ProgressLine("importing", unit="rows")
+        for rows in upload.send():
+            line.update(rows, upload.archive.rows)
+        line.end()
     except (ConfigurationError, TransferError, OSError, pa.ArrowException) as error:
         print(f"fp8scope import: {error}", file=sys.stderr)
         return 1
@@ -55,17 +54,21 @@ def import_(arguments: list[str]) -> int:
 
 
 class Upload:
-    """One file on its way to one server. `page` is the new run's address, once registered."""
+    """Sends one archive to a server. `page` is the address of the new run, once it is registered."""
 
-    def __init__(self, settings: Settings, file: File, run: uuid.UUID | None = None) -> None:
-        self.file = file
-        self.run = str(run or uuid.uuid5(uuid.UUID(file.description["id"]), "imported"))
+    def __init__(self, settings: Settings, archive: Archive, run: uuid.UUID | None = None) -> None:
+        self.archive = archive
+        self.run = str(run or uuid.uuid5(uuid.UUID(archive.description["id"]), "imported"))
         self.page = ""
         self._transport = Transport(settings)
-        self._writers = file.description["writers"]
-        self._catalogues = [np.asarray(each, np.int64) for each in file.description["catalogues"]]
-        self._places = [{int(tensor): at for at, tensor in enumerate(each)} for each in self._catalogues]
-        self._tensors = {each["name"]: place for place, each in enumerate(file.description["tensors"])}
+        self._writers = archive.description["writers"]
+        self._catalogues = [
+            np.asarray(catalogue, np.int64) for catalogue in archive.description["catalogues"]
+        ]
+        self._catalogue_indexes = [
+            {int(tensor): index for index, tensor in enumerate(catalogue)} for catalogue in self._catalogues
+        ]
+        self._tensors = {tensor["name"]: index for index, tensor in enumerate(archive.description["tensors"])}
         self._seqs = [0] * len(self._writers)
         self._sent = [(0, 0)] * len(self._writers)
 
@@ -73,14 +76,14 @@ class Upload:
         """Send everything; yields the number of rows sent so far.
 
         Raises:
-            TransferError: the server refuses it, or does not answer for two minutes.
+            TransferError: the server refuses the run, or does not answer for two minutes.
         """
-        answer = self._post("PUT", "", dump_json(self.file.description["run"]))
+        answer = self._post("PUT", "", dump_json(self.archive.description["run"]))
         self.page = str(answer.get("url", ""))
         for writer in self._writers:
             self._send_catalogue(writer)
         rows = 0
-        for part in self.file.parts(self._cells()):
+        for part in self.archive.parts(self._cells()):
             if part.kind == "rows":
                 self._send_rows(part.writer, part.rows)
             elif part.kind == "histogram":
@@ -89,26 +92,28 @@ class Upload:
                 self._send_document(part)
             rows += part.rows.num_rows
             yield rows
-        for place, writer in enumerate(self._writers):
+        for index, writer in enumerate(self._writers):
             if writer["finished"]:
-                self._finish(place, writer)
+                self._finish(index, writer)
 
     def _cells(self) -> int:
         return max(1, len(self._tensors) * 8)
 
     def _send_catalogue(self, writer: Mapping[str, Any]) -> None:
-        tensors = [self.file.description["tensors"][index] for index in self._catalogues[writer["catalogue"]]]
-        place = {name: writer[name] for name in ("rank", "hostname", "attempt")}
-        place["imported"] = self.file.judged
-        for offset in range(0, max(1, len(tensors)), TENSORS_AT_ONCE):
-            chunk = tensors[offset : offset + TENSORS_AT_ONCE]
-            document = {**place, "offset": offset, "tensors": chunk}
+        tensors = [
+            self.archive.description["tensors"][index] for index in self._catalogues[writer["catalogue"]]
+        ]
+        process = {name: writer[name] for name in ("rank", "hostname", "attempt")}
+        process["imported"] = self.archive.has_alerts
+        for offset in range(0, max(1, len(tensors)), TENSORS_PER_MESSAGE):
+            chunk = tensors[offset : offset + TENSORS_PER_MESSAGE]
+            document = {**process, "offset": offset, "tensors": chunk}
             self._post("POST", f"/writers/{writer['uuid']}/tensors", dump_json(document))
 
     def _send_rows(self, writer: int, part: pa.RecordBatch) -> None:
-        described = self._writers[writer]
-        catalogue = self._catalogues[described["catalogue"]]
-        metadata = {**self._metadata(writer), "dropped": described["dropped"]}
+        description = self._writers[writer]
+        catalogue = self._catalogues[description["catalogue"]]
+        metadata = {**self._metadata(writer), "dropped": description["dropped"]}
         body = encode(part, self._tensors, catalogue, metadata)
         answer = self._post("POST", "/batches", body, CONTENT_TYPE)
         sent, points = self._sent[writer]
@@ -116,8 +121,8 @@ class Upload:
         self._seqs[writer] += 1
 
     def _send_histograms(self, part: Part) -> None:
-        places = self._places[self._writers[part.writer]["catalogue"]]
-        body = encode_histograms(part, places, self._metadata(part.writer))
+        indexes = self._catalogue_indexes[self._writers[part.writer]["catalogue"]]
+        body = encode_histograms(part, indexes, self._metadata(part.writer))
         self._post("POST", "/histograms", body, CONTENT_TYPE)
         self._seqs[part.writer] += 1
 
@@ -128,10 +133,10 @@ class Upload:
         elif part.kind == "evaluation":
             path = "/evaluations"
         else:
-            # A record of what was, which nobody is told of and no process is given.
+            # Imported alerts notify nobody, and imported commands are given to no process.
             document = {"kind": f"past_{part.kind}", "step": part.step(), part.kind: document}
-        place = {"writer": self._writers[part.writer]["uuid"], "seq": self._seqs[part.writer]}
-        self._post("POST", path, dump_json({**document, **place}))
+        origin = {"writer": self._writers[part.writer]["uuid"], "seq": self._seqs[part.writer]}
+        self._post("POST", path, dump_json({**document, **origin}))
         self._seqs[part.writer] += 1
 
     def _metadata(self, writer: int) -> dict[str, object]:
@@ -142,11 +147,11 @@ class Upload:
             "seq": self._seqs[writer],
         }
 
-    def _finish(self, place: int, writer: Mapping[str, Any]) -> None:
-        rows, points = self._sent[place]
+    def _finish(self, index: int, writer: Mapping[str, Any]) -> None:
+        rows, points = self._sent[index]
         document = {
             "writer": writer["uuid"],
-            "seq": self._seqs[place],
+            "seq": self._seqs[index],
             "state": "failed" if writer["failed"] else "finished",
             "error": writer["error"],
             "rows_sent": rows,
@@ -170,7 +175,7 @@ class Upload:
 def encode(
     part: pa.RecordBatch, tensors: Mapping[str, int], catalogue: Any, metadata: Mapping[str, object]
 ) -> bytes:
-    """Rows of an export as docs/wire.md has them: lists over the writer's catalogue, no empty columns."""
+    """Encode rows as a batch of docs/wire.md: lists over the writer's catalogue, without empty columns."""
     fields: list[pa.Field[Any]] = []
     columns: list[pa.Array[Any]] = []
 
@@ -193,16 +198,16 @@ def encode(
     return _serialise(fields, columns, metadata)
 
 
-def encode_histograms(part: Part, places: Mapping[int, int], metadata: Mapping[str, object]) -> bytes:
-    """Histograms of an export as docs/wire.md has them; `places`: of the run's tensors in the catalogue.
+def encode_histograms(part: Part, indexes: Mapping[int, int], metadata: Mapping[str, object]) -> bytes:
+    """Encode histograms as in docs/wire.md; `indexes` maps the run's tensors to the writer's catalogue.
 
     Raises:
-        TransferError: they are none.
+        TransferError: the histograms are malformed.
     """
     columns = {
         "step": part.rows.column("step"),
         "time": part.rows.column("time"),
-        "tensor": pa.array(part.tensors(places)),
+        "tensor": pa.array(part.tensors(indexes)),
         "counts": pa.FixedSizeListArray.from_arrays(part.counts(), BINS),
     }
     fields = [pa.field(name, column.type) for name, column in columns.items()]
@@ -222,7 +227,7 @@ def _serialise(
 def _collect(
     statistics: dict[str, Any], name: str, column: "pa.Array[Any]", tensors: Mapping[str, int]
 ) -> None:
-    """Put a column into its statistic's float64[rows, tensors]; NaN is: not observed."""
+    """Copy a column into the float64[rows, tensors] of its statistic; NaN means not observed."""
     key, _, tensor = name.removeprefix("tensor:").partition(":")
     matrix = statistics.setdefault(f"tensor:{key}", np.full((len(column), len(tensors)), np.nan))
     if tensor:

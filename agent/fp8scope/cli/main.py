@@ -1,8 +1,8 @@
 """The `fp8scope` command.
 
-`bisect`, `doctor`, `login`, `run` and `sync` belong to the agent; other installed packages add subcommands
-through the entry-point group `fp8scope.commands`: each is a function of the argument list that returns the
-exit status, and the first line of its docstring is its help.
+The subcommands of the agent are listed in `BUILT_IN`. Other packages add subcommands through the entry point
+group `fp8scope.commands`. A subcommand is a function of the argument list that returns the exit status; the
+first line of its docstring is its help text.
 """
 
 import sys
@@ -14,7 +14,7 @@ from fp8scope.cli.export import export
 from fp8scope.cli.import_run import import_
 from fp8scope.cli.login import login
 from fp8scope.cli.run_script import run
-from fp8scope.delivery.resend import sync
+from fp8scope.cli.sync import sync
 from fp8scope.metadata.environment import version_of
 
 GROUP = "fp8scope.commands"
@@ -23,7 +23,7 @@ Command = Callable[[list[str]], int]
 
 
 def bisect(arguments: list[str]) -> int:
-    """Run a training script until it has a batch, and rank its matrix products."""
+    """Rank the matrix products of a training script by their FP8 error."""
     try:
         from fp8scope.cli.bisect import main
     except ModuleNotFoundError as error:
@@ -45,7 +45,7 @@ BUILT_IN: dict[str, Command] = {
 
 
 class UnavailableError(RuntimeError):
-    """A subcommand whose package is not installed completely."""
+    """A subcommand lacks a package that it needs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,13 +70,13 @@ def main(arguments: list[str] | None = None) -> int:
         return command(rest)
     except KeyboardInterrupt:
         if command is run:
-            # The script's own: the process ends as it would have without us.
+            # It belongs to the script: the process ends as it would without fp8scope.
             raise
         return 130
 
 
 def find_command(name: str) -> Command | None:
-    """The subcommand `name`; None when there is none. Raises UnavailableError when it cannot be loaded."""
+    """Return the subcommand `name`, or None. Raises UnavailableError if it cannot be imported."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     point = _installed().get(name)
@@ -84,9 +84,7 @@ def find_command(name: str) -> Command | None:
 
 
 def load(point: EntryPoint) -> Command:
-    """Import a subcommand. Raises UnavailableError, saying what to install, when something it needs is
-    missing.
-    """
+    """Import a subcommand. Raises UnavailableError, which says what to install, if a package is missing."""
     try:
         command: Command = point.load()
     except ModuleNotFoundError as error:
@@ -98,7 +96,7 @@ def load(point: EntryPoint) -> Command:
 
 
 def usage() -> str:
-    """The help text: every subcommand with its first docstring line."""
+    """Return the help text: every subcommand with the first line of its docstring."""
     lines = ["usage: fp8scope COMMAND [OPTIONS]", "", "commands:"]
     helps = {name: _first_line(command) for name, command in BUILT_IN.items()}
     for name, point in _installed().items():
@@ -107,7 +105,9 @@ def usage() -> str:
         except UnavailableError as error:
             helps[name] = f"(not available: {str(error).partition(': ')[2]})"
     lines += [f"  {name:<10} {text}" for name, text in sorted(helps.items())]
-    return "\n".join([*lines, "", "fp8scope COMMAND --help says more; fp8scope --version shows the version."])
+    return "\n".join(
+        [*lines, "", "Run `fp8scope COMMAND --help` for details, `fp8scope --version` for the version."]
+    )
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor, nn
 
 from fp8scope.control.precision import fp8_layers_of, precision_of, products_of, set_products
@@ -27,6 +24,8 @@ from fp8scope.recording.records import wire_number
 from fp8scope_kernels import PRODUCTS, Product
 
 LossFunction: TypeAlias = Callable[[Any], Tensor]
+
+OnProgress: TypeAlias = Callable[[int, int], object]
 
 MAX_REPORTED = 2000
 SHOWN = 20
@@ -79,40 +78,40 @@ class Bisection:
             "note": self.note,
         }
 
-    def table(self, shown: int = SHOWN) -> Table:
-        """For a terminal: `rich.print(found.table())`."""
-        table = Table(
-            title="Gradient error of single products in FP8, against all-BF16", title_justify="left"
-        )
-        table.add_column("#", justify="right")
-        table.add_column("layer", overflow="fold")
-        table.add_column("product")
-        table.add_column("relative error", justify="right")
-        table.add_column("cosine", justify="right")
-        for rank, one in enumerate(self.products[:shown], 1):
-            table.add_row(str(rank), one.layer, one.product, f"{one.relative_error:.3%}", f"{one.cosine:.6f}")
-        left = len(self.products) - shown
-        if left > 0:
-            table.add_row("", f"… {left} more", "", "", "")
-        table.add_section()
-        total = self.total
-        table.add_row("", "all of them", "", f"{total.relative_error:.3%}", f"{total.cosine:.6f}")
-        return table
+    def table(self, shown: int = SHOWN) -> str:
+        """Return the `shown` worst products and the total as a table in plain text."""
+        rows = [("#", "layer", "product", "relative error", "cosine")]
+        rows += [
+            (str(rank), product.layer, product.product, *_percent_and_cosine(product))
+            for rank, product in enumerate(self.products[:shown], 1)
+        ]
+        if len(self.products) > shown:
+            rows.append(("", f"... {len(self.products) - shown} more", "", "", ""))
+        rows.append(("", "all products", "", *_percent_and_cosine(self.total)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        rows.insert(1, tuple("-" * width for width in widths))
+        lines = [
+            f"{rank:>{widths[0]}}  {layer:<{widths[1]}}  {product:<{widths[2]}}"
+            f"  {error:>{widths[3]}}  {cosine:>{widths[4]}}"
+            for rank, layer, product, error, cosine in rows
+        ]
+        return "\n".join(["Gradient error of single products in FP8, relative to BF16", *lines])
 
     def __str__(self) -> str:
-        console = Console(width=110, force_terminal=False, color_system=None)
-        with console.capture() as captured:
-            console.print(self.table())
-            console.print(
-                f"loss {self.loss_bf16:.6g} in BF16, {self.loss_fp8:.6g} in FP8; {self.seconds:.1f} s"
-            )
-        return captured.get()
+        losses = f"loss {self.loss_bf16:.6g} in BF16, {self.loss_fp8:.6g} in FP8; {self.seconds:.1f} s"
+        return f"{self.table()}\n{losses}\n"
 
 
 def bisect(
-    models: Sequence[nn.Module], loss: Callable[[], Tensor], *, progress: bool = False, note: str = ""
+    models: Sequence[nn.Module],
+    loss: Callable[[], Tensor],
+    *,
+    on_progress: OnProgress | None = None,
+    note: str = "",
 ) -> Bisection:
     """Rank the products of the models' FP8 layers. `loss()` computes the loss, a tensor of one element.
+
+    `on_progress` is called with the number of products that are done and of all.
 
     Raises ValueError where there is no layer in FP8 or no gradient, and what `loss` raises; the models are as
     before then, too.
@@ -134,21 +133,24 @@ def bisect(
         if product in products_of(layer)
     ]
     found: list[ProductError] = []
-    with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
-        task = bar.add_task("Products", total=len(cases))
-        try:
-            loss_bf16, reference = passes.run({})
-            for path, layer, product in cases:
-                _, gradient = passes.run({layer: frozenset((product,))})
-                found.append(ProductError(path, product, *_compare(gradient, reference)))
-                bar.advance(task)
-            loss_fp8, gradient = passes.run(None)
-            total = ProductError("*", "fprop", *_compare(gradient, reference))
-        finally:
-            passes.end()
+    try:
+        loss_bf16, reference = passes.run({})
+        for path, layer, product in cases:
+            _, gradient = passes.run({layer: frozenset((product,))})
+            found.append(ProductError(path, product, *_compare(gradient, reference)))
+            if on_progress is not None:
+                on_progress(len(found), len(cases))
+        loss_fp8, gradient = passes.run(None)
+        total = ProductError("*", "fprop", *_compare(gradient, reference))
+    finally:
+        passes.end()
     # A gradient that is not finite is the worst there is.
     found.sort(key=lambda one: (one.relative_error == one.relative_error, -one.relative_error))
     return Bisection(tuple(found), total, loss_bf16, loss_fp8, time.perf_counter() - began, note)
+
+
+def _percent_and_cosine(product: ProductError) -> tuple[str, str]:
+    return f"{product.relative_error:.3%}", f"{product.cosine:.6f}"
 
 
 class _Passes:

@@ -18,7 +18,7 @@ from fp8scope.control.command_queue import (
     check_pause,
 )
 from fp8scope.control.switching import Switching
-from fp8scope.metadata.environment import clean
+from fp8scope.metadata.redaction import clean
 from fp8scope.recording.entries import Document
 from fp8scope.recording.records import Kind, dump_json
 

@@ -1,30 +1,20 @@
-"""`fp8scope sync`: send what ended or killed training processes could not."""
+"""Sends the spool of a training process that ended before everything was sent."""
 
-import argparse
 import contextlib
-import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from fp8scope.config import ConfigurationError, Settings, settings_from
+from fp8scope.config import Settings
 from fp8scope.delivery.cursor import Cursor
 from fp8scope.delivery.cursor import Progress as SendProgress
 from fp8scope.delivery.sender import Sender
-from fp8scope.guard import Guard, configure_logging
+from fp8scope.guard import Guard
 from fp8scope.recording.records import Kind, dump_json
 from fp8scope.recording.reserve import Counts
 from fp8scope.recording.segments import Owner, SpoolBusyError
-from fp8scope.recording.spool import Spool, find_spools
-
-logger = logging.getLogger("fp8scope")
-
-PATIENCE_SECONDS = 60.0
+from fp8scope.recording.spool import Spool
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes sent and the bytes in all."""
@@ -43,55 +33,6 @@ class SyncReport:
     """What failed of our own while it was sent."""
     killed: bool = False
     """Its process had ended without a word, and the server was told so."""
-
-
-def sync(arguments: list[str]) -> int:
-    """Upload what a spool directory still holds."""
-    parser = argparse.ArgumentParser(prog="fp8scope sync", description=sync.__doc__)
-    parser.add_argument("directory", type=Path, help="a spool directory, or any directory above")
-    parser.add_argument("--url", help="the server (else FP8SCOPE_URL, else `fp8scope login`)")
-    parser.add_argument("--project", help="which login to use")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=PATIENCE_SECONDS,
-        help="seconds without any progress before giving up",
-    )
-    options = parser.parse_args(arguments)
-    configure_logging()
-    try:
-        settings = settings_from(url=options.url, project=options.project, mode="online")
-        spools = list(find_spools(options.directory))
-        if not settings.url or not settings.token:
-            raise ConfigurationError(
-                "no server is known: set FP8SCOPE_URL and FP8SCOPE_TOKEN, or run `fp8scope login`."
-            )
-    except ConfigurationError as error:
-        print(f"fp8scope sync: {error}", file=sys.stderr)
-        return 2
-    if not options.directory.is_dir():
-        print(f"fp8scope sync: {options.directory} is no directory.", file=sys.stderr)
-        return 2
-    reports = _sync_all(spools, settings, options.patience)
-    for report in reports:
-        print(_describe(report))
-    if not reports:
-        print("Nothing to send.")
-    return 1 if any(report.problem or report.refused for report in reports) else 0
-
-
-def _sync_all(spools: list[Path], settings: Settings, patience: float) -> list[SyncReport]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        reports: list[SyncReport] = []
-        for spool in spools:
-            bar = bars.add_task(f"{spool.parent.name[:8]}/{spool.name[:8]}", total=None)
-
-            def advance(done: int, total: int, bar: TaskID = bar) -> None:
-                bars.update(bar, completed=done, total=total)
-
-            reports.append(sync_one(spool, settings, patience, advance))
-        return reports
 
 
 def sync_one(directory: Path, settings: Settings, patience: float, on_progress: OnProgress) -> SyncReport:
@@ -165,18 +106,3 @@ def _obituary(directory: Path, sent: int) -> bytes:
     return dump_json(
         {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": dropped, "errors": 0}
     )
-
-
-def _describe(report: SyncReport) -> str:
-    parts = [f"{report.rows} steps sent"]
-    if report.killed:
-        parts.append("its process was killed: marked as failed")
-    if report.torn:
-        parts.append(f"{report.torn} bytes of an unfinished write skipped")
-    if report.refused:
-        parts.append(f"{report.refused} messages refused, kept in {report.directory / 'refused'}")
-    if report.errors:
-        parts.append(f"{report.errors} errors of the agent itself")
-    if report.problem:
-        parts.append(f"not complete: {report.problem}")
-    return f"{report.directory.parent.name}: {', '.join(parts)}."

@@ -85,7 +85,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         text = self.corpus.batch(step, self.plan.batch)
-        loss = functional.cross_entropy(self._logits(text).flatten(0, 1), text[:, 1:].flatten())
+        loss = functional.cross_entropy(self.logits(text).flatten(0, 1), text[:, 1:].flatten())
         self.optimizer.zero_grad()
         torch.autograd.backward(loss * self.loss_scale)
         for parameter in self.model.parameters():
@@ -105,14 +105,15 @@ class Trainer:
         self.model.eval()
         correct, nll = [], []
         for text in torch.split(self.corpus.windows, 64):
-            logits = self._logits(text)
+            logits = self.logits(text)
             correct.append((logits[:, -1].argmax(-1) == text[:, -1]).float())
             losses = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="none")
             nll.append(losses.view(len(text), -1).mean(1))
         self.model.train()
         return torch.cat(correct), torch.cat(nll)
 
-    def _logits(self, text: Tensor) -> Tensor:
+    def logits(self, text: Tensor) -> Tensor:
+        """int64 [windows, context + 1] -> float32 [windows, context, 256], one row per next byte."""
         with arithmetic.bf16():
             logits: Tensor = self.model(text[:, :-1])
         return logits.float()

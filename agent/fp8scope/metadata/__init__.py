@@ -1,1 +1,1 @@
-"""What a run says about itself: host, versions, git, without secrets."""
+"""Describes the run's environment: host, versions and git, with secrets removed."""

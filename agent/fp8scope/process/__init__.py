@@ -1,1 +1,1 @@
-"""The process that trains: its open runs, exit paths, signals, threads and launcher ranks."""
+"""The training process: open runs, exit hooks, signals, threads and launcher ranks."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fp8scope.config import Mode
 from fp8scope.guard import Guard
-from fp8scope.metadata.environment import clean, redact
+from fp8scope.metadata.redaction import clean, redact
 from fp8scope.recording.entries import FinishReport
 from fp8scope.recording.records import Kind, Record, dump_json, load_json
 

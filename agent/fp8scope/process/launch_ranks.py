@@ -1,14 +1,13 @@
-"""How the ranks of one job find out that they write to the same run.
+"""Lets all ranks of a job agree on the run that they write to.
 
-On one node torchrun tells every rank, through TORCHELASTIC_ERROR_FILE, the folder that it has made for this
-launch; its random name and the host's make an id that all ranks compute alike, without a word between them.
-It stays the same when torchrun restarts its workers, which is then the next attempt at the same run. The
-other variables do not do: TORCHELASTIC_RUN_ID is "none" unless somebody chose one, and MASTER_PORT is 29500
-in every launch with the defaults, or another one after each restart.
+On one node torchrun passes the folder of the launch to every rank in TORCHELASTIC_ERROR_FILE. Its random name
+and the host name give an id that all ranks compute alike, without communication. The id survives a restart of
+the workers, which is the next attempt of the same run. Other variables do not identify a launch:
+TORCHELASTIC_RUN_ID is "none" by default, and MASTER_PORT is 29500 in every launch or changes with a restart.
 
-Over several nodes there is no such name. There the ranks use a key-value store that exists anyway:
-torchrun's, or that of torch.distributed once it is initialised. Whoever comes first writes, the others read;
-nobody waits. Under Slurm without torchrun, the job's and the step's number are the name.
+On several nodes the ranks use an existing key-value store: that of torchrun, or that of torch.distributed
+once it is initialised. The first rank writes, the others read, and none waits. Under Slurm without torchrun,
+the numbers of job and job step are the id.
 """
 
 import logging
@@ -32,19 +31,19 @@ logger = logging.getLogger("fp8scope")
 
 @dataclass(frozen=True)
 class Job:
-    """A launch of `size` ranks on `nodes` nodes; `restarts` counts how often its ranks were begun again."""
+    """A launch of `size` ranks on `nodes` nodes, whose workers were restarted `restarts` times."""
 
     rank: int = 0
     size: int = 1
     nodes: int = 1
     restarts: int = 0
     launch: str = ""
-    """What only the ranks of this launch have in common; empty when nothing is known."""
+    """A text that only the ranks of this launch share; empty if there is none."""
     store_address: str = ""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Job":
-        """The job as its launcher put it into the environment."""
+        """Read the job from the environment variables of its launcher."""
         size = _count(environment.get("WORLD_SIZE"), 1)
         local = _count(environment.get("LOCAL_WORLD_SIZE"), 0)
         nodes = _count(environment.get("GROUP_WORLD_SIZE"), 0) or (-(-size // local) if local else 0)
@@ -60,9 +59,9 @@ class Job:
         )
 
     def shared_run(self, number: int = 0) -> str:
-        """The id of the run that all ranks write to; empty when this rank has to have its own.
+        """Return the id of the run that all ranks write to; empty if this rank needs its own.
 
-        `number` counts the runs that this process has begun before: every rank begins them in the same order.
+        `number` is how many runs this process began before: every rank begins them in the same order.
         """
         if self.launch:
             return str(uuid.uuid5(NAMESPACE, f"{self.launch} {number}"))
@@ -71,24 +70,24 @@ class Job:
         shared = self.agree(f"run {number}", "")
         if not shared:
             logger.warning(
-                "rank %d of %d cannot tell which run the others write to, and records its own. Call"
-                " fp8scope.init after init_process_group, or set FP8SCOPE_RUN_ID to one UUID everywhere.",
+                "rank %d of %d does not know the run of the other ranks and records its own. Call"
+                " fp8scope.init after init_process_group, or set the same FP8SCOPE_RUN_ID on all ranks.",
                 self.rank,
                 self.size,
             )
         return shared
 
     def agree(self, about: str, proposal: str) -> str:
-        """What the first rank to ask has proposed; one's own proposal where the ranks share no store.
+        """Return the proposal of the first rank that asks; our own if the ranks share no store.
 
-        An empty proposal stands for a new UUID, and comes back empty where there is no store.
+        An empty proposal stands for a new UUID, and is returned empty if there is no store.
         """
         if self.size <= 1:
             return proposal
         try:
             store = self._store()
             if store is not None:
-                # A run outlives a restart of its ranks; everything else is agreed upon anew.
+                # The run survives a restart of its ranks; everything else is agreed on again.
                 key = f"fp8scope {about}" if not proposal else f"fp8scope {about} {self.restarts}"
                 return bytes(store.compare_set(key, "", proposal or str(uuid.uuid4()))).decode()
         except Exception as error:
@@ -96,7 +95,7 @@ class Job:
         return proposal
 
     def _store(self) -> Any:
-        """torchrun's key-value store, else that of the process group; None when there is neither."""
+        """Return the key-value store of torchrun, else of the process group; None if there is neither."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.distributed.is_available():
             return None
@@ -111,9 +110,9 @@ class Job:
 
 def _launch(environment: Mapping[str, str], nodes: int) -> str:
     error_file = environment.get("TORCHELASTIC_ERROR_FILE", "")
-    found = re.search(r"^(.+)[/\\]attempt_\d+[/\\]\d+[/\\][^/\\]+$", error_file)
-    if nodes == 1 and found:
-        return f"torchrun {socket.gethostname()} {found[1]}"
+    folder = re.search(r"^(.+)[/\\]attempt_\d+[/\\]\d+[/\\][^/\\]+$", error_file)
+    if nodes == 1 and folder:
+        return f"torchrun {socket.gethostname()} {folder[1]}"
     slurm = [environment.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")]
     if slurm[1] and slurm[2] and "TORCHELASTIC_RUN_ID" not in environment:
         return f"slurm {' '.join(slurm)} {environment.get('SLURM_RESTART_COUNT', '0')}"
@@ -121,7 +120,7 @@ def _launch(environment: Mapping[str, str], nodes: int) -> str:
 
 
 def rank_of(environment: Mapping[str, str] | None = None) -> int:
-    """This process's rank as its launcher put it into the environment."""
+    """Return the rank of this process, from the environment of its launcher."""
     return _count((os.environ if environment is None else environment).get("RANK"), 0)
 
 

@@ -1,76 +1,78 @@
-"""The runs that are open in this process, and what becomes of them when it ends."""
+"""The open runs of this process, and the hooks that finish them when the process ends."""
 
 import atexit
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from fp8scope.guard import Guard
 from fp8scope.process import sigterm, sys_exit
-
-if TYPE_CHECKING:
-    from fp8scope.run import Run
+from fp8scope.process.patches import Patch
 
 EXIT_SECONDS = 10.0
-"""How long the interpreter's exit may be held up by runs that nobody finished."""
+"""How long unfinished runs may delay the interpreter's exit."""
 NEXT_SECONDS = 5.0
-"""How long a notebook's next run may be held up by the one before."""
+"""How long the previous run of a notebook may delay the next one."""
 TERMINATED = (
-    "The process was told to end by SIGTERM: preempted, at its time limit, or by torchrun because another"
-    " rank had failed."
+    "The process was terminated by SIGTERM: preempted, at its time limit, or by torchrun because another"
+    " rank failed."
 )
 
-# A module that is reloaded, as notebooks do, keeps what it knows of this process.
-live_runs: "list[Run]" = globals().get("live_runs", [])
-"""The runs that were not finished, oldest first."""
+
+class OpenRun(Protocol):
+    """The part of a run that the hooks need."""
+
+    name: str
+    guard: Guard
+    _callbacks: list[Any]
+    _thread: int
+    _step: int
+
+    def finish(self, timeout: float) -> object: ...
+
+    def _note_failure(self, error: BaseException) -> None: ...
+
+    def _note_exit(self, why: str) -> None: ...
+
+    def _terminate(self, why: str, timeout: float) -> None: ...
+
+    def _write_out(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Exit:
-    """The last call of `sys.exit` with a status that is a failure."""
-
-    why: str
-    outermost: FrameType
-    """Where the program is left, should it end by this."""
-    steps: "dict[Run, int]"
-    """The step at which each run was: one that has made another since goes on in spite of it."""
+live_runs: list[OpenRun] = []
+"""The runs that are not finished, oldest first."""
 
 
-_exit: Exit | None = globals().get("_exit")
-_hooks_lock = threading.Lock()
-_hooks_installed: bool = globals().get("_hooks_installed", False)
-
-
-def current_run() -> "Run | None":
-    """The run that was begun last and is not finished."""
+def current_run() -> OpenRun | None:
+    """The newest run that is not finished."""
     return live_runs[-1] if live_runs else None
 
 
-def install_hooks() -> None:
-    """Finish open runs when the program ends, as failed when an exception or SIGTERM ended it."""
-    global _hooks_installed
-    with _hooks_lock:
-        if not _hooks_installed:
-            _hooks_installed = True
-            atexit.register(_at_exit)
-            sys.excepthook = _note_uncaught(sys.excepthook)
-            threading.excepthook = _note_thread(threading.excepthook)
-            sigterm.install(_terminate, _write_out, _note)
-            sys_exit.install(_note_exit)
-            _watch_notebook()
+def opened(run: OpenRun) -> None:
+    """Called when a run begins."""
+    live_runs.append(run)
+
+
+def closed(run: OpenRun) -> None:
+    """Called when a run is finished; restores what the hooks have replaced after the last one."""
+    if run in live_runs:
+        live_runs.remove(run)
+    if not live_runs:
+        exit_hooks.restore()
 
 
 def is_interactive() -> bool:
-    """Whether somebody types at an interpreter, or runs cells of a notebook."""
+    """Whether this is an interactive interpreter or a notebook."""
     return hasattr(sys, "ps1")
 
 
 def finish_previous() -> None:
-    """In an interactive session, where the cell that begins a run is called again, end the one before."""
+    """In an interactive session, finish the open runs: the cell that begins a run was executed again."""
     if not is_interactive():
         return
     for run in list(live_runs):
@@ -79,83 +81,129 @@ def finish_previous() -> None:
         run.finish(NEXT_SECONDS)
 
 
-def _at_exit() -> None:
-    deadline = time.monotonic() + EXIT_SECONDS
-    _blame_exit()
-    for run in list(live_runs):
-        run._callbacks.clear()
-        run.finish(max(0.5, deadline - time.monotonic()))
+@dataclass(frozen=True)
+class Exit:
+    """The last call of `sys.exit` with a failure status."""
+
+    why: str
+    outermost: FrameType
+    """The frame that the exception leaves last if it ends the program."""
+    steps: Sequence[tuple[OpenRun, int]]
+    """The step of every open run: a run that has recorded another step since was not ended by this call."""
 
 
-def _note(error: BaseException) -> None:
-    for run in list(live_runs):
-        run._note_failure(error)
+class ExitHooks:
+    """Finishes open runs when the program ends; as failed if an exception, `sys.exit` or SIGTERM ended it."""
+
+    def __init__(self, runs: list[OpenRun]) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._patches: list[Patch] = []
+        self._last_exit: Exit | None = None
+        self._shell: Any = None
+        self._handles_sigterm = False
+
+    def install(self) -> None:
+        """Install the hooks, if they are not."""
+        with self._lock:
+            if self._patches:
+                return
+            self._patches = [
+                Patch(sys, "excepthook", self._noting_uncaught),
+                Patch(threading, "excepthook", self._noting_thread),
+                *sys_exit.install(self.note_exit),
+            ]
+            atexit.register(self._at_exit)
+            if not self._handles_sigterm:
+                # Stays for the life of the process: `signal.signal` works on the main thread only.
+                self._handles_sigterm = True
+                sigterm.install(self.terminate, self._write_out, self._note)
+            self._watch_notebook()
+
+    def restore(self) -> None:
+        """Restore what `install` replaced, where it is still ours. Without open runs nothing needs it."""
+        with self._lock:
+            for patch in self._patches:
+                patch.restore()
+            self._patches.clear()
+            self._last_exit = None
+            atexit.unregister(self._at_exit)
+            if self._shell is not None:
+                self._shell.events.unregister("post_run_cell", self._note_cell)
+                self._shell = None
+
+    def note_exit(self, error: SystemExit, frame: FrameType) -> None:
+        """The program calls `sys.exit`. On other threads than the main one that ends only the thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._last_exit = None
+        try:
+            if self._runs and sys_exit.exit_status(error.code):
+                steps = [(run, run._step) for run in self._runs]
+                self._last_exit = Exit(sys_exit.format_exit(error, frame), sys_exit.outermost(frame), steps)
+        except Exception as ours:
+            for run in list(self._runs):
+                run.guard.caught("noting an exit", ours)
+
+    def terminate(self, patience: float) -> None:
+        """Finish the open runs as failed, within `patience` seconds."""
+        deadline = time.monotonic() + patience
+        for run in list(self._runs):
+            # A failure of one run must not keep the others from ending.
+            with run.guard.shield("ending the run"):
+                run._terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
+
+    def _at_exit(self) -> None:
+        deadline = time.monotonic() + EXIT_SECONDS
+        self._blame_exit()
+        for run in list(self._runs):
+            run._callbacks.clear()
+            run.finish(max(0.5, deadline - time.monotonic()))
+
+    def _blame_exit(self) -> None:
+        """Mark the runs as failed that the last call of `sys.exit` has ended."""
+        last = self._last_exit
+        if last is not None and sys_exit.was_left_by_exception(last.outermost):
+            for run, step in last.steps:
+                if run._step == step:
+                    run._note_exit(last.why)
+
+    def _note(self, error: BaseException) -> None:
+        for run in list(self._runs):
+            run._note_failure(error)
+
+    def _noting_uncaught(self, previous: Callable[..., object]) -> Callable[..., None]:
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self._note(error)
+            previous(kind, error, trace)
+
+        return hook
+
+    def _noting_thread(self, previous: Callable[..., object]) -> Callable[..., None]:
+        """An exception that ends a thread fails the runs that the thread trains, and no others."""
+
+        def hook(arguments: Any) -> None:
+            for run in list(self._runs):
+                if run._thread == threading.get_ident() and arguments.exc_value is not None:
+                    run._note_failure(arguments.exc_value)
+            previous(arguments)
+
+        return hook
+
+    def _watch_notebook(self) -> None:
+        """IPython shows the exception of a cell itself, without `sys.excepthook`."""
+        self._shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if self._shell is not None:
+            self._shell.events.register("post_run_cell", self._note_cell)
+
+    def _note_cell(self, result: Any) -> None:
+        error = getattr(result, "error_in_exec", None)
+        if isinstance(error, BaseException):
+            self._note(error)
+
+    def _write_out(self) -> None:
+        for run in list(self._runs):
+            run._write_out()
 
 
-def _note_uncaught(previous: Callable[..., object]) -> Callable[..., None]:
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _note(error)
-        previous(kind, error, trace)
-
-    return hook
-
-
-def _note_thread(previous: Callable[[Any], object]) -> Callable[[Any], None]:
-    """A thread that dies ends the runs that it trains, and no others."""
-
-    def hook(arguments: Any) -> None:
-        for run in list(live_runs):
-            if run._thread == threading.get_ident() and arguments.exc_value is not None:
-                run._note_failure(arguments.exc_value)
-        previous(arguments)
-
-    return hook
-
-
-def _note_exit(error: SystemExit, frame: FrameType) -> None:
-    """The main thread calls for the program's end. Other threads end themselves only: see `_note_thread`."""
-    global _exit
-    if threading.current_thread() is not threading.main_thread():
-        return
-    _exit = None
-    try:
-        if live_runs and sys_exit.exit_status(error.code):
-            steps = {run: run._step for run in live_runs}
-            _exit = Exit(sys_exit.told_from(error, frame), sys_exit.outermost(frame), steps)
-    except Exception as ours:
-        for run in list(live_runs):
-            run.guard.caught("noting an exit", ours)
-
-
-def _blame_exit() -> None:
-    """Have the runs failed that `sys.exit` has ended, where nothing else did."""
-    if _exit is not None and sys_exit.was_left_by_exception(_exit.outermost):
-        for run, step in _exit.steps.items():
-            if run._step == step:
-                run._note_exit(_exit.why)
-
-
-def _watch_notebook() -> None:
-    """IPython shows a cell's exception itself, and goes on."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is not None:
-        shell.events.register("post_run_cell", _note_cell)
-
-
-def _note_cell(result: Any) -> None:
-    error = getattr(result, "error_in_exec", None)
-    if isinstance(error, BaseException):
-        _note(error)
-
-
-def _terminate(patience: float) -> None:
-    deadline = time.monotonic() + patience
-    for run in list(live_runs):
-        # By itself: what fails for one must not keep the others from their end.
-        with run.guard.shield("ending the run"):
-            run._terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
-
-
-def _write_out() -> None:
-    for run in list(live_runs):
-        run._write_out()
+exit_hooks = ExitHooks(live_runs)

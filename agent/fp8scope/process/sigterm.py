@@ -1,15 +1,14 @@
-"""SIGTERM, as a scheduler sends it before it kills: the run is noted as failed and written out first.
+"""Handles SIGTERM, which schedulers send before SIGKILL: open runs are marked as failed and written out.
 
-Nothing is done in the signal's handler but to wake a thread. That thread is never inside the code that the
-signal interrupted, so it cannot wait for a lock that this code holds; and it works as well when the main
-thread is stuck in a collective or a kernel and Python gets no turn there: the handler in C, which always
-runs, writes to the thread's pipe. When the runs are written out, the thread lets the default action happen,
-so that the exit status is what it would have been: killed by SIGTERM.
+The signal handler only wakes a thread. That thread never runs inside the interrupted code, so it cannot
+deadlock on a lock that this code holds. It also runs if the main thread is stuck in a collective or a kernel:
+the interpreter's C handler writes to the thread's pipe through `signal.set_wakeup_fd`. When the runs are
+written out, the thread restores the default action and raises SIGTERM again, so the exit status is the usual
+one.
 
-Where the program has a handler of its own, that one decides what becomes of the process: runs are written to
-the disk, its handler is called, and what it raises is noted and raised.
-
-SIGKILL cannot be seen, and every other signal is left alone.
+If the program has its own SIGTERM handler, that handler decides whether the process ends: runs are written to
+disk, the handler is called, and an exception that it raises is noted. SIGKILL cannot be handled, and all
+other signals are left alone.
 """
 
 import contextlib
@@ -25,24 +24,24 @@ from typing import Any
 from fp8scope.guard import before_any_run
 
 PATIENCE_SECONDS = 5.0
-"""How long writing out and sending may hold up the end; schedulers wait 30 seconds or so before SIGKILL."""
+"""How long writing and sending may delay the end; schedulers wait about 30 seconds before SIGKILL."""
 
 Finisher = Callable[[float], None]
-"""Finishes the open runs as failed, within so many seconds."""
+"""Finishes the open runs as failed, within the given number of seconds."""
 
 
 class Terminator:
-    """SIGTERM's handler, for a process that had none."""
+    """The SIGTERM handler of a process that had none."""
 
     def __init__(self, finish: Finisher) -> None:
-        # A list: a copy of this package that is imported anew finds this handler, and adds its own runs.
+        # A second import of this package (after its modules were dropped) adds its finisher here.
         self.finishers = [finish]
         self._owner = os.getpid()
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         self._before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         if self._before != -1:
-            # An event loop's. Then the handler below does it, whenever Python gets a turn.
+            # It belongs to an event loop. Then `__call__` wakes the thread, when Python runs the handler.
             signal.set_wakeup_fd(self._before)
         threading.Thread(target=self._watch, name="fp8scope-signals", daemon=True).start()
 
@@ -55,25 +54,24 @@ class Terminator:
             os.kill(os.getpid(), number)
 
     def _watch(self) -> None:
-        while found := os.read(self._reading, 64):
-            # Any signal that has a handler in Python is written there; and ours may have been replaced since.
+        while signals := os.read(self._reading, 64):
+            # Every signal with a Python handler is written there, and this handler may have been replaced.
             current: Any = signal.getsignal(signal.SIGTERM)
-            if signal.SIGTERM in found and current is self:
+            if signal.SIGTERM in signals and current is self:
                 self._end()
 
     def _end(self) -> None:
         for finish in list(self.finishers):
-            # A run counts what fails in its own end (`hooks._terminate`); here nothing is left that could.
             try:
                 finish(PATIENCE_SECONDS)
             except Exception as error:
                 before_any_run("ending the runs", error)
-        # `signal.signal` works on the main thread only, which may be stuck.
+        # Not `signal.signal`: it works on the main thread only, which may be stuck.
         ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(0))
         os.kill(os.getpid(), signal.SIGTERM)
 
     def after_fork_in_child(self) -> None:
-        """The child has no thread to wake, and must not wake its parent's."""
+        """Restore the defaults in a forked child: it has no such thread, and must not wake its parent's."""
         with contextlib.suppress(ValueError, OSError):
             if signal.getsignal(signal.SIGTERM) is self:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -85,10 +83,10 @@ class Terminator:
 
 
 def chained(previous: Callable[..., Any], write_out: Callable[[], None], note: Any) -> Callable[..., None]:
-    """A handler that has everything written to the disk, and calls the program's own."""
+    """Return a handler that has the runs written to disk and calls the program's own handler."""
 
     def handler(number: int, frame: FrameType | None) -> None:
-        # Not here: the interrupted code may hold the spool's lock.
+        # On another thread: the interrupted code may hold the lock of the spool.
         threading.Thread(target=write_out, name="fp8scope-signals", daemon=True).start()
         try:
             previous(number, frame)
@@ -100,7 +98,7 @@ def chained(previous: Callable[..., Any], write_out: Callable[[], None], note: A
 
 
 def install(finish: Finisher, write_out: Callable[[], None], note: Callable[[BaseException], None]) -> None:
-    """Take SIGTERM, once a process; possible on the main thread only, and left alone elsewhere."""
+    """Handle SIGTERM from now on. Does nothing outside the main thread, where Python allows no handler."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         return
     previous: Any = signal.getsignal(signal.SIGTERM)

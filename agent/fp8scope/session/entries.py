@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fp8scope.metadata.environment import plain
+from fp8scope.metadata.redaction import plain
 from fp8scope.observe.collector import is_tensor
 
 

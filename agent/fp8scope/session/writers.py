@@ -14,8 +14,8 @@ from typing import Any, Self
 from fp8scope.arguments import seconds
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
+from fp8scope.process import open_runs
 from fp8scope.process.failure_report import failure, tell_counts, tell_what_is_left, with_place_of
-from fp8scope.process.open_runs import live_runs
 from fp8scope.process.sys_exit import exit_status
 from fp8scope.process.threads import Forkable
 from fp8scope.recording.entries import Document, FinishReport, Place
@@ -113,8 +113,7 @@ class Lifecycle(Forkable):
             self._report = FinishReport(complete=False)
             with self.guard.shield("finishing the run"):
                 self._report = self._finish(patience)
-            if self in live_runs:
-                live_runs.remove(self)
+            open_runs.closed(self)
             self._after_finish()
         return self._report
 

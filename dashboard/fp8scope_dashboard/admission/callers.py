@@ -1,8 +1,8 @@
-"""The tokens and sessions that this process has seen to be good.
+"""The tokens and sessions that this process has seen to be valid.
 
-They decide only how a request is treated before it is authenticated: one that carries a token or a session of
-these is not limited like a stranger's, and does not wait behind strangers. Whether a token or a session is
-valid is asked of the database with every request.
+They decide only how a request is admitted before it is authenticated: a request with a known token or session
+is not limited like a stranger's and does not wait behind strangers. Every request is still authenticated
+against the database. Each web process has its own set: after a restart, a caller counts as a stranger once.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import cast
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.decorators import sync_and_async_middleware
 
 from fp8scope_dashboard.admission import limits
 
 
 class Callers:
-    """A bounded set of secrets, by their hash. Thread-safe."""
+    """A bounded set of secrets, stored as hashes. Drops the least recently added. Thread-safe."""
 
     def __init__(self, most: int = limits.CALLERS_KEPT) -> None:
         self._most = most
@@ -47,15 +52,39 @@ tokens = Callers()
 sessions = Callers()
 
 
-def remember_session(request: HttpRequest) -> None:
-    """Remember the session of an answered request if it is a signed-in person's, else forget it."""
+Responder = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
+
+
+@sync_and_async_middleware
+def remember_sessions(get_response: Responder) -> Responder:
+    """Middleware that keeps `sessions` up to date. Must be the first: it looks at the request afterwards."""
+    if iscoroutinefunction(get_response):
+
+        async def middleware_of_coroutines(request: HttpRequest) -> HttpResponseBase:
+            response = await cast("Awaitable[HttpResponseBase]", get_response(request))
+            _remember_session(request)
+            return response
+
+        return middleware_of_coroutines
+
+    def middleware(request: HttpRequest) -> HttpResponseBase:
+        response = cast("HttpResponseBase", get_response(request))
+        _remember_session(request)
+        return response
+
+    return middleware
+
+
+def _remember_session(request: HttpRequest) -> None:
+    """Remember the session of an answered request if its user is signed in, else forget it."""
     session = getattr(request, "session", None)
-    # Who has not been looked up is not known to be anybody.
+    # Where AuthenticationMiddleware keeps the user. Reading `request.user` would query the database for views
+    # that never asked who the user is.
     user = getattr(request, "_cached_user", None)
     if session is None or user is None:
         return
     if not user.is_authenticated:
-        # Signed out, or expired: the session itself no longer has a key.
+        # Signed out or expired: the session itself no longer has a key.
         sessions.discard(request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""))
     elif session.session_key:
         sessions.add(session.session_key)

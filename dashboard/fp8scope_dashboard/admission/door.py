@@ -1,9 +1,9 @@
-"""Who sends a request is decided on its headers, before its body is read and before Django sees it.
+"""Admit requests by their headers, before the body is read and before Django sees them.
 
-A request with a token or a session that this process knows to be good goes on at once. A token that it does
-not know is looked up first, by the few threads that strangers have. All else is a stranger's request: an
-address may send so many of them, their bodies are small, and few are answered at a time. So strangers cannot
-take the threads, the database connections or the memory that training processes need.
+A request with a token or session that this process knows to be valid passes at once. An unknown token is
+looked up first, in the few threads for strangers. All other requests are strangers': their rate per address,
+the size of their bodies and the number of threads that answer them are limited. So strangers cannot take the
+threads, database connections and memory that training processes need.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from django.urls import reverse
 from fp8scope_dashboard.accounts import attempts, services
 from fp8scope_dashboard.accounts.addresses import address_group
 from fp8scope_dashboard.admission import callers, limits
-from fp8scope_dashboard.admission.addresses import Rate
 from fp8scope_dashboard.admission.lanes import PASSWORDS, VISITORS, Lanes
+from fp8scope_dashboard.admission.rate import Rate
 from fp8scope_dashboard.admission.responses import API, refuse
 from fp8scope_dashboard.admission.scope import (
     BODY_LIMIT,
@@ -32,7 +32,6 @@ from fp8scope_dashboard.admission.scope import (
     Scope,
     Send,
 )
-from fp8scope_dashboard.api.auth import HINT
 from fp8scope_dashboard.wire.errors import (
     BadTokenError,
     NoTokenError,
@@ -54,7 +53,7 @@ class TooManyRequestsError(SlowDownError):
 
 
 class Door:
-    """An ASGI application in front of another: decides how each request is treated, or refuses it."""
+    """An ASGI application in front of another: admits each request, possibly with limits, or refuses it."""
 
     def __init__(
         self, application: Application, lanes: Lanes, is_token: Callable[[str], bool] = services.is_token
@@ -70,7 +69,7 @@ class Door:
             try:
                 await self._admit(scope)
             except (BadTokenError, NoTokenError) as error:
-                # An agent may be in the middle of a batch: it must see why.
+                # An agent may still be sending its batch: read some of it, so that it sees the reason.
                 await refuse(scope, send, error, receive)
                 return
             except RefusalError as error:
@@ -79,10 +78,10 @@ class Door:
         await self._application(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> None:
-        """Note in the scope how the request is to be treated.
+        """Write the limits of a request into its scope.
 
         Raises:
-            RefusalError: it is not to be treated at all.
+            RefusalError: if the request is not admitted.
         """
         authorization, cookies = _credentials(scope)
         is_known = False
@@ -92,7 +91,7 @@ class Door:
                 await self._check_token(scope, secret.strip())
                 is_known = True
             elif scope["method"] not in READING:
-                raise NoTokenError("The request carries no token.", HINT)
+                raise NoTokenError
         else:
             session = parse_cookie(cookies).get(settings.SESSION_COOKIE_NAME, "")
             is_known = bool(session) and session in callers.sessions
@@ -107,17 +106,17 @@ class Door:
         if secret in callers.tokens:
             return
         if not services.TOKEN_FORM.fullmatch(secret):
-            raise BadTokenError("The token is unknown or was revoked.", HINT)
+            raise BadTokenError
         self._count(scope, "token")
         try:
             is_token = await self._lanes[VISITORS].run(lambda: self._look_up(secret))
         except (DatabaseError, InterfaceError) as error:
             logger.error("A token could not be checked: the database failed: %s", type(error).__name__)
             raise UnavailableError(
-                "The database is away.", "Wait for Retry-After, then send again."
+                "The database is not available.", "Wait for the seconds in Retry-After, then send again."
             ) from error
         if not is_token:
-            raise BadTokenError("The token is unknown or was revoked.", HINT)
+            raise BadTokenError
         callers.tokens.add(secret)
 
     def _look_up(self, secret: str) -> bool:
@@ -132,13 +131,17 @@ class Door:
         scope[BODY_LIMIT] = limits.STRANGER_BODY_BYTES
         scope[LANE] = VISITORS if scope["method"] in READING else PASSWORDS
         if scope[LANE] == PASSWORDS and scope["path"] == self._sign_in:
-            # As the page would answer, but without a thread: a refused attempt must cost next to nothing.
+            # The same answer as the page's, but without a thread: a refused attempt must cost almost nothing.
             wait = attempts.attempts.refused_for(_address(scope))
             if wait > 0:
                 raise TooManyRequestsError(wait)
 
     def _count(self, scope: Scope, kind: str) -> None:
-        """Count a stranger's request, apart by kind: a flood of one kind leaves room for the others."""
+        """Count a stranger's request by address and kind: a flood of one kind leaves room for the others.
+
+        Raises:
+            TooManyRequestsError: if the address exceeds its rate.
+        """
         if not self._rate.take(f"{kind} {_address(scope)}"):
             raise TooManyRequestsError
 

@@ -1,8 +1,8 @@
-"""/healthz: whether this process answers and PostgreSQL answers it, within a bounded time.
+"""/healthz: whether this process and PostgreSQL respond, within a bounded time.
 
-For load balancers and container checks. It is answered before Django, so that neither the host name nor the
-redirect to https matters, and on the event loop with a connection that is opened for it, so that neither busy
-threads nor a used-up connection pool delay it.
+For load balancers and container checks. It is answered before Django, so that the host name and the redirect
+to https do not matter. It runs on the event loop with a database connection of its own, so that neither busy
+threads nor an exhausted connection pool delay it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PATH: Final = "/healthz"
 
 
 class Health:
-    """An ASGI application in front of another that answers /healthz: 200 `ok`, or 503 with what is wrong."""
+    """An ASGI application in front of another that answers /healthz: 200 `ok`, or 503 with the reason."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
-        # One question to PostgreSQL at a time, however many ask us, and however long it hangs.
+        # One query to PostgreSQL at a time, regardless of how many clients ask and how long it hangs.
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = self._answered_at = float("-inf")
 
@@ -46,13 +46,12 @@ class Health:
             return True
         if self._asking is None or self._asking.done():
             self._asking, self._asked_at = asyncio.create_task(_ask()), now
-            # One that is left behind may fail when nobody looks at it any more.
+            # Retrieves the exception of a query that nobody waits for any more.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         asking = self._asking
         patience = max(0.0, self._asked_at + limits.HEALTH_SECONDS - now)
         await asyncio.wait([asking], timeout=patience)
         if not asking.done():
-            # It ends by itself, or when the connection attempt's own time is over.
             asking.cancel()
             return False
         if asking.cancelled() or asking.exception() is not None:
@@ -62,10 +61,10 @@ class Health:
 
 
 async def _ask() -> None:
-    """Ask PostgreSQL for an answer on a connection opened for it.
+    """Query PostgreSQL on a new connection.
 
     Raises:
-        psycopg.Error: it does not answer.
+        psycopg.Error: if it does not respond.
     """
     settings = connections["default"].settings_dict
     connection = await psycopg.AsyncConnection.connect(
@@ -81,5 +80,5 @@ async def _ask() -> None:
     try:
         await connection.execute("SELECT 1")
     finally:
-        # Without waiting for the server, unlike leaving the connection's context.
+        # Unlike `close`, does not wait for the server.
         connection.pgconn.finish()

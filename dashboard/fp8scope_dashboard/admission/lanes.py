@@ -1,4 +1,4 @@
-"""The threads that answer requests. Strangers have a few, and never those of agents and signed-in people."""
+"""The threads that answer requests. Strangers have a few of their own, apart from all other callers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ VISITORS: Final = "visitors"
 PASSWORDS: Final = "passwords"
 
 THREADS: Final = 256
-"""Requests of known callers at work at a time; more wait. Most of a busy server's wait for a connection."""
+"""Requests of known callers that run at a time; more wait. On a busy server most wait for a connection."""
 
 
 class LaneFullError(UnavailableError):
-    """As many requests wait as may wait."""
+    """The queue of a lane is full."""
 
     retry_after = limits.BUSY_SECONDS
 
@@ -35,10 +35,10 @@ class LaneFullError(UnavailableError):
 
 
 class Lane:
-    """Some threads, and a bounded number of requests that wait for one. Used from one event loop.
+    """A thread pool with a bounded queue. Use it from one event loop.
 
     Args:
-        waiting: requests that may wait; None: any number.
+        waiting: requests that may wait for a thread; None for any number.
     """
 
     def __init__(self, name: str, threads: int, waiting: int | None) -> None:
@@ -47,10 +47,10 @@ class Lane:
         self._inside = 0
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Have `work` done in one of the threads, in a copy of the current context.
+        """Run `work` in one of the threads, in a copy of the current context.
 
         Raises:
-            LaneFullError: too many wait already. `work` was not called.
+            LaneFullError: if the queue is full. `work` is not called.
         """
         if self._most is not None and self._inside >= self._most:
             raise LaneFullError
@@ -64,8 +64,8 @@ class Lane:
 
 def _lanes() -> dict[str, Lane]:
     pool = settings.DATABASES["default"].get("OPTIONS", {}).get("pool") or {}
-    # Each thread may hold a database connection: most are left to known callers. And all threads share the
-    # interpreter: what strangers get of it is what the others lack.
+    # Each thread may hold a database connection, and all threads share the interpreter: most of both is left
+    # to known callers.
     few = max(1, min(2, int(pool.get("max_size", 16)) // 8))
     return {
         KNOWN: Lane("request", THREADS, None),
@@ -76,10 +76,10 @@ def _lanes() -> dict[str, Lane]:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of a web process, by name.
+    """The lanes of one web process, by name.
 
-    `KNOWN` is for callers that have shown who they are, `VISITORS` for strangers that read pages and for the
-    check of unknown tokens, `PASSWORDS` for forms that strangers send: passwords are hashed there.
+    `KNOWN` is for authenticated callers, `VISITORS` for strangers that read pages and for checking unknown
+    tokens, `PASSWORDS` for forms that strangers send: passwords are hashed there.
     """
 
     _by_name: dict[str, Lane] = field(default_factory=_lanes)

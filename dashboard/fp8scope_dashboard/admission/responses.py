@@ -1,4 +1,4 @@
-"""Answers that are given before Django sees a request."""
+"""Responses that are sent before Django sees a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ API: Final = "/api/"
 async def answer(
     send: Send, status: int, body: bytes, kind: bytes, *more: tuple[bytes, bytes], last: bool = True
 ) -> None:
-    """Send a whole answer. With `last=False` the server is not told yet that it is whole."""
+    """Send a whole response. With `last=False` the caller must still send the final, empty part."""
     headers = [
         (b"content-type", kind),
         (b"content-length", str(len(body)).encode()),
@@ -27,10 +27,10 @@ async def answer(
 
 
 async def refuse(scope: Scope, send: Send, error: RefusalError, receive: Receive | None = None) -> None:
-    """Refuse a request in the words of `error` and end the connection.
+    """Refuse a request with `error` and close the connection.
 
-    With `receive` some of the body is read and dropped first, if there is room for it: most clients look for
-    the answer only once they have sent everything.
+    With `receive`, some of the body is read and dropped first, unless too many requests do so already. Most
+    clients read the response only after they have sent the whole body.
     """
     more = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
     more.append((b"connection", b"close"))
@@ -47,7 +47,7 @@ async def refuse(scope: Scope, send: Send, error: RefusalError, receive: Receive
 
 
 class _Lingering:
-    """Reads and drops what clients still send after their answer, a few at a time and not for long."""
+    """Reads and drops the rest of refused bodies, for a few requests at a time and a bounded time."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -1,4 +1,4 @@
-"""The types of ASGI, and what the parts in front of Django write into a request's scope for each other."""
+"""ASGI types, and the keys that the applications in front of Django write into a request's scope."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CONNECTION: Final = "fp8scope.connection"
-"""The connection that the request came on (servers/connections.py), where it is known."""
+"""The connection of the request (servers/connections.py), if known."""
 BODY_LIMIT: Final = "fp8scope.body_limit"
-"""The most bytes that the body may have; without it the application's limit holds."""
+"""Maximum size of the body in bytes; without it the default of `BodyLimit` holds."""
 LANE: Final = "fp8scope.lane"
-"""The name of the request's lane (admission/lanes.py); without it the request has the threads of `KNOWN`."""
+"""Name of the request's lane (admission/lanes.py); without it, `KNOWN`."""

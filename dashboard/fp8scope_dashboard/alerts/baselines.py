@@ -1,4 +1,4 @@
-"""Feeding the detector that compares a run with its baseline: each place once, when both have got there."""
+"""Read the losses of a run and its baseline for the detector `above_baseline`, each point once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Followed:
-    """The state from which to go on, the findings, and whether a running baseline is waited for."""
+    """The new state, the findings, and whether the run waits for a baseline that still runs."""
 
     state: State
     findings: list[Finding]
@@ -36,12 +36,12 @@ class Followed:
 
 
 def follow(run: Run, state: State, parameters: Mapping[str, float]) -> Followed:
-    """Read the run's and its baselines' new losses as far as both go, and run the detector over them.
+    """Run the detector over the new losses of a run and its baselines, as far as both go.
 
-    Aligned on tokens where all carry them, else on steps; this is decided once. Places that no baseline run
-    has logged are passed over. A baseline run that is still running is waited for, one that is over counts
-    as far as it went. Where several seeds are at hand only after the run has been read on, they count from
-    there on: what was judged is not judged again.
+    Aligned on tokens if all runs log them, else on steps; this is decided once per run. Points that no
+    baseline run has logged are ignored. A baseline run that is still running limits the range; one that is
+    over counts as far as it went. Baseline runs that are added later count from there on: no point is judged
+    twice.
     """
     seeds = lineage.baseline_runs(run)
     if not seeds or run.last_step is None:
@@ -80,19 +80,19 @@ def _stretch(run_id: UUID, axis: str, after: int | None) -> Stretch:
     tokens = queries.scalar(run_id, "tokens", first=first)
     steps, ours, theirs = np.intersect1d(loss.steps, tokens.steps, assume_unique=True, return_indices=True)
     x = tokens.values[theirs]
-    # A count that is not finite or does not grow is no place.
+    # Only counts that are finite and grow can be an axis.
     growing = np.isfinite(x) & (x > np.concatenate([[-np.inf], np.fmax.accumulate(x)[:-1]]))
     return Stretch(x[growing], steps[growing], loss.values[ours][growing])
 
 
 def _at(stretch: Stretch, x: Floats) -> Floats:
-    """The losses at exactly these places, NaN where there is none."""
+    """The losses at exactly these x, NaN where there is none."""
     losses = np.full(len(x), np.nan)
-    places = np.searchsorted(stretch.x, x)
-    inside = places < len(stretch.x)
+    indices = np.searchsorted(stretch.x, x)
+    inside = indices < len(stretch.x)
     same = np.zeros(len(x), dtype=bool)
-    same[inside] = stretch.x[places[inside]] == x[inside]
-    losses[same] = stretch.losses[places[same]]
+    same[inside] = stretch.x[indices[inside]] == x[inside]
+    losses[same] = stretch.losses[indices[same]]
     return losses
 
 

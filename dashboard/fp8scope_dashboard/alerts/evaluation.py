@@ -1,8 +1,7 @@
-"""Running the detectors over what a run has stored, each row once, and keeping what they find.
+"""Run the detectors over the stored rows of a run, each row once, and store their findings.
 
-A run is evaluated by one worker at a time: the row lock of its own DetectorState is the mutex. States and
-events are written in one transaction, so that a worker that dies in between leaves nothing half done: the
-next one begins where the last committed one ended.
+One worker at a time evaluates a run: the row lock of the run-wide DetectorState is the mutex. States and
+events are written in one transaction. If a worker dies, the next one starts where the last commit ended.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import ChunkData
 
-# Chunks of one writer that are held in memory, and read in one transaction.
+# Chunks of one writer that are read in one transaction and held in memory.
 CHUNKS_AT_ONCE = 16
-# A message that is missing while later ones have arrived is waited for this long (it may be on its way, or
-# refused for good), then the detectors go on without it.
+# The detectors wait so long for a missing message after a later one has arrived, then continue without it: it
+# may be delayed, or refused for good.
 GAP_PATIENCE = timedelta(seconds=60)
 NOT_ALL_READ = -1
 
@@ -46,22 +45,22 @@ LOSS_DETECTORS: Mapping[str, LossDetector] = {
     "loss_divergence": divergence,
     "loss_spike": spike,
 }
-# Ranks other than the lowest see losses of their own data: they are asked only whether these are finite.
+# Other ranks than the lowest log the loss of their own part of the data: only this rule applies to them.
 ANY_RANK = ("loss_not_finite",)
 SATURATION_STATISTICS = ("saturated", "nonfinite", "numel")
 
 
 @dataclass
 class Pass:
-    """What one transaction works with."""
+    """The state of one transaction."""
 
     run: Run
     rules: list[Rule]
     states: dict[UUID, DetectorState]
-    found: list[tuple[Rule, Finding]] = field(default_factory=list)
+    findings: list[tuple[Rule, Finding]] = field(default_factory=list)
     # Writers whose state has changed.
     touched: set[UUID] = field(default_factory=set)
-    # Whether more can be read at once, and whether something is waited for.
+    # Whether more rows can be read at once, and whether rows are expected later.
     more: bool = False
     waiting: bool = False
 
@@ -70,9 +69,9 @@ class Pass:
 
 
 def evaluate(run_id: UUID) -> list[Event]:
-    """Read what is new of a run, and of the baseline it is compared with; return the events that opened.
+    """Read the new rows of a run and of its baseline, and return the events that opened.
 
-    Calling it again, or in several workers at once, reads nothing twice. A run that is gone has no events.
+    No row is read twice, even with several workers at once. A run that was deleted has no events.
     """
     opened = []
     while True:
@@ -87,7 +86,7 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     run = Run.objects.select_related("project").filter(pk=run_id).first()
     if run is None:
         return [], False
-    # Before anything is read: what is stored meanwhile is then known to be unread.
+    # Before reading, so that rows stored in the meantime count as unread.
     rows = lineage.rows_behind(run)
     shared = _locked(run)
     states = {state.writer: state for state in DetectorState.objects.filter(run=run)} | {RUN_WIDE: shared}
@@ -99,7 +98,7 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     for writer in work.touched | {RUN_WIDE}:
         work.state(writer).updated_at = timezone.now()
         work.state(writer).save()
-    return events.apply(run, work.found, list(work.states.values())), work.more
+    return events.apply(run, work.findings, list(work.states.values())), work.more
 
 
 def _locked(run: Run) -> DetectorState:
@@ -116,17 +115,17 @@ def _read_writers(work: Pass) -> None:
         columns: list[str] | None = None
         for data in _new_chunks(work, writer.uuid):
             columns = columns if columns is not None else _column_names(work.run, writer)
-            work.found += _detect(work, work.state(writer.uuid).state, data, columns, leads)
+            work.findings += _detect(work, work.state(writer.uuid).state, data, columns, leads)
 
 
 def _column_names(run: Run, writer: Writer) -> list[str]:
-    """The names of the entries of a writer's catalogue."""
+    """The tensor names of a writer's catalogue."""
     names = dict(Tensor.objects.filter(run=run).values_list("index", "name"))
     return [names.get(index, f"tensor {index}") for index in writer.catalogue]
 
 
 def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
-    """This writer's next chunks, in order; afterwards the state says from where to go on."""
+    """The writer's next chunks, in order. Afterwards the writer's state has the seq to continue from."""
     state = work.state(writer)
     until = _readable_until(work, writer, state.next_seq)
     if until == state.next_seq:
@@ -150,22 +149,22 @@ def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
 
 
 def _readable_until(work: Pass, writer: UUID, start: int) -> int:
-    """The first seq that has not arrived, or that of the first message after it where waiting is over."""
+    """The first missing seq; or the first seq after the gap, once GAP_PATIENCE is over."""
     until = queries.contiguous_until(work.run.id, writer, start)
-    beyond = Receipt.objects.filter(run=work.run, writer=writer, seq__gt=until).order_by("seq").first()
-    if beyond is None:
+    after_gap = Receipt.objects.filter(run=work.run, writer=writer, seq__gt=until).order_by("seq").first()
+    if after_gap is None:
         return until
-    if beyond.received_at > timezone.now() - GAP_PATIENCE:
+    if after_gap.received_at > timezone.now() - GAP_PATIENCE:
         work.waiting = True
         return until
     work.more = True
-    return beyond.seq
+    return after_gap.seq
 
 
 def _detect(
     work: Pass, states: State, data: ChunkData, columns: list[str], leads: bool
 ) -> list[tuple[Rule, Finding]]:
-    found: list[tuple[Rule, Finding]] = []
+    detected: list[tuple[Rule, Finding]] = []
     for rule in work.rules:
         key, parameters = str(rule.pk), rules.validate(rule.kind, rule.parameters)
         before: State = states.get(key, {})
@@ -181,12 +180,12 @@ def _detect(
             )
         else:
             continue
-        found += [(rule, finding) for finding in findings]
-    return found
+        detected += [(rule, finding) for finding in findings]
+    return detected
 
 
 def _rates(data: ChunkData, width: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Overflow rates with a column for every entry of the catalogue, NaN where a chunk has none for it."""
+    """Overflow rates, one column per entry of the catalogue, NaN for entries that the chunk does not have."""
     rates = np.full((len(data), width), np.nan)
     arrays = [data.statistics.get(name) for name in SATURATION_STATISTICS]
     shared = min([width, *(array.shape[1] for array in arrays if array is not None)])
@@ -197,13 +196,13 @@ def _rates(data: ChunkData, width: int) -> np.ndarray[tuple[int, int], np.dtype[
 
 
 def _read_baseline(work: Pass) -> None:
-    chosen = [rule for rule in work.rules if rule.kind == "above_baseline"]
-    if not chosen or not work.run.baseline:
+    baseline_rules = [rule for rule in work.rules if rule.kind == "above_baseline"]
+    if not baseline_rules or not work.run.baseline:
         return
     if not Writer.objects.filter(run=work.run, imported=False).exists():
         return
     states = work.state(RUN_WIDE).state
-    for rule in chosen:
+    for rule in baseline_rules:
         parameters = {
             **rules.validate(rule.kind, rule.parameters),
             "margin": work.run.project.margin,
@@ -212,4 +211,4 @@ def _read_baseline(work: Pass) -> None:
         followed = baselines.follow(work.run, states.get(str(rule.pk), {}), parameters)
         states[str(rule.pk)] = followed.state
         work.waiting |= followed.waiting
-        work.found += [(rule, finding) for finding in followed.findings]
+        work.findings += [(rule, finding) for finding in followed.findings]

@@ -1,4 +1,4 @@
-"""From findings to events: one per run and kind while the condition lasts, however many detectors see it."""
+"""Open and resolve events from findings: one event per run and kind while the condition lasts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import evidence, outbox, rules
+from fp8scope_dashboard.alerts import evidence, outbox, rules, signals
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Rule, RuleAction
-from fp8scope_dashboard.control.commands import fall_back
+from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Rule
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -20,15 +19,16 @@ from fp8scope_dashboard.telemetry import queries
 MESSAGE_LENGTH = 500
 
 
-def apply(run: Run, found: Sequence[tuple[Rule, Finding]], states: Sequence[DetectorState]) -> list[Event]:
-    """Open and resolve the events that findings call for; returns those opened, with their deliveries queued.
+def apply(run: Run, findings: Sequence[tuple[Rule, Finding]], states: Sequence[DetectorState]) -> list[Event]:
+    """Open and resolve events from findings. Returns the opened events; their deliveries are queued.
 
-    Call it under the run's lock, in the transaction that stores the detectors' states. A finding opens no
-    event while one of its kind, or of a kind that outranks it, is unresolved; nor one that was there before.
+    Call it under the run's lock, in the transaction that stores the states of the detectors. A finding does
+    not open an event while one of the same kind, or of a kind that outranks it, is unresolved. The same onset
+    never opens a second event.
     """
     order = list(rules.KINDS)
     opened = []
-    for rule, finding in sorted(found, key=lambda one: (one[1].step, order.index(one[0].kind))):
+    for rule, finding in sorted(findings, key=lambda pair: (pair[1].step, order.index(pair[0].kind))):
         if finding.opened:
             event = _open(run, rule, finding)
             if event is not None:
@@ -37,10 +37,9 @@ def apply(run: Run, found: Sequence[tuple[Rule, Finding]], states: Sequence[Dete
             _resolve(run, rule.kind)
     for event in opened:
         outbox.enqueue(event)
-        if event.rule is not None and event.rule.action == RuleAction.FALLBACK:
-            fall_back(event)
-    if found:
-        transaction.on_commit(lambda: run_changed(run.id, run.project_id, "alert", found[-1][1].step))
+        signals.event_opened.send(sender=Event, event=event)
+    if findings:
+        transaction.on_commit(lambda: run_changed(run.id, run.project_id, "alert", findings[-1][1].step))
     return opened
 
 
@@ -68,7 +67,7 @@ def _open(run: Run, rule: Rule, finding: Finding) -> Event | None:
 
 
 def _seen_elsewhere(rule: Rule, states: Sequence[DetectorState]) -> bool:
-    """Whether this rule's detector still sees the condition in another writer's stream."""
+    """Whether the rule's detector still sees the condition in the stream of another writer."""
     return any(state.state.get(str(rule.pk), {}).get("open") for state in states)
 
 

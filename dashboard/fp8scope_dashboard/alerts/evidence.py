@@ -1,8 +1,7 @@
-"""What an event takes with it, so that its page can draw it when the run is long gone."""
+"""The data that is stored with an event, so that its page does not depend on the run's telemetry."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from fp8scope_dashboard.alerts.detectors import Finding
@@ -10,19 +9,20 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Series
+from fp8scope_dashboard.text.numbers import json_number
 
-# Points of each series, ending with the step of detection; as many steps before the onset are looked at.
+# At most so many points of each series, from STEPS_BEFORE steps before the onset to the step of detection.
 POINTS = 200
 STEPS_BEFORE = 120
-# Tensors whose series are kept; the finding names more.
+# Tensors whose series are stored; the finding names more.
 TENSORS = 3
 
 
 def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
-    """The finding's own evidence and the series around its onset.
+    """The finding's evidence and the series around its onset, as JSON types.
 
-    Returns JSON types: `series` and, where the run has a baseline, `baseline` are lists of
-    {"name", "steps", "values"}, NaN and infinities as the strings of docs/wire.md.
+    `series` and, if the run has a baseline, `baseline` are lists of {"name", "steps", "values"}, with NaN and
+    infinities as the strings of docs/wire.md.
     """
     reach = max(STEPS_BEFORE, finding.step - finding.onset_step)
     first, last = finding.onset_step - reach, finding.step
@@ -39,7 +39,7 @@ def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
     baseline = lineage.baseline_runs(run)
     if baseline:
         read = queries.scalars([seed.id for seed in baseline], "loss", first=first, last=last, points=POINTS)
-        # The finding's own figure of that name, where there is one, is the baseline's loss.
+        # The finding's own `baseline`, if any, is a number: the baseline's loss.
         gathered["baseline_loss"] = gathered.pop("baseline", None)
         gathered["baseline"] = [_as_dict(seed.name, read[seed.id]) for seed in baseline if len(read[seed.id])]
     return gathered
@@ -69,11 +69,5 @@ def _as_dict(name: str, series: Series) -> dict[str, Any]:
     return {
         "name": name,
         "steps": series.steps.tolist(),
-        "values": [_number(v) for v in series.values.tolist()],
+        "values": [json_number(value) for value in series.values.tolist()],
     }
-
-
-def _number(value: float) -> float | str:
-    if math.isnan(value):
-        return "NaN"
-    return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,4 +1,4 @@
-"""Rules, what they found (events), and the outbox that carries events to people and to training processes."""
+"""Alert rules, their events, and the outbox that delivers events to channels."""
 
 from typing import ClassVar
 from uuid import UUID
@@ -7,6 +7,7 @@ from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.alerts.channels import CHANNELS
 from fp8scope_dashboard.runs.models import Run
 
 
@@ -29,14 +30,14 @@ class RuleAction(models.TextChoices):
 
 
 class Rule(models.Model):
-    """A detector with its parameters. Every project begins with one rule of each kind."""
+    """A detector with its parameters. A new project has one rule of each kind."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="rules")
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
     severity = models.CharField(max_length=16, choices=Severity.choices, default=Severity.CRITICAL)
     parameters = models.JSONField(default=dict, blank=True)
     enabled = models.BooleanField(default=True)
-    # What else happens when it opens an event: the layers that its evidence names are computed in BF16.
+    # The command to give when the rule opens an event: compute the layers that its evidence names in BF16.
     action = models.CharField(max_length=16, choices=RuleAction, default=RuleAction.NOTHING, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
 
@@ -48,7 +49,7 @@ class EventState(models.TextChoices):
 
 
 class Event(models.Model):
-    """One alert: opened once per run, rule and onset step, with the evidence in it."""
+    """One alert with its evidence. Opened once per run, kind and onset step."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     rule = models.ForeignKey(Rule, null=True, on_delete=models.SET_NULL, related_name="events")
@@ -78,15 +79,15 @@ class Event(models.Model):
         ]
 
 
-# The writer of a run's own detector state.
+# The writer id of the run-wide detector state.
 RUN_WIDE = UUID(int=0)
 
 
 class DetectorState(models.Model):
-    """How far the detectors have read one writer's stream, and what they remember of it.
+    """How far the detectors have read the messages of one writer, and their state.
 
-    The row of RUN_WIDE is the run's own: it holds what is not one writer's (the comparison with the
-    baseline) and its lock is held while the run is evaluated.
+    The row of RUN_WIDE belongs to the run: it has the state of the comparison with the baseline, and it is
+    locked while the run is evaluated.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="detector_states")
@@ -106,9 +107,10 @@ class DetectorState(models.Model):
 
 
 class Channel(models.Model):
-    """Where a project's alerts go. `config` holds what the channel needs, e.g. a webhook's url and secret.
+    """A destination of a project's alerts. `config` has the channel's settings, e.g. a webhook's url and
+    secret.
 
-    All of `config` is secret; `address` is what may be shown.
+    All of `config` is secret; show `address` instead.
     """
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="channels")
@@ -120,14 +122,12 @@ class Channel(models.Model):
 
     @property
     def address(self) -> str:
-        """Where it sends to, without what may be a secret."""
-        from fp8scope_dashboard.alerts.channels.webhook import masked
-
-        return masked(self.config)
+        """The receiver's address without its secrets."""
+        return CHANNELS[self.kind].masked(self.config)
 
 
 class Delivery(models.Model):
-    """The outbox: one row per event and channel, claimed by an UPDATE of `claimed_at` where it is null."""
+    """The outbox: one row per event and channel. A worker claims it by setting `claimed_at` from null."""
 
     event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="deliveries")
     channel = models.ForeignKey(Channel, on_delete=models.CASCADE, related_name="deliveries")

@@ -1,8 +1,8 @@
-"""The outbox: every event to every channel of its project, at least once.
+"""The outbox: delivers every event to every channel of its project, at least once.
 
-A delivery is a row written in the event's transaction. Whoever wants to send it claims it by an UPDATE that
-matches only an unclaimed row, so that of several workers one sends. A claim whose worker died is released
-after a while; then the receiver may get the same event twice, with the same delivery id.
+A delivery is a row that is written in the event's transaction. A worker claims it with an UPDATE that matches
+only an unclaimed row, so only one worker sends it. The claim of a worker that died expires; the receiver may
+then get the same event twice, with the same delivery id.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fp8scope_dashboard.runs.services import page_url
 logger = logging.getLogger(__name__)
 
 DELIVER = "fp8scope_dashboard.alerts.tasks.deliver"
-# Eight attempts, doubling from 10 s: the last some 20 minutes after the first.
+# With pauses that double from 10 s, the last attempt is about 20 minutes after the first.
 MOST_ATTEMPTS = 8
 FIRST_PAUSE = timedelta(seconds=10)
-# Longer than any attempt can take.
+# Must be longer than any attempt can take.
 CLAIM_EXPIRES = timedelta(minutes=5)
 DUE_AT_ONCE = 200
 ERROR_LENGTH = 500
 
 
 def enqueue(event: Event) -> None:
-    """Write the event's deliveries, within its transaction; have them sent after the commit."""
+    """Write the event's deliveries in the current transaction and queue them after the commit."""
     for channel in Channel.objects.filter(project=event.run.project_id, enabled=True):
         delivery, created = Delivery.objects.get_or_create(event=event, channel=channel)
         if created:
@@ -43,21 +43,21 @@ def enqueue(event: Event) -> None:
 def _send_soon(delivery_id: int) -> None:
     try:
         current_app.send_task(DELIVER, args=[delivery_id])
-    except Exception as error:  # whatever Redis or Celery raise: `due` finds the row
+    except Exception as error:  # whatever Redis or Celery raises: the sweeper finds the row with `due`
         logger.warning("Delivery %d waits for the sweeper: %s.", delivery_id, type(error).__name__)
 
 
 def due() -> list[int]:
-    """Release claims that have expired; return the deliveries to send now, the longest due first."""
+    """Release expired claims and return the deliveries to send now, the longest overdue first."""
     now = timezone.now()
-    open_ones = Delivery.objects.filter(delivered_at=None, failed_at=None)
-    open_ones.filter(claimed_at__lt=now - CLAIM_EXPIRES).update(claimed_at=None)
-    waiting = open_ones.filter(claimed_at=None, due_at__lte=now).order_by("due_at")
+    unfinished = Delivery.objects.filter(delivered_at=None, failed_at=None)
+    unfinished.filter(claimed_at__lt=now - CLAIM_EXPIRES).update(claimed_at=None)
+    waiting = unfinished.filter(claimed_at=None, due_at__lte=now).order_by("due_at")
     return list(waiting.values_list("id", flat=True)[:DUE_AT_ONCE])
 
 
 def deliver(delivery_id: int) -> bool:
-    """Send one delivery, unless it was sent, is being sent, or is not due. True when it was sent now."""
+    """Send one delivery unless it was sent, is being sent, or is not due. Returns whether it was sent now."""
     now = timezone.now()
     mine = Q(pk=delivery_id, claimed_at=None, delivered_at=None, failed_at=None, due_at__lte=now)
     if Delivery.objects.filter(mine).update(claimed_at=now, attempts=F("attempts") + 1) != 1:
@@ -66,13 +66,14 @@ def deliver(delivery_id: int) -> bool:
     try:
         if not delivery.channel.enabled:
             raise DeliveryError("The channel is switched off.", permanent=True)
-        CHANNELS[delivery.channel.kind](delivery.channel.config, _notice(delivery))
+        CHANNELS[delivery.channel.kind].send(delivery.channel.config, _notice(delivery))
     except DeliveryError as error:
         _failed(delivery, str(error), permanent=error.permanent)
         return False
-    except Exception as error:  # a channel's bug must not leave the row claimed; its text might hold a secret
-        where = "".join(traceback.format_tb(error.__traceback__))
-        logger.error("Delivery %d failed unexpectedly: %s.\n%s", delivery_id, type(error).__name__, where)
+    except Exception as error:  # a bug of a channel must not leave the row claimed
+        # Without the error's text, which may hold a secret.
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("Delivery %d failed unexpectedly: %s.\n%s", delivery_id, type(error).__name__, frames)
         _failed(delivery, f"Unexpected {type(error).__name__}; see the worker's log.", permanent=False)
         return False
     Delivery.objects.filter(pk=delivery_id).update(

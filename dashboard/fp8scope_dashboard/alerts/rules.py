@@ -1,7 +1,7 @@
-"""The kinds of rules: what each detects, its parameters, their defaults and bounds.
+"""The kinds of alert rules: what each detects, its parameters, their defaults and bounds.
 
-Plain data and pure functions. Where the defaults come from, and how often each kind is wrong on real runs,
-is in docs/statistics.md.
+Plain data and pure functions. docs/statistics.md says where the defaults come from and how often each kind is
+wrong on real runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 
 class RuleError(ValueError):
-    """A rule's parameters cannot be used; the message says what to change."""
+    """The parameters of a rule are invalid; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that a rule takes, its bounds included in the range."""
+    """A numeric parameter of a rule. The range includes its bounds."""
 
     default: float
     low: float
@@ -28,14 +28,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of rule. `outranks` names kinds that are not opened while an event of this one is open."""
+    """A kind of rule. While an event of this kind is open, no event of a kind in `outranks` opens."""
 
     name: str
     severity: str
     description: str
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     outranks: tuple[str, ...] = ()
-    # Whether its evidence names tensors, so that their layers can be fallen back.
+    # Whether its evidence names tensors, so that a command can compute their layers in BF16.
     names_tensors: bool = False
 
 
@@ -47,8 +47,8 @@ LOSS_NOT_FINITE = Kind(
     "loss_not_finite",
     "critical",
     "The loss is NaN or infinite.",
-    {"recover": _points(20, "Finite losses in a row after which it is over.")},
-    # What else such a run does follows from this.
+    {"recover": _points(20, "Finite losses in a row that end it.")},
+    # All other conditions of such a run are consequences.
     outranks=("loss_spike", "loss_divergence", "above_baseline", "saturation_rate"),
 )
 LOSS_SPIKE = Kind(
@@ -58,18 +58,18 @@ LOSS_SPIKE = Kind(
     {
         "z": Parameter(6.0, 3.0, 100.0, "Robust standard deviations above the median of recent losses."),
         "points": _points(3, "Points in a row that must be that high."),
-        "window": Parameter(50, 10, 10_000, "Recent points to hold a loss against.", whole=True),
-        "recover": _points(10, "Points in a row back below half of that height after which it is over."),
+        "window": Parameter(50, 10, 10_000, "Recent points that a loss is compared with.", whole=True),
+        "recover": _points(10, "Points in a row below half of that height that end it."),
     },
 )
 LOSS_DIVERGENCE = Kind(
     "loss_divergence",
     "critical",
-    "The smoothed loss has risen from its minimum and stays there.",
+    "The smoothed loss has risen from its minimum and stays high.",
     {
         "fraction": Parameter(0.02, 0.001, 10.0, "Least rise, relative to the minimum."),
         "sigmas": Parameter(8.0, 3.0, 100.0, "Least rise, in standard deviations of the smoothed loss."),
-        "points": _points(20, "Points in a row above, and below again."),
+        "points": _points(20, "Points in a row above the limit that open it, and below that end it."),
         "span": Parameter(20, 2, 10_000, "Points over which the loss is smoothed.", whole=True),
     },
     outranks=("loss_spike", "above_baseline"),
@@ -77,27 +77,27 @@ LOSS_DIVERGENCE = Kind(
 ABOVE_BASELINE = Kind(
     "above_baseline",
     "warning",
-    "The loss is above its baseline's by more than the project's margin (or than its seeds differ).",
+    "The loss is above its baseline's by more than the project's margin, or the spread of its seeds.",
     {
-        "block": Parameter(2, 1, 10_000, "Points whose mean is compared at once.", whole=True),
-        "recover": _points(10, "Blocks in a row back within the margin after which it is over."),
+        "block": Parameter(2, 1, 10_000, "Points whose mean is compared.", whole=True),
+        "recover": _points(10, "Blocks in a row within the margin that end it."),
     },
 )
 SATURATION_RATE = Kind(
     "saturation_rate",
     "warning",
-    "A tensor's elements are clipped to the format's range (or are NaN or infinite), step after step.",
+    "Elements of a tensor are clipped to the format's range, NaN or infinite, for many steps in a row.",
     {
         "rate": Parameter(0.001, 0.0, 1.0, "Overflowed elements over all elements of a tensor."),
         "points": _points(10, "Observations in a row above that rate."),
         "warmup": Parameter(
-            10, 0, 1_000_000, "First steps to ignore: scales are not settled yet.", whole=True
+            10, 0, 1_000_000, "First steps that are ignored, because scales are not settled yet.", whole=True
         ),
-        "recover": _points(20, "Rows without any such tensor after which it is over."),
+        "recover": _points(20, "Rows in a row without any such tensor that end it."),
     },
     names_tensors=True,
 )
-# In the order in which findings of the same step are told: what outranks comes first.
+# In the order in which findings of the same step are applied: kinds that outrank others come first.
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (LOSS_NOT_FINITE, LOSS_DIVERGENCE, LOSS_SPIKE, ABOVE_BASELINE, SATURATION_RATE)
@@ -105,10 +105,10 @@ KINDS: Mapping[str, Kind] = {
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of this name.
+    """The kind with this name.
 
     Raises:
-        RuleError: there is none.
+        RuleError: if there is none.
     """
     if name not in KINDS:
         raise RuleError(f"There is no rule of kind {name!r}; choose one of: {', '.join(KINDS)}.")
@@ -116,21 +116,24 @@ def kind_of(name: str) -> Kind:
 
 
 def validate(name: str, parameters: Mapping[str, Any]) -> dict[str, float]:
-    """A kind's parameters, all of them, with the given ones in place of defaults.
+    """All parameters of a kind: the given ones, and the defaults of the others.
 
     Raises:
-        RuleError: an unknown kind or parameter, not a number, or out of bounds.
+        RuleError: if the kind or a parameter is unknown, not a number, or out of bounds.
     """
     known = kind_of(name).parameters
     for given in parameters:
         if given not in known:
             raise RuleError(f"{name} has no parameter {given!r}; it takes: {', '.join(known)}.")
-    return {key: _checked(key, one, parameters.get(key, one.default)) for key, one in known.items()}
+    return {
+        key: _checked(key, parameter, parameters.get(key, parameter.default))
+        for key, parameter in known.items()
+    }
 
 
 def _checked(key: str, parameter: Parameter, value: Any) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # NaN lies in no range; whole numbers of any size compare without being converted.
+    # NaN is in no range. Integers of any size compare without conversion.
     if number and parameter.low <= value <= parameter.high and (not parameter.whole or value == int(value)):
         return int(value) if parameter.whole else float(value)
     what = "a whole number" if parameter.whole else "a number"
@@ -140,5 +143,5 @@ def _checked(key: str, parameter: Parameter, value: Any) -> float:
 
 
 def _short(value: Any) -> str:
-    """The value as it was given; not all of it when it is long."""
+    """The value, cut off if it is long."""
     return repr(value)[:40]

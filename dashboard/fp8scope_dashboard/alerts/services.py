@@ -1,4 +1,4 @@
-"""Rules and events, as the rest of the dashboard uses them."""
+"""Rules and events: the interface for the rest of the dashboard."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fp8scope_dashboard.runs.models import Run
 
 __all__ = ["acknowledge", "alerts_after", "create_default_rules", "evaluate", "resolve", "unread_runs"]
 
-# Events of a run that one answer carries; the training process gets the others with its next message.
+# Events in one response; the training process gets the others with its next message.
 EVENTS_AT_ONCE = 1_000
 
 
 def create_default_rules(project: Project) -> None:
-    """One rule of each kind, with default parameters; kinds that the project has are left as they are."""
+    """Create one rule with default parameters for each kind that the project does not have yet."""
     present = set(Rule.objects.filter(project=project).values_list("kind", flat=True))
     Rule.objects.bulk_create(
         Rule(
@@ -35,9 +35,9 @@ def create_default_rules(project: Project) -> None:
 
 
 def alerts_after(run_id: UUID, after_id: int) -> list[dict[str, Any]]:
-    """The run's events with an id greater than `after_id`, oldest first, as docs/wire.md shows them.
+    """The run's events with an id greater than `after_id`, oldest first, in the form of docs/wire.md.
 
-    A run's events get their ids and are committed under one lock: no smaller id appears after a greater one.
+    The events of a run get their ids and are committed under one lock, so that ids appear in ascending order.
     """
     fields = ("id", "kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
     events = Event.objects.filter(run_id=run_id, id__gt=after_id).order_by("id")
@@ -45,7 +45,7 @@ def alerts_after(run_id: UUID, after_id: int) -> list[dict[str, Any]]:
 
 
 def acknowledge(event: Event, user: User) -> bool:
-    """Note that a person has taken notice. False: somebody had before, or it is resolved."""
+    """Record that a person has seen an event. False if it was acknowledged or resolved before."""
     changed = Event.objects.filter(pk=event.pk, state=EventState.OPEN).update(
         state=EventState.ACKNOWLEDGED, acknowledged_by=user, acknowledged_at=timezone.now()
     )
@@ -53,7 +53,7 @@ def acknowledge(event: Event, user: User) -> bool:
 
 
 def resolve(event: Event) -> bool:
-    """Close an event by hand. False: it was closed. Its condition opens another only after it was gone."""
+    """Close an event by hand; False if it was closed before. Only a new occurrence opens another event."""
     changed = (
         Event.objects.filter(pk=event.pk)
         .exclude(state=EventState.RESOLVED)
@@ -70,8 +70,8 @@ def _announced(event: Event, changed: int) -> bool:
 
 
 def unread_runs() -> list[UUID]:
-    """Runs of which the detectors have not read all that they and their baselines have stored."""
-    found = []
+    """Runs with stored rows, or baselines with stored rows, that the detectors have not read."""
+    unread = []
     for project in lineage.active_projects():
         runs = Run.objects.filter(project=project).values_list("id", "group", "baseline", "rows_stored")
         of_group: dict[str, int] = defaultdict(int)
@@ -82,5 +82,5 @@ def unread_runs() -> list[UUID]:
         for run_id, group, baseline, rows in runs:
             behind = rows if not baseline else of_group[baseline] + (0 if baseline == group else rows)
             if behind and read.get(run_id) != behind:
-                found.append(run_id)
-    return found
+                unread.append(run_id)
+    return unread

@@ -1,4 +1,4 @@
-"""Celery's way in: parse ids, call a plain function."""
+"""Celery tasks: each parses ids and calls a plain function."""
 
 from uuid import UUID
 
@@ -9,13 +9,13 @@ from fp8scope_dashboard.alerts import outbox, services
 
 @shared_task  # type: ignore[untyped-decorator]
 def evaluate_run(run_id: str) -> None:
-    """Run the detectors over what is new of a run."""
+    """Run the detectors over the new rows of a run."""
     services.evaluate(UUID(run_id))
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def sweep() -> None:
-    """Start the evaluations that a lost message would have started."""
+    """Start the evaluations whose Celery messages were lost."""
     for run_id in services.unread_runs():
         evaluate_run.delay(str(run_id))
 
@@ -28,6 +28,6 @@ def deliver(delivery_id: int) -> None:
 
 @shared_task  # type: ignore[untyped-decorator]
 def deliver_due() -> None:
-    """Send again what failed, and what a lost message would have sent."""
+    """Send deliveries that failed before or whose Celery messages were lost."""
     for delivery_id in outbox.due():
         deliver.delay(delivery_id)

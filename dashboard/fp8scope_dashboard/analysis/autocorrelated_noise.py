@@ -1,7 +1,7 @@
-"""Within-pair noise of a difference: how much a mean over correlated steps wobbles.
+"""Within-pair noise: the uncertainty of a mean difference over serially correlated steps.
 
-What these functions give is labelled *within-pair noise* wherever it is shown. It says how well this pair's
-difference is known, not what another seed would have given: runs of identical configurations differ by more.
+Pages label these intervals *within-pair noise*: they show how precisely this pair's difference is known, not
+what another seed would give. Runs of identical configurations differ by more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 def newey_west_lags(n: int) -> int:
-    """Number of autocovariances to use for n values: floor(4 (n/100)^(2/9)) (Newey and West, 1994)."""
+    """Number of autocovariances for n values: floor(4 (n/100)^(2/9)) (Newey and West, 1994)."""
     return min(max(int(4.0 * (n / 100.0) ** (2.0 / 9.0)), 0), max(n - 1, 0))
 
 
@@ -37,9 +37,9 @@ def long_run_variance(values: Floats, lags: int | None = None) -> float:
 
 
 def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple[float, float]:
-    """Interval of the mean of serially correlated values, normal quantile and Newey-West standard error."""
+    """Interval of the mean of serially correlated values: normal quantile, Newey-West standard error."""
     mean = float(values.mean())
-    # Squares of large values overflow; a power of two scales without rounding.
+    # Squares of large values overflow. Scaling by a power of two does not round.
     _, exponent = math.frexp(float(np.abs(values).max()))
     error = math.sqrt(long_run_variance(np.ldexp(values, -exponent), lags) / len(values))
     half = float(scipy.stats.norm.isf(alpha / 2.0)) * math.ldexp(error, exponent)
@@ -49,8 +49,8 @@ def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple
 def moving_band(values: Floats, width: int, alpha: float) -> tuple[Floats, Floats, Floats]:
     """Moving mean of float64[n] values and its within-pair noise band: (mean, low, high), each float64[n].
 
-    The window is centred, `width` points wide and shorter at the ends. The long-run variance is taken in
-    each window from the residuals about the moving mean, in time O(n L).
+    The window is centred, `width` points wide and shorter at the ends. The long-run variance of each window
+    is computed from the residuals about the moving mean, in O(n L) time.
     """
     n = len(values)
     if n == 0:
@@ -68,7 +68,7 @@ def moving_band(values: Floats, width: int, alpha: float) -> tuple[Floats, Float
         products[lag:] = residuals[lag:] * residuals[:-lag]
         weight = 2.0 * (1.0 - lag / (lags + 1.0))
         variance += weight * _window_sums(products, np.minimum(start + lag, stop), stop)
-    # One degree of freedom is spent on the mean; a window of one point has no variance to show.
+    # The mean takes one degree of freedom. A window of one point has no variance.
     error = np.sqrt(np.maximum(variance, 0.0) / np.maximum(count - 1.0, 1.0) / count)
     reach = float(scipy.stats.norm.isf(alpha / 2.0)) * error
     return mean, mean - reach, mean + reach

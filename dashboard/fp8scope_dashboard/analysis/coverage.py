@@ -1,7 +1,7 @@
-"""How much of the planned run a verdict judges, and whether a good verdict may be called final.
+"""How much of the planned run a verdict covers, and whether a good verdict is final.
 
-"Nothing wrong" is final only when the run and a run of its baseline finished as planned, and the verdict
-rests on all of the planned run. Pure functions.
+A good verdict is final only if the run and a run of its baseline finished as planned, and the verdict covers
+all of the planned run. Pure functions.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from fp8scope_dashboard.text.verdicts import count
+from fp8scope_dashboard.text.numbers import count
 
-# 'finished' is a run that did all it had planned; 'finished_early' ended by itself before that; 'failed'
-# includes runs whose process was killed and reported so later; 'silent' is killed or cut off.
+# 'finished': the run did all planned steps; 'finished_early': it ended regularly before that; 'failed':
+# includes processes that were killed and reported it later; 'silent': killed or without a connection.
 Standing = Literal["running", "finished", "finished_early", "failed", "silent"]
 Unit = Literal["steps", "tokens"]
-# Where `planned` comes from: what the run said, or the longest run that is compared.
+# Where `planned` comes from: the run's own total_steps, or the longest run that is compared.
 Plan = Literal["total_steps", "longest_run", "unknown"]
 
-# Verdicts that find nothing wrong. Only these need all of the run: a difference that was measured stays one.
+# Good verdicts. Only these need all of the run: a measured difference remains one.
 GOOD: Final = frozenset({"equivalent", "within", "inside"})
-# What a good verdict becomes while something still goes on, and where part of the run is missing for good.
+# A good verdict becomes PENDING while a run continues, and INCOMPLETE if part of the run will never come.
 PENDING: Final = "pending"
 INCOMPLETE: Final = "incomplete"
-# Arms on different batch sizes rarely end at the same token; this part of the plan may be missing.
+# Runs with different batch sizes rarely end at the same token: this share of the plan may be missing.
 SLACK: Final = 0.01
 
 
 def standing_of(state: str, reached: int | None, planned: int | None, gap: float = 1.0) -> Standing:
-    """How a run stands.
+    """The standing of a run.
 
     Args:
         state: a runs.models.RunState.
-        reached: the last stored step of its latest attempt; None for no step.
-        planned: total_steps; None or 0 where unknown.
-        gap: steps between two logged rows: the last row of a full run may lie that far before the end (one
+        reached: the last stored step of its latest attempt; None if it has none.
+        planned: total_steps; None or 0 if unknown.
+        gap: steps between two logged rows. The last row of a complete run may be that far from the end (one
             step for a script that counts from 0).
     """
     if state != "finished":
@@ -47,12 +47,12 @@ def standing_of(state: str, reached: int | None, planned: int | None, gap: float
 
 @dataclass(frozen=True)
 class BaselineArm:
-    """The baseline runs that a verdict rests on.
+    """The baseline runs that a verdict uses.
 
     Attributes:
-        standings: of those that were used.
+        standings: of the runs that were used.
         reached: the furthest step of any of them.
-        left_out: runs of the group that were not used: too short, or a loss that is not finite.
+        left_out: runs of the group that were not used: too short, or with a loss that is not finite.
     """
 
     standings: tuple[Standing, ...] = ()
@@ -61,23 +61,23 @@ class BaselineArm:
 
     @property
     def standing(self) -> Standing | None:
-        """One run that finished as planned is enough; None where no run was used."""
+        """The best standing: one run that finished as planned is enough. None if no run was used."""
         best_first: tuple[Standing, ...] = ("finished", "running", "finished_early", "failed", "silent")
         return next((standing for standing in best_first if standing in self.standings), None)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the planned run a verdict judges.
+    """How much of the planned run a verdict covers.
 
     Attributes:
         standing: of the run.
-        judged: the place up to which the verdict judges, in `unit`; None when nothing was judged.
-        planned: the run's planned length in `unit`; None where unknown.
-        gap: distance between two compared places at the end, in `unit`.
+        judged: the end of the judged range, in `unit`; None if nothing was judged.
+        planned: the run's planned length in `unit`; None if unknown.
+        gap: distance between two compared points at the end, in `unit`.
         reached: the last stored step of the run's latest attempt.
-        cadence: steps between two of the run's own losses at the end.
-        waits: whether more of the run can be judged once something that still goes on has ended.
+        cadence: steps between two of the run's losses at the end.
+        waits: whether more of the run can be judged later, because a run that it depends on continues.
     """
 
     standing: Standing
@@ -93,26 +93,26 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether the verdict rests on all of the planned run."""
+        """Whether the verdict covers all of the planned run."""
         if self.judged is None or not self.planned:
             return False
         return self.judged + max(self.gap, SLACK * self.planned) >= self.planned
 
     @property
     def share(self) -> float | None:
-        """Part of the planned run that is judged, 0 to 1; None where no plan is known."""
+        """Judged share of the planned run, 0 to 1; None if the plan is unknown."""
         if not self.planned:
             return None
         return 1.0 if self.complete else min(1.0, max(0.0, (self.judged or 0.0) / self.planned))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON types only."""
+        """The fields, `share` and `complete` as JSON types."""
         arm = {**asdict(self.baseline), "standings": list(self.baseline.standings)}
         return {**asdict(self), "baseline": arm, "share": self.share, "complete": self.complete}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Coverage:
-        """What `as_dict` gave; keys of a newer version are passed over."""
+        """Read the result of `as_dict`; ignores keys of a newer version."""
         arm = stored.get("baseline") or {}
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
         fields["baseline"] = BaselineArm(
@@ -126,9 +126,9 @@ class Judgement:
     """A verdict, what it covers, and why it is not final.
 
     Attributes:
-        verdict: what may be shown: `measured`, or PENDING or INCOMPLETE in place of a good one.
-        measured: what the statistics say of what is there.
-        reason: why the verdict does not stand for the whole run; empty when it is final.
+        verdict: the verdict to show: `measured`, or PENDING or INCOMPLETE instead of a good one.
+        measured: the verdict of the statistics on the stored data.
+        reason: why the verdict does not hold for the whole run; empty if it is final.
     """
 
     verdict: str
@@ -152,8 +152,8 @@ class Judgement:
 
 
 def conclude(measured: str, coverage: Coverage) -> Judgement:
-    """What may be said of a run of which the statistics say `measured`."""
-    waits, reason = _obstacle(coverage)
+    """The judgement on a run from the verdict of the statistics and what it covers."""
+    waits, reason = _reason_not_final(coverage)
     verdict = measured
     if reason and measured in GOOD:
         verdict = PENDING if waits else INCOMPLETE
@@ -161,55 +161,58 @@ def conclude(measured: str, coverage: Coverage) -> Judgement:
 
 
 def is_dead(standing: Standing | None) -> bool:
-    """Whether a run ended without doing all it had planned, or is thought to have."""
+    """Whether a run ended, or seems to have ended, before its planned end."""
     return standing in ("failed", "silent", "finished_early")
 
 
-def _obstacle(coverage: Coverage) -> tuple[bool, str]:
-    """Whether it will go away by itself, and what it is; no text when the verdict is final."""
+def _reason_not_final(coverage: Coverage) -> tuple[bool, str]:
+    """Why a verdict is not final ('' if it is), and whether that can change without a new run."""
     if is_dead(coverage.standing):
         return False, _dead(coverage)
     if coverage.standing == "running":
-        return True, "The run is still going on."
+        return True, "The run has not finished yet."
     arm = coverage.baseline.standing
     if arm is None:
         return coverage.waits, "No baseline run could be used."
     if is_dead(arm):
         return False, _dead_baseline(coverage.baseline)
     if arm == "running":
-        return True, "The baseline is still going on."
+        return True, "The baseline has not finished yet."
     if not coverage.complete:
-        more = "The rest is still to come." if coverage.waits else "The runs have no more in common."
-        return coverage.waits, f"{_up_to(coverage)} {more}"
+        rest = "The rest will follow." if coverage.waits else "The runs have no further steps in common."
+        return coverage.waits, f"{_up_to(coverage)} {rest}"
     return False, ""
 
 
 def _dead(coverage: Coverage) -> str:
-    place = "before its first step" if coverage.reached is None else f"at step {coverage.reached}"
+    when = "before its first step" if coverage.reached is None else f"at step {coverage.reached}"
     if coverage.reached is not None and coverage.plan == "total_steps":
-        place += f" of {coverage.planned:.0f} planned"
+        when += f" of {coverage.planned:.0f} planned"
     return {
-        "failed": f"The run failed {place}.",
-        "silent": f"The run went silent {place}: it was killed, or cannot reach this server.",
-    }.get(coverage.standing, f"The run finished early, {place}.")
+        "failed": f"The run failed {when}.",
+        "silent": f"The run went silent {when}: it was killed, or cannot reach this server.",
+    }.get(coverage.standing, f"The run finished early, {when}.")
 
 
 def _dead_baseline(arm: BaselineArm) -> str:
     words = {"finished_early": "finished early", "failed": "failed", "silent": "went silent"}
-    listed = ", ".join(f"{number} {words[one]}" for one, number in Counter(arm.standings).items())
+    listed = ", ".join(f"{number} {words[standing]}" for standing, number in Counter(arm.standings).items())
     furthest = "" if arm.reached is None else f", the furthest at step {arm.reached}"
     return f"No baseline run finished as planned: {listed}{furthest}."
 
 
 def _up_to(coverage: Coverage) -> str:
     if coverage.judged is None:
-        return "Nothing of the run is judged yet."
-    judged = f"step {coverage.judged:.0f}" if coverage.unit == "steps" else f"{coverage.judged:.0f} tokens"
-    return f"The verdict covers the run up to {judged} only."
+        return "No part of the run has been judged yet."
+    return f"The verdict covers the run up to {_end_of(coverage.judged, coverage.unit)} only."
+
+
+def _end_of(judged: float, unit: Unit) -> str:
+    return f"step {judged:.0f}" if unit == "steps" else f"{judged:.0f} tokens"
 
 
 def percent_of(coverage: Coverage) -> str:
-    """`12 %`, rounded down, so that only all of it is 100 %; empty where no plan is known."""
+    """`12 %`, rounded down so that only a complete run is at 100 %; empty if the plan is unknown."""
     if coverage.share is None:
         return ""
     whole = int(100.0 * coverage.share + 1e-9)
@@ -217,7 +220,7 @@ def percent_of(coverage: Coverage) -> str:
 
 
 def in_short(coverage: Coverage) -> str:
-    """`12 % of the planned run`, where there is little room."""
+    """The judged share in a few words: `12 % of the planned run`."""
     if coverage.judged is None:
         return ""
     if not (share := percent_of(coverage)):
@@ -226,11 +229,11 @@ def in_short(coverage: Coverage) -> str:
 
 
 def in_full(coverage: Coverage) -> str:
-    """A sentence: what the verdict judges, of how much."""
+    """The judged share as a sentence."""
     if coverage.judged is None:
         return ""
     unit = coverage.unit
-    judged = f"step {coverage.judged:.0f}" if unit == "steps" else f"{coverage.judged:.0f} tokens"
+    judged = _end_of(coverage.judged, unit)
     if not coverage.planned:
         return f"Judged up to {judged}; how long the run will be is unknown."
     share = percent_of(coverage)
@@ -247,7 +250,7 @@ def in_full(coverage: Coverage) -> str:
 
 
 def cadence(steps: Sequence[int]) -> float:
-    """Usual distance between the last of ascending steps (at most 20 of them); 1 for fewer than two."""
+    """Median distance between the last of ascending steps (at most 20 of them); 1 for fewer than two."""
     last = sorted(int(step) for step in steps[-20:])
     gaps = sorted(after - before for before, after in zip(last, last[1:], strict=False))
     return float(max(1, gaps[len(gaps) // 2])) if gaps else 1.0

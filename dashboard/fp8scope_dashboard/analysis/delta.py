@@ -1,4 +1,4 @@
-"""The BF16-vs-FP8 delta of the training loss, and the verdict on it."""
+"""The delta of the training loss between FP8 and BF16, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from fp8scope_dashboard.text.numbers import SMALLEST, usable
 Floats = NDArray[np.float64]
 Verdict = Literal["equivalent", "different", "inconclusive", "within", "over", "insufficient"]
 
-# The final window: late enough to judge what the run has become (the learning rate is at its lowest, the loss
-# nearly level, so that a mean over it is meaningful), long enough to average the batches' noise away.
+# The final window: late enough that the learning rate is at its lowest and the loss nearly level, so that its
+# mean is meaningful; long enough to average out the noise of the batches.
 WINDOW_FRACTION = 0.1
-# Fewer aligned points than this say nothing yet; the window holds at least WINDOW_POINTS of them.
+# With fewer aligned points there is no verdict; the window holds at least WINDOW_POINTS of them.
 COMMON_POINTS = 20
 WINDOW_POINTS = 5
-# A run takes part when it reaches at least this much of the way that is compared: else one that has only
-# begun (or died early) would pull everybody's window back to its own start.
+# A run takes part if it covers at least this much of the compared range. Otherwise a run that has just
+# started (or died early) would move the window of all runs back to its own start.
 REACH = 1.0 - WINDOW_FRACTION
 CURVE_POINTS = 400
-# Places at the end from which the distance of two is taken.
+# The usual distance between points is measured on this many points at the end.
 CADENCE_POINTS = 20
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What a comparison rests on.
+    """The runs and the range that a comparison uses.
 
     Attributes:
-        end: the last compared place, on `aligned_on`; `gap` is the usual distance of the last ones there.
-        step: the first run's own step at that place; `step_gap` is the usual distance of its last ones.
-        runs: places of the runs that took part, in the sequence that was given.
-        baselines: the same of the baseline runs.
+        end: the last compared point, on `aligned_on`; `gap` is the usual distance between points there.
+        step: the first run's step at that point; `step_gap` is the usual distance between its last steps.
+        runs: indices of the runs that took part, in the sequence given to `compare_losses`.
+        baselines: indices of the baseline runs that took part.
     """
 
     end: float
@@ -53,17 +53,17 @@ class Basis:
 
 @dataclass(frozen=True)
 class LossComparison:
-    """The verdict on a run's loss, with what a page needs to show it. Relative figures are fractions.
+    """The verdict on a run's loss and the data that a page needs to show it. Relative figures are fractions.
 
     Attributes:
-        delta: relative difference in the window; None when a run diverged or there is too little data.
+        delta: relative difference in the window; None if a run diverged or there is too little data.
         interval: between-seed interval of delta (two or more runs in each arm), else None.
         noise_interval: within-pair noise of delta, from the serial correlation of this pair alone.
-        tolerance: what delta was held against: the margin, or the baseline's own spread.
-        window: first and last place of the window, on `aligned_on`.
-        curve: {"x", "delta", "low", "high"}: smoothed relative difference of the first run along the way
-            and its within-pair noise band, at most CURVE_POINTS values each; "x_name" names x.
-        basis: the runs and the stretch of them that were compared; None with too little data.
+        tolerance: the largest delta that counts as no difference: the margin, or the spread of the baseline.
+        window: first and last point of the window, on `aligned_on`.
+        curve: {"x", "delta", "low", "high"}: the first run's smoothed relative difference and its within-pair
+            noise band, at most CURVE_POINTS values each; "x_name" names x.
+        basis: the runs and the range that were compared; None with too little data.
     """
 
     verdict: Verdict
@@ -86,7 +86,7 @@ class LossComparison:
     basis: Basis | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain lists, strings and numbers, all of them finite; without the basis."""
+        """The fields but the basis, as JSON types; every number is finite."""
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in asdict(replace(self, basis=None)).items()
@@ -105,14 +105,14 @@ def compare_losses(
     """Compare an arm of runs that differ only in their seed with a baseline arm.
 
     Args:
-        runs: the run in question first, then others of its seed group.
+        runs: the run to judge first, then others of its seed group.
         baselines: the runs of the baseline group.
         margin: relative difference that counts as none, > 0.
         alpha: size of the tests, 0 < alpha <= 0.5.
         window_fraction: part of the common range, at its end, whose mean loss is compared.
 
-    A loss that is NaN or infinite in the window makes the verdict 'over' (one run) or 'different' (several);
-    a baseline run with such a loss is left out.
+    If a loss is NaN or infinite in the window, the verdict is 'over' (one run) or 'different' (several).
+    Baseline runs with such a loss are left out.
 
     Raises:
         ValueError: no run was given.
@@ -155,9 +155,9 @@ def compare_losses(
 
 
 def _reaching(runs: Sequence[Curve], baselines: Sequence[Curve]) -> tuple[list[int], list[int]]:
-    """Places of the runs that reach (nearly) as far as the first run and the furthest baseline both go.
+    """Indices of the runs that reach (nearly) as far as both the first run and the furthest baseline.
 
-    A run that stopped short on a loss that is not finite did not stop by chance: it stays in.
+    A run that ended early on a loss that is not finite stays in: it did not end by chance.
     """
     everyone = [*runs, *(curve for curve in baselines if len(curve))]
     tokens = all(curve.tokens is not None for curve in everyone)
@@ -167,9 +167,9 @@ def _reaching(runs: Sequence[Curve], baselines: Sequence[Curve]) -> tuple[list[i
 
     horizon = REACH * min(end(runs[0]), max(map(end, baselines)))
     chosen = [0]
-    for place, curve in enumerate(runs[1:], 1):
+    for index, curve in enumerate(runs[1:], 1):
         if len(curve) and (end(curve) >= horizon or not np.isfinite(curve.losses[-1])):
-            chosen.append(place)
+            chosen.append(index)
     return chosen, [i for i, curve in enumerate(baselines) if len(curve) and end(curve) >= horizon]
 
 
@@ -220,21 +220,40 @@ def _judge(
             interval=test.interval,
             p_value=test.p_value,
         )
-        return replace(judged, explanation=verdicts.over_seeds(judged, 1.0 - 2.0 * alpha))
-    verdict, delta, allowed = judge_single(float(means.mean()), references, common.margin)
-    judged = replace(
-        common, verdict=verdict, method="tolerance from the baseline's seeds", tolerance=allowed, delta=delta
+        explanation = verdicts.loss_over_seeds(
+            test.verdict,
+            test.delta,
+            test.interval,
+            level=1.0 - 2.0 * alpha,
+            margin=common.margin,
+            runs=len(means),
+            baseline_loss=reference,
+            seeds=len(references),
+        )
+        return replace(judged, explanation=explanation)
+    loss = float(means.mean())
+    verdict, delta, allowed = judge_single(loss, references, common.margin)
+    return replace(
+        common,
+        verdict=verdict,
+        method=(
+            "tolerance equal to the margin"
+            if allowed == common.margin
+            else "tolerance from the baseline's seeds"
+        ),
+        tolerance=allowed,
+        delta=delta,
+        explanation=verdicts.loss_of_one_run(
+            loss, delta, reference, len(references), tolerance=allowed, margin=common.margin
+        ),
     )
-    if allowed == common.margin:
-        judged = replace(judged, method="tolerance equal to the margin")
-    return replace(judged, explanation=verdicts.single(judged))
 
 
 def _diverged(
     common: LossComparison, ours: Floats, broken: NDArray[np.bool_], aligned: Aligned
 ) -> LossComparison:
-    which = int(np.argmax(broken))
-    since = float(aligned.x[_broken_since(ours[which])])
+    first_broken = int(np.argmax(broken))
+    since = float(aligned.x[_broken_since(ours[first_broken])])
     return replace(
         common,
         verdict="over" if len(ours) == 1 else "different",
@@ -245,7 +264,7 @@ def _diverged(
 
 
 def _broken_since(losses: Floats) -> int:
-    """Index from which the loss is not finite to the end; its last lapse where it recovered."""
+    """Index from which the loss is not finite to the end; the last such index if it recovered."""
     finite = np.flatnonzero(np.isfinite(losses))
     if len(finite) == 0 or finite[-1] < len(losses) - 1:
         return int(finite[-1]) + 1 if len(finite) else 0

@@ -1,4 +1,4 @@
-"""Differences of two runs' scores: on the same items, and on different ones."""
+"""Differences between the scores of two runs: over the same items (paired) and over different ones."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fp8scope_dashboard.analysis.intervals import (
 
 Floats = NDArray[np.float64]
 
-# Below this many discordant pairs the normal approximation is not to be trusted: exact McNemar instead.
+# With fewer discordant pairs the normal approximation is poor: use the exact McNemar test.
 EXACT_BELOW = 25
 
 
 @dataclass(frozen=True)
 class Difference:
-    """run - baseline.
+    """Score of the run minus score of the baseline.
 
     Attributes:
-        interval: at level 1 - alpha.
+        interval: of the difference, at level 1 - alpha.
         error: standard error of the difference.
-        p_value: two-sided, of no difference.
+        p_value: two-sided, of the hypothesis of no difference.
     """
 
     method: str
@@ -43,12 +43,12 @@ class Difference:
 
 
 def mcnemar(run: Floats, baseline: Floats) -> float:
-    """Exact two-sided p-value that two runs are equally often right on the same items (McNemar, 1947).
+    """Exact two-sided p-value of two runs being correct equally often on the same items (McNemar, 1947).
 
     Args:
         run, baseline: float64[n] of 0 and 1, item by item.
 
-    The discordant items are a fair coin under the hypothesis; 1 where there is none.
+    Under the hypothesis, discordant items are tosses of a fair coin. The p-value is 1 without any.
     """
     only_run = int(np.sum((run == 1) & (baseline == 0)))
     only_baseline = int(np.sum((run == 0) & (baseline == 1)))
@@ -66,10 +66,10 @@ def paired(
     clusters: Sequence[str] | None = None,
     proportion: bool = False,
 ) -> Difference:
-    """Difference of two means over the same float64[n] items, from the items' differences.
+    """Difference of two means over the same float64[n] items, from the differences per item.
 
-    What an item contributes to both scores cancels. With clusters the standard error is clustered and the
-    quantile Student-t's. For proportions with few discordant items the p-value is exact McNemar's.
+    The difficulty of each item cancels. With clusters, the standard error is clustered and the quantile is
+    Student-t's. For proportions with few discordant items, the p-value is that of the exact McNemar test.
     """
     differences = run - baseline
     error = standard_error(differences, clusters)
@@ -94,8 +94,8 @@ def unpaired(
 ) -> Difference:
     """Difference of two means over different items.
 
-    Proportions: interval of Newcombe (1998, method 10: from the two Wilson intervals), z test. Means (and
-    clustered items): normal approximation with the sum of the squared standard errors.
+    For proportions: the interval of Newcombe (1998, method 10, from the two Wilson intervals) and a z test.
+    For means and clustered items: normal approximation with the sum of the squared standard errors.
     """
     mean = float(run.mean() - baseline.mean())
     errors = [standard_error(items, names) for items, names in zip((run, baseline), clusters, strict=True)]

@@ -1,4 +1,4 @@
-"""Is FP8's loss BF16's? Tests of equivalence over seeds, and a tolerance where there is only one FP8 run."""
+"""Tests of equivalence of two arms' losses over seeds, and a tolerance if there is only one FP8 run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ Floats = NDArray[np.float64]
 TestVerdict = Literal["equivalent", "different", "inconclusive"]
 SingleVerdict = Literal["within", "over"]
 
-# Baseline seeds from which on their spread widens the tolerance: an SD of two says next to nothing.
+# With at least so many baseline seeds, their spread widens the tolerance: the SD of two seeds is too
+# uncertain.
 SEEDS_FOR_SPREAD = 3
 SPREAD_FACTOR = 3.0
-# No ratio of usable numbers is larger.
-MOST_ERROR = LARGEST / SMALLEST
+# The largest ratio of two usable numbers.
+LARGEST_ERROR = LARGEST / SMALLEST
 
 
 @dataclass(frozen=True)
 class EquivalenceTest:
-    """What two one-sided tests said.
+    """Result of two one-sided tests.
 
     Attributes:
-        verdict: 'equivalent' when the interval lies within the margin, 'different' when it lies wholly
-            outside, else 'inconclusive'.
+        verdict: 'equivalent' if the interval lies within the margin, 'different' if it lies wholly outside,
+            else 'inconclusive'.
         delta: relative difference of the arms' means.
-        interval: of delta, at level 1 - 2 alpha, the one that goes with two one-sided tests at alpha.
-        p_value: of the hypothesis that the arms are not equivalent: the larger of the two one-sided ones.
+        interval: of delta, at level 1 - 2 alpha, which corresponds to two one-sided tests at alpha.
+        p_value: of the hypothesis that the arms are not equivalent: the larger of the two one-sided p-values.
         degrees_of_freedom: Welch's.
     """
 
@@ -49,17 +50,18 @@ def standard_error(losses: Floats) -> float:
 
 
 def relative_spread(losses: Floats) -> float:
-    """Standard deviation (n - 1) of float64[K] seeds' losses over their mean; 0 for fewer than two."""
+    """Standard deviation (n - 1) of the losses of K seeds, float64[K], over their mean; 0 if K < 2."""
     if len(losses) < 2:
         return 0.0
     return float(np.std(losses, ddof=1)) / abs(float(np.mean(losses)))
 
 
 def tolerance(baseline: Floats, margin: float) -> float:
-    """Relative difference up to which one further run counts as within the baseline's noise.
+    """Relative difference up to which one further run counts as within the noise of the baseline.
 
-    max(margin, 3 s sqrt(1 + 1/K)): sqrt(1 + 1/K) s is the standard error of a new seed's difference from
-    the mean of K. A run of the baseline's own kind is over it with probability at most P(|t_{K-1}| > 3).
+    max(margin, 3 s sqrt(1 + 1/K)), where sqrt(1 + 1/K) s is the standard error of the difference between a
+    new seed and the mean of K seeds. A further run of the baseline's configuration exceeds it with
+    probability at most P(|t_{K-1}| > 3).
     """
     seeds = len(baseline)
     if seeds < SEEDS_FOR_SPREAD:
@@ -70,7 +72,7 @@ def tolerance(baseline: Floats, margin: float) -> float:
 def judge_single(loss: float, baseline: Floats, margin: float) -> tuple[SingleVerdict, float, float]:
     """Judge one run's loss against float64[K] baseline losses: (verdict, relative delta, tolerance).
 
-    No probability goes with it: one run says nothing about the spread of its own kind.
+    The verdict has no probability: one run does not show the spread between seeds of its configuration.
     """
     reference = float(np.mean(baseline))
     delta = (loss - reference) / abs(reference)
@@ -82,26 +84,26 @@ def two_one_sided_tests(run: Floats, baseline: Floats, margin: float, alpha: flo
     """Two one-sided Welch t-tests (Schuirmann, 1987) of the relative difference of two arms' means.
 
     Args:
-        run: float64[m] losses, one a seed, m >= 2.
-        baseline: float64[K] losses, one a seed, K >= 2.
+        run: float64[m] losses, one per seed, m >= 2.
+        baseline: float64[K] losses, one per seed, K >= 2.
         margin: relative difference that counts as none.
         alpha: size of each of the two tests, and of the claim 'different'.
 
-    The standard error of the ratio is the delta method's; Welch, because whether FP8 changes the spread
-    between seeds is part of the question.
+    The standard error of the ratio comes from the delta method. Welch's test is used because FP8 may change
+    the spread between seeds.
 
     Raises:
-        ValueError: an arm has fewer than two seeds.
+        ValueError: if an arm has fewer than two seeds.
     """
     if len(run) < 2 or len(baseline) < 2:
         raise ValueError("A test over seeds needs at least two runs in each arm.")
     reference = float(np.mean(baseline))
     ratio = float(np.mean(run)) / reference
     delta = (ratio - 1.0) * math.copysign(1.0, reference)
-    # Standard errors, not variances: the squares of large ones overflow. An error at the bound is as large as
-    # delta can be, so the interval reaches beyond the margin on both sides.
+    # Standard errors, not variances: squares of large values overflow. An error at the bound is as large as
+    # delta can be, so the interval still exceeds the margin on both sides.
     parts = [
-        min(factor * (standard_error(losses) / abs(reference)), MOST_ERROR)
+        min(factor * (standard_error(losses) / abs(reference)), LARGEST_ERROR)
         for factor, losses in ((1.0, run), (abs(ratio), baseline))
     ]
     error = math.hypot(*parts)

@@ -1,4 +1,4 @@
-"""Is FP8's evaluation score inside BF16's interval, and what could this many items have shown?"""
+"""Whether a score is inside its baseline's interval, and the smallest difference that could be found."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.analysis import intervals
 from fp8scope_dashboard.analysis.differences import Difference, paired, unpaired
 from fp8scope_dashboard.analysis.intervals import Interval
-from fp8scope_dashboard.text.numbers import usable
-from fp8scope_dashboard.text.verdicts import count, number
+from fp8scope_dashboard.text import verdicts
+from fp8scope_dashboard.text.numbers import count, usable
 
 Floats = NDArray[np.float64]
 Verdict = Literal["inside", "above", "below", "insufficient"]
 
-# Fewer items than this say nothing.
+# With fewer items there is no verdict.
 ITEMS = 2
 
 
@@ -57,7 +57,7 @@ class ScoreComparison:
     k_baseline: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain lists, strings and numbers, all of them finite."""
+        """The fields as JSON types; every number is finite."""
         return {
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
         }
@@ -68,8 +68,8 @@ def item_interval(
 ) -> tuple[Interval, str]:
     """One run's interval over its items, and the name of the method.
 
-    Clustered items: clustered standard error. Else Wilson's for proportions (Clopper-Pearson's when
-    `exact`), the central limit theorem's for means.
+    Clustered standard errors for clustered items. Otherwise Wilson for proportions (Clopper-Pearson if
+    `exact`) and the central limit theorem for means.
     """
     if score.clusters is not None:
         return intervals.mean_interval(score.items, alpha, score.clusters), "clustered standard error"
@@ -90,16 +90,16 @@ def compare_scores(
     exact: bool = False,
     higher_is_better: bool = True,
 ) -> ScoreComparison:
-    """Hold one run's score against its baseline's interval.
+    """Compare one run's score with its baseline's interval.
 
-    With two or more baseline seeds the interval is where a further seed would fall (Student-t); with one, it
-    is that run's own over the items, which knows nothing of what another seed would have scored. Seeds that
-    all scored the same have no spread to speak of: then the items' interval is used as well.
+    With two or more baseline seeds, the interval is the prediction interval of a further seed (Student-t).
+    With one baseline run, or with seeds that all have the same score, it is that run's interval over its
+    items, which does not include the spread between seeds.
 
-    Items that scored NaN or infinite put the verdict on the worse side, with no figures. A baseline run with
-    such items is left out.
+    If items of the run are NaN or infinite, the verdict is the worse side, without figures. Baseline runs
+    with such items are left out.
     """
-    sound = [one for one in baselines if len(one.items) >= ITEMS and usable(one.items).all()]
+    sound = [score for score in baselines if len(score.items) >= ITEMS and usable(score.items).all()]
     nothing = ScoreComparison("insufficient", "", n=len(run.items), k_baseline=len(sound))
     broken = int(np.count_nonzero(~usable(run.items)))
     if broken:
@@ -119,8 +119,8 @@ def compare_scores(
         return replace(nothing, explanation=str(error))
     nothing = replace(nothing, score=float(run.items.mean()), interval=interval)
     if not sound:
-        return replace(nothing, explanation="No baseline run has been evaluated on this at this step yet.")
-    scores = np.array([float(one.items.mean()) for one in sound])
+        return replace(nothing, explanation="No baseline run has this evaluation at this step yet.")
+    scores = np.array([float(score.items.mean()) for score in sound])
     try:
         if len(scores) >= 2 and float(np.std(scores)) > 0.0:
             return _against_seeds(nothing, scores, alpha)
@@ -136,7 +136,7 @@ def _against_seeds(nothing: ScoreComparison, scores: Floats, alpha: float) -> Sc
     band = intervals.prediction(scores, alpha)
     error = float(np.std(scores, ddof=1)) * math.sqrt(1.0 + 1.0 / seeds)
     difference = nothing.score - reference
-    return _told(
+    return _with_verdict(
         replace(
             nothing,
             method="Student-t over seeds, interval of a further seed",
@@ -155,7 +155,7 @@ def _against_items(
 ) -> ScoreComparison:
     band, method = item_interval(baseline, alpha, proportion=proportion, exact=exact)
     difference = _difference(run, baseline, proportion, alpha)
-    return _told(
+    return _with_verdict(
         replace(
             nothing,
             method=f"{method}; {difference.method}",
@@ -170,12 +170,12 @@ def _against_items(
 
 
 def _difference(run: Score, baseline: Score, proportion: bool, alpha: float) -> Difference:
-    """Paired on the items that both have where they are named, else unpaired."""
+    """Paired over the items that both have if the items have ids, else unpaired."""
     if run.item_ids is None or baseline.item_ids is None:
         clusters = (run.clusters, baseline.clusters)
         return unpaired(run.items, baseline.items, alpha, clusters=clusters, proportion=proportion)
-    places = {name: i for i, name in enumerate(baseline.item_ids)}
-    pairs = [(i, places[name]) for i, name in enumerate(run.item_ids) if name in places]
+    index_of = {name: i for i, name in enumerate(baseline.item_ids)}
+    pairs = [(i, index_of[name]) for i, name in enumerate(run.item_ids) if name in index_of]
     if len(pairs) < ITEMS:
         raise ValueError("The run and its baseline have fewer than two evaluation items in common.")
     ours, theirs = (np.array(side) for side in zip(*pairs, strict=True))
@@ -185,19 +185,14 @@ def _difference(run: Score, baseline: Score, proportion: bool, alpha: float) -> 
     )
 
 
-def _told(result: ScoreComparison) -> ScoreComparison:
+def _with_verdict(result: ScoreComparison) -> ScoreComparison:
+    """The comparison with its verdict and explanation, from the score and the baseline's interval."""
     band = result.baseline_interval
     assert result.score is not None and band is not None and result.smallest_detectable is not None
     verdict: Verdict = (
         "inside" if band.holds(result.score) else "above" if result.score > band.high else "below"
     )
-    whose = "one baseline run's items" if result.k_baseline == 1 else f"{result.k_baseline} baseline seeds"
-    return replace(
-        result,
-        verdict=verdict,
-        explanation=(
-            f"The score {number(result.score)} is {verdict} the interval from {whose}, {number(band.low)} to "
-            f"{number(band.high)}; a true difference of {number(result.smallest_detectable)} would have been "
-            f"found with {intervals.POWER:.0%} probability."
-        ),
+    explanation = verdicts.score_against_baseline(
+        result.score, verdict, band, result.k_baseline, result.smallest_detectable, intervals.POWER
     )
+    return replace(result, verdict=verdict, explanation=explanation)

@@ -1,4 +1,4 @@
-"""Who speaks: a bearer token, and with it a project."""
+"""Authentication: a bearer token, which belongs to a project."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire.errors import BadTokenError, NoTokenError, UnknownRunError
 
-# Before every answer about telemetry: one statement, and not one that the ORM has to compose.
+# Runs before every response with telemetry: a single statement, without the cost of composing it with the
+# ORM.
 RUN_AND_TENSOR = """
     SELECT tensor.index FROM runs_run run
     LEFT JOIN runs_tensor tensor ON tensor.run_id = run.id AND tensor.name = %(name)s
     WHERE run.id = %(run)s AND run.project_id = %(project)s
 """
-HINT = "Make one on the project's settings page and set FP8SCOPE_TOKEN, or run `fp8scope login`."
 
 
 class Token(HttpBearer):
@@ -30,52 +30,53 @@ class Token(HttpBearer):
     def __call__(self, request: HttpRequest) -> ApiToken:
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secret:
-            raise NoTokenError("The request carries no token.", HINT)
+            raise NoTokenError
         return self.authenticate(request, secret)
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
         secret = token.strip()
-        found = authenticate_token(secret)
-        if found is None:
+        authenticated = authenticate_token(secret)
+        if authenticated is None:
             callers.tokens.discard(secret)
-            raise BadTokenError("The token is unknown or was revoked.", HINT)
+            raise BadTokenError
         callers.tokens.add(secret)
-        return found
+        return authenticated
 
 
 def project_of(request: HttpRequest) -> Project:
-    """The project that the request's token speaks for."""
+    """The project of the request's token."""
     return cast("ApiToken", request.auth).project  # type: ignore[attr-defined]
 
 
 def run_of(request: HttpRequest, run_id: UUID) -> Run:
-    """A run of the token's project.
+    """The run with this id in the token's project.
 
     Raises:
-        UnknownRunError: there is none of this id, or it belongs to another project.
+        UnknownRunError: if there is none, or it belongs to another project.
     """
     project = project_of(request)
-    found = Run.objects.filter(pk=run_id, project=project).first()
-    if found is None:
+    stored = Run.objects.filter(pk=run_id, project=project).first()
+    if stored is None:
         raise _unknown(project, run_id)
-    found.project = project
-    return found
+    stored.project = project
+    return stored
 
 
 def check_run(request: HttpRequest, run_id: UUID) -> None:
-    """As `run_of`, where nothing of the run but its telemetry is asked for.
+    """Check that the token's project has this run; cheaper than `run_of`.
 
     Raises:
-        UnknownRunError: as there.
+        UnknownRunError: if it does not.
     """
     tensor_of(request, run_id, None)
 
 
 def tensor_of(request: HttpRequest, run_id: UUID, name: str | None) -> int | None:
-    """As `check_run`; the Tensor.index of the run's tensor of this name, None where it has none.
+    """Check the run as `check_run` does, and return the Tensor.index of its tensor `name`, None if it has
+    none.
 
     Raises:
-        UnknownRunError: as there.
+        UnknownRunError: if the token's project does not have this run.
     """
     project = project_of(request)
     rows = sql.fetch(RUN_AND_TENSOR, {"run": run_id, "project": project.pk, "name": name}, replica.PRIMARY)

@@ -1,7 +1,7 @@
-"""Bodies are bounded in size, in time and in sum, before Django has read them.
+"""Limit the size, the duration and the total size of request bodies before Django reads them.
 
-Django's ASGI handler writes a body to memory and disk as long as it comes, whatever its settings say, and
-waits for it for ever. This wrapper counts, and watches the clock.
+Regardless of its settings, Django's ASGI handler stores a body of any size in memory and on disk, and waits
+for it without a timeout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fp8scope_dashboard.admission.scope import BODY_LIMIT, Application, Message,
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import RefusalError, TooLargeError, UnavailableError
 
-# Most clients look for the answer only once they have sent everything: so much is read and thrown away.
+# Most clients read the response only after they have sent the whole body: so much of it is read and dropped.
 DRAINED_BYTES: Final = 4 * limits.REQUEST_BYTES
 
 
@@ -24,14 +24,14 @@ class TooSlowError(RefusalError):
 
 
 class Budget:
-    """Bytes of bodies that are held at a time. Used from one event loop."""
+    """The total size of the bodies that this process holds at a time. Use it from one event loop."""
 
     def __init__(self, size: int = admission.BODIES_BYTES) -> None:
         self._size = size
         self.held = 0
 
     def take(self, size: int) -> bool:
-        """Count so many more bytes if they fit, and return whether they do. An empty budget fits any body."""
+        """Reserve bytes, and return whether they fit. A single body always fits an unused budget."""
         if self.held and self.held + size > self._size:
             return False
         self.held += size
@@ -42,11 +42,10 @@ class Budget:
 
 
 class BodyLimit:
-    """An ASGI application in front of another, which it lets read bodies only within bounds.
+    """An ASGI application in front of another that limits request bodies.
 
-    Beyond `limit` bytes (or the scope's own limit) the answer is 413; where all bodies together take more
-    than `budget`, 503; where a body takes longer than `seconds` and another second for each `rate` bytes,
-    408.
+    The response is 413 to a body above `limit` bytes (or the limit in the scope), 503 if all bodies together
+    exceed `budget`, and 408 if a body takes longer than `seconds` plus one second per `rate` bytes.
     """
 
     def __init__(
@@ -84,9 +83,9 @@ class BodyLimit:
 
 
 class _Body:
-    """Passes a body on within its bounds; beyond them the client seems to have gone.
+    """Passes a body on until it exceeds a limit, then reports to Django that the client has disconnected.
 
-    Django then drops the request without an answer, so that one that says `error` can follow.
+    Django then drops the request without a response, so that `BodyLimit` can send one for `error`.
     """
 
     def __init__(self, receive: Receive, limit: int, budget: Budget, seconds: float, rate: float) -> None:
@@ -103,7 +102,7 @@ class _Body:
         self.error: RefusalError | None = None
 
     def reserve(self, size: int) -> bool:
-        """Count so many bytes in all against the budget. Sets `error` where they do not fit."""
+        """Reserve `size` bytes in total of the budget. Sets `error` if they do not fit."""
         if size <= max(self._reserved, admission.SMALL_BODY_BYTES):
             return True
         if not self._budget.take(size - self._reserved):
@@ -121,7 +120,7 @@ class _Body:
 
     async def receive(self) -> Message:
         if not self._more:
-            # What comes after a body is that the client leaves, whenever that is.
+            # After a body comes only the disconnect, at any later time.
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._deadline()):
@@ -129,8 +128,8 @@ class _Body:
         except TimeoutError:
             seconds = round(self._loop.time() - self._began)
             self.error = TooSlowError(
-                f"The body did not come within {seconds} seconds.",
-                f"Send at least {round(self._rate)} bytes a second.",
+                f"The body did not arrive within {seconds} seconds.",
+                f"Send at least {round(self._rate)} bytes per second.",
             )
             return {"type": "http.disconnect"}
         if message["type"] == "http.request":
@@ -143,7 +142,7 @@ class _Body:
         return message
 
     async def drain(self, size: int) -> None:
-        """Read and drop the rest of the body, at most `size` bytes, in the same time."""
+        """Read and drop the rest of the body, up to `size` bytes, within the same deadline."""
         try:
             while self._more and self._size < size:
                 async with asyncio.timeout_at(self._deadline()):

@@ -1,4 +1,4 @@
-"""Taking a run away as a file."""
+"""Export a run as a file."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FILE = {
 def export_run(
     request: HttpRequest, run: UUID, format: formats.Format = "parquet", progress: UUID | None = None
 ) -> StreamingHttpResponse:
-    """Stream a run as a file, which `fp8scope import` reads. X-Fp8scope-Rows says how many rows it has."""
+    """Stream a run as a file for `fp8scope import`. The header X-Fp8scope-Rows has its number of rows."""
     return streaming.respond(run_of(request, run), format, progress)
 
 
 @router.get("/runs/{run}/export/{progress}", response={200: ExportProgress, ERRORS: ErrorOut})
 def export_progress(request: HttpRequest, run: UUID, progress: UUID) -> dict[str, Any]:
-    """How far the export is that was asked for with this `progress`; null where that is not known."""
-    written, rows = streaming.progress_of(run_of(request, run), progress)
-    return {"rows": rows, "rows_written": written}
+    """The progress of the export that was requested with this `progress`; null if it is unknown."""
+    rows_written, rows = streaming.progress_of(run_of(request, run), progress)
+    return {"rows": rows, "rows_written": rows_written}

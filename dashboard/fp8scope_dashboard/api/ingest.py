@@ -1,4 +1,4 @@
-"""What training processes send: batches, evaluations, the finish, heartbeats."""
+"""Messages of training processes: batches, histograms, evaluations, finish, heartbeats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from ninja import Query, Router, Status
 
 from fp8scope_dashboard.api.auth import run_of
-from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, answer, take, tidings
+from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, answer, news_for, take
 from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
@@ -71,22 +71,22 @@ HISTOGRAM_BODY = {
 
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
 def send_batch(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
-    """Store rows, once however often they are sent."""
-    found = run_of(request, run)
+    """Store rows. Sending the same message again has no effect."""
+    registered = run_of(request, run)
     body = request.body
     kind = _content_type(request)
     if kind == ARROW:
         envelope = open_envelope(body)
         with gate.admit(envelope.decompressed_bytes + len(body)):
             batch = read_envelope(envelope, body)
-            return _store_batch(found, batch, body, known)
+            return _store_batch(registered, batch, body, known)
     if kind == JSON:
-        # Parsed JSON takes several times its bytes.
+        # Parsed JSON takes several times the size of its text.
         with gate.admit(8 * len(body)):
             document = parse_json(body)
-            positions = services.tensor_positions(found, writer_in(document))
+            positions = services.tensor_positions(registered, writer_in(document))
             batch = read_json(document, run, positions)
-            return _store_batch(found, batch, body, known)
+            return _store_batch(registered, batch, body, known)
     raise NotArrowError(
         f"A batch cannot be of type {kind[:100]!r}.", f"Set Content-Type to {ARROW} or {JSON}."
     )
@@ -94,25 +94,25 @@ def send_batch(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[A
 
 @router.post("/runs/{run}/histograms", response=ANSWERS, openapi_extra={"requestBody": HISTOGRAM_BODY})
 def send_histograms(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
-    """Store the exponents of some tensors' elements in one sampled step."""
-    found = run_of(request, run)
+    """Store the exponent histograms of some tensors in one sampled step."""
+    registered = run_of(request, run)
     body = request.body
     if _content_type(request) != ARROW:
         raise NotArrowError("Histograms are sent as an Arrow IPC stream.", f"Set Content-Type to {ARROW}.")
     envelope = open_envelope(body)
     with gate.admit(envelope.decompressed_bytes + len(body)):
         histograms = read_histograms(envelope, body)
-        _check_run(found, histograms.run)
-        message = identify(found.id, histograms.writer, histograms.seq, "histogram", body)
-        stored = store_histograms(found, message, histograms)
-    return answer(found, message, stored, known)
+        _check_run(registered, histograms.run)
+        message = identify(registered.id, histograms.writer, histograms.seq, "histogram", body)
+        stored = store_histograms(registered, message, histograms)
+    return answer(registered, message, stored, known)
 
 
 @router.post("/runs/{run}/evaluations", response=ANSWERS)
 def send_evaluation(
     request: HttpRequest, run: UUID, body: schemas.EvaluationIn, known: Query[Known]
 ) -> Status[Any]:
-    """Store the scores of one evaluation, item by item."""
+    """Store the scores of the items of one evaluation."""
     scores = Scores(
         step=body.step,
         name=body.name,
@@ -128,7 +128,7 @@ def send_evaluation(
 
 @router.post("/runs/{run}/finish", response=ANSWERS)
 def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Query[Known]) -> Status[Any]:
-    """One writer is done; the run is over when all are."""
+    """Record that a writer has finished. The run is over once all writers have."""
     ending = services.Ending(
         failed=body.state == "failed",
         ends_run=body.ends_run,
@@ -143,10 +143,10 @@ def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Q
 
 @router.post("/runs/{run}/heartbeat", response={200: schemas.Pulse, ERRORS: schemas.ErrorOut})
 def beat(request: HttpRequest, run: UUID, body: schemas.HeartbeatIn, known: Query[Known]) -> dict[str, Any]:
-    """A writer lives, though it has nothing to send."""
-    found = run_of(request, run)
-    state = runs.heartbeat(found, body.writer, dropped=body.dropped, errors=body.errors)
-    return {"state": state.value, **tidings(found, body.writer, known)}
+    """Record that a writer is alive when it has nothing to send."""
+    registered = run_of(request, run)
+    state = runs.heartbeat(registered, body.writer, dropped=body.dropped, errors=body.errors)
+    return {"state": state.value, **news_for(registered, body.writer, known)}
 
 
 def _content_type(request: HttpRequest) -> str:

@@ -1,4 +1,4 @@
-"""Errors that no API function raised (no such address, method not allowed) in the API's own shape."""
+"""Give errors that no API function raised (such as 404 and 405) the format of API errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from django.utils.deprecation import MiddlewareMixin
 from fp8scope_dashboard.wire.errors import error_bytes
 
 API = "/api/"
-# Not 400: what Django answers so (a host name that is not allowed, say) is no verdict on a message, and with
-# a code of ours the agent would take it for one and set the message aside.
+# Not 400: Django sends it for other reasons than the message, such as a host name that is not allowed. With
+# one of our codes the agent would take it for a refusal and set the message aside.
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 500: "internal"}
 HINT = "See /api/v1/openapi.json for the endpoints."
 
 
 class ApiErrors(MiddlewareMixin):
-    """Under /api/ these errors are JSON; elsewhere nothing changes."""
+    """Middleware that turns error responses under /api/ into JSON."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         status = response.status_code

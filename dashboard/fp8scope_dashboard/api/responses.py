@@ -1,4 +1,4 @@
-"""How messages are answered: what became of them, and the alerts and commands that their writer must know."""
+"""Responses to messages: whether they were stored, and new alerts and commands for their writer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Field, Schema, Status
 
+from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.control.commands import commands_for
 from fp8scope_dashboard.receipts.dedup import MessageId, MessageKind, identify
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire import limits, schemas
@@ -19,21 +21,21 @@ ANSWERS: dict[Any, Any] = {201: schemas.Receipt, 200: schemas.Receipt, ERRORS: s
 
 
 class Known(Schema):
-    """What of the run's alerts and commands the writer knows."""
+    """The alerts and commands that the writer already has."""
 
     alerts_after: int = Field(
-        0, ge=0, le=limits.LARGEST_INT, description="Greatest alert id that was handled."
+        0, ge=0, le=limits.LARGEST_INT, description="Greatest alert id that was received."
     )
     commands_after: int | None = Field(
         None,
         ge=0,
         le=limits.LARGEST_INT,
-        description="Greatest command id that was taken. Without it no commands come.",
+        description="Greatest command id that was received. Without it, no commands are sent.",
     )
 
 
-class Signed(Protocol):
-    """A message in JSON, which says who sends it."""
+class Identified(Protocol):
+    """A JSON message, which names its writer and seq."""
 
     writer: UUID
     seq: int
@@ -42,35 +44,32 @@ class Signed(Protocol):
 def take(
     request: HttpRequest,
     run: UUID,
-    said: Signed,
+    body: Identified,
     kind: MessageKind,
     store: Callable[[Run, MessageId], bool],
     known: Known,
 ) -> Status[Any]:
-    """Have a message in JSON stored, and answer it. `store` returns False where it was stored before."""
-    found = run_of(request, run)
-    message = identify(found.id, said.writer, said.seq, kind, request.body)
-    return answer(found, message, store(found, message), known)
+    """Store a JSON message and return the response. `store` returns False if it was stored before."""
+    stored_run = run_of(request, run)
+    message = identify(stored_run.id, body.writer, body.seq, kind, request.body)
+    return answer(stored_run, message, store(stored_run, message), known)
 
 
 def answer(
     run: Run, message: MessageId, stored: bool, known: Known, *, rows: int = 0, points: int = 0
 ) -> Status[Any]:
-    """The answer to a message."""
+    """The response to a message."""
     body = {
         "status": "stored" if stored else "duplicate",
         "seq": message.seq,
         "rows": rows,
         "points": points,
-        **tidings(run, message.writer, known),
+        **news_for(run, message.writer, known),
     }
     return Status(201 if stored else 200, body)
 
 
-def tidings(run: Run, writer: UUID, known: Known) -> dict[str, Any]:
-    """The alerts and commands that this writer does not know yet."""
-    from fp8scope_dashboard.alerts.services import alerts_after
-    from fp8scope_dashboard.control.commands import commands_for
-
+def news_for(run: Run, writer: UUID, known: Known) -> dict[str, Any]:
+    """The alerts and commands that the writer does not have yet."""
     commands = [] if known.commands_after is None else commands_for(run, writer, known.commands_after)
     return {"alerts": alerts_after(run.id, known.alerts_after), "commands": commands}

@@ -11,7 +11,7 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from fp8scope_dashboard.api.auth import Token
-from fp8scope_dashboard.api.control import router as loop
+from fp8scope_dashboard.api.control import router as control
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
 from fp8scope_dashboard.api.runs import router as runs
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 api = NinjaAPI(
     title="fp8scope",
     version=version("fp8scope"),
-    description="How training processes send telemetry. docs/wire.md explains it in words.",
+    description="The API for training processes. docs/wire.md describes the protocol.",
     urls_namespace="api",
     auth=Token(),
 )
 api.add_router("", runs)
 api.add_router("", ingest)
 api.add_router("", exports)
-api.add_router("", loop)
+api.add_router("", control)
 api.add_router("", telemetry)
 
 
@@ -54,16 +54,16 @@ def refuse(request: HttpRequest, error: RefusalError) -> HttpResponse:
 @api.exception_handler(ValidationError)
 def on_invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
     first = error.errors[0]
-    # Without the value: it may be long, and may be a secret.
-    place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    refusal = InvalidError(f"{place}: {first['msg']}"[:500], "See docs/wire.md or /api/v1/openapi.json.")
+    # Without the value, which may be long or secret.
+    field = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    refusal = InvalidError(f"{field}: {first['msg']}"[:500], "See docs/wire.md or /api/v1/openapi.json.")
     return refuse(request, refusal)
 
 
 @api.exception_handler(HttpError)
 def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
-    # django-ninja's own: a body that cannot be parsed.
-    return refuse(request, MalformedError(error.message[:500], "Send one JSON object, UTF-8."))
+    # Raised by django-ninja if a body cannot be parsed.
+    return refuse(request, MalformedError(error.message[:500], "Send one JSON object in UTF-8."))
 
 
 @api.exception_handler(RecursionError)
@@ -74,29 +74,28 @@ def on_deep_json(request: HttpRequest, error: RecursionError) -> HttpResponse:
 @api.exception_handler(DataError)
 @api.exception_handler(UnicodeEncodeError)
 def on_data_error(request: HttpRequest, error: Exception) -> HttpResponse:
-    message = "A text or number cannot be stored, such as the character NUL or a NaN within config."
-    return refuse(request, InvalidError(message, "Remove it, or write it as text."))
+    message = "A text or number cannot be stored, such as the character NUL or NaN in config."
+    return refuse(request, InvalidError(message, "Remove it, or send it as text."))
 
 
 @api.exception_handler(TooManyWritersError)
 def on_too_many_writers(request: HttpRequest, error: TooManyWritersError) -> HttpResponse:
-    return refuse(request, InvalidError("The run has too many writers.", "One for each process is enough."))
+    return refuse(request, InvalidError("The run has too many writers.", "Use one writer per process."))
 
 
 @api.exception_handler(OperationalError)
 @api.exception_handler(InterfaceError)
 @api.exception_handler(IntegrityError)
-def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
-    # IntegrityError: the run was deleted meanwhile; the next attempt is told so.
+def on_database_unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
+    # IntegrityError: the run was deleted meanwhile; the next attempt gets 404.
     logger.error("%s %s: the database failed: %s", request.method, request.path, _first_line(error))
     if is_disk_full(error):
         message = "The disk of the server's database is full."
         return refuse(
-            request, StorageFullError(message, "Free space on the server; keep the message until then.")
+            request, StorageFullError(message, "Free space on the server, and keep the message until then.")
         )
-    return refuse(
-        request, UnavailableError("The database is away.", "Wait for Retry-After, then send again.")
-    )
+    hint = "Wait for the seconds in Retry-After, then send again."
+    return refuse(request, UnavailableError("The database is not available.", hint))
 
 
 @api.exception_handler(Http404)
@@ -109,7 +108,7 @@ def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
 @api.exception_handler(Exception)
 def on_bug(request: HttpRequest, error: Exception) -> HttpResponse:
     logger.exception("%s %s failed", request.method, request.path)
-    body = error_body("internal", "The server failed; it is not your fault.", "Try again; the log says more.")
+    body = error_body("internal", "The server had an internal error.", "Try again; see the server's log.")
     return api.create_response(request, body, status=500)
 
 

@@ -1,4 +1,4 @@
-"""Runs as training processes register, describe and ask for them."""
+"""Register, describe, read and delete runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Router, Status
 
+from fp8scope_dashboard.alerts.services import alerts_after
+from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.api.auth import project_of, run_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.runs import catalogue, services
@@ -24,7 +26,7 @@ from fp8scope_dashboard.wire.errors import (
 )
 
 router = Router(tags=["runs"])
-# What GET /runs/{run} shows of each list.
+# Length of each list in GET /runs/{run}.
 LATEST = 100
 IDENTITY = ("id", "name", "state", "precision", "group", "baseline")
 DESCRIPTION = ("tags", "config", "summary")
@@ -44,7 +46,7 @@ COUNTERS = (
     response={201: schemas.RunRegistered, 200: schemas.RunRegistered, ERRORS: schemas.ErrorOut},
 )
 def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status[Any]:
-    """Register a run under an id of the client's choice; twice is once."""
+    """Register a run under an id that the client chooses. Registering the same run again is allowed."""
     fields = body.model_dump()
     fields["created_at"] = fields["created_at"] or timezone.now()
     replace_tags = fields.pop("replace_tags")
@@ -56,7 +58,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
         ) from error
     except services.RunDeletedError as error:
         raise RunConflictRefusalError(
-            f"The run {run} was deleted on the dashboard.", "Begin a new run, under another id."
+            f"The run {run} was deleted on the dashboard.", "Start a new run with another id."
         ) from error
     answer = {
         "id": found.id,
@@ -75,7 +77,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
 def extend_catalogue(
     request: HttpRequest, run: UUID, writer: UUID, body: schemas.CatalogueIn
 ) -> dict[str, int]:
-    """Append to a writer's tensor catalogue; what is already there must be equal."""
+    """Append to a writer's tensor catalogue. Entries that exist already must be equal."""
     found = run_of(request, run)
     entries = [
         catalogue.TensorEntry(t.name, t.module, t.role, t.format, tuple(t.shape), t.numel)
@@ -103,19 +105,19 @@ def extend_catalogue(
             "Another process uses this writer's id: take a new one.",
         ) from error
     except catalogue.RepeatedTensorError as error:
-        raise InvalidError(f"The catalogue names {error.name[:200]!r} twice.", "Each tensor once.") from error
+        raise InvalidError(
+            f"The catalogue names {error.name[:200]!r} twice.", "Send each tensor once."
+        ) from error
     except catalogue.TooManyTensorsError as error:
         raise TooLargeError(
-            f"The run would have more than {limits.TENSORS} tensors.", "Watch fewer."
+            f"The run would have more than {limits.TENSORS} tensors.", "Watch fewer tensors."
         ) from error
     return {"count": count}
 
 
 @router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut})
 def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
-    """What is stored of a run, and the latest verdicts and alerts."""
-    from fp8scope_dashboard.alerts.services import alerts_after
-
+    """A run with its latest verdicts and alerts."""
     found = run_of(request, run)
     return {
         **{name: getattr(found, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION)},
@@ -132,7 +134,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
     "/runs/{run}", response={200: schemas.Deletion, 202: schemas.Deletion, ERRORS: schemas.ErrorOut}
 )
 def delete_run(request: HttpRequest, run: UUID) -> Status[Any]:
-    """Delete a run: hidden at once (202), gone when asking again is answered with 200."""
+    """Delete a run. It is hidden at once (202); repeat the request until the response is 200."""
     found = deletion.progress_of(run, project_of(request))
     if found is None:
         found = deletion.begin(run_of(request, run))
@@ -144,8 +146,6 @@ def _comparison(run: Run) -> dict[str, Any] | None:
     found = getattr(run, "comparison", None)
     if found is None:
         return None
-    from fp8scope_dashboard.analysis.judging import judged_now
-
     return {
         "baseline": found.baseline,
         "to_step": found.to_step,
@@ -155,8 +155,6 @@ def _comparison(run: Run) -> dict[str, Any] | None:
 
 
 def _evaluations(run: Run) -> list[dict[str, Any]]:
-    from fp8scope_dashboard.analysis.judging import judged_now
-
     rows = run.evaluation_comparisons.order_by("-step", "name", "metric")[:LATEST]
     return [
         {

@@ -1,9 +1,8 @@
-"""Reading stored telemetry over HTTP: a line, or a heat map, as the pages draw them."""
+"""Read stored telemetry: a series or a heat map, as the pages show them."""
 
 from __future__ import annotations
 
 import json
-import math
 from typing import Annotated
 from uuid import UUID
 
@@ -18,17 +17,17 @@ from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
 from fp8scope_dashboard.telemetry.downsample import FEWEST
+from fp8scope_dashboard.text.numbers import json_number
 from fp8scope_dashboard.wire import schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
 ARROW = "application/vnd.apache.arrow.stream"
 MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
-NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 router = Router(tags=["telemetry"])
-Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; what is stored when left out.")]
-Points = Annotated[int, Query(ge=FEWEST, le=MOST_POINTS, description="At most so many.")]
-Columns = Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="At most so many.")]
+Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; default: all that is stored.")]
+Points = Annotated[int, Query(ge=FEWEST, le=MOST_POINTS, description="Maximum number.")]
+Columns = Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="Maximum number.")]
 LINE_ANSWER = {
     "responses": {
         200: {
@@ -62,9 +61,7 @@ def get_series(
     last: Step = None,
     points: Points = 2_000,
 ) -> HttpResponse:
-    """A scalar, or a statistic of a tensor, over steps: no one-step spike is lost however few the points
-    are.
-    """
+    """A scalar, or a statistic of a tensor, over steps. Downsampling keeps spikes of a single step."""
     index = tensor_of(request, run, tensor)
     if bool(scalar) == bool(tensor):
         raise InvalidError("Name either a scalar or a tensor.", "?scalar=loss or ?tensor=NAME&statistic=amax")
@@ -88,21 +85,21 @@ def get_heatmap(
     last: Step = None,
     columns: Columns = 400,
 ) -> HttpResponse:
-    """The largest value of a statistic for each tensor (a row) and column of steps, as an Arrow stream.
+    """The largest value of a statistic per tensor (row) and range of steps (column), as an Arrow stream.
 
-    Columns `tensor` and `values` (float64, null where nothing was observed); the steps at which the columns
-    begin, and the one after the last, are the schema's metadata `step_edges`, a JSON list.
+    The Arrow columns are `tensor` and `values` (float64, null where nothing was observed). The schema
+    metadata `step_edges`, a JSON list, has the first step of each range and the step after the last one.
     """
     check_run(request, run)
-    found = queries.heatmap(run, statistic, first=first, last=last, columns=columns)
-    flat = found.values.reshape(-1)
+    heatmap = queries.heatmap(run, statistic, first=first, last=last, columns=columns)
+    flat = heatmap.values.reshape(-1)
     cells = pa.array(flat, pa.float64(), mask=np.isnan(flat))
-    values = pa.FixedSizeListArray.from_arrays(cells, max(1, found.values.shape[1]))
+    values = pa.FixedSizeListArray.from_arrays(cells, max(1, heatmap.values.shape[1]))
     schema = pa.schema(
         [("tensor", pa.string()), ("values", values.type)],
-        metadata={"step_edges": json.dumps(found.step_edges.tolist())},
+        metadata={"step_edges": json.dumps(heatmap.step_edges.tolist())},
     )
-    names = pa.array(found.names if len(values) else [], pa.string())
+    names = pa.array(heatmap.names if len(values) else [], pa.string())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch([names, values], schema=schema))
@@ -110,9 +107,9 @@ def get_heatmap(
 
 
 def _line_as_json(line: queries.Series) -> bytes:
-    """Numbers as they are, each to the last bit; NaN and infinities as the strings of docs/wire.md."""
+    """Finite numbers without loss of precision; NaN and infinities as the strings of docs/wire.md."""
     values: Float64s | list[float | str] = np.ascontiguousarray(line.values)
     if not np.isfinite(line.values).all():
-        values = [each if math.isfinite(each) else NAMES.get(each, "NaN") for each in line.values.tolist()]
+        values = [json_number(value) for value in line.values.tolist()]
     body = {"steps": np.ascontiguousarray(line.steps), "values": values}
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,7 +1,7 @@
-"""Commands: given by people and rules, delivered until answered, shown with what became of them.
+"""Commands to training processes: given by people and alert rules, delivered until they are answered.
 
-Delivered at least once and carried out once: an answer that is lost is followed by another with the same
-command, and the process knows by its id that it has it.
+A command is delivered at least once and carried out once. If a response is lost, a later one carries the same
+command, and the process recognises its id.
 """
 
 from __future__ import annotations
@@ -16,36 +16,38 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Event, RuleAction
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Listener, ResultState
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
 
-# A process that has not taken a command by then is not meant any more: nobody expects it.
+# A command expires if no process takes it within this time: later, nobody expects it any more.
 LIFETIME = timedelta(minutes=15)
 MOST_WAITING = 100
-# So that an answer stays below what agents read of one, with 100 patterns in each.
+# Keeps a response, with 100 patterns in each command, below the size that agents read.
 MOST_AT_ONCE = 20
 MOST_PATTERNS, LONGEST_PATTERN = 100, 512
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600, 3_600
 MESSAGE_LENGTH = 500
 
-# From the least to the most that is known: a repeated or late word never takes one back.
-_ORDER = {state: place for place, state in enumerate(("accepted", "done", "refused", "failed"))}
+# A result never replaces one of a higher rank, so that repeated and late messages do no harm.
+_RANK_OF_STATE = {state: rank for rank, state in enumerate(("accepted", "done", "refused", "failed"))}
 
 
 class CommandError(ValueError):
-    """The command cannot be given; the message says why, and what would help."""
+    """The command cannot be given; the message says why and what to do."""
 
 
 class UnknownCommandError(LookupError):
-    """The run has no command of this id."""
+    """The run has no command with this id."""
 
 
 def accepted_kinds(run: Run) -> set[str]:
-    """The commands that the run's living processes take."""
-    over = Writer.objects.filter(run=run).exclude(finished_at=None).values("uuid")
-    listeners = Listener.objects.filter(run=run).exclude(writer__in=over).values_list("accepts", flat=True)
+    """The kinds of commands that the run's unfinished processes accept."""
+    finished = Writer.objects.filter(run=run).exclude(finished_at=None).values("uuid")
+    listeners = (
+        Listener.objects.filter(run=run).exclude(writer__in=finished).values_list("accepts", flat=True)
+    )
     return {kind for accepts in listeners for kind in accepts}
 
 
@@ -59,22 +61,22 @@ def give(
     event: Event | None = None,
     reason: str = "",
 ) -> Command:
-    """Ask the run's processes to do something; they get it with their next answer.
+    """Give a command to the run's processes; they receive it with the next response to one of their messages.
 
     Raises:
-        CommandError: the run is over, its processes do not take this command, or an argument is no good.
+        CommandError: if the run is over, its processes do not accept the command, or an argument is invalid.
     """
     if kind not in CommandKind.values:
         raise CommandError(f"There is no command {kind[:40]!r}.")
     if run.state not in (RunState.RUNNING, RunState.SILENT):
-        raise CommandError(f"The run is {run.state}: nobody is there to do it.")
+        raise CommandError(f"The run is {run.state}: no process can carry out the command.")
     if kind not in accepted_kinds(run):
-        raise CommandError(f"The training script does not take this command. {HOW_TO_ALLOW[kind]}")
+        raise CommandError(f"The training script does not accept this command. {HOW_TO_ALLOW[kind]}")
     checked = _checked(kind, arguments or {})
     now = timezone.now()
     waiting = Command.objects.filter(run=run, results=None, expires_at__gt=now)
     if waiting.count() >= MOST_WAITING:
-        raise CommandError(f"{MOST_WAITING} commands wait for this run already.")
+        raise CommandError(f"{MOST_WAITING} commands are already waiting for this run.")
     command = Command.objects.create(
         run=run,
         kind=kind,
@@ -90,15 +92,21 @@ def give(
 
 
 HOW_TO_ALLOW: Mapping[str, str] = {
-    "fallback": "It does once run.watch(model) has found FP8 layers, unless init(commands=…) leaves it out.",
-    "checkpoint": 'run.on_command("checkpoint", callback) makes it.',
-    "pause": "run.allow_pause() makes it.",
-    "resume": "run.allow_pause() makes it.",
+    "fallback": "It needs FP8 layers found by run.watch(model), and init(commands=…) must not exclude it.",
+    "checkpoint": 'Call run.on_command("checkpoint", callback) in the script.',
+    "pause": "Call run.allow_pause() in the script.",
+    "resume": "Call run.allow_pause() in the script.",
 }
 
 
+def carry_out_rule_action(event: Event) -> None:
+    """Give the command that the rule of a new event asks for, if any."""
+    if event.rule is not None and event.rule.action == RuleAction.FALLBACK:
+        fall_back(event)
+
+
 def fall_back(event: Event) -> Command | None:
-    """Have the layers named in an alert's evidence computed in BF16; None where that cannot be asked for."""
+    """Ask for BF16 in the layers that an alert's evidence names; None if that is not possible."""
     tensors = [str(tensor["name"]) for tensor in event.evidence.get("tensors", ())][:MOST_PATTERNS]
     modules = event.run.tensors.filter(name__in=tensors).values_list("module", flat=True)
     layers = sorted(set(filter(None, modules)))
@@ -112,18 +120,19 @@ def fall_back(event: Event) -> Command | None:
 
 
 def commands_for(run: Run, writer: UUID, after: int) -> list[dict[str, Any]]:
-    """The commands that a writer has to be told: those after the last that it knows, oldest first.
+    """The commands to deliver to a writer: those after the last that it knows, oldest first.
 
-    Not those that it has answered, and not those from before its time that another process took.
+    Leaves out commands that the writer has answered, and commands from before it started that another process
+    has answered.
     """
     now = timezone.now()
-    open_ones = Command.objects.filter(run=run, id__gt=after, expires_at__gt=now)
-    born = Writer.objects.filter(run=run, uuid=writer).values_list("created_at", flat=True).first() or now
-    mine = open_ones.exclude(results__writer=writer).filter(Q(given_at__gte=born) | Q(results=None))
-    found = list(mine.select_related("given_by", "event__rule").order_by("id")[:MOST_AT_ONCE])
-    fresh = [command.pk for command in found if command.delivered_at is None]
-    if fresh:
-        Command.objects.filter(pk__in=fresh, delivered_at=None).update(delivered_at=now)
+    unexpired = Command.objects.filter(run=run, id__gt=after, expires_at__gt=now)
+    started = Writer.objects.filter(run=run, uuid=writer).values_list("created_at", flat=True).first() or now
+    for_writer = unexpired.exclude(results__writer=writer).filter(Q(given_at__gte=started) | Q(results=None))
+    commands = list(for_writer.select_related("given_by", "event__rule").order_by("id")[:MOST_AT_ONCE])
+    undelivered = [command.pk for command in commands if command.delivered_at is None]
+    if undelivered:
+        Command.objects.filter(pk__in=undelivered, delivered_at=None).update(delivered_at=now)
         run_changed(run.id, run.project_id, "command")
     return [
         {
@@ -134,36 +143,38 @@ def commands_for(run: Run, writer: UUID, after: int) -> list[dict[str, Any]]:
             "given_by": giver_of(command),
             "expires_in": (command.expires_at - now).total_seconds(),
         }
-        for command in found
+        for command in commands
     ]
 
 
 def giver_of(command: Command) -> str:
-    """Who gave it, in words."""
+    """The person or rule that gave a command, for display."""
     if command.event_id is not None:
         return "an alert rule"
     return command.given_by.username if command.given_by is not None else "somebody"
 
 
 def note_result(run: Run, writer: UUID, command_id: int, state: str, message: str, step: int) -> None:
-    """Keep what a writer made of a command. Within the transaction that stores the message.
+    """Store a writer's result of a command. Call it in the transaction that stores the message.
 
     Raises:
-        UnknownCommandError: the run has no such command.
+        UnknownCommandError: if the run has no such command.
     """
     if not Command.objects.filter(run=run, pk=command_id).exists():
         raise UnknownCommandError
-    said = {"state": state, "message": message, "step": step, "at": timezone.now()}
-    result, created = CommandResult.objects.get_or_create(command_id=command_id, writer=writer, defaults=said)
-    if not created and _ORDER[state] >= _ORDER[result.state]:
-        CommandResult.objects.filter(pk=result.pk).update(**said)
+    values = {"state": state, "message": message, "step": step, "at": timezone.now()}
+    result, created = CommandResult.objects.get_or_create(
+        command_id=command_id, writer=writer, defaults=values
+    )
+    if not created and _RANK_OF_STATE[state] >= _RANK_OF_STATE[result.state]:
+        CommandResult.objects.filter(pk=result.pk).update(**values)
     Command.objects.filter(pk=command_id, delivered_at=None).update(delivered_at=F("given_at"))
 
 
 def state_of(command: Command, results: Iterable[CommandResult]) -> str:
-    """One word for a command and its results: `waiting`, `delivered`, `expired`, or a ResultState.
+    """The state of a command over all its results: `waiting`, `delivered`, `expired`, or a ResultState.
 
-    The worst that any process said; `accepted` until all that have begun are done.
+    The worst result of any process; `accepted` until every process that accepted it is done.
     """
     states = {result.state for result in results}
     for state in (ResultState.FAILED, ResultState.REFUSED, ResultState.ACCEPTED, ResultState.DONE):
@@ -175,7 +186,7 @@ def state_of(command: Command, results: Iterable[CommandResult]) -> str:
 
 
 def _checked(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a command, bounded. Raises CommandError."""
+    """The validated arguments of a command. Raises CommandError."""
     if kind == CommandKind.FALLBACK:
         return _checked_fallback(arguments)
     if kind == CommandKind.PAUSE:

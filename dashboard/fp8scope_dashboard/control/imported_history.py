@@ -1,12 +1,11 @@
-"""Alerts and commands that a run had elsewhere: written into its export, and brought back by an import.
+"""Alerts and commands of a run as part of its export, and their import.
 
-Brought back they are records. Nobody is told of such an alert, and no process is given such a command.
+Imported ones are records only: such an alert is not sent to channels, and such a command is not delivered.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
@@ -21,6 +20,7 @@ from fp8scope_dashboard.alerts.models import Event, EventState, RuleKind, Severi
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, ResultState
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.text.numbers import NON_FINITE, json_number
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import InvalidError
 from fp8scope_dashboard.wire.schemas import Natural, Text
@@ -28,7 +28,6 @@ from fp8scope_dashboard.wire.schemas import Natural, Text
 MOST_RECORDS = 10_000
 MOST_RESULTS = 10_000
 LARGEST_DOCUMENT = 4 * limits.MIB
-NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 ALERT = ("kind", "severity", "state", "onset_step", "step", "message", "evidence")
 COMMAND = ("kind", "arguments", "reason")
 RESULT = ("state", "message", "step")
@@ -43,13 +42,13 @@ def _document(value: dict[str, Any]) -> dict[str, Any]:
 
 Document = Annotated[dict[str, Any], AfterValidator(_document)]
 Message = Annotated[Text, Field(max_length=500)]
-# A person, by the name that is unique on a server.
+# The name of a user, unique per server.
 Person = Annotated[Text, Field(max_length=150)]
 Number: TypeAlias = FiniteFloat | Annotated[Text, Field(pattern=r"^(NaN|-?Infinity)$")]
 
 
 class PastAlert(Schema):
-    """An alert as it is stored, without the rule: that is its project's."""
+    """An alert as stored, without its rule, which belongs to the project."""
 
     kind: RuleKind
     severity: Severity
@@ -76,14 +75,14 @@ class PastResult(Schema):
 
 
 class AlertKey(Schema):
-    """Which of a run's alerts."""
+    """Identifies an alert of a run."""
 
     kind: RuleKind
     onset_step: Natural
 
 
 class PastCommand(Schema):
-    """A command as it is stored, and what came of it."""
+    """A command as stored, with its results."""
 
     kind: CommandKind
     arguments: Document = {}
@@ -97,14 +96,14 @@ class PastCommand(Schema):
 
 
 def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The run's alerts in the order in which they opened, each with its step, as PastAlert reads them."""
+    """The run's alerts, oldest first, each with its step, in the form of PastAlert."""
     for event in Event.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id"):
         yield (
             event.step,
             {
                 **{name: getattr(event, name) for name in ALERT},
-                "value": _named(event.value),
-                "threshold": _named(event.threshold),
+                "value": _as_json(event.value),
+                "threshold": _as_json(event.threshold),
                 "acknowledged_by": _name_of(event.acknowledged_by),
                 **_times(event, "step_time", "opened_at", "resolved_at", "acknowledged_at"),
             },
@@ -112,9 +111,7 @@ def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The run's commands in the order in which they were given, each with the last step at which a process
-    answered it, as PastCommand reads them.
-    """
+    """The run's commands, oldest first, each with the step of its last result, in the form of PastCommand."""
     stored = Command.objects.filter(run_id=run_id).select_related("given_by", "event")
     for command in stored.prefetch_related("results").order_by("id"):
         results = list(command.results.all())
@@ -136,25 +133,25 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def store_alert(run: Run, alert: PastAlert) -> None:
-    """Keep an alert of the past. One that the run has, by kind and onset, stays as it is.
+    """Store an imported alert. If the run has one of the same kind and onset, that one is kept.
 
     Raises:
-        InvalidError: the run has too many.
+        InvalidError: if the run has too many.
     """
     _check_room(Event.objects.filter(run=run).count(), "alerts")
     fields = alert.model_dump(exclude={"kind", "onset_step", "acknowledged_by"})
     for name in ("value", "threshold"):
-        fields[name] = NAMED.get(fields[name], fields[name])
+        fields[name] = NON_FINITE.get(fields[name], fields[name])
     fields["acknowledged_by"] = _person(run, alert.acknowledged_by)
     Event.objects.get_or_create(run=run, kind=alert.kind, onset_step=alert.onset_step, defaults=fields)
     run_changed(run.id, run.project_id, "alert", alert.step)
 
 
 def store_command(run: Run, command: PastCommand) -> None:
-    """Keep a command of the past: it has expired, whatever it says.
+    """Store an imported command as expired.
 
     Raises:
-        InvalidError: the run has too many.
+        InvalidError: if the run has too many.
     """
     _check_room(Command.objects.filter(run=run).count(), "commands")
     fields = command.model_dump(exclude={"given_by", "alert", "results"})
@@ -171,11 +168,11 @@ def store_command(run: Run, command: PastCommand) -> None:
 
 def _check_room(count: int, what: str) -> None:
     if count >= MOST_RECORDS:
-        raise InvalidError(f"The run has {MOST_RECORDS} {what}.", "More are not brought back.")
+        raise InvalidError(f"The run has {MOST_RECORDS} {what}.", "No more can be imported.")
 
 
 def _person(run: Run, name: str) -> User | None:
-    """The member of the run's project who is called so: elsewhere the name may be somebody else's."""
+    """The member of the run's project with this name. Outside of the project it may be another person's."""
     if not name:
         return None
     return User.objects.filter(username=name, memberships__project=run.project_id).first()
@@ -185,10 +182,8 @@ def _name_of(user: User | None) -> str:
     return "" if user is None else user.username
 
 
-def _named(value: float | None) -> float | str | None:
-    if value is None or math.isfinite(value):
-        return value
-    return next(name for name, one in NAMED.items() if repr(one) == repr(value))
+def _as_json(value: float | None) -> float | str | None:
+    return None if value is None else json_number(value)
 
 
 def _times(row: Any, *names: str) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""What goes back to a training process (commands), and what it tells about itself (reports)."""
+"""Commands to training processes, their results, and the reports of training processes."""
 
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ class CommandKind(models.TextChoices):
 
 
 class ResultState(models.TextChoices):
-    # Begun: a pause that lasts.
+    # Started but not done, such as a pause that still lasts.
     ACCEPTED = "accepted"
     DONE = "done"
     REFUSED = "refused"
@@ -26,9 +26,9 @@ class ResultState(models.TextChoices):
 
 
 class Command(models.Model):
-    """Something that a training process is asked to do, by a person or by a rule.
+    """A request to the training processes of a run, from a person or an alert rule.
 
-    It travels in the answers to what the process sends, until that process has answered it or it expires.
+    It is part of the responses to a process's messages until that process has answered it or it expires.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="commands")
@@ -36,7 +36,7 @@ class Command(models.Model):
     arguments = models.JSONField(default=dict, blank=True)
     reason = models.CharField(max_length=500, blank=True, default="")
     given_by = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    # Where a rule gave it.
+    # The event whose rule gave the command, if any.
     event = models.ForeignKey(
         "alerts.Event", null=True, blank=True, on_delete=models.SET_NULL, related_name="commands"
     )
@@ -50,7 +50,7 @@ class Command(models.Model):
 
 
 class CommandResult(models.Model):
-    """What one writer made of a command. A later word takes the place of an earlier one."""
+    """One writer's result of a command. A later result replaces an earlier one."""
 
     command = models.ForeignKey(Command, on_delete=models.CASCADE, related_name="results")
     writer = models.UUIDField()
@@ -67,7 +67,7 @@ class CommandResult(models.Model):
 
 
 class Listener(models.Model):
-    """Which commands one writer takes, as it said last."""
+    """The commands that one writer accepts, as last reported."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="listeners")
     writer = models.UUIDField()
@@ -87,7 +87,10 @@ class ReportKind(models.TextChoices):
 
 
 class Report(models.Model):
-    """What a run found out about itself: see docs/wire.md for the documents. Stored once by (writer, seq)."""
+    """A bisection, reference window or annotation that a run reported. Stored once per (writer, seq).
+
+    docs/wire.md describes the documents.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="reports")
     writer = models.UUIDField()

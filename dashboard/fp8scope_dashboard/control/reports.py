@@ -1,4 +1,4 @@
-"""Storing what a run tells about itself, each message once."""
+"""Store the reports of a run, each message once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire.errors import InvalidError
 
-# A window every minute for a week.
+# One reference window per minute for a week.
 MOST_REPORTS = 10_000
 ENVELOPE = {"writer", "seq", "step", "kind"}
 
 
 @transaction.atomic
 def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
-    """Store a report, a command's result, what a writer accepts, or what it was. False: it was stored before.
+    """Store a report, a command's result, the accepted commands, or an imported alert or command.
+
+    Returns False if the message was stored before.
 
     Raises:
-        WriterConflictError: another message has this seq.
-        InvalidError: the run has too many reports, no such command, or no past: it was not imported.
+        WriterConflictError: if another message has this seq.
+        InvalidError: if the run has too many reports or no such command, or an alert or command comes from a
+            process that does not import a run.
     """
     writer = runs.writer_of(run, message.writer)
     if not dedup.record(message):
@@ -36,12 +39,14 @@ def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
     if isinstance(body, schemas.CommandResultIn):
         _store_result(run, message.writer, body)
     elif isinstance(body, schemas.AcceptsIn):
-        said = {"accepts": sorted(set(body.accepts)), "at": timezone.now()}
-        Listener.objects.update_or_create(run=run, writer=message.writer, defaults=said)
+        values = {"accepts": sorted(set(body.accepts)), "at": timezone.now()}
+        Listener.objects.update_or_create(run=run, writer=message.writer, defaults=values)
         run_changed(run.id, run.project_id, "command", body.step)
     elif isinstance(body, schemas.PastAlertIn | schemas.PastCommandIn):
         if not writer.imported:
-            raise InvalidError("This process records a run now.", "Only an import brings back what was.")
+            raise InvalidError(
+                "This process is not an import.", "Only `fp8scope import` may send past alerts and commands."
+            )
         if isinstance(body, schemas.PastAlertIn):
             imported_history.store_alert(run, body.alert)
         else:
@@ -56,7 +61,7 @@ def _store_result(run: Run, writer: UUID, body: schemas.CommandResultIn) -> None
         note_result(run, writer, body.command, body.state, body.message, body.step)
     except UnknownCommandError:
         raise InvalidError(
-            f"The run has no command {body.command}.", "Answer only commands that came in an answer."
+            f"The run has no command {body.command}.", "Report results only of commands that the server sent."
         ) from None
     run_changed(run.id, run.project_id, "command", body.step)
 

@@ -1,4 +1,4 @@
-"""The documents of POST /runs/{run}/reports, bounded. Fields that are not known are passed over."""
+"""The bounded documents of POST /runs/{run}/reports. Unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_LAYERS = 500
 MOST_COMMANDS = 32
 LARGEST_MESSAGE = 500
 
-# As everywhere on the wire, what JSON has no number for is written as a text.
+# As everywhere on the wire, values that JSON has no number for are strings.
 Number: TypeAlias = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 Path = Annotated[Text, Field(max_length=512)]
 Message = Annotated[Text, Field(max_length=LARGEST_MESSAGE)]
@@ -38,7 +38,7 @@ class ProductError(Schema):
 
 
 class BisectIn(_ReportIn):
-    """Errors of the full gradient with one product at a time in FP8, the largest first."""
+    """Errors of the full gradient with one matrix product at a time in FP8, largest first."""
 
     kind: Literal["bisect"]
     products: Annotated[list[ProductError], Field(min_length=1, max_length=MOST_PRODUCTS)]
@@ -52,7 +52,7 @@ class BisectIn(_ReportIn):
 
 
 class ReferenceIn(_ReportIn):
-    """The losses of the same batches in both precisions, from the same state; `step` is the first."""
+    """The losses of the same batches in both precisions from the same state; `step` is the first step."""
 
     kind: Literal["reference"]
     bf16: Annotated[list[Number], Field(min_length=2, max_length=MOST_WINDOW_STEPS)]
@@ -70,12 +70,12 @@ class ReferenceIn(_ReportIn):
     @model_validator(mode="after")
     def _paired(self) -> Self:
         if len(self.bf16) != len(self.fp8):
-            raise ValueError("bf16 and fp8 must have a loss for each of the same batches")
+            raise ValueError("bf16 and fp8 must have the same number of losses")
         return self
 
 
 class AnnotationIn(_ReportIn):
-    """Something that was done to the run at a step."""
+    """A note on a change to the run at a step."""
 
     kind: Literal["annotation"]
     name: Word
@@ -85,7 +85,7 @@ class AnnotationIn(_ReportIn):
 
 
 class CommandResultIn(_ReportIn):
-    """What became of a command."""
+    """The result of a command."""
 
     kind: Literal["command"]
     command: Natural
@@ -94,21 +94,21 @@ class CommandResultIn(_ReportIn):
 
 
 class AcceptsIn(_ReportIn):
-    """The commands that this writer takes from now on."""
+    """The commands that the writer accepts from now on."""
 
     kind: Literal["accepts"]
     accepts: Annotated[list[Word], Field(max_length=MOST_COMMANDS)]
 
 
 class PastAlertIn(_ReportIn):
-    """An alert that an imported run had where it was exported."""
+    """An alert of an imported run."""
 
     kind: Literal["past_alert"]
     alert: PastAlert
 
 
 class PastCommandIn(_ReportIn):
-    """A command that an imported run was given where it was exported; never carried out."""
+    """A command of an imported run; it is never delivered."""
 
     kind: Literal["past_command"]
     command: PastCommand

@@ -1,6 +1,6 @@
-"""What an export holds: a description of the run, and its rows, piece by piece.
+"""The content of an export: a description of the run, and its rows in pieces of a bounded size.
 
-docs/operating.md shows the columns. A piece has a bounded number of cells, however long the run is.
+docs/operating.md lists the columns.
 """
 
 from __future__ import annotations
@@ -23,37 +23,43 @@ from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkData, Float64s, Int64s
 
-# 1 had neither reports nor histograms, 2 neither alerts nor commands.
+# Version 2 added reports and histograms, version 3 alerts and commands.
 FORMAT: Final = 3
-# Of a piece; 16 MB of float64.
+# Cells of a piece: 16 MB of float64.
 MOST_CELLS = 2_000_000
 REGISTRATION = (
     "name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed", "summary",
 )  # fmt: skip
 TENSOR_FIELDS = ("name", "module", "role", "format", "shape", "numel")
-DOCUMENTS = (Evaluation, Report, Event, Command)
+DOCUMENTS: Final[tuple[type[Evaluation | Report | Event | Command], ...]] = (
+    Evaluation,
+    Report,
+    Event,
+    Command,
+)
 REPORT = ("step", "kind", "document")
 SCORES = ("step", "name", "metric", "kind", "higher_is_better", "items", "item_ids", "clusters")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A writer whose rows are exported: its place among the writers, and its catalogue."""
+    """A writer whose rows are exported: its index among the writers, and its catalogue."""
 
-    place: int
+    index: int
     uuid: UUID
     catalogue: Int64s
 
 
 @dataclass(frozen=True)
 class Content:
-    """A run to be exported, as it is when the export begins; later columns and tensors are not in it.
+    """A run to export, as it is when the export begins. Columns and tensors that are added later are left
+    out.
 
     Attributes:
-        description: everything but the rows, as JSON can hold it.
-        schema: of the pieces; a statistic's column lists a value for each of the run's tensors, by index.
+        description: everything but the rows, as JSON types.
+        schema: of the pieces. The column of a statistic lists a value for each tensor of the run, by index.
         with_histograms: whether the histograms of exponents are among the pieces.
-        rows: how many the pieces have together, as far as they are stored now.
+        rows: number of rows of all pieces, as stored when the export begins.
     """
 
     run_id: UUID
@@ -67,11 +73,13 @@ class Content:
     rows: int
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
-        """Every stored row once: writer by writer in the order of sending, then what else the writer sent."""
+        """Every stored row once: per writer its rows in the order of sending, its documents and histograms;
+        then alerts and commands.
+        """
         for source in self.sources:
             next_seq = 0
-            while found := queries.stream(self.run_id, source.uuid, next_seq, 1):
-                (last_seq, data) = found[-1]
+            while chunks := queries.stream(self.run_id, source.uuid, next_seq, 1):
+                last_seq, data = chunks[-1]
                 yield from self._cut(source, data, last_seq)
                 next_seq = last_seq + 1
             yield from self._documents(source, Evaluation, "evaluation", SCORES)
@@ -81,9 +89,9 @@ class Content:
         yield from self._past("alert", imported_history.alerts_of(self.run_id))
         yield from self._past("command", imported_history.commands_of(self.run_id))
 
-    def _past(self, name: str, found: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[pa.RecordBatch]:
-        """Alerts or commands, a row each. They are no process's: the first one's stands for them."""
-        for step, document in found:
+    def _past(self, name: str, documents: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[pa.RecordBatch]:
+        """Alerts or commands, one row each. They belong to no writer and are exported with index 0."""
+        for step, document in documents:
             yield self._document(0, 0, step, name, document)
 
     def _cut(self, source: Source, data: ChunkData, last_seq: int) -> Iterator[pa.RecordBatch]:
@@ -96,7 +104,7 @@ class Content:
         count = len(data)
         seqs = np.full(count, last_seq, np.int64) if data.seqs is None else data.seqs
         columns: list[pa.Array[Any]] = [
-            pa.array(np.full(count, source.place, np.int32)),
+            pa.array(np.full(count, source.index, np.int32)),
             pa.array(seqs),
             pa.array(data.steps),
             _times(data.times),
@@ -110,14 +118,14 @@ class Content:
         return self._piece(count, dict(zip(self.schema.names, columns, strict=False)))
 
     def _lists(self, values: Float64s | None, source: Source, rows: int) -> pa.Array[Any]:
-        """A statistic by the run's tensors; null where not observed."""
+        """A statistic as lists over the run's tensors; null where not observed."""
         kind = pa.list_(pa.float64())
         if values is None:
             return pa.nulls(rows, kind)
         wide = np.full((rows, len(self.tensors)), np.nan)
-        places = source.catalogue[: values.shape[1]]
-        known = places < len(self.tensors)
-        wide[:, places[known]] = values[:, : len(places)][:, known]
+        indices = source.catalogue[: values.shape[1]]
+        known = indices < len(self.tensors)
+        wide[:, indices[known]] = values[:, : len(indices)][:, known]
         flat = wide.reshape(-1)
         offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(self.tensors))
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, mask=np.isnan(flat)))
@@ -125,14 +133,14 @@ class Content:
     def _documents(
         self, source: Source, model: type[Evaluation | Report], name: str, fields: tuple[str, ...]
     ) -> Iterator[pa.RecordBatch]:
-        """Evaluations or reports: a row each, the fields as JSON in the column of this name."""
-        stored = model._default_manager.filter(run_id=self.run_id, writer=source.uuid).order_by("seq")
-        # One by one, by name: a cursor would hold a connection while the client reads.
+        """Evaluations or reports, one row each, with the fields as JSON in the column `name`."""
+        stored = model.objects.filter(run_id=self.run_id, writer=source.uuid).order_by("seq")
+        # One query per row: a cursor would hold a database connection while the client reads.
         for key in list(stored.values_list("pk", flat=True)):
-            if (found := model._default_manager.filter(pk=key).first()) is None:
+            if (row := model.objects.filter(pk=key).first()) is None:
                 continue
-            document = {field: getattr(found, field) for field in fields}
-            yield self._document(source.place, found.seq, found.step, name, document)
+            document = {field: getattr(row, field) for field in fields}
+            yield self._document(source.index, row.seq, row.step, name, document)
 
     def _document(
         self, writer: int, seq: int, step: int, name: str, document: Mapping[str, Any]
@@ -147,33 +155,33 @@ class Content:
         return self._piece(1, {field: pa.array([values[field]], types[field]) for field in values})
 
     def _histograms(self, source: Source) -> Iterator[pa.RecordBatch]:
-        """A row for each tensor of each message."""
+        """One row for each tensor of each message."""
         together = max(1, MOST_CELLS // (queries.EXPONENT_BINS + len(self.schema)))
         next_seq = 0
-        while (found := queries.histogram_rows(self.run_id, source.uuid, next_seq, together)) is not None:
-            next_seq = int(found.seqs[-1]) + 1
-            # A tensor that joined the catalogue after the description was written is not in the file.
-            known = np.flatnonzero(np.isin(found.tensors, source.catalogue))
+        while (rows := queries.histogram_rows(self.run_id, source.uuid, next_seq, together)) is not None:
+            next_seq = int(rows.seqs[-1]) + 1
+            # Without tensors that joined the catalogue after the description was written.
+            known = np.flatnonzero(np.isin(rows.tensors, source.catalogue))
             for begin in range(0, len(known), together):
-                yield self._sampled(source, found, known[begin : begin + together])
+                yield self._sampled(source, rows, known[begin : begin + together])
 
-    def _sampled(self, source: Source, found: queries.HistogramRows, chosen: Int64s) -> pa.RecordBatch:
+    def _sampled(self, source: Source, rows: queries.HistogramRows, chosen: Int64s) -> pa.RecordBatch:
         count = len(chosen)
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(queries.EXPONENT_BINS)
         columns: dict[str, pa.Array[Any]] = {
-            "writer": pa.array(np.full(count, source.place, np.int32)),
-            "seq": pa.array(found.seqs[chosen]),
-            "step": pa.array(found.steps[chosen]),
-            "time": _times(found.times[chosen]),
-            "tensor": pa.array(found.tensors[chosen], pa.int32()),
+            "writer": pa.array(np.full(count, source.index, np.int32)),
+            "seq": pa.array(rows.seqs[chosen]),
+            "step": pa.array(rows.steps[chosen]),
+            "time": _times(rows.times[chosen]),
+            "tensor": pa.array(rows.tensors[chosen], pa.int32()),
             "histogram": pa.ListArray.from_arrays(
-                pa.array(offsets), pa.array(found.counts[chosen].reshape(-1))
+                pa.array(offsets), pa.array(rows.counts[chosen].reshape(-1))
             ),
         }
         return self._piece(count, columns)
 
     def _piece(self, count: int, columns: Mapping[str, pa.Array[Any]]) -> pa.RecordBatch:
-        """So many rows; columns that are not given are null."""
+        """A record batch of `count` rows; columns that are not given are null."""
         arrays = [
             columns[field.name] if field.name in columns else pa.nulls(count, field.type)
             for field in self.schema
@@ -186,12 +194,12 @@ def _times(times: NDArray[np.datetime64]) -> pa.Array[Any]:
 
 
 def content_of(run: Run, *, with_histograms: bool) -> Content:
-    """What there is to export of a run."""
+    """Prepare the export of a run."""
     tensors = list(Tensor.objects.filter(run=run).order_by("index"))
     writers = list(Writer.objects.filter(run=run).order_by("attempt", "rank", "created_at", "uuid"))
     scalars, statistics = tuple(queries.scalar_names(run.pk)), tuple(run.statistics)
     histograms = queries.histogram_count(run.pk) if with_histograms else 0
-    documents = sum(model._default_manager.filter(run=run).count() for model in DOCUMENTS)
+    documents = sum(model.objects.filter(run=run).count() for model in DOCUMENTS)
     fields: list[pa.Field[Any]] = [
         pa.field("writer", pa.int32(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
@@ -210,7 +218,9 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
         run.pk,
         {**_describe(run, tensors, writers), "histograms": histograms, "documents": documents},
         pa.schema(fields),
-        tuple(Source(i, one.uuid, np.asarray(one.catalogue, np.int64)) for i, one in enumerate(writers)),
+        tuple(
+            Source(i, writer.uuid, np.asarray(writer.catalogue, np.int64)) for i, writer in enumerate(writers)
+        ),
         scalars,
         statistics,
         tuple(tensor.name for tensor in tensors),
@@ -220,7 +230,7 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
 
 
 def _describe(run: Run, tensors: list[Tensor], writers: list[Writer]) -> dict[str, Any]:
-    # Ranks mostly share one catalogue: each is written once.
+    # Most ranks share one catalogue: each distinct one is written once.
     catalogues: dict[tuple[int, ...], int] = {}
     described = [
         {

@@ -1,4 +1,4 @@
-"""An export as bytes: Parquet or CSV, written piece by piece into memory that is emptied as it fills."""
+"""Write an export as Parquet or CSV, piece by piece in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ MEDIA_TYPES: Final[dict[Format, str]] = {
     "parquet": "application/vnd.apache.parquet",
     "csv": "text/csv; charset=utf-8",
 }
-# The file's metadata key (Parquet), or the beginning of its first line (CSV), before the description as JSON.
+# Before the description as JSON: the key in the file's metadata (Parquet), the start of the first line (CSV).
 KEY: Final = "fp8scope"
 
-# Of a row group, before compression; one piece more than that at most.
+# Size of a row group before compression; it exceeds this by less than one piece.
 GROUP_BYTES: Final = 8 * MOST_CELLS
 
 OnRows = Callable[[int], None]
 
 
 def write(content: Content, form: Format, on_rows: OnRows = lambda rows: None) -> Iterator[bytes]:
-    """The file's bytes; `on_rows` is told how many rows have been written so far.
+    """The bytes of the file. Calls `on_rows` with the number of rows written so far.
 
-    Histograms are in a Parquet file only: as text each would be 279 numbers, most of them 0.
+    Histograms are in Parquet files only: as text, each would be 279 numbers, most of them 0.
     """
     return _parquet(content, on_rows) if form == "parquet" else _csv(content, on_rows)
 
 
-class _Pail(io.RawIOBase):
-    """A file that is written to, and emptied."""
+class _Buffer(io.RawIOBase):
+    """A file in memory from which the written bytes are taken."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -50,31 +50,31 @@ class _Pail(io.RawIOBase):
         self._parts.append(bytes(data))
         return len(self._parts[-1])
 
-    def empty(self) -> bytes:
+    def take(self) -> bytes:
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
 
 def _parquet(content: Content, on_rows: OnRows) -> Iterator[bytes]:
-    # Here, and not above: it takes a tenth of the time that a process takes to start.
+    # Heavy: at the top it would take a tenth of the start time of every process.
     from pyarrow import parquet
 
-    pail = _Pail()
+    buffer = _Buffer()
     schema = content.schema.with_metadata({KEY: json.dumps(content.description)})
     rows = 0
-    with pa.PythonFile(pail, mode="w") as sink:
+    with pa.PythonFile(buffer, mode="w") as sink:
         writer = parquet.ParquetWriter(sink, schema, compression="zstd")
         for group in _gathered(content):
             writer.write_table(group, row_group_size=group.num_rows)
             rows += group.num_rows
             on_rows(rows)
-            yield pail.empty()
+            yield buffer.take()
         writer.close()
-        yield pail.empty()
+        yield buffer.take()
 
 
 def _gathered(content: Content) -> Iterator[pa.Table]:
-    """Small pieces (a run that is not compacted has many) put together, for row groups worth their header."""
+    """Combine small pieces, of which an uncompacted run has many, into row groups of a useful size."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for piece in content.pieces():
@@ -88,19 +88,19 @@ def _gathered(content: Content) -> Iterator[pa.Table]:
 
 
 def _csv(content: Content, on_rows: OnRows) -> Iterator[bytes]:
-    """A line with the description, a header, the rows: a column for each statistic of each tensor."""
-    pail = _Pail()
+    """A line with the description, a header, and rows with one column per statistic and tensor."""
+    buffer = _Buffer()
     yield f"#{KEY} {json_text(content.description)}\n".encode()
     schema = _flat_schema(content)
     rows = 0
-    # A file object is all it needs; the stubs know of fewer kinds.
-    with pa.PythonFile(pail, mode="w") as sink, pa.csv.CSVWriter(cast("Any", sink), schema) as writer:
+    # CSVWriter accepts any file object; the type stubs list fewer types.
+    with pa.PythonFile(buffer, mode="w") as sink, pa.csv.CSVWriter(cast("Any", sink), schema) as writer:
         for piece in content.pieces():
             writer.write_batch(_flat(piece, schema, len(content.tensors)))
             rows += piece.num_rows
             on_rows(rows)
-            yield pail.empty()
-    yield pail.empty()
+            yield buffer.take()
+    yield buffer.take()
 
 
 def _flat_schema(content: Content) -> pa.Schema:
@@ -118,13 +118,13 @@ def _flat(piece: pa.RecordBatch, schema: pa.Schema, tensors: int) -> pa.RecordBa
     columns: list[pa.Array[Any]] = []
     for name, column in zip(piece.schema.names, piece.columns, strict=True):
         if column.type == pa.string():
-            # Documents, as JSON.
+            # Documents in JSON.
             texts = [None if text is None else escape_json(text) for text in column.to_pylist()]
             columns.append(pa.array(texts, pa.string()))
         elif not name.startswith(TENSOR):
             columns.append(column)
         elif column.null_count:
-            # All rows of a piece have the statistic, or none has.
+            # Either all rows of a piece have the statistic or none has.
             columns += [pa.nulls(len(column), pa.float64())] * tensors
         else:
             values = cast("pa.ListArray[Any]", column).flatten().to_numpy(zero_copy_only=False)

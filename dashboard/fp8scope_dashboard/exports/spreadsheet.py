@@ -1,8 +1,8 @@
-"""Text in a CSV file that no spreadsheet program takes for a formula.
+"""Escape text in CSV files so that spreadsheet programs do not take it for a formula.
 
-A cell is a formula when it begins with one of = + - @, a tab or a carriage return. Names come from training
-scripts, and a program that splits at semicolons (many languages' default) also splits inside our cells. Both
-functions can be undone: JSON by any reader of JSON, a header by `fp8scope import`.
+A cell that begins with one of = + - @, a tab or a carriage return is a formula. Names come from training
+scripts, and programs that split at semicolons (the default in many languages) also split inside our cells.
+Both functions are reversible: JSON by any JSON parser, a header by `fp8scope import`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import json
 import re
 from typing import Any
 
-# Where a cell may begin in somebody's program, with a formula's first character or with what we put there.
+# Where a cell may begin in some program, followed by the first character of a formula or by our escape.
 _BEGINNING = re.compile(r"(?:^|(?<=[,;\t\r\n]))(?='*[=+\-@\t\r])")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SEPARATORS = str.maketrans({",": "\\u002c", ";": "\\u003b"})
 
 
 def json_text(document: Any) -> str:
-    """JSON on one line in whose strings no separator stands, so that none of them begins a cell."""
+    """JSON on one line without separators in its strings, so that no string begins a cell."""
     return escape_json(json.dumps(document))
 
 
 def escape_json(text: str) -> str:
-    """The same JSON, with separators inside its strings as \\u escapes."""
+    """The same JSON with the separators in its strings as \\u escapes."""
     return _STRING.sub(lambda match: match[0].translate(_SEPARATORS), text)
 
 

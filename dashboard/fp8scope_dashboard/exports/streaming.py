@@ -1,10 +1,12 @@
-"""Sending an export while it is written: bounded memory, no connection held, progress for who asks."""
+"""Stream an export while it is written: bounded memory, and no database connection held between parts."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -18,51 +20,95 @@ from fp8scope_dashboard.exports.content import content_of
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire.errors import SlowDownError
 
-# Of one web process: each takes a thread and some hundred megabytes at most.
+# Per web process: each export takes a thread and up to some hundred megabytes.
 MOST_EXPORTS = 3
 PROGRESS_SECONDS = 3600
-_lock = threading.Lock()
-_under_way = 0
 
 
-def respond(run: Run, form: formats.Format, progress: UUID | None = None) -> StreamingHttpResponse:
-    """The file as an answer. `progress` is a name of the client's choice, for `progress_of`.
+class Slots:
+    """A bounded number of exports at a time. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        # Reentrant: a response that is collected as garbage within `take` gives its slot back there.
+        self._lock = threading.RLock()
+
+    def take(self) -> None:
+        """Take a slot; check and count are one step, so that simultaneous requests cannot all pass.
+
+        Raises:
+            SlowDownError: if no slot is free.
+        """
+        with self._lock:
+            if self._taken >= self._most:
+                raise SlowDownError(
+                    "The server is busy with other exports.", "Try again when one of them is done."
+                )
+            self._taken += 1
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._taken -= 1
+
+
+slots = Slots(MOST_EXPORTS)
+
+
+class ExportResponse(StreamingHttpResponse):
+    """A file in parts. Holds its slot until it is closed, or collected where it was never sent."""
+
+    def __init__(self, parts: Iterator[bytes], slots: Slots, **options: Any) -> None:
+        super().__init__(_in_threads(parts), **options)
+        # Called once at most, however often the response is closed.
+        self._give_back = weakref.finalize(self, slots.give_back)
+
+    def close(self) -> None:
+        self._give_back()
+        super().close()
+
+
+def respond(run: Run, form: formats.Format, progress: UUID | None = None) -> ExportResponse:
+    """The file as a response. `progress` is an id that the client chooses, for `progress_of`.
 
     Raises:
-        SlowDownError: this process sends as many exports as it may.
+        SlowDownError: if this process already sends as many exports as it may.
     """
-    if _under_way >= MOST_EXPORTS:
-        raise SlowDownError("Other exports are being written.", "Try again when one of them is done.")
-    content = content_of(run, with_histograms=form == "parquet")
+    slots.take()
+    try:
+        content = content_of(run, with_histograms=form == "parquet")
 
-    def note(rows: int) -> None:
-        # Redis may be away: an export without progress is an export all the same.
-        with suppress(Exception):
-            cache.set(_key(run.pk, progress), (rows, content.rows), PROGRESS_SECONDS)
+        def on_rows(rows: int) -> None:
+            # Without Redis there is no progress, but still an export.
+            with suppress(Exception):
+                cache.set(_key(run.pk, progress), (rows, content.rows), PROGRESS_SECONDS)
 
-    parts = formats.write(content, form, note if progress else lambda rows: None)
-    answer = StreamingHttpResponse(_stream(parts), content_type=formats.MEDIA_TYPES[form])
+        parts = formats.write(content, form, on_rows if progress else lambda rows: None)
+        response = ExportResponse(parts, slots, content_type=formats.MEDIA_TYPES[form])
+    except BaseException:
+        slots.give_back()
+        raise
     name = f"{slugify(run.name)[:80] or 'run'}-{str(run.pk)[:8]}.{form}"
-    answer["Content-Disposition"] = f'attachment; filename="{name}"'
-    answer["X-Fp8scope-Rows"] = str(content.rows)
-    return answer
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    response["X-Fp8scope-Rows"] = str(content.rows)
+    return response
 
 
 def progress_of(run: Run, progress: UUID) -> tuple[int | None, int]:
-    """How many rows of an export are written (None where that is not known), and how many it will have."""
+    """The number of rows that an export has written (None if unknown), and the number it will have."""
     try:
-        found = cache.get(_key(run.pk, progress))
-    except Exception:  # whatever a Redis that is away raises
-        found = None
-    return found or (None, run.rows_stored)
+        stored: tuple[int, int] | None = cache.get(_key(run.pk, progress))
+    except Exception:  # whatever the cache raises without Redis
+        stored = None
+    return stored or (None, run.rows_stored)
 
 
 def _key(run_id: UUID, progress: UUID | None) -> str:
     return f"export:{run_id}:{progress}"
 
 
-async def _stream(parts: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Each part is made in a thread, which gives its database connection back afterwards."""
+async def _in_threads(parts: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Make each part in a thread, which then closes its database connections."""
 
     def make() -> bytes | None:
         try:
@@ -70,14 +116,6 @@ async def _stream(parts: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         finally:
             connections.close_all()
 
-    global _under_way
-    # Counted from the first part on: an answer that nobody reads would never be counted off.
-    with _lock:
-        _under_way += 1
-    try:
-        while (part := await sync_to_async(make, thread_sensitive=False)()) is not None:
-            if part:
-                yield part
-    finally:
-        with _lock:
-            _under_way -= 1
+    while (part := await sync_to_async(make, thread_sensitive=False)()) is not None:
+        if part:
+            yield part

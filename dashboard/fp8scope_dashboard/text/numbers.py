@@ -1,17 +1,48 @@
-"""Which numbers can be computed with."""
+"""Numbers: which can be computed with, how JSON holds those that are not finite, and how people read them."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Losses and scores of a larger magnitude count as infinite, and denominators below its inverse as 0: squares,
-# products and ratios of what is left stay finite.
-LARGEST = 1e100
-SMALLEST = 1.0 / LARGEST
+# Losses and scores of a larger magnitude count as infinite, and denominators below its inverse as 0. Squares,
+# products and ratios of the remaining values stay finite.
+LARGEST: Final = 1e100
+SMALLEST: Final = 1.0 / LARGEST
+
+NON_FINITE: Final[Mapping[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""The strings of docs/wire.md for values that JSON has no number for."""
 
 
 def usable(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Where values are finite and of a magnitude that can be squared."""
-    # NaN is not less than anything.
+    """Where values are finite and small enough to be squared."""
+    # A comparison with NaN is false.
     return np.asarray(np.abs(values) <= LARGEST)
+
+
+def json_number(value: float) -> float | str:
+    """The value, or its name in NON_FINITE."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage, with more digits the smaller it is."""
+    size = abs(100.0 * fraction)
+    digits = 3 if size < 0.1 else 2 if size < 10 else 1 if size < 1000 else 0
+    return f"{100.0 * fraction:.{digits}f} %"
+
+
+def number(value: float) -> str:
+    """Four significant digits, without an exponent where possible."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

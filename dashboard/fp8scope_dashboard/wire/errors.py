@@ -7,6 +7,8 @@ from typing import Any
 
 from fp8scope_dashboard.wire import limits
 
+TOKEN_HINT = "Create a token on the project's settings page and set FP8SCOPE_TOKEN, or run `fp8scope login`."
+
 
 class RefusalError(Exception):
     """An answer other than success. `hint` says what to do about it."""
@@ -52,9 +54,15 @@ class ProtocolMismatchError(RefusalError):
 class NoTokenError(RefusalError):
     status, code = 401, "no_token"
 
+    def __init__(self) -> None:
+        super().__init__("The request has no token.", TOKEN_HINT)
+
 
 class BadTokenError(RefusalError):
     status, code = 401, "bad_token"
+
+    def __init__(self) -> None:
+        super().__init__("The token is unknown or was revoked.", TOKEN_HINT)
 
 
 class UnknownRunError(RefusalError):

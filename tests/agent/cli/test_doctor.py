@@ -72,7 +72,7 @@ def test_a_token_that_is_not_accepted(server: WireServer, settings: Settings) ->
 def test_something_else_answers(fault: Fault, server: WireServer, settings: Settings) -> None:
     server.plan = lambda method, path: fault
     (found,) = check_server(settings)
-    assert found.state == "fail" and "not as an fp8scope dashboard" in found.message and found.advice
+    assert found.state == "fail" and "is not an fp8scope dashboard" in found.message and found.advice
 
 
 def test_nobody_answers(server: WireServer, settings: Settings) -> None:
@@ -165,7 +165,7 @@ def test_the_self_test_ends_neither_this_process_nor_waits_for_ever(
     """In a copy of this process, which has torch already, and in a new one."""
     if not copied:
         monkeypatch.delattr(os, "fork")
-    assert check_step().message == "One FP8 step, 3 tensors observed."
+    assert check_step().message == "One FP8 step: 3 tensors observed."
     monkeypatch.setattr(doctor, "SELF_TEST", "import atexit, sys; print('x'); sys.exit(3)")
     assert check_step().state == "fail"
     monkeypatch.setattr(doctor, "SELF_TEST", "import time; time.sleep(60)")

@@ -109,8 +109,8 @@ def test_login(
     ("token", "fault", "told"),
     [
         ("fp8s_wrong", None, "does not accept this token"),
-        ("fp8s_test-token", Fault(page=True), "not answer as an fp8scope dashboard"),
-        ("fp8s_test-token", Fault(status=404), "not answer as an fp8scope dashboard"),
+        ("fp8s_test-token", Fault(page=True), "is not an fp8scope dashboard"),
+        ("fp8s_test-token", Fault(status=404), "is not an fp8scope dashboard"),
         ("fp8s_test-token", Fault(drop=True), "does not answer"),
     ],
 )
@@ -178,5 +178,5 @@ def test_sync_gives_up_and_keeps(
     monkeypatch.setenv("FP8SCOPE_URL", server.url)
     monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
     assert cli.main(["sync", str(settings.directory), "--patience", "0.3"]) == 1
-    assert "not complete" in capsys.readouterr().out and run.directory.is_dir()
+    assert "incomplete" in capsys.readouterr().out and run.directory.is_dir()
     server.start()

@@ -1,4 +1,4 @@
-"""The commit and the changes since: found in the background, bounded, without secrets."""
+"""The background lookup of the git commit and diff."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def git(*arguments: str) -> str:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one committed file, in which we are."""
+    """A repository with one committed file, as the working directory."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -32,48 +32,51 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_works(work: Path, server: WireServer, tmp_path: Path) -> None:
+def test_the_registration_has_commit_branch_and_redacted_diff(
+    work: Path, server: WireServer, tmp_path: Path
+) -> None:
     (work / "train.py").write_text("lr = 2\npassword = 'SECRET'\n")
     run = fp8scope.init(name="x", url=server.url, token=server.token, directory=tmp_path / "spool")
     with run.step() as step:
         step.log(loss=1.0)
-    # Whether it was known in time for the first step or not: at the end the server has it.
+    # `finish` waits for the lookup if it has not ended by the first step.
     assert run.finish().errors == 0
-    found = server.run.registration["environment"]
-    assert found["git_commit"] == git("rev-parse", "HEAD") and found["git_branch"] == "trunk"
-    assert "-lr = 1" in found["git_diff"] and "+lr = 2" in found["git_diff"]
-    assert "SECRET" not in found["git_diff"] and found["git_diff_cut"] is False
-    assert found["hostname"]
+    environment = server.run.registration["environment"]
+    assert environment["git_commit"] == git("rev-parse", "HEAD") and environment["git_branch"] == "trunk"
+    assert "-lr = 1" in environment["git_diff"] and "+lr = 2" in environment["git_diff"]
+    assert "SECRET" not in environment["git_diff"] and environment["git_diff_cut"] is False
+    assert environment["hostname"]
 
 
-def test_no_repository(tmp_path: Path) -> None:
+def test_empty_without_a_repository(tmp_path: Path) -> None:
     assert describe_repository() == {}
 
 
-def test_a_repository_without_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_without_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git("init", "-q")
     assert describe_repository() == {}
 
 
-def test_a_large_change_is_cut(work: Path) -> None:
+def test_truncates_a_large_diff(work: Path) -> None:
     (work / "train.py").write_text("x = 1\n" * MAX_DIFF_BYTES)
-    found = describe_repository()
-    assert found["git_diff_cut"] is True and MAX_DIFF_BYTES // 2 < len(found["git_diff"]) <= MAX_DIFF_BYTES
+    description = describe_repository()
+    assert description["git_diff_cut"] is True
+    assert MAX_DIFF_BYTES // 2 < len(description["git_diff"]) <= MAX_DIFF_BYTES
 
 
-def test_a_long_line_is_cut(work: Path) -> None:
+def test_truncates_a_long_line(work: Path) -> None:
     (work / "train.py").write_text("a" * 100_000 + "\nlast = 1\n")
     diff = describe_repository()["git_diff"]
     assert len(diff) < 5000 and "+last = 1" in diff
 
 
-def test_text_that_a_database_cannot_hold(work: Path) -> None:
+def test_replaces_bytes_that_are_not_utf_8(work: Path) -> None:
     (work / "train.py").write_bytes(b"x = '\xff\xfe'\n")
     diff: str = describe_repository()["git_diff"]
     assert diff.encode() and "\x00" not in diff
 
 
-def test_nothing_of_the_repositorys_configuration_is_run(work: Path) -> None:
+def test_runs_no_program_of_the_repository_configuration(work: Path) -> None:
     ran = work.parent / "ran"
     git("config", "diff.external", f"touch {ran}")
     git("config", "diff.x.textconv", f"touch {ran};cat")
@@ -82,7 +85,7 @@ def test_nothing_of_the_repositorys_configuration_is_run(work: Path) -> None:
     assert "+lr = 3" in describe_repository()["git_diff"] and not ran.exists()
 
 
-def test_a_git_that_hangs_is_given_up(
+def test_gives_up_a_git_that_hangs(
     work: Path, monkeypatch: pytest.MonkeyPatch, server: WireServer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "bin"
@@ -94,15 +97,15 @@ def test_a_git_that_hangs_is_given_up(
     lookup = RepositoryLookup()
     assert lookup.take() is None
     deadline = time.monotonic() + 60
-    while (found := lookup.take()) is None and time.monotonic() < deadline:
+    while (description := lookup.take()) is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert found == {}
+    assert description == {}
     run = fp8scope.init(name="x", url=server.url, token=server.token, directory=tmp_path / "spool")
     with run.step():
         pass
     assert run.finish().complete and "git_commit" not in server.run.registration["environment"]
 
 
-def test_no_git_at_all(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_without_git(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert describe_repository() == {}

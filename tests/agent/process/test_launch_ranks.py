@@ -25,10 +25,11 @@ def torchrun(
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """`torchrun tests/agent/helpers/rank.py ARGUMENTS` on `size` processes."""
-    surroundings = environment(server, settings.directory, OMP_NUM_THREADS="1", PYTHONPATH=str(TESTS), **more)
+    path = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
+    surroundings = environment(server, settings.directory, OMP_NUM_THREADS="1", PYTHONPATH=path, **more)
     command = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", str(size)]
     return subprocess.run(
-        [*command, str(TESTS / "agent" / "rank.py"), *arguments],
+        [*command, str(TESTS / "agent" / "helpers" / "rank.py"), *arguments],
         env=surroundings,
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import outbox
-from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError, Notice
+from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelType, DeliveryError, Notice
 from fp8scope_dashboard.alerts.models import Channel, Delivery
 from fp8scope_dashboard.alerts.services import evaluate
 
@@ -35,9 +35,10 @@ class Inbox:
 
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Inbox:
-    found = Inbox()
-    monkeypatch.setattr(outbox, "CHANNELS", {**CHANNELS, "inbox": found})
-    return found
+    inbox = Inbox()
+    channel_type = ChannelType(inbox, masked=lambda config: "inbox")
+    monkeypatch.setattr(outbox, "CHANNELS", {**CHANNELS, "inbox": channel_type})
+    return inbox
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_it_works() -> None:
     assert (opened.onset_step, opened.step, opened.value, opened.threshold) == (100, 109, 0.05, 0.001)
     assert [tensor["name"] for tensor in opened.evidence["tensors"]] == ["blocks.9.input", "blocks.7.input"]
     assert opened.message == (
-        "5 % of blocks.9.input overflowed since step 100, where 0.1 % is allowed, and 1 more tensor above it."
+        "5 % of blocks.9.input overflowed since step 100, above the limit of 0.1 %; 1 more tensor above it."
     )
     assert (closed.opened, closed.onset_step, closed.step) == (False, 100, 169)
 

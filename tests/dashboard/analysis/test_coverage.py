@@ -56,7 +56,7 @@ def test_a_dead_run_is_never_good_however_far_it_came(standing: Standing, words:
 
 def test_a_run_that_goes_on_is_judged_so_far() -> None:
     judgement = conclude("within", replace(FULL, standing="running", judged=72.0, reached=72))
-    assert judgement.verdict == "pending" and "still going on" in judgement.reason
+    assert judgement.verdict == "pending" and "not finished yet" in judgement.reason
 
 
 def test_a_difference_that_was_measured_stays_one() -> None:
@@ -70,7 +70,7 @@ def test_a_difference_that_was_measured_stays_one() -> None:
     [
         (("failed", "failed", "silent"), "incomplete", "2 failed, 1 went silent, the furthest at step 600"),
         (("finished_early",), "incomplete", "1 finished early"),
-        (("failed", "running"), "pending", "The baseline is still going on."),
+        (("failed", "running"), "pending", "The baseline has not finished yet."),
         (("finished", "failed"), "within", ""),
         ((), "incomplete", "No baseline run could be used."),
     ],

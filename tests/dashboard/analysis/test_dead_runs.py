@@ -127,7 +127,7 @@ def test_a_run_that_goes_on_is_pending_and_settles_by_its_end_alone(project: Pro
         (PLANNED, silent, "incomplete", "2 went silent"),
         (300, finished, "incomplete", "2 finished early, the furthest at step 300"),
         (300, failed, "incomplete", "2 failed, the furthest at step 300"),
-        (PLANNED, running, "pending", "The baseline is still going on."),
+        (PLANNED, running, "pending", "The baseline has not finished yet."),
     ],
 )
 def test_a_baseline_that_is_dead_or_short_is_said(

@@ -17,9 +17,10 @@ from django.utils import timezone
 from helpers.live_servers import Server
 from pyarrow import parquet
 
-from fp8scope.cli.archive import File
-from fp8scope.cli.export import TransferError, download
+from fp8scope.cli.archive import Archive
+from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload
+from fp8scope.cli.server import TransferError
 from fp8scope_dashboard.accounts.models import Membership, Project, User
 from fp8scope_dashboard.alerts.evaluation import evaluate
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, Rule
@@ -149,7 +150,7 @@ def test_who_is_no_member_is_nobody(server: Server, client: WireClient, tmp_path
     path = tmp_path / "run"
     download(settings_of(server), client.run, "parquet", path)
     Membership.objects.all().delete()
-    new = uuid.UUID((upload := Upload(settings_of(server), File(path))).run)
+    new = uuid.UUID((upload := Upload(settings_of(server), Archive(path))).run)
     assert list(upload.send())
     assert not Event.objects.filter(run_id=new).exclude(acknowledged_by=None).exists()
     assert Event.objects.get(run_id=new, kind="loss_not_finite").state == "acknowledged"
@@ -218,8 +219,8 @@ def test_a_file_without_alerts(server: Server, client: WireClient, tmp_path: Pat
         return table.filter(chosen).drop_columns(["alert", "command"])
 
     rewritten(path, earlier)
-    upload = Upload(settings_of(server), File(path))
-    assert list(upload.send())[-1] == File(path).rows == len(LOSS)
+    upload = Upload(settings_of(server), Archive(path))
+    assert list(upload.send())[-1] == Archive(path).rows == len(LOSS)
     new = uuid.UUID(upload.run)
     assert alerts(new) == [] and not Writer.objects.get(run_id=new).imported
     evaluate(new)
@@ -258,7 +259,7 @@ def test_bad_input(
 
     rewritten(path, damaged)
     with pytest.raises(TransferError, match=said):
-        list(Upload(settings_of(server), File(path)).send())
+        list(Upload(settings_of(server), Archive(path)).send())
 
 
 def test_only_an_import_has_a_past(server: Server, client: WireClient) -> None:
@@ -288,7 +289,7 @@ def test_the_columns(server: Server, client: WireClient, tmp_path: Path) -> None
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
     rows = parquet.read_table(path).to_pylist()
-    assert len(rows) == File(path).rows == len(LOSS) + 3 + 2
+    assert len(rows) == Archive(path).rows == len(LOSS) + 3 + 2
     alert = json.loads(rows[len(LOSS)]["alert"])
     assert (alert["kind"], alert["acknowledged_by"], rows[len(LOSS)]["step"]) == (
         "loss_not_finite",

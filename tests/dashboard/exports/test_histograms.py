@@ -15,9 +15,10 @@ from dashboard.helpers.round_trip import everything, moved, rewritten, settings_
 from helpers.live_servers import Server
 from pyarrow import parquet
 
-from fp8scope.cli.archive import BINS, File
-from fp8scope.cli.export import TransferError, download
+from fp8scope.cli.archive import BINS, Archive
+from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload, import_
+from fp8scope.cli.server import TransferError
 from fp8scope_dashboard.exports import content
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -101,7 +102,7 @@ def test_the_columns(server: Server, client: WireClient, tmp_path: Path) -> None
     download(settings_of(server), client.run, "parquet", path)
     frame = parquet.read_table(path).to_pylist()
     rows = [row for row in frame if row["histogram"] is not None]
-    assert len(rows) == HISTOGRAMS and len(frame) == File(path).rows == HISTOGRAMS + 4
+    assert len(rows) == HISTOGRAMS and len(frame) == Archive(path).rows == HISTOGRAMS + 4
     assert (rows[1]["writer"], rows[1]["seq"], rows[1]["step"], rows[1]["tensor"]) == (0, 0, 0, 1)
     assert rows[1]["histogram"] == counts(em3=7, bad=1) and rows[1]["scalar:loss"] is None
     assert rows[1]["tensor:amax"] is None and rows[1]["time"] is not None
@@ -168,35 +169,35 @@ def test_a_file_of_the_first_format(server: Server, client: WireClient, tmp_path
         return table.filter(pa.array(chosen)).drop_columns(["report", "tensor", "histogram"])
 
     rewritten(path, earlier)
-    upload = Upload(settings_of(server), File(path))
-    assert list(upload.send())[-1] == File(path).rows == 4
+    upload = Upload(settings_of(server), Archive(path))
+    assert list(upload.send())[-1] == Archive(path).rows == 4
     assert everything(uuid.UUID(upload.run)) == everything(client.run)
 
 
 BAD: dict[str, tuple[Callable[[pa.Table, dict[str, Any]], pa.Table], str]] = {
-    "too few bins": (lambda t, d: column(t, "histogram", lambda _: [1.0]), "not of 279 numbers"),
+    "too few bins": (lambda t, d: column(t, "histogram", lambda _: [1.0]), "does not have 279 numbers"),
     "no list": (
         lambda t, d: t.set_column(t.schema.names.index("histogram"), "histogram", t.column("tensor")),
-        "not of 279 numbers",
+        "does not have 279 numbers",
     ),
     "a count that is missing": (
         lambda t, d: column(t, "histogram", lambda _: [None] * BINS),
         "count is null",
     ),
     "a negative count": (lambda t, d: column(t, "histogram", lambda _: [-1.0] * BINS), "negative"),
-    "a tensor of nobody": (lambda t, d: column(t, "tensor", lambda _: 3), "tensor 3, which"),
-    "no tensor": (lambda t, d: column(t, "tensor", lambda _: None), "tensor None, which"),
-    "no tensors": (lambda t, d: t.drop_columns(["tensor"]), "does not say of which tensors"),
+    "a tensor of nobody": (lambda t, d: column(t, "tensor", lambda _: 3), "tensor 3 of a histogram"),
+    "no tensor": (lambda t, d: column(t, "tensor", lambda _: None), "tensor None of a histogram"),
+    "no tensors": (lambda t, d: t.drop_columns(["tensor"]), "histograms have no tensor"),
     "a tensor twice": (lambda t, d: column(t, "tensor", lambda _: 1), "comes twice"),
     "no time": (lambda t, d: column(t, "time", lambda _: None), "time"),
     "a process of nobody": (lambda t, d: column(t, "writer", lambda _: 3), "does not describe"),
     "no step": (lambda t, d: t.drop_columns(["step"]), "no column step"),
-    "no processes": (lambda t, d: d.pop("writers") and t, "lacks writers"),
+    "no processes": (lambda t, d: d.pop("writers") and t, "has no writers"),
     "no document": (
         lambda t, d: t.set_column(
             t.schema.names.index("report"), "report", pa.array(["{"] * t.num_rows, pa.string())
         ).drop_columns(["histogram"]),
-        "report is no JSON object",
+        "report is not a JSON object",
     ),
 }
 
@@ -208,7 +209,7 @@ def test_bad_input(server: Server, client: WireClient, tmp_path: Path, what: str
     change, said = BAD[what]
     rewritten(path, change)
     with pytest.raises(TransferError, match=said):
-        list(Upload(settings_of(server), File(path)).send())
+        list(Upload(settings_of(server), Archive(path)).send())
 
 
 def test_the_command_says_what_is_wrong(
@@ -225,7 +226,7 @@ def test_the_command_says_what_is_wrong(
     assert import_([str(path)]) == 0
     rewritten(path, BAD["too few bins"][0])
     assert import_([str(path), "--id", str(uuid.uuid4())]) == 1
-    assert "not of 279 numbers" in capsys.readouterr().err
+    assert "does not have 279 numbers" in capsys.readouterr().err
 
 
 def test_the_bins_are_those_of_the_server() -> None:

@@ -20,9 +20,10 @@ from django.core.cache import cache
 from helpers.live_servers import Server
 
 from fp8scope.cli import export
-from fp8scope.cli.archive import File
-from fp8scope.cli.export import TransferError, download
+from fp8scope.cli.archive import Archive
+from fp8scope.cli.export import download
 from fp8scope.cli.main import main
+from fp8scope.cli.server import TransferError
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import compaction
 
@@ -119,7 +120,7 @@ def test_a_run_without_rows(server: Server, tmp_path: Path) -> None:
     empty = WireClient(server.url, server.token)
     empty.register(name="empty")
     for form in FORMATS:
-        assert File(_downloaded(server, empty.run, form, tmp_path / form)).description["rows"] == 0
+        assert Archive(_downloaded(server, empty.run, form, tmp_path / form)).description["rows"] == 0
     new = moved(server, empty.run, "parquet", tmp_path / "again")
     assert Run.objects.get(pk=new).name == "empty"
 
@@ -144,7 +145,7 @@ def test_the_command_gets_what_it_asks_for(
     for form, magic in (("parquet", b"PAR1"), ("csv", b"#fp8")):
         path = _downloaded(server, client.run, form, tmp_path / form)
         assert path.read_bytes().startswith(magic)
-        assert told[-1] == File(path).rows == 16
+        assert told[-1] == Archive(path).rows == 16
     cache.clear()
 
 
@@ -182,7 +183,7 @@ def test_files_of_others(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(TransferError, match="file"):
-        File(path)
+        Archive(path)
 
 
 def test_deletion_over_the_api(server: Server, client: WireClient) -> None:

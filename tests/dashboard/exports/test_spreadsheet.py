@@ -18,7 +18,7 @@ from helpers.live_servers import Server
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope.cli.archive import ADDED, File
+from fp8scope.cli.archive import QUOTE, Archive
 from fp8scope.cli.export import download
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.exports.spreadsheet import json_text, safe_header
@@ -93,7 +93,7 @@ def test_it_comes_back_as_it_was(server: Server, client: WireClient, tmp_path: P
     assert everything(new) == before
     run, old = Run.objects.get(pk=new), Run.objects.get(pk=client.run)
     assert (run.name, run.config, run.tags) == (old.name, old.config, old.tags)
-    assert File(tmp_path / "run").description["run"]["name"] == f"run,{EVIL}"
+    assert Archive(tmp_path / "run").description["run"]["name"] == f"run,{EVIL}"
     assert [event.message for event in Event.objects.filter(run_id=new)] == [f"Loss;{EVIL}"]
 
 
@@ -117,7 +117,7 @@ TEXT = st.text(st.sampled_from("=+-@'\t\r\n,;ab\"\\ ") | st.characters(codec="ut
 @given(TEXT)
 def test_a_columns_name_is_safe_and_can_be_undone(name: str) -> None:
     safe = safe_header(name)
-    assert ADDED.sub("", safe) == name
+    assert QUOTE.sub("", safe) == name
     assert not any(FORMULA.match(part) for part in re.split(r"[,;\t\r\n]", safe) if part != "")
 
 

@@ -1,10 +1,10 @@
-"""Views that say how they were called, and a client of ASGI applications; for test_handler.py."""
+"""Views that report how they were called, and a client of ASGI applications."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,10 +122,11 @@ async def request(
     root: str = "",
     leaves_after: int | None = None,
     answer: Answer | None = None,
+    on_start: Callable[[], Awaitable[None]] | None = None,
 ) -> Answer:
     """Ask an ASGI application as a server would. `leaves_after`: so many parts, then the client is gone.
 
-    `answer` is filled while it comes.
+    `answer` is filled while it comes. `on_start` is awaited after status and headers, before any part.
     """
     answer = answer or Answer()
     waiting = list(pieces)
@@ -142,6 +143,8 @@ async def request(
         if message["type"] == "http.response.start":
             answer.status, answer.headers = message["status"], list(message["headers"])
             answer.done = list(events)
+            if on_start is not None:
+                await on_start()
             return
         answer.parts.append(message.get("body", b""))
         if leaves_after is not None and len(answer.parts) >= leaves_after:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from helpers.live_servers import Server
 from pyarrow import parquet
 
-from fp8scope.cli.archive import KEY, File
+from fp8scope.cli.archive import KEY, Archive
 from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload
 from fp8scope.config import Settings
@@ -88,7 +88,7 @@ def canonical(logged: dict[str, bytes]) -> dict[str, bytes]:
 def moved(server: Server, run: uuid.UUID, form: str, path: Path) -> uuid.UUID:
     """Export a run and import the file. Returns the new run's id."""
     assert download(settings_of(server), run, form, path) == path.stat().st_size
-    upload = Upload(settings_of(server), File(path))
+    upload = Upload(settings_of(server), Archive(path))
     for _ in upload.send():
         pass
     assert upload.page.endswith(f"{upload.run}/")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from dashboard.helpers.seeding import Seeded
@@ -76,10 +79,10 @@ def test_it_works(
 def test_an_unexpected_error_is_logged_without_its_words(
     seeded: Seeded, channel: Channel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def send(config: dict[str, str], notice: Notice) -> None:
+    def send(config: Mapping[str, Any], notice: Notice) -> None:
         raise UnicodeError(f"cannot send to {config['url']}")
 
-    monkeypatch.setitem(CHANNELS, "webhook", send)
+    monkeypatch.setitem(CHANNELS, "webhook", replace(CHANNELS["webhook"], send=send))
     (delivery,) = Delivery.objects.all()
     assert outbox.deliver(delivery.pk) is False
     delivery.refresh_from_db()

@@ -1,8 +1,9 @@
-"""A request's way through one thread: the same answers as on Django's own way, and nothing left behind."""
+"""Requests answered in one thread: the same responses as from Django's own handler, and nothing left open."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from django.test import Client
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import create_project, create_token
-from fp8scope_dashboard.threaded_asgi import Handler, ThreadHandler
+from fp8scope_dashboard.admission import callers
+from fp8scope_dashboard.admission.lanes import Lanes
+from fp8scope_dashboard.threaded_asgi import Handler, ThreadHandler, make_handler
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,13 +41,33 @@ def test_it_works() -> None:
     assert answer.status == 200 and answer.body.startswith(b"{")
 
 
-def test_each_view_runs_where_it_belongs() -> None:
+def test_a_coroutine_view_runs_on_the_event_loop() -> None:
     handler = Handler()
     assert ask(handler, "/where").body.startswith(b"request")
     # Not in a thread of ours: on the loop, which `run` has in a thread of its pool.
     assert b"request" not in ask(handler, "/awaited").body
     assert ask(handler, "/x/where", root="").status == 404
     assert ask(handler, "/awaited", root="/x").status == 200
+
+
+def test_an_untested_version_of_django_gets_its_own_handler(caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(make_handler(Lanes()), Handler)
+    with caplog.at_level(logging.WARNING):
+        handler = make_handler(Lanes(), tested=[(4, 2)])
+    assert type(handler) is ASGIHandler and "not tested with Django" in caplog.text
+    assert ask(handler, "/signin/").status == 200
+
+
+@pytest.mark.parametrize("tested", [[(5, 2)], []])
+def test_a_session_is_remembered_by_either_handler(tested: list[tuple[int, int]]) -> None:
+    create_project("default", "Default")
+    client = Client()
+    client.force_login(User.objects.create(username="ada", is_superuser=True))
+    session = client.cookies["sessionid"].value
+    assert session not in callers.sessions
+    headers = {"cookie": f"sessionid={session}"}
+    assert ask(make_handler(Lanes(), tested=tested), "/p/default/", headers=headers).status == 200
+    assert session in callers.sessions
 
 
 SECURE = {"SECURE_SSL_REDIRECT": True, "SECURE_HSTS_SECONDS": 60}
@@ -81,7 +104,7 @@ SECURE = {"SECURE_SSL_REDIRECT": True, "SECURE_HSTS_SECONDS": 60}
         ("/bug", {}, {}, 500),
     ],
 )
-def test_both_ways_answer_alike(
+def test_responds_like_the_handler_of_django(
     settings: Any, target: str, options: dict[str, Any], changed: dict[str, Any], status: int
 ) -> None:
     project = create_project("default", "Default")
@@ -95,23 +118,23 @@ def test_both_ways_answer_alike(
         options = {**options, "headers": {n: known[value] for n, value in options["headers"].items()}}
     for name, value in changed.items():
         setattr(settings, name, value)
-    one, other = (ask(make(), target, **options) for make in (ThreadHandler, ASGIHandler))
-    assert one.status == other.status == status
-    # Sent anew with each answer, and random.
-    fresh = (b"set-cookie", b"content-length")
-    assert _lowered(one, fresh) == _lowered(other, fresh)
-    if b"csrfmiddlewaretoken" not in one.body and b"X-CSRFToken" not in one.body:
-        assert (one.body == other.body) == (target != "/where")
+    ours, djangos = (ask(make(), target, **options) for make in (ThreadHandler, ASGIHandler))
+    assert ours.status == djangos.status == status
+    # Random in each response.
+    random = (b"set-cookie", b"content-length")
+    assert _lowered(ours, random) == _lowered(djangos, random)
+    if b"csrfmiddlewaretoken" not in ours.body and b"X-CSRFToken" not in ours.body:
+        assert (ours.body == djangos.body) == (target != "/where")
 
 
 def _lowered(answer: Answer, without: tuple[bytes, ...]) -> list[tuple[bytes, bytes]]:
-    found = ((name.lower(), value) for name, value in answer.headers)
-    # The second in which it was answered is no part of the answer.
-    timeless = ((name, b"" if name == b"expires" else value) for name, value in found)
+    lowered = ((name.lower(), value) for name, value in answer.headers)
+    # `Expires` depends on the second of the response.
+    timeless = ((name, b"" if name == b"expires" else value) for name, value in lowered)
     return sorted((name, value) for name, value in timeless if name not in without)
 
 
-def test_everything_is_given_back_before_the_answer_is_sent() -> None:
+def test_a_request_is_finished_before_the_response_is_sent() -> None:
     def finished(**_: Any) -> None:
         events.append("finished")
 
@@ -133,7 +156,7 @@ def test_requests_do_not_wait_for_each_other() -> None:
     assert [answer.body for answer in run(both)] == [b"met", b"met"]
 
 
-def test_a_thread_forgets_the_request_before() -> None:
+def test_a_thread_keeps_no_state_of_the_request_before() -> None:
     handler = ThreadHandler()
 
     async def in_turn() -> list[bytes]:
@@ -158,7 +181,7 @@ def test_a_body_arrives_whole(size: int) -> None:
     assert (answer.status, answer.body) == (200, body)
 
 
-def test_who_leaves_while_sending_is_not_answered() -> None:
+def test_a_client_that_disconnects_while_sending_gets_no_response() -> None:
     async def ask_and_leave() -> list[Any]:
         sent: list[Any] = []
 

@@ -1,10 +1,10 @@
-"""Where alerts go. One module a channel; each is a function of its config and a notice."""
+"""The kinds of alert channels, one module each."""
 
 from collections.abc import Mapping
 
 from fp8scope_dashboard.alerts.channels import webhook
-from fp8scope_dashboard.alerts.channels.base import DeliveryError, Notice, Send
+from fp8scope_dashboard.alerts.channels.base import ChannelType, DeliveryError, Notice, Send
 
-CHANNELS: Mapping[str, Send] = {"webhook": webhook.send}
+CHANNELS: Mapping[str, ChannelType] = {"webhook": ChannelType(webhook.send, webhook.masked)}
 
-__all__ = ["CHANNELS", "DeliveryError", "Notice", "Send"]
+__all__ = ["CHANNELS", "ChannelType", "DeliveryError", "Notice", "Send"]

@@ -1,4 +1,4 @@
-"""What every channel gets, and how it says that it could not deliver."""
+"""The notice that channels deliver, and the error that they raise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class DeliveryError(Exception):
-    """A delivery failed. The text is shown to people: it must not hold a secret.
+    """A delivery failed. The message is shown on pages and must not contain a secret.
 
-    `permanent`: trying again cannot help.
+    `permanent`: another attempt cannot succeed.
     """
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:
@@ -21,7 +21,7 @@ class DeliveryError(Exception):
 
 @dataclass(frozen=True)
 class Notice:
-    """An event on its way. `delivery` is the same in every attempt: receivers may use it to drop doubles."""
+    """An event to deliver. `delivery` is the same in every attempt, so that receivers can drop duplicates."""
 
     delivery: int
     event: int
@@ -41,9 +41,21 @@ class Notice:
     tensors: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON types only."""
+        """The fields as JSON types."""
         return {**asdict(self), "opened_at": self.opened_at.isoformat()}
 
 
-# Takes the channel's config; returns when the receiver has taken the notice, else raises DeliveryError.
 Send = Callable[[Mapping[str, Any], Notice], None]
+
+
+@dataclass(frozen=True)
+class ChannelType:
+    """The functions of one kind of channel.
+
+    Attributes:
+        send: takes a channel's config and a notice; raises DeliveryError unless the receiver accepted it.
+        masked: takes a channel's config; returns the receiver's address without its secrets.
+    """
+
+    send: Send
+    masked: Callable[[Mapping[str, Any]], str]

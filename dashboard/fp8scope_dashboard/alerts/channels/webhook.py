@@ -1,16 +1,15 @@
-"""POST to an address of the user's choice, signed.
+"""Send a notice as a signed POST request to a URL that the user chose.
 
 config: {"url": "https://...", "secret": "..."}. The body is the notice as JSON. With a secret the request has
 
     Fp8scope-Signature: t=<unix seconds>,v1=<hex HMAC-SHA256 of "<t>.<body>" with the secret>
 
-so that the receiver can tell that it is ours and fresh. Any 2xx is success.
+so that the receiver can verify its sender and age. Any 2xx status is success.
 
-The address is whatever a project's members entered, inside addresses included: that is what a self-hosted
-webhook is for. What keeps it from being a way in: only http(s), redirects are not followed, of the answer
-nothing but its status is kept, and the text of the request is ours.
+The URL may be an internal address: self-hosted webhooks need that. To limit abuse, only http(s) is allowed,
+redirects are not followed, only the status of the response is used, and users do not control the body.
 
-The address is a secret, like the key that signs: many receivers know their senders by nothing else. It is
+The URL is a secret like the signing key, because many receivers authenticate their senders by it alone. It is
 never shown again once saved.
 """
 
@@ -34,7 +33,7 @@ CONNECT_SECONDS = 3.0
 READ_SECONDS = 5.0
 URL_LENGTH = 2_000
 BODY_BYTES = 32 * 1024
-# Answers that say that this request will never be taken: anything else may be a matter of time.
+# Statuses of requests that will never succeed; after any other one, a later attempt may.
 GONE = (404, 405, 410)
 
 
@@ -42,7 +41,7 @@ def send(config: Mapping[str, Any], notice: Notice) -> None:
     """Deliver a notice.
 
     Raises:
-        DeliveryError: the config cannot be used, nobody answered, or the answer was not 2xx.
+        DeliveryError: if the config is invalid, there is no response, or its status is not 2xx.
     """
     url, secret = check_config(config)
     body = _body(notice)
@@ -62,11 +61,11 @@ def check_config(config: Mapping[str, Any]) -> tuple[str, str]:
     """The url and the secret ('' for none).
 
     Raises:
-        DeliveryError: they cannot be used; the message says what to do.
+        DeliveryError: if they are invalid; the message says what to do.
     """
     url, secret = config.get("url"), config.get("secret", "")
     if not isinstance(url, str) or not isinstance(secret, str) or len(url) > URL_LENGTH:
-        raise DeliveryError("The webhook needs a url (and may have a secret), both text.", permanent=True)
+        raise DeliveryError("A webhook needs a url and may have a secret, both text.", permanent=True)
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -80,7 +79,7 @@ def check_config(config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def masked(config: Mapping[str, Any]) -> str:
-    """The address as people may see it: its host. The path of many receivers is a secret."""
+    """The URL with its host only: the path of many receivers is a secret."""
     try:
         url, _ = check_config(config)
     except DeliveryError:
@@ -90,7 +89,7 @@ def masked(config: Mapping[str, Any]) -> str:
 
 
 def sign(body: bytes, secret: str, timestamp: int) -> str:
-    """The value of the signature header; receivers compute the same and compare in constant time."""
+    """The value of the signature header. Receivers compute it too and compare in constant time."""
     mac = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256)
     return f"t={timestamp},v1={mac.hexdigest()}"
 
@@ -99,7 +98,7 @@ def _body(notice: Notice) -> bytes:
     content = notice.as_dict()
     body = json.dumps(content, allow_nan=False).encode()
     while len(body) > BODY_BYTES and content["tensors"]:
-        # Names may be long: better fewer of them than none of it.
+        # Tensor names may be long: send fewer of them.
         content["tensors"] = content["tensors"][: len(content["tensors"]) // 2]
         body = json.dumps(content, allow_nan=False).encode()
     return body
@@ -107,7 +106,7 @@ def _body(notice: Notice) -> bytes:
 
 def _post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
     timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS)
-    # A pool of its own: a connection kept from the last time may be dead by now.
+    # A new pool: a connection kept from an earlier request may be dead.
     with urllib3.PoolManager(num_pools=1) as pool:
         try:
             answer = pool.request(
@@ -122,14 +121,14 @@ def _post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
             )
         except ReadTimeoutError as error:
             raise DeliveryError(
-                f"The receiver took the request and did not answer in {READ_SECONDS:g} s."
+                f"The receiver accepted the request but did not answer in {READ_SECONDS:g} s."
             ) from error
         except ConnectTimeoutError as error:
             raise DeliveryError(f"The receiver could not be reached in {CONNECT_SECONDS:g} s.") from error
         except SSLError as error:
             raise DeliveryError("The receiver's certificate was not accepted.") from error
         except HTTPError as error:
-            # The error's own text holds the address, which may hold a token.
+            # Without the error's text, which contains the URL and so perhaps a token.
             raise DeliveryError(f"The receiver could not be reached ({type(error).__name__}).") from error
         status: int = answer.status
         answer.close()

@@ -1,4 +1,4 @@
-"""What all detectors share: findings, and numbers that survive JSON."""
+"""Findings, and numbers in the form that JSON and messages need."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from fp8scope_dashboard.text.numbers import LARGEST
 
-# What a detector remembers between calls: JSON types only, so that it can be stored between two batches.
+# The state of a detector between calls. JSON types only, so that it can be stored between two batches.
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition began (`opened`) or is gone.
+    """The start (`opened`) or the end of a condition.
 
     Attributes:
         onset_step: the first step of the condition.
-        step: the step at which the detector was sure, or at which the condition was gone.
-        value, threshold: what was seen and what it was held against; None where there is no finite number.
-        message: one plain sentence with the numbers.
+        step: the step at which the detector found the condition, or its end.
+        value, threshold: the observed value and its limit; None if not a finite number.
+        message: one sentence with the numbers.
         evidence: JSON types only.
     """
 
@@ -34,17 +34,17 @@ class Finding:
 
 
 def usable(value: float) -> bool:
-    """Whether a value is a number to compute with: one too large to be squared counts as infinite."""
+    """Whether a value is finite and small enough to be squared; larger ones count as infinite."""
     return abs(value) <= LARGEST
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where it is NaN or infinite, for which JSON has no number."""
+    """The value, or None for NaN and infinities, which JSON cannot hold."""
     return value if usable(value) else None
 
 
-def words(value: float) -> str:
-    """A value as a person would write it: four significant digits, NaN, or 'infinity'."""
+def in_words(value: float) -> str:
+    """A value for a message: four significant digits, NaN, or 'infinity'."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -53,5 +53,5 @@ def words(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as per cent, three significant digits."""
+    """A fraction as a percentage with three significant digits."""
     return f"{100.0 * fraction:.3g} %"

@@ -1,11 +1,11 @@
-"""Detectors that need nothing but the run's own loss.
+"""Detectors that need only the run's own loss.
 
-Each is a pure function `(state, steps, losses, parameters) -> (state, findings)`: give it the points as they
-come, in batches of any size, with the state that it returned before (an empty dict at first). The result
-does not depend on how the points were cut into batches.
+Each is a pure function `(state, steps, losses, parameters) -> (state, findings)`. Call it with batches of any
+size and the state that it returned last (an empty dict at first). The result does not depend on the division
+of the points into batches.
 
-Steps may have gaps. A step that is not above the last one (a duplicate, a late or a rewound one) is ignored
-by `spike` and `divergence`: they look at the first visit of each step. `not_finite` looks at every point.
+Steps may have gaps. `spike` and `divergence` use the first visit of each step and ignore steps that are not
+above the last one (duplicate, late or rewound). `not_finite` uses every point.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, percent, usable, words
+from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words, percent, usable
 
 Parameters = Mapping[str, float]
 Result = tuple[State, list[Finding]]
 LossDetector = Callable[[State, NDArray[np.int64], NDArray[np.float64], Parameters], Result]
 
-# The median absolute deviation times this estimates a normal distribution's standard deviation.
+# The median absolute deviation times this estimates the standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
 # Mean absolute difference of two independent normal values over their standard deviation: 2 / sqrt(pi).
 DIFFERENCE_TO_SIGMA = 2.0 / math.sqrt(math.pi)
-# A spike must also be this large relative to the loss: a loss logged with few digits has a MAD of 0.
+# The smallest sigma, relative to the loss: a loss that is logged with few digits has a MAD of 0.
 SPIKE_FLOOR = 1e-3
 
 
 def not_finite(
     state: State, steps: NDArray[np.int64], losses: NDArray[np.float64], parameters: Parameters
 ) -> Result:
-    """Open at the first loss that is NaN or infinite; close after `recover` finite ones in a row.
+    """Open at the first loss that is NaN or infinite; close after `recover` finite losses in a row.
 
     Args:
         steps: int64[n].
@@ -61,12 +61,12 @@ def not_finite(
 
 def _went_wrong(step: int, loss: float, before: float | None) -> Finding:
     if before is None:
-        message = f"Loss is {words(loss)} at step {step}, its first logged value."
+        message = f"Loss is {in_words(loss)} at step {step}, its first logged value."
     else:
-        message = f"Loss rose from {words(before)} to {words(loss)} at step {step}."
+        message = f"Loss rose from {in_words(before)} to {in_words(loss)} at step {step}."
         if loss == -math.inf:
-            message = f"Loss fell from {words(before)} to {words(loss)} at step {step}."
-    return Finding(True, step, step, finite(loss), None, message, {"before": before, "loss": words(loss)})
+            message = f"Loss fell from {in_words(before)} to {in_words(loss)} at step {step}."
+    return Finding(True, step, step, finite(loss), None, message, {"before": before, "loss": in_words(loss)})
 
 
 def spike(
@@ -75,16 +75,16 @@ def spike(
     """Open when the robust z of the loss exceeds `z` on `points` consecutive points.
 
     z is the distance above the median of the last `window` points over 1.4826 times their median absolute
-    deviation. Suspected points are kept out of the window until one of them is back in range: a spike must
-    not raise its own bar. Closes when z stays below half of its limit for `recover` points, against the
-    window from before the spike. Values that are not finite are left to `not_finite`.
+    deviation. Suspected points stay out of the window until a point is back in range, so that a spike does
+    not raise its own limit. Closes when z stays below half of the limit for `recover` points, against the
+    window from before the spike. Ignores values that are not finite: see `not_finite`.
 
     Args:
         parameters: `z`; `points`, `window`, `recover` in points.
     """
     monitor = _Spike(parameters, {"last_step": None, "window": [], "suspects": [], "open": False, **state})
     findings = [monitor.add(step, loss) for step, loss in zip(steps.tolist(), losses.tolist(), strict=True)]
-    return monitor.state, [found for found in findings if found]
+    return monitor.state, [finding for finding in findings if finding]
 
 
 @dataclass
@@ -122,8 +122,8 @@ class _Spike:
         self.state.update(open=True, onset=onset, median=median, sigma=sigma, calm=0, suspects=[])
         limit = median + self.parameters["z"] * sigma
         message = (
-            f"Loss rose from about {words(median)} to {words(peak)} at step {onset}, "
-            f"{(peak - median) / sigma:.0f} times its usual deviation of {words(sigma)}."
+            f"Loss rose from about {in_words(median)} to {in_words(peak)} at step {onset}, "
+            f"{(peak - median) / sigma:.0f} times its usual deviation of {in_words(sigma)}."
         )
         return Finding(True, onset, step, peak, limit, message, {"median": median, "sigma": sigma})
 
@@ -156,10 +156,10 @@ def divergence(
 ) -> Result:
     """Open when the smoothed loss is above its minimum by max(`fraction`, `sigmas` sigma) for `points`.
 
-    The loss is smoothed exponentially over `span` points (weight a = 2 / (span + 1)). sigma is the smoothed
-    loss's own noise, sqrt(a / (2 - a)) times that of a point, which is estimated from the mean absolute
-    difference of successive points; both are taken at the minimum, so that a run that shakes itself apart
-    does not raise its own bar. Closes when the smoothed loss is back below half of that rise for `points`.
+    The loss is smoothed exponentially over `span` points (weight a = 2 / (span + 1)). sigma is the noise of
+    the smoothed loss: sqrt(a / (2 - a)) times the noise of a point, which is estimated from the mean absolute
+    difference of successive points. Minimum and sigma are taken at the minimum, so that a run with growing
+    noise does not raise its own limit. Closes when the smoothed loss is below half of that rise for `points`.
 
     Args:
         parameters: `fraction` of the minimum; `sigmas`; `points`, `span` in points.
@@ -171,11 +171,11 @@ def divergence(
             continue
         state["last_step"] = step
         _smooth(state, step, loss, parameters["span"])
-        # Until the average has forgotten its first value, its minimum means nothing.
+        # The minimum is meaningless while the average still depends on its first value.
         if state["count"] > parameters["span"]:
-            found = _divergence_at(state, step, parameters)
-            if found:
-                findings.append(found)
+            finding = _divergence_at(state, step, parameters)
+            if finding:
+                findings.append(finding)
     return state, findings
 
 
@@ -185,7 +185,7 @@ def _smooth(state: State, step: int, loss: float, span: float) -> None:
     if state["count"] == 1:
         state.update(ema=loss, noise=0.0, previous=loss)
         return
-    # Averages over min(count, span) points: the first value must not linger.
+    # Averages over min(count, span) points, so that the first value does not dominate.
     gain = max(weight, 1.0 / state["count"])
     state["ema"] += gain * (loss - state["ema"])
     state["noise"] += max(weight, 1.0 / (state["count"] - 1)) * (
@@ -217,9 +217,9 @@ def _divergence_at(state: State, step: int, parameters: Parameters) -> Finding |
     state.update(open=True, calm=0)
     above = f", {percent(ema / minimum - 1.0)} higher" if minimum > 0 else ""
     message = (
-        f"Smoothed loss rose from its minimum of {words(minimum)} at step {state['minimum_step']} to "
-        f"{words(ema)} at step {step}{above}; it has been above the limit of {words(minimum + rise)} since "
-        f"step {state['onset']}."
+        f"Smoothed loss rose from its minimum of {in_words(minimum)} at step {state['minimum_step']} to "
+        f"{in_words(ema)} at step {step}{above}; it has been above the limit of {in_words(minimum + rise)} "
+        f"since step {state['onset']}."
     )
     evidence = {"minimum": minimum, "minimum_step": state["minimum_step"], "sigma": state["sigma"]}
     return Finding(True, state["onset"], step, ema, minimum + rise, message, evidence)

@@ -1,4 +1,4 @@
-"""Which tensors clip? Rates of saturated and non-finite elements over many tensors, told as one condition."""
+"""Saturated and non-finite elements over many tensors, reported as one condition."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, percent
-from fp8scope_dashboard.text.verdicts import count
+from fp8scope_dashboard.text.numbers import count
 
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]
 
-# Tensors named in the evidence; the message names the worst.
+# Tensors that the evidence names; the message names the worst.
 NAMED = 10
-# Rows: an agent that keeps inside its budget reads plain tensors at least this often.
+# In rows. An agent within its overhead budget observes plain tensors at least this often.
 LONGEST_GAP = 100
 
 
 def overflow_rates(saturated: Floats, nonfinite: Floats | None, numel: Floats) -> Floats:
-    """(saturated + nonfinite) / numel, float64[R, n]; NaN where a tensor was not observed or is empty."""
+    """(saturated + nonfinite) / numel, float64[R, n]; NaN where a tensor is empty or was not observed."""
     count = saturated if nonfinite is None else saturated + np.where(np.isnan(nonfinite), 0.0, nonfinite)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(numel > 0, count / numel, np.nan)
@@ -30,18 +30,18 @@ def overflow_rates(saturated: Floats, nonfinite: Floats | None, numel: Floats) -
 def saturation(
     state: State, steps: NDArray[np.int64], rates: Floats, names: Sequence[str], parameters: Parameters
 ) -> tuple[State, list[Finding]]:
-    """Open when a tensor's rate is above `rate` in `points` consecutive observations; one finding for all.
+    """Open when the rate of a tensor is above `rate` in `points` consecutive observations.
 
     Args:
-        steps: int64[R]; a step that is not above the last one is ignored.
-        rates: float64[R, n], see `overflow_rates`. NaN (not observed) leaves a tensor's count as it is.
-        names: n names; columns may be added in later calls, never moved.
-        parameters: `rate`; `points` in observations; `warmup` in steps from the first one seen, ignored,
+        steps: int64[R]; steps that are not above the last one are ignored.
+        rates: float64[R, n], see `overflow_rates`. NaN (not observed) does not change a tensor's count.
+        names: n names; later calls may add columns but not move them.
+        parameters: `rate`; `points` in observations; `warmup`, the steps from the first one that are ignored
             because scales are not settled; `recover` in rows.
 
-    A delayed scale's isolated first step cannot reach `points`. Closes when for `recover` rows no tensor was
-    above; rows in which a tensor that was above is not observed do not count, up to LONGEST_GAP of them.
-    Further tensors that clip while the condition is open open no second one.
+    There is one finding for all tensors; further tensors that saturate while it is open do not open another.
+    Closes when no tensor was above for `recover` rows. Rows in which a tensor that was above is not observed
+    do not count, up to LONGEST_GAP of them.
     """
     state = {"last_step": None, "first_step": None, "open": False, "calm": 0, "gap": 0, "counts": {}, **state}
     counts, onsets, peaks = _dense(state["counts"], len(names))
@@ -62,9 +62,9 @@ def saturation(
         peaks[over & (counts == 0)] = 0.0
         counts[over] += 1
         peaks[over] = np.maximum(peaks[over], row[over])
-        found = _transition(state, step, over, counts, onsets, peaks, names, parameters)
-        if found:
-            findings.append(found)
+        finding = _transition(state, step, over, counts, onsets, peaks, names, parameters)
+        if finding:
+            findings.append(finding)
     state["counts"] = {
         str(i): [int(counts[i]), int(onsets[i]), float(peaks[i])] for i in np.flatnonzero(counts).tolist()
     }
@@ -96,7 +96,7 @@ def _transition(
         if state["calm"] < parameters["recover"]:
             return None
         state["open"] = False
-        # What is observed no more must not open it again with what it was.
+        # The old counts of tensors that are no longer observed must not open it again.
         counts[:] = 0
         return Finding(False, state["onset"], step)
     sure = counts >= parameters["points"]
@@ -104,14 +104,14 @@ def _transition(
         return None
     onset = int(onsets[sure].min())
     state.update(open=True, calm=0, onset=onset)
-    # What clips at this moment belongs to the same condition, also where its count is short of `points`.
+    # All tensors above the rate belong to the condition, even if their count is below `points`.
     clipping = np.flatnonzero(counts > 0)
     worst = clipping[np.argsort(-peaks[clipping], kind="stable")][:NAMED].tolist()
     tensors = [{"name": names[i], "rate": float(peaks[i]), "onset_step": int(onsets[i])} for i in worst]
-    others = f", and {count(len(clipping) - 1, 'more tensor')} above it" if len(clipping) > 1 else ""
+    others = f"; {count(len(clipping) - 1, 'more tensor')} above it" if len(clipping) > 1 else ""
     message = (
-        f"{percent(float(peaks[worst[0]]))} of {names[worst[0]]} overflowed since step {onset}, where "
-        f"{percent(parameters['rate'])} is allowed{others}."
+        f"{percent(float(peaks[worst[0]]))} of {names[worst[0]]} overflowed since step {onset}, above the "
+        f"limit of {percent(parameters['rate'])}{others}."
     )
     evidence = {"tensors": tensors, "tensors_over": len(clipping)}
     return Finding(True, onset, step, float(peaks[worst[0]]), float(parameters["rate"]), message, evidence)

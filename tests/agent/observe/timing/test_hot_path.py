@@ -11,7 +11,7 @@ from torch import nn
 import fp8scope
 from fp8scope.config import Settings
 from fp8scope.observe.timing.clock import BACKWARD, FORWARD, DeviceClock
-from fp8scope.process.threads import Bell
+from fp8scope.process.threads import WakeEvent
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 from fp8scope_kernels import E4M3, MXFP8, StatisticsBuffer
@@ -68,24 +68,24 @@ def test_memory_from_before_it_grew_is_not_used_again() -> None:
     assert buffer.capacity == 2 and len(buffer.data) == 2
 
 
-def test_a_bell_that_was_rung_before_somebody_waits() -> None:
-    bell = Bell()
-    bell.ring()
-    bell.ring()
-    bell.wait(600)
-    # And it has not been rung again since.
-    bell.wait(0.001)
+def test_wait_returns_at_once_if_the_event_is_set() -> None:
+    event = WakeEvent()
+    event.set()
+    event.set()
+    event.wait(600)
+    # Two wake-ups before a wait are one.
+    event.wait(0.001)
 
 
-def test_a_bell_wakes_whoever_waits() -> None:
-    bell, woken = Bell(), threading.Event()
+def test_set_wakes_a_waiting_thread() -> None:
+    event, woken = WakeEvent(), threading.Event()
 
     def sleep() -> None:
-        bell.wait(600)
+        event.wait(600)
         woken.set()
 
     threading.Thread(target=sleep, daemon=True).start()
-    bell.ring()
+    event.set()
     assert woken.wait(60)
 
 

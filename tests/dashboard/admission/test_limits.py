@@ -1,4 +1,4 @@
-"""Which addresses are one client, how fast it may ask, and whose word on its address is taken."""
+"""How many connections and requests an address may have, and which proxies are trusted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.addresses import UNKNOWN, address_group
 from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.addresses import Rate
 from fp8scope_dashboard.admission.callers import Callers
+from fp8scope_dashboard.admission.rate import Rate
 from fp8scope_dashboard.servers.connections import Registry
 from fp8scope_dashboard.settings.proxies import networks_from_text
 
@@ -47,7 +47,7 @@ def test_a_rate_forgets_the_oldest_keys() -> None:
     rate = Rate(burst=1, per_second=0.001, most=10, clock=lambda: 0.0)
     for i in range(100):
         assert rate.take(str(i))
-    assert len(rate._left) == 10
+    assert len(rate) == 10
     assert rate.take("0") and not rate.take("0")
 
 

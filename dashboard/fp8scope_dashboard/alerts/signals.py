@@ -1,0 +1,6 @@
+"""Signals of alerts, for the apps above that this one does not know."""
+
+from django.dispatch import Signal
+
+event_opened = Signal()
+"""Sent when a detector opens an event, within its transaction. Argument: `event`."""

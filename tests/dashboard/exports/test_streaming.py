@@ -1,0 +1,77 @@
+"""How many exports a web process sends at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from dashboard.helpers.asgi_views import Answer, request, run
+from dashboard.helpers.recorder import Recorder
+from django.test import Client
+
+from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.exports.streaming import MOST_EXPORTS
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.threaded_asgi import Handler
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def stored() -> tuple[Run, dict[str, str]]:
+    """A run with rows, and the headers of a request for it."""
+    recorder = Recorder.of_new_run(["a.input"])
+    recorder.send([0, 1, 2], {"loss": [3.0, 2.0, 1.0]})
+    secret = create_token(recorder.run.project, "tests")[1]
+    return recorder.run, {"authorization": f"Bearer {secret}"}
+
+
+def test_simultaneous_requests_do_not_pass_the_limit_together(stored: tuple[Run, dict[str, str]]) -> None:
+    """No response sends its first part before all requests have been answered."""
+    recorded, headers = stored
+    requests = 3 * MOST_EXPORTS
+
+    async def ask_at_once() -> list[Answer]:
+        handler, answered = Handler(), asyncio.Barrier(requests)
+
+        async def wait_for_others() -> None:
+            async with asyncio.timeout(60):
+                await answered.wait()
+
+        target = f"/api/v1/runs/{recorded.pk}/export"
+        return await asyncio.gather(
+            *(request(handler, target, headers=headers, on_start=wait_for_others) for _ in range(requests))
+        )
+
+    answers = run(ask_at_once)
+    assert Counter(answer.status for answer in answers) == {200: MOST_EXPORTS, 429: requests - MOST_EXPORTS}
+    assert all(answer.body.startswith(b"PAR1") for answer in answers if answer.status == 200)
+    refused = next(answer for answer in answers if answer.status == 429)
+    assert b'"slow_down"' in refused.body and b"retry-after" in {name.lower() for name, _ in refused.headers}
+    # Every slot is free again.
+    answers = run(ask_at_once)
+    assert sum(answer.status == 200 for answer in answers) == MOST_EXPORTS
+
+
+def test_an_export_that_is_never_read_gives_its_slot_back(stored: tuple[Run, dict[str, str]]) -> None:
+    recorded, headers = stored
+    for _ in range(2 * MOST_EXPORTS):
+        response = Client().get(f"/api/v1/runs/{recorded.pk}/export", headers=headers)
+        assert response.status_code == 200
+        response.close()
+
+
+def test_an_export_that_fails_gives_its_slot_back(
+    stored: tuple[Run, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, headers = stored
+    with monkeypatch.context() as patch:
+        patch.setattr("fp8scope_dashboard.exports.streaming.content_of", _fail)
+        for _ in range(MOST_EXPORTS + 1):
+            assert Client().get(f"/api/v1/runs/{recorded.pk}/export", headers=headers).status_code == 500
+    assert Client().get(f"/api/v1/runs/{recorded.pk}/export", headers=headers).status_code == 200
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise ValueError("a bug")
