@@ -131,8 +131,8 @@ def measure_case(x: Tensor, recipe: Recipe, backend: Backend, repeats: int) -> d
     if peer is not None:
         runs["torchao"] = peer
     times = time_in_turn(runs, repeats)
-    if backends.failure():
-        sys.exit(f"Building the kernels failed: {backends.failure()}")
+    if backends.failures():
+        sys.exit(f"Building the kernels failed: {backends.failures()}")
 
     def ratio(over: str, under: str) -> float | None:
         if under not in times:

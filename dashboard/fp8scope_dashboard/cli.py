@@ -1,7 +1,7 @@
-"""The dashboard's subcommands of `fp8scope`, found through the entry-point group `fp8scope.commands`.
+"""The dashboard's subcommands of `fp8scope`, registered in the entry-point group `fp8scope.commands`.
 
-Each is a function of its own arguments that returns an exit status; its docstring's first line is its help.
-Nothing here imports Django: the servers' processes do.
+Each is a function of its arguments that returns an exit status; the first line of its docstring is its help
+text. This module does not import Django: only the server processes need it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, St
 
 CLEAR_LINE = "\x1b[K"
 LONGEST_NAME = len("postgres")
-# What a person at the terminal should see of the servers' logs; the files have everything.
+# Log lines of the servers that are also printed on the terminal.
 ALARMING = re.compile(r"\b(ERROR|CRITICAL|FATAL|PANIC)\b")
-# Two processes create the same row at once, and the second takes that of the first: expected, and no error.
+# Expected when two processes create the same row: the second then uses the row of the first.
 EXPECTED = re.compile(r"\bERROR:\s+duplicate key value violates unique constraint\b")
 
 
 def up(argv: list[str]) -> int:
-    """Run the dashboard on this machine: database, queue, web server and workers, until Ctrl-C."""
+    """Run the dashboard on this machine until Ctrl-C: database, queue, web server and workers."""
     options = _up_parser().parse_args(argv)
-    # A line that is written over needs a terminal, and no log lines in between.
+    # Rewriting a line needs a terminal and no log lines in between.
     progress = ProgressLine(sys.stdout, rewrites=sys.stdout.isatty() and not options.verbose)
     supervisor = Supervisor(
         options.data_dir,
@@ -51,7 +51,7 @@ def up(argv: list[str]) -> int:
             supervisor.wait_ready()
         finally:
             progress.end()
-        _say_ready(supervisor)
+        _print_ready(supervisor)
         supervisor.join()
     except Stopped:
         supervisor.join()
@@ -62,19 +62,19 @@ def up(argv: list[str]) -> int:
 
 
 def demo(argv: list[str]) -> int:
-    """Train small models in BF16 and FP8 here and now, and watch them on the dashboard."""
+    """Train five small models in BF16 and FP8 on this machine and show them on a dashboard."""
     command: int = importlib.import_module("fp8scope_dashboard.demo.command").demo(argv)
     return command
 
 
 def admin(argv: list[str]) -> int:
-    """Make a sign-in link, set a password or invite a person, on the server's machine."""
+    """Create a sign-in link, set a password or invite a user, on the server's machine."""
     command: int = importlib.import_module("fp8scope_dashboard.administration.command").admin(argv)
     return command
 
 
 class ProgressLine:
-    """One line about the stage of the start: rewritten on a terminal, elsewhere only the first is shown."""
+    """The stage of the start: a line rewritten on a terminal; elsewhere only the first stage is printed."""
 
     def __init__(self, stream: TextIO, *, rewrites: bool) -> None:
         self._stream = stream
@@ -82,6 +82,7 @@ class ProgressLine:
         self._written = False
 
     def show(self, stage: str) -> None:
+        """Show a stage."""
         if self._rewrites:
             self._write(f"\r{CLEAR_LINE}fp8scope is starting: {stage} ...")
         elif not self._written:
@@ -94,29 +95,27 @@ class ProgressLine:
             self._write(f"\r{CLEAR_LINE}")
 
     def _write(self, text: str) -> None:
-        # The terminal may have gone away: see `echo`.
+        # The terminal may be closed: see `echo`.
         with suppress(OSError):
             self._stream.write(text)
             self._stream.flush()
 
 
 def echo(name: str, line: str) -> None:
-    """Print a line of a server's log under its name; a terminal that has gone away is no reason to stop."""
+    """Print a line of a server's log after its name. A closed terminal is not an error."""
     if not line:
         return
     try:
-        # One write a line: several threads share the terminal.
+        # One write per line, because several threads share the terminal.
         sys.stdout.write(f"{name:<{LONGEST_NAME}} | {line}\n")
         sys.stdout.flush()
     except OSError:
-        # Never again: the interpreter would complain about standard output once more when it exits.
+        # Discard all further output: the interpreter would otherwise fail to flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def echo_alarms(name: str, line: str) -> None:
-    """`echo` what the supervisor itself says, and of its servers' lines those that tell of an error which is
-    one: of PostgreSQL's, a key that is there already is none.
-    """
+    """`echo` all lines of the supervisor, and the servers' lines that report an unexpected error."""
     expected = name == "postgres" and EXPECTED.search(line)
     if name == "up" or (ALARMING.search(line) and not expected):
         echo(name, line)
@@ -126,17 +125,20 @@ def _up_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fp8scope up",
         description=up.__doc__,
-        epilog="DATABASE_URL and REDIS_URL, where set, name servers to use instead of private ones.",
+        epilog="Set DATABASE_URL or REDIS_URL to use existing servers instead of private ones.",
     )
     parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, help="default: %(default)s; 0: any free one"
+        "--port",
+        type=_port,
+        default=DEFAULT_PORT,
+        help="0 chooses a free port (default: %(default)s)",
     )
     parser.add_argument(
         "--data-dir",
         type=Path,
         default=default_data_dir(),
-        help="where everything is kept (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
+        help="directory for all data (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
     )
     parser.add_argument("--verbose", action="store_true", help="print every line of the servers' logs")
     return parser
@@ -144,7 +146,7 @@ def _up_parser() -> argparse.ArgumentParser:
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use a number from 0 to 65535")
     return int(text)
 
 
@@ -155,13 +157,13 @@ def _stop_on_signal(supervisor: Supervisor) -> Callable[[int, FrameType | None],
     return handle
 
 
-def _say_ready(supervisor: Supervisor) -> None:
+def _print_ready(supervisor: Supervisor) -> None:
     lines = [
         f"fp8scope is ready: {supervisor.url}",
         f"data: {supervisor.data.root}, logs: {supervisor.data.logs}",
     ]
     if supervisor.sign_in_link:
-        lines += ["sign in as administrator, once, with:", f"    {supervisor.sign_in_link}"]
+        lines += ["sign in as administrator with this one-time link:", f"    {supervisor.sign_in_link}"]
     print("\n".join(["", *lines, "Ctrl-C stops it.", ""]), flush=True)
 
 
@@ -169,7 +171,7 @@ COMMANDS = {"up": up, "demo": demo, "admin": admin}
 
 
 def main(argv: list[str]) -> int:
-    """`python -m fp8scope_dashboard.cli NAME ...`: the same commands without the SDK's `fp8scope`."""
+    """`python -m fp8scope_dashboard.cli NAME ...`: the commands without the agent's `fp8scope`."""
     if not argv or argv[0] not in COMMANDS:
         print(f"usage: python -m fp8scope_dashboard.cli {{{','.join(COMMANDS)}}} ...", file=sys.stderr)
         return 2

@@ -1,13 +1,8 @@
-"""FP8 numerics for PyTorch whose statistics come with the cast."""
+"""FP8 numerics for PyTorch that collect statistics in the same pass as the cast."""
 
 from fp8scope_kernels import custom_ops as _custom_ops  # noqa: F401  (registers the operators)
 from fp8scope_kernels.backends import get_backend, set_backend
-from fp8scope_kernels.block_quantization import (
-    BlockTensor,
-    amax_to_block_scale,
-    amax_to_mx_scale,
-    quantize_blocks,
-)
+from fp8scope_kernels.block_quantization import BlockTensor, quantize_blocks
 from fp8scope_kernels.convert import (
     Conversion,
     ConversionReport,
@@ -29,7 +24,6 @@ from fp8scope_kernels.observers import (
 )
 from fp8scope_kernels.optimizer import Fp8AdamW
 from fp8scope_kernels.quantization import (
-    Extent,
     Fp8Tensor,
     amax_to_scale,
     measure,
@@ -47,24 +41,28 @@ from fp8scope_kernels.recipes import (
     RowwiseScaling,
     recipe_from_dict,
 )
-from fp8scope_kernels.reference import Stochastic, round_stochastically, round_to_format
-from fp8scope_kernels.sampling import (
+from fp8scope_kernels.reference import (
+    Extent,
+    Stochastic,
+    amax_to_block_scale,
+    amax_to_mx_scale,
+    round_stochastically,
+    round_to_format,
+)
+from fp8scope_kernels.sampling import accumulate_sample, exponent_histogram
+from fp8scope_kernels.scaling_state import ScalingState, scaling_status
+from fp8scope_kernels.statistics import (
+    BLOCK_STATISTICS,
     EXPONENT_BINS,
     MAX_EXPONENT,
     MIN_EXPONENT,
     SAMPLE_SIZE,
-    accumulate_sample,
-    exponent_bin,
-    exponent_histogram,
-)
-from fp8scope_kernels.scaling_state import ScalingState, scaling_status
-from fp8scope_kernels.statistics import (
-    BLOCK_STATISTICS,
     STATISTICS,
     Pace,
     Slot,
     StatisticsBuffer,
     TensorInfo,
+    exponent_bin,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Turn a model's linear layers into FP8 ones, in place."""
+"""Replace a model's linear layers by FP8 layers, in place."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ READ_DIRECTLY: dict[str, tuple[str, ...]] = {
     "torchvision.models.swin_transformer.ShiftedWindowAttention": ("qkv", "proj"),
     "torchvision.models.video.swin_transformer.ShiftedWindowAttention3d": ("qkv", "proj"),
 }
-"""Children whose weights a class multiplies by itself, without calling them, by the name of the class."""
+"""By class name, the child layers whose weights the class multiplies itself, without calling the layers."""
 READ_BY_PARENT = "its parent reads its weight and never calls it"
 
 HEAD_NAMES = frozenset(
@@ -29,7 +29,7 @@ HEAD_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class Conversion:
-    """What became of one module that owns parameters; `reason` is empty where it was converted."""
+    """The outcome for one module that owns parameters; `reason` is empty if it was converted."""
 
     name: str
     kind: str
@@ -39,13 +39,13 @@ class Conversion:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What `convert` did, in the order of the model's modules; `str(report)` is a table."""
+    """The outcome of `convert`, in the order of the model's modules; `str(report)` is a table."""
 
     entries: tuple[Conversion, ...]
 
     @property
     def converted(self) -> tuple[str, ...]:
-        """The paths of the modules that are `Fp8Linear` now."""
+        """The paths of the modules that were converted to `Fp8Linear`."""
         return tuple(entry.name for entry in self.entries if entry.converted)
 
     @property
@@ -69,15 +69,19 @@ def convert(
 ) -> ConversionReport:
     """Replace the `nn.Linear` modules inside `model` by `Fp8Linear`, in place, sharing their parameters.
 
-    Optimizers and state_dict keys of the parameters stay valid. Left in high precision are: everything that
-    is not exactly an `nn.Linear` (embeddings, norms, attention's own projections), layers that their parent
-    never calls (`READ_DIRECTLY`; a warning names them), sizes that are not multiples of 16, and the output
-    head (by its name, by a weight shared with an embedding, or by a width equal to an embedding's
-    vocabulary). `include` names what to convert instead of all but the head;
-    `exclude` takes away from either. Transformer encoders of torch that contain a converted layer no longer
-    take their fast path in evaluation, which would not call it.
+    Optimizers and the state_dict keys of the parameters stay valid. These modules stay in high precision:
 
-    Raises ValueError when a pattern matches no module, which is most likely a spelling mistake.
+    - modules that are not exactly an `nn.Linear`: embeddings, norms, attention's own projections;
+    - layers that their parent never calls (`READ_DIRECTLY`; a warning names them);
+    - layers whose sizes are not multiples of 16;
+    - the output head, recognised by its name, by a weight shared with an embedding, or by a width equal to
+      an embedding's vocabulary.
+
+    `include` selects the layers to convert, instead of all but the head; `exclude` removes layers from either
+    selection. torch's transformer encoders that contain a converted layer no longer take their fast path in
+    evaluation, because it would not call the layer.
+
+    Raises ValueError if a pattern matches no module, which is most likely a spelling mistake.
     """
     modules = dict(model.named_modules())
     for selection in (include, exclude):
@@ -89,18 +93,19 @@ def convert(
     for name, module in modules.items():
         if next(module.parameters(recurse=False), None) is None:
             continue
-        reason = READ_BY_PARENT if module in unreachable else _why_not(name, module)
+        reason = READ_BY_PARENT if module in unreachable else _reason_not_convertible(name, module)
         if reason is None:
-            reason = _why_not_selected(name, module, include, exclude, embeddings)
+            reason = _reason_not_selected(name, module, include, exclude, embeddings)
         if reason is None and isinstance(module, nn.Linear):
             replacements[module] = Fp8Linear.from_linear(module, recipe)
         entries.append(Conversion(name, type(module).__name__, reason is None, reason or ""))
-    for parent in modules.values():
-        for child_name, child in list(parent._modules.items()):
-            if child in replacements:
-                setattr(parent, child_name, replacements[child])
-    _leave_fast_path(modules.values())
-    _tell_unreachable(entries)
+    # A layer may be registered at several paths; all of them are replaced.
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module in replacements:
+            parent, _, child = path.rpartition(".")
+            setattr(model.get_submodule(parent), child, replacements[module])
+    _disable_fast_path(modules.values())
+    _warn_unreachable(entries)
     return ConversionReport(tuple(entries))
 
 
@@ -112,10 +117,10 @@ def fp8_layers(model: nn.Module) -> Iterator[tuple[str, Fp8Linear]]:
 
 
 def candidate_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers that are not FP8 and would be in an FP8 run of this model, with their paths.
+    """The linear layers in high precision that an FP8 run of this model would convert, with their paths.
 
-    That is, what `convert` takes when it is asked for nothing in particular, and subclasses of `nn.Linear`
-    too, if their parent calls them: those it leaves alone only because they may compute something else.
+    These are the layers that `convert` takes by default, and also subclasses of `nn.Linear` that their parent
+    calls. `convert` leaves those alone only because they may compute something else.
     """
     modules = dict(model.named_modules())
     embeddings = [module for module in modules.values() if isinstance(module, nn.Embedding)]
@@ -125,34 +130,34 @@ def candidate_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             continue
         if module in unreachable:
             continue
-        reason = _why_not_selected(name, module, None, None, embeddings)
+        reason = _reason_not_selected(name, module, None, None, embeddings)
         if reason is None:
             yield name, module
 
 
 def _read_directly(modules: dict[str, nn.Module]) -> set[nn.Module]:
-    """The layers that are never called, because their parent takes their weights for itself."""
+    """The layers that are never called, because their parent reads their weights."""
     return {
         child
         for module in modules.values()
         for cls in type(module).__mro__
         for name in READ_DIRECTLY.get(f"{cls.__module__}.{cls.__qualname__}", ())
-        if isinstance(child := module._modules.get(name), nn.Linear)
+        if isinstance(child := getattr(module, name, None), nn.Linear)
     }
 
 
-def _leave_fast_path(modules: Iterable[nn.Module]) -> None:
+def _disable_fast_path(modules: Iterable[nn.Module]) -> None:
     """Make torch's encoders call their FP8 layers in evaluation, as they do in training."""
     for module in modules:
         if isinstance(module, nn.TransformerEncoderLayer) and next(fp8_layers(module), None):
-            # Says that the activation is neither of the two that the fast path knows; read for nothing else.
+            # 0 means an activation that the fast path does not support. Nothing else reads it.
             module.activation_relu_or_gelu = 0
         elif isinstance(module, nn.TransformerEncoder) and next(fp8_layers(module), None):
-            # Only the fast path takes nested tensors.
+            # Only the fast path supports nested tensors.
             module.use_nested_tensor = False
 
 
-def _tell_unreachable(entries: Sequence[Conversion]) -> None:
+def _warn_unreachable(entries: Sequence[Conversion]) -> None:
     names = [entry.name for entry in entries if entry.reason == READ_BY_PARENT]
     if names:
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -172,17 +177,18 @@ def _check_patterns(selection: Selection | None, modules: dict[str, nn.Module]) 
             raise ValueError(f"The pattern {pattern!r} matches no module; model.named_modules() lists them.")
 
 
-def _matches(selection: Selection, name: str, module: nn.Module) -> bool:
+def matches(selection: Selection, name: str, module: nn.Module) -> bool:
+    """Whether `selection` selects this module of this path."""
     if callable(selection):
         return bool(selection(name, module))
     patterns = (selection,) if isinstance(selection, str) else selection
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _why_not(name: str, module: nn.Module) -> str | None:
+def _reason_not_convertible(name: str, module: nn.Module) -> str | None:
     """Why this module cannot become an `Fp8Linear`, or None."""
     if isinstance(module, Fp8Linear):
-        return "is FP8 already"
+        return "already FP8"
     if not isinstance(module, nn.Linear):
         return "not a linear layer"
     if type(module) is not nn.Linear:
@@ -200,18 +206,18 @@ def _misaligned(module: nn.Linear) -> bool:
     return bool(module.in_features % ALIGNMENT or module.out_features % ALIGNMENT)
 
 
-def _why_not_selected(
+def _reason_not_selected(
     name: str,
     module: nn.Module,
     include: Selection | None,
     exclude: Selection | None,
     embeddings: Sequence[nn.Embedding],
 ) -> str | None:
-    """Why this convertible module is left by choice, or None."""
-    if exclude is not None and _matches(exclude, name, module):
+    """Why this convertible module is not selected, or None."""
+    if exclude is not None and matches(exclude, name, module):
         return "excluded"
     if include is not None:
-        return None if _matches(include, name, module) else "not included"
+        return None if matches(include, name, module) else "not included"
     assert isinstance(module, nn.Linear)
     if name.rpartition(".")[2] in HEAD_NAMES:
         return "output head, by its name"

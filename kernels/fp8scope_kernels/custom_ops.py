@@ -1,20 +1,21 @@
-"""Quantisation as registered operators, `torch.ops.fp8scope.*`, for code that torch.compile traces.
+"""Quantisation as custom operators, `torch.ops.fp8scope.*`, for code that torch.compile traces.
 
-Inside a compiled region an operator is one opaque node: the graph does not break where eager code looks at a
-value, and the compiler knows the output's shape and that the statistics row is written. Eager code calls the
-functions themselves, which saves the way through the dispatcher.
+A custom operator is one opaque node of the graph. The graph does not break where eager code reads a value,
+and the compiler knows the shape of the output and that the statistics row is written. Eager code calls the
+functions directly, without torch's dispatcher.
 """
 
 import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import DATA_FORMATS
-from fp8scope_kernels.quantization import Extent, measure_now, quantize_now
+from fp8scope_kernels.quantization import measure_now, quantize_now
+from fp8scope_kernels.reference import Extent
 
 
 @torch.library.custom_op("fp8scope::measure", mutates_args=())
 def measure_op(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`measure`: amax, float32, and the number of non-finite elements, float64; both without dimensions."""
+    """`measure`: amax (float32) and the number of non-finite elements (float64), both without dimensions."""
     amax, nonfinite = measure_now(x)
     return amax, nonfinite.double()
 
@@ -38,7 +39,7 @@ def quantize_op(
 ) -> Tensor:
     """`quantize` and `quantize_values`: q in `dtype`, shape of x, with statistics added to `row`.
 
-    `amax` and `nonfinite` are what `measure` has returned. `clamp`: Inf becomes M, not NaN.
+    `amax` and `nonfinite` are the result of `measure`. `clamp`: Inf becomes M, not NaN.
     """
     extent, to = Extent(amax, nonfinite), DATA_FORMATS[format]
     return quantize_now(dtype, x, scale, to, row, saturate, extent, "clamp" if clamp else "propagate")

@@ -1,8 +1,8 @@
-"""Older checkpoints through torch.distributed.checkpoint, which reads only what it finds under the same name.
+"""A load planner for torch.distributed.checkpoint that reads older checkpoints.
 
     torch.distributed.checkpoint.load(state, checkpoint_id=folder, planner=ScalingLoadPlanner())
 
-Not imported by the package itself, because it imports torch's distributed checkpoints.
+The package does not import this module, because it imports torch's distributed checkpoints.
 """
 
 from dataclasses import replace
@@ -10,15 +10,15 @@ from dataclasses import replace
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from fp8scope_kernels.scaling_state import tell_older_form
+from fp8scope_kernels.scaling_state import warn_older_form
 
 
 class ScalingLoadPlanner(DefaultLoadPlanner):
-    """Torch's own planner, which also finds the number of calls of a delayed scaling state as extra state.
+    """torch's default planner, which also reads the number of calls of a delayed state from its extra state.
 
-    That is how checkpoints had it once; torch's planner says `Missing key in checkpoint state_dict:
-    ...scaling.<role>.calls` of them. One warning tells when any was read so. Checkpoints in the present form
-    are read as ever. Arguments are those of `DefaultLoadPlanner`.
+    Older checkpoints store it there; the default planner fails on them with `Missing key in checkpoint
+    state_dict: ...scaling.<role>.calls`. A warning says if this was necessary. Current checkpoints are read
+    as usual. Arguments are those of `DefaultLoadPlanner`.
     """
 
     def create_local_plan(self) -> LoadPlan:
@@ -31,8 +31,8 @@ class ScalingLoadPlanner(DefaultLoadPlanner):
         }
         if not older:
             return super().create_local_plan()
-        tell_older_form()
-        # The plan is made as if the count had its present name, and then reads where it is.
+        warn_older_form()
+        # Plan as if the count were stored under its current name, then read it from the older one.
         renamed = saved | {key: saved[name] for key, name in older.items()}
         self.metadata = replace(self.metadata, state_dict_metadata=renamed)
         plan = super().create_local_plan()
@@ -46,7 +46,7 @@ class ScalingLoadPlanner(DefaultLoadPlanner):
 
 
 def _older_name(key: str) -> str | None:
-    """What the count of calls was called in older checkpoints; None for anything that is none."""
+    """The older name of a state's count of calls; None for any other key."""
     path, _, name = key.rpartition(".")
     is_count = name == "calls" and path.rpartition(".")[0].endswith("scaling")
     return f"{path}._extra_state" if is_count else None

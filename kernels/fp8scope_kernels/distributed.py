@@ -1,7 +1,7 @@
-"""Scaling state over a process group: one fused all-reduce a step, and what DDP has to leave alone.
+"""Scaling state in a process group: equal scales on all ranks, and exclusion from DDP's broadcasts.
 
-Every rank sees other data, so delayed scaling has other amax histories on every rank. `sync_amaxes` makes
-them equal: the maximum over the ranks, entry by entry, of all histories in one all-reduce.
+Each rank sees different data, so that delayed scaling has different amax histories on each. `sync_amaxes`
+replaces them by their maximum over the ranks, entry by entry, in one all-reduce for all tensors.
 """
 
 from typing import Any
@@ -22,19 +22,19 @@ Group = Any
 def sync_amaxes(model: nn.Module, group: Group | None = None) -> int:
     """Make the delayed scales of all ranks equal; returns how many tensors took part.
 
-    Of every state whose recipe says `reduce_amax`, the history becomes the ranks' maximum entry by entry and
-    the scale their minimum, in a single all-reduce of `sum(history_length + 1)` float32. Call it once per
-    optimizer step on every rank, with equally many calls of the layers in between (so that entries belong
-    together). A tensor's first call takes its scale from that rank's own data; from the first
-    synchronisation on, ranks agree.
+    Applies to states whose recipe has `reduce_amax`. The history becomes the maximum over the ranks, entry by
+    entry, and the scale the minimum, in a single all-reduce of `sum(history_length + 1)` float32 numbers.
+    Call it once per optimizer step on every rank, with the same number of layer calls in between, so that
+    entries correspond. A tensor's first call takes its scale from the rank's own data; after the first
+    synchronisation all ranks agree.
 
-    Nothing happens without a process group of at least two. On a GPU nothing waits.
+    Does nothing without a process group of at least two ranks. Does not wait on a GPU.
     """
     states = [module for module in model.modules() if isinstance(module, ScalingState) and _reduces(module)]
     if not states or not _has_peers(group):
         return 0
     with torch.no_grad():
-        # The minimum of scales as a maximum. A state that was never called has scale 0 and no say.
+        # The minimum of scales, as a maximum of their negatives. A state never called has scale 0: ignore it.
         parts = [part for state in states for part in (state.amax_history, _negated(state.scale))]
         flat = torch.cat(parts)
         dist.all_reduce(flat, dist.ReduceOp.MAX, group=group)
@@ -48,7 +48,7 @@ def sync_amaxes(model: nn.Module, group: Group | None = None) -> int:
 
 
 def sync_amaxes_after(optimizer: Optimizer, model: nn.Module, group: Group | None = None) -> RemovableHandle:
-    """Call `sync_amaxes(model, group)` after every `optimizer.step()`; `.remove()` ends that."""
+    """Call `sync_amaxes(model, group)` after every `optimizer.step()`, until `.remove()` of the handle."""
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         sync_amaxes(model, group)
@@ -57,10 +57,10 @@ def sync_amaxes_after(optimizer: Optimizer, model: nn.Module, group: Group | Non
 
 
 def keep_scaling_out_of_ddp(model: nn.Module) -> int:
-    """Tell DistributedDataParallel to leave scaling state alone; returns how many buffers that are.
+    """Exclude scaling state from DistributedDataParallel; returns the number of buffers excluded.
 
-    Call it before wrapping the model. DDP otherwise overwrites every rank's buffers with rank 0's at each
-    forward call, and a large amax that only another rank has seen is lost.
+    Call it before wrapping the model. Otherwise DDP overwrites the buffers of every rank with those of rank 0
+    at each forward call, and a large amax that only another rank has seen is lost.
     """
     names = [
         f"{path}.{name}" if path else name

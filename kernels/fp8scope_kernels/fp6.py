@@ -1,7 +1,7 @@
 """Weights in FP6 (E3M2) with one scale per row, stored in 6 bits each, for evaluation.
 
-Bytes do not divide by six bits. As in Xia et al., "FP6-LLM" (2024), a code is split ahead of time into its
-upper 2 and its lower 4 bits (there for 32-bit words that a GPU's threads read whole); each part packs evenly:
+Six bits do not divide a byte. As in Xia et al., "FP6-LLM" (2024), each code is therefore split into its upper
+2 and its lower 4 bits, each of which packs evenly:
 
     code    s e e e m m     sign, exponent, mantissa
     two     s e             4 to a byte
@@ -9,7 +9,7 @@ upper 2 and its lower 4 bits (there for 32-bit words that a GPU's threads read w
 
 A row of n codes, padded to a multiple of 16 so that both parts are whole 32-bit words, is laid out in planes:
 byte j of `four` holds the codes j and j + n/2, byte j of `two` the codes j, j + n/4, j + n/2 and j + 3n/4,
-lowest bits first. So unpacking is a few masks and shifts over contiguous memory, and no gather.
+lowest bits first. Unpacking is then a few masks and shifts over contiguous memory, without a gather.
 """
 
 from collections.abc import Callable
@@ -53,8 +53,8 @@ class Fp6Weight(NamedTuple):
 def quantize_fp6(weight: Tensor, row: Tensor | None = None, block_row: Tensor | None = None) -> Fp6Weight:
     """Quantise `weight` [rows, columns], any floating dtype, to E3M2 with s = 28 / amax of each row.
 
-    `row` and `block_row` take statistics, see `StatisticsBuffer`. Raises ValueError for what is no matrix,
-    and for NaN or Inf: E3M2 has neither.
+    `row` and `block_row` take statistics, see `StatisticsBuffer`. Raises ValueError unless `weight` is a
+    matrix of finite elements (E3M2 has neither NaN nor Inf), and TypeError for integers.
     """
     if weight.dim() != 2:
         raise ValueError(f"Only matrices can be quantised per row, got shape {tuple(weight.shape)}.")
@@ -69,7 +69,7 @@ def quantize_fp6(weight: Tensor, row: Tensor | None = None, block_row: Tensor | 
 
 
 def encode_fp6(values: Tensor) -> Tensor:
-    """The codes of values that E3M2 has (any floating dtype): uint8, same shape. -0 becomes +0."""
+    """The codes of values of E3M2 (in any floating dtype): uint8, same shape. -0 becomes +0."""
     magnitudes = E3M2.table[:SIGN].to(values.device)
     codes = torch.bucketize(values.float().abs().contiguous(), magnitudes, out_int32=True)
     return torch.where(values < 0, codes + SIGN, codes).to(torch.uint8)
@@ -98,7 +98,7 @@ def pack_fp6(codes: Tensor) -> tuple[Tensor, Tensor]:
 def unpack_fp6(two: Tensor, four: Tensor, columns: int) -> Tensor:
     """The codes that `pack_fp6` packed: uint8 [rows, columns].
 
-    Raises ValueError if the two parts do not belong together or hold fewer columns.
+    Raises ValueError if the shapes of the two parts do not fit each other or `columns`.
     """
     padded = -(-columns // GROUP) * GROUP
     if two.shape != (*four.shape[:-1], padded // 4) or four.shape[-1] != padded // 2:
@@ -114,9 +114,9 @@ def unpack_fp6(two: Tensor, four: Tensor, columns: int) -> Tensor:
 class Fp6Linear(nn.Module):
     """A linear layer with an FP6 weight, for evaluation: W6A16.
 
-    The weight is dequantised at every call, to the dtype of the input (or autocast's), in which the product
-    is taken. Gradients reach the input and not the weight, which is no parameter. `state_dict` holds the
-    packed bytes; the scales stay float32 whatever the module is cast to.
+    Each call dequantises the weight to the dtype of the input (or autocast's) and multiplies in it. Gradients
+    reach the input but not the weight, which is not a parameter. `state_dict` holds the packed bytes. The
+    scales stay float32 when the module is cast to another dtype.
     """
 
     two: Tensor
@@ -136,7 +136,7 @@ class Fp6Linear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> "Fp6Linear":
-        """The same layer with its weight quantised; the original is left as it is."""
+        """The same layer with its weight quantised; the original is not changed."""
         return cls(quantize_fp6(linear.weight.detach()), linear.bias)
 
     @property

@@ -1,18 +1,18 @@
-"""Gradients averaged over ranks in FP8, with automatic pre-scaling.
+"""Averages gradients over ranks in FP8, with automatic pre-scaling.
 
-After Peng et al., "FP8-LM: Training FP8 Large Language Models" (2023). All ranks cast a gradient
-g_i with one scale, that of the largest amax among them, and add the FP8 numbers up:
+After Peng et al., "FP8-LM: Training FP8 Large Language Models" (2023). All ranks cast their gradients g_i
+with one scale, from the largest amax among them, and add up the FP8 numbers:
 
     s = M / max_i amax(g_i)     q_i = FP8(g_i * s * u)     q = FP8(q_1 + ... + q_N)     q / (N * s * u)
 
-With a large pre-scale u the sum saturates where ranks agree, with a small u the small gradients vanish. So u
-is found on the way, per tensor: it halves when more than `threshold` of the values sit at the format's
-maximum, and else grows by `growth` every `interval` steps, which doubles it in a thousand. It starts at 1/N,
-where no sum can be beyond the maximum.
+With a large pre-scale u the sum saturates where ranks agree; with a small u small gradients are flushed. u
+therefore adapts, per tensor: it halves when more than `threshold` of the values are at the format's maximum,
+and otherwise grows by `growth` every `interval` steps, which doubles it in a thousand steps. It starts at
+1/N, where no sum can exceed the maximum.
 
-The sum takes two exchanges of one byte per element: every rank gets its share of everybody's q_i, adds it up
-in float32 and rounds once; then the shares are gathered. That is 2 (N-1)/N bytes sent per element and rank,
-against 8 (N-1)/N for a ring all-reduce in float32.
+The sum takes two exchanges of one byte per element. Each rank receives its share of every q_i, adds these up
+in float32 and rounds once; then the results are gathered. That is 2 (N-1)/N bytes sent per element and
+rank, against 8 (N-1)/N for a ring all-reduce in float32.
 """
 
 import zlib
@@ -25,17 +25,18 @@ from torch import distributed as dist
 
 from fp8scope_kernels.distributed import Group
 from fp8scope_kernels.formats import E4M3, Format
-from fp8scope_kernels.quantization import MAX_SCALE, Extent, amax_to_scale, measure, quantize
+from fp8scope_kernels.quantization import amax_to_scale, measure, quantize
+from fp8scope_kernels.reference import MAX_SCALE, Extent
 from fp8scope_kernels.statistics import STATISTICS, Slot, StatisticsBuffer
 
 MAX_PRE_SCALE = 2.0**8
-"""Where u stops growing, so that a gradient that is always zero does not take it anywhere."""
+"""The upper limit of u, which a gradient that is always zero would otherwise let grow for ever."""
 
 SATURATED = STATISTICS.index("saturated")
 
 
 class _Bucket(NamedTuple):
-    """Tensors that travel together: their indices, and where each begins in the bucket."""
+    """Tensors that are sent together: their indices, and the offset of each in the bucket."""
 
     indices: tuple[int, ...]
     starts: tuple[int, ...]
@@ -43,14 +44,13 @@ class _Bucket(NamedTuple):
 
 
 class Fp8GradientReducer:
-    """Averages the gradients of `named_parameters` over `group` in FP8: `reduce()` after every backward.
+    """Averages the gradients of `named_parameters` over `group` in FP8: call `reduce()` after every backward.
 
-    Every rank makes one, with the same parameters in the same order (checked), and calls `reduce` equally
-    often. The model must not reduce its gradients as well: leave it unwrapped (weights then have to start
-    equal, from one seed or checkpoint), or use DDP's `no_sync`. In a single process gradients are rounded to
-    FP8 all the same.
+    Every rank creates one, with the same parameters in the same order (checked), and calls `reduce` equally
+    often. The model must not reduce its gradients as well: leave it unwrapped, with equal initial weights
+    from one seed or checkpoint, or use DDP's `no_sync`. A single process rounds its gradients to FP8 too.
 
-    A NaN or Inf of any rank arrives as NaN on all. `bucket_elements`: how much travels at a time.
+    A NaN or Inf on any rank becomes NaN on all. `bucket_elements`: the number of elements sent at a time.
 
     Raises ValueError for no parameters, for parameters on several devices, for parameters that differ
     between ranks, and for a format without a torch dtype; TypeError for sharded parameters.
@@ -88,15 +88,15 @@ class Fp8GradientReducer:
 
     @property
     def pre_scale(self) -> dict[str, float]:
-        """u of every gradient. On a GPU this waits."""
+        """u of every gradient. Waits on a GPU."""
         return dict(zip(self.names, self._pre_scale.tolist(), strict=True))
 
     def observe(self, buffer: StatisticsBuffer) -> int:
-        """Bind every gradient to two rows of `buffer`; returns how many tensors are bound.
+        """Bind every gradient to two rows of `buffer`; returns the number of rows.
 
-        `<parameter>.grad` is this rank's gradient as it is cast, with s*u as its scale.
-        `<parameter>.grad_sum` is the sum in FP8: saturated are its elements at the maximum, scale is N*s*u;
-        nothing underflows in it, because a sum of multiples of the smallest subnormal is one again.
+        `<parameter>.grad` is this rank's gradient in the cast; its scale is s*u.
+        `<parameter>.grad_sum` is the sum in FP8; its scale is N*s*u, and its elements at the maximum count as
+        saturated. Nothing underflows in it: a sum of multiples of the smallest subnormal is such a multiple.
         """
         self._slots = [
             (
@@ -114,8 +114,8 @@ class Fp8GradientReducer:
     def reduce(self) -> None:
         """Replace every `.grad` by the mean over the ranks, the same bits on each.
 
-        A gradient that is None on some ranks counts as zero there; None everywhere stays None. (Looking for
-        that waits on a GPU, and only happens if one is None.) Raises ValueError for a sparse gradient.
+        A gradient that is None on some ranks counts as zero there; one that is None on all stays None. If any
+        gradient is None, this waits on a GPU. Raises ValueError for a sparse gradient.
         """
         grads = [_dense(name, p.grad) for name, p in zip(self.names, self.parameters, strict=True)]
         nothing = Extent(*torch.tensor([-1.0, 0.0], dtype=torch.float32, device=self._pre_scale.device))
@@ -158,7 +158,7 @@ class Fp8GradientReducer:
     ) -> Tensor:
         """The bucket's q_i, one after another, with zeros at the end: FP8 [multiple of the world's size]."""
         length = -(-bucket.elements // self.world_size) * self.world_size
-        # Zero bytes are the value zero.
+        # A zero byte is the value zero.
         flat = torch.zeros(length, dtype=torch.uint8, device=scale.device)
         flat = flat.view(_dtype(self.format))
         for index, start in zip(bucket.indices, bucket.starts, strict=True):
@@ -181,8 +181,8 @@ class Fp8GradientReducer:
         for other in others:
             total += other.float()
         share = total.clamp_(-self.format.max, self.format.max).to(mine.dtype)
-        # What was received is not needed any more: gather into it.
-        # Newer versions of torch have another name for it, and warn at the old one.
+        # Gather into the received shares, which are no longer needed. Newer versions of torch have renamed
+        # the function and warn about the old name.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(shares.view(torch.uint8), share.view(torch.uint8), group=self.group)
         return shares
@@ -198,12 +198,12 @@ class Fp8GradientReducer:
         row[6] = q.isnan().sum()
 
     def _adapt(self, share: Tensor) -> None:
-        """u for the next step, from the share of values that sat at the maximum in this one."""
+        """u for the next step, from the share of values at the maximum in this one."""
         full = share > self.threshold
         self._calm_steps = torch.where(full, 0, self._calm_steps + 1)
         grown = self._pre_scale * self.growth
         calm = torch.where(self._calm_steps % self.interval == 0, grown, self._pre_scale)
-        # With u = 1/(2N) the sum of N numbers cannot reach the maximum: less would only lose small ones.
+        # With u = 1/(2N) the sum of N numbers cannot reach the maximum; a smaller u would only flush more.
         self._pre_scale = torch.where(full, self._pre_scale / 2, calm).clamp_(
             1 / (2 * self.world_size), MAX_PRE_SCALE
         )
@@ -235,7 +235,7 @@ class Fp8GradientReducer:
 
 def _dtype(format: Format) -> torch.dtype:
     if format.dtype is None or format.dtype.itemsize != 1:
-        raise ValueError(f"Gradients travel as bytes, and {format.name} is none; take E4M3 or E5M2.")
+        raise ValueError(f"Gradients are sent as bytes, which {format.name} is not; use E4M3 or E5M2.")
     return format.dtype
 
 
@@ -255,7 +255,7 @@ def _named(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> tuple[list[s
 
 
 def _buckets(parameters: list[nn.Parameter], limit: int) -> Iterator[_Bucket]:
-    """Neighbours of at most `limit` elements together; a larger tensor travels alone."""
+    """Groups of adjacent parameters with at most `limit` elements; a larger parameter is alone."""
     indices: list[int] = []
     starts: list[int] = []
     end = 0

@@ -8,23 +8,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8scope_kernels import backends
-from fp8scope_kernels.graph_breaks import break_graph
 from fp8scope_kernels.matmul import (
     Operand,
     can_multiply,
+    exact_operand,
     has_fp8_units,
     multiply,
     to_block_operand,
     to_operand,
     to_operands_in_one_pass,
 )
-from fp8scope_kernels.quantization import measure
+from fp8scope_kernels.quantization import measure_now
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.sampling import accumulate_sample
 from fp8scope_kernels.scaling_state import ScalingState
-from fp8scope_kernels.second_derivative import once_differentiable
 from fp8scope_kernels.statistics import Slot
-from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id
 
 Precision = Literal["fp8", "bf16"]
 
@@ -32,17 +31,13 @@ Product = Literal["fprop", "dgrad", "wgrad"]
 PRODUCTS: tuple[Product, ...] = ("fprop", "dgrad", "wgrad")
 """Output (input times weight), gradient of the input (grad_output times weight), gradient of the weight
 (grad_output times input)."""
+ALL_PRODUCTS = frozenset(PRODUCTS)
 
-
-def check_products(products: Any) -> frozenset[Product] | None:
-    """The products to compute in FP8, or None for all. Raises ValueError on a name that is none."""
-    if products is None:
-        return None
-    names = frozenset((products,) if isinstance(products, str) else products)
-    if not names <= frozenset(PRODUCTS):
-        unknown = ", ".join(sorted(repr(name) for name in names - frozenset(PRODUCTS)))
-        raise ValueError(f"products must be among {', '.join(PRODUCTS)}, got {unknown}.")
-    return names
+SECOND_DERIVATIVE = (
+    "An FP8 layer cannot be differentiated twice, as create_graph=True requires: its gradients are products "
+    "of rounded tensors. For a gradient penalty or a Hessian, set layer.precision = 'bf16' on the layers "
+    "that it goes through, or leave them out with convert(..., exclude=...)."
+)
 
 
 class Fp8Linear(nn.Linear):
@@ -52,16 +47,14 @@ class Fp8Linear(nn.Linear):
     bias keep theirs. Three tensors are quantised, each with its own scaling state under `scaling`: `input`,
     `weight` and `grad_output`.
 
-    State and statistics advance once per call in training mode. Evaluation mode quantises with the scales
-    there are and counts nothing; neither does the recomputation of activation checkpointing. With delayed
-    scaling, checkpointing assumes that a layer's backward follows its own forward: of several forward calls
-    before one backward, all are recomputed with the scale of the last.
+    State and statistics advance once per call in training mode. Evaluation mode quantises with the current
+    scales and counts nothing; neither does the recomputation of activation checkpointing. With delayed
+    scaling, checkpointing assumes that a layer's backward follows its own forward: if several forward calls
+    precede one backward, all are recomputed with the scale of the last.
 
-    A backward pass with `create_graph` (a gradient penalty) raises RuntimeError, except while `precision` is
-    `bf16`.
-
-    `precision` switches the layer between `fp8` and `bf16` at run time, `products` its three products one by
-    one.
+    `precision` switches the whole layer between `fp8` and `bf16` at run time; `products` does so for each
+    product. A backward pass with `create_graph` (a gradient penalty) raises RuntimeError, unless `precision`
+    is `bf16`.
     """
 
     _products: frozenset[Product] | None = None
@@ -81,7 +74,7 @@ class Fp8Linear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, recipe: Recipe) -> "Fp8Linear":
-        """An `Fp8Linear` in the place of `linear`: the same parameters, hooks and mode."""
+        """An `Fp8Linear` that replaces `linear`, with the same parameters, hooks and mode."""
         layer = cls.__new__(cls)
         layer.__dict__.update(linear.__dict__)
         for own in ("_parameters", "_buffers", "_modules"):
@@ -97,15 +90,15 @@ class Fp8Linear(nn.Linear):
         self.scaling = nn.ModuleDict(
             {role: ScalingState(recipe, recipe.format_of(role), device) for role in ROLES}
         )
-        # In evaluation nn.TransformerEncoderLayer reads its layers' weights and does not call them, unless a
-        # module in it has a hook. This container is never called, so that its hook costs nothing.
-        self.scaling.register_forward_pre_hook(_keep_being_called)
+        # In evaluation nn.TransformerEncoderLayer reads the weights of its layers instead of calling them,
+        # unless a module in it has a hook. This container is never called, so that its hook costs nothing.
+        self.scaling.register_forward_pre_hook(_do_nothing)
 
     @property
     def precision(self) -> Precision:
-        """`fp8`, or `bf16`: plain BF16 products, nothing quantised and nothing counted.
+        """`fp8`, or `bf16`: plain BF16 products, with nothing quantised and nothing counted.
 
-        Going back to `fp8` forgets the scaling state, which has gone stale meanwhile.
+        Going back to `fp8` resets the scaling state, which is stale by then.
         """
         return self._precision
 
@@ -120,15 +113,15 @@ class Fp8Linear(nn.Linear):
 
     @property
     def products(self) -> frozenset[Product] | None:
-        """Which of `fprop`, `dgrad` and `wgrad` take FP8 operands while `precision` is `fp8`; None is all.
+        """Which of `fprop`, `dgrad` and `wgrad` take FP8 operands while `precision` is `fp8`; None means all.
 
-        The others multiply BF16 operands. Set it to any collection of these names.
+        The other products multiply BF16 operands. Set it to any collection of these names.
         """
         return self._products
 
     @products.setter
     def products(self, value: Collection[Product] | None) -> None:
-        self._products = check_products(value)
+        self._products = _check_products(value)
 
     def state_of(self, role: Role) -> ScalingState:
         """The scaling state of `input`, `weight` or `grad_output`."""
@@ -137,8 +130,8 @@ class Fp8Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if input.is_nested:
             raise TypeError(
-                "Fp8Linear takes no nested tensors: pass padded ones. For nn.TransformerEncoder, set its "
-                "use_nested_tensor = False, or call convert on the whole of it."
+                "Fp8Linear does not support nested tensors; pass padded ones. For nn.TransformerEncoder, set "
+                "use_nested_tensor = False on it, or call convert on the whole encoder."
             )
         device_type = input.device.type
         out_dtype = input.dtype
@@ -159,11 +152,11 @@ class Fp8Linear(nn.Linear):
             )
 
     def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
-        """The operand for one of the three matrices, and its transpose for the other product it goes into.
+        """Quantise one of the three matrices: its operand, and the transpose for its other product.
 
-        A scale per tensor makes them views of each other. Blocks lie along the dimension that a product sums
-        over, so that there the transpose is quantised anew, if `transpose` says that it is wanted. Counted is
-        the first. With `update`, state and statistics advance.
+        With one scale per tensor they are views of each other. Blocks lie along the dimension that a product
+        sums over, so that the transpose is quantised separately, and only with `transpose`. Statistics count
+        the first operand. With `update`, state and statistics advance.
         """
         state = self.state_of(role)
         slot = self.slots.get(role) if update else None
@@ -183,15 +176,15 @@ class Fp8Linear(nn.Linear):
     def _quantize_whole(
         self, role: Role, x: Tensor, row: Tensor | None, *, update: bool, transpose: bool
     ) -> tuple[Operand, Operand]:
-        """`quantize` with one scale: in one pass (not in eager torch) where that is known beforehand."""
+        """`quantize` with one scale. One pass suffices if the scale is known first (not in eager torch)."""
         state, saturate, fp8 = self.state_of(role), self.recipe.saturate, self._has_units(x.device)
         stochastic = self.recipe.stochastic_gradients and role == "grad_output"
         nonfinite = self.recipe.nonfinite
-        fused = not stochastic and (triton_availability.wants(x) or (saturate and backends.use_compiled(x)))
+        fused = not stochastic and (backends.use_triton(x) or (saturate and backends.use_compiled(x)))
         extent, scale = None, state.past_scale(update=update) if fused else None
         measuring = scale is not None and update
         if scale is None:
-            extent = measure(x)
+            extent = measure_now(x)
             scale = state.next_scale(extent.amax, update=update)
         passed = None
         if fused:
@@ -201,7 +194,7 @@ class Fp8Linear(nn.Linear):
                 nonfinite=nonfinite,
             )  # fmt: skip
         if passed is None:
-            extent = extent or measure(x)
+            extent = extent or measure_now(x)
             operand = to_operand(
                 x, scale, state.format, row,
                 saturate=saturate, extent=extent, fp8=fp8, stochastic=stochastic,
@@ -218,15 +211,26 @@ class Fp8Linear(nn.Linear):
         return has_fp8_units(device) and can_multiply(forward, forward) and can_multiply(forward, backward)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the model is another model: its tensors must not be counted in this one's rows.
+        # A copy is another model: its tensors must not count in this model's rows.
         return {**self.__dict__, "slots": {}}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe.kind}, precision={self._precision}"
 
 
-def _keep_being_called(module: nn.Module, args: Any) -> None:
-    """A hook that has only to be there."""
+def _check_products(products: Any) -> frozenset[Product] | None:
+    """The products to compute in FP8, or None for all. Raises ValueError for an unknown name."""
+    if products is None:
+        return None
+    names = frozenset((products,) if isinstance(products, str) else products)
+    if not names <= ALL_PRODUCTS:
+        unknown = ", ".join(sorted(repr(name) for name in names - ALL_PRODUCTS))
+        raise ValueError(f"products must be among {', '.join(PRODUCTS)}, got {unknown}.")
+    return names
+
+
+def _do_nothing(module: nn.Module, args: Any) -> None:
+    """A hook that only has to exist."""
 
 
 def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
@@ -235,104 +239,75 @@ def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
         accumulate_sample(sample, x, operand.values, operand.inverse_scale)
 
 
-# Scaling state advances with every call, so that a trace would be good for one: compiled graphs break here.
+# Scaling state advances with every call; a trace would be valid for one call. Compiled graphs break here.
 @break_graph
 def _apply(
     x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
 ) -> Tensor:
-    product = _Fp8Product if layer.products is None else MixedProduct
-    output: Tensor = product.apply(x, weight, bias, layer, out_dtype)  # type: ignore[no-untyped-call]
+    products = layer.products
+    output: Tensor = _Fp8Product.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, layer, ALL_PRODUCTS if products is None else products, out_dtype
+    )
     return output
 
 
 class _Fp8Product(torch.autograd.Function):
-    """x [tokens, in] times weight [out, in] transposed, plus bias."""
+    """x [tokens, in] times weight [out, in] transposed, plus bias: `products` in FP8, the others in BF16.
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
-    ) -> Tensor:
-        # A forward call inside a backward pass recomputes what activation checkpointing dropped.
-        recomputing = torch._C._current_graph_task_id() != -1
-        update = layer.training and not recomputing
-        for_x, for_weight = ctx.needs_input_grad[:2]
-        qx, qx_t = layer.quantize("input", x, update=update, transpose=for_weight)
-        qw, qw_t = layer.quantize("weight", weight, update=update, transpose=for_x)
-        ctx.layer, ctx.x_dtype, ctx.weight_dtype = layer, x.dtype, weight.dtype
-        ctx.save_for_backward(*qx_t, *qw_t)
-        output = multiply(qx, qw.t(), out_dtype)
-        return output if bias is None else output.add_(bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        (grad,) = grads
-        layer: Fp8Linear = ctx.layer
-        x_values, x_inverse, w_values, w_inverse = ctx.saved_tensors
-        qx_t, qw_t = Operand(x_values, x_inverse), Operand(w_values, w_inverse)
-        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
-        grad_x = grad_weight = grad_bias = None
-        if for_x or for_weight:
-            qg, qg_t = layer.quantize("grad_output", grad, update=layer.training, transpose=for_weight)
-            if for_x:
-                grad_x = multiply(qg, qw_t.t(), ctx.x_dtype)
-            if for_weight:
-                grad_weight = multiply(qg_t, qx_t.t(), ctx.weight_dtype)
-        if for_bias:
-            grad_bias = grad.sum(0, dtype=layer.bias.dtype)
-        return grad_x, grad_weight, grad_bias, None, None
-
-
-class MixedProduct(torch.autograd.Function):
-    """x [tokens, in] times weight [out, in] transposed, plus bias: `layer.products` in FP8, the rest in BF16.
-
-    A tensor is quantised, and its scaling state advances, when at least one of its two products is in FP8.
+    A tensor is quantised, and its scaling state advances, if at least one of its two products is in FP8.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: Fp8Linear,
+        products: frozenset[Product],
+        out_dtype: torch.dtype,
     ) -> Tensor:
-        products = layer.products if layer.products is not None else frozenset(PRODUCTS)
-        # As in the layer's own product: recomputation of activation checkpointing counts nothing.
-        update = layer.training and torch._C._current_graph_task_id() == -1
-        exact_x, exact_weight = _exact(x), _exact(weight)
-        qx, qx_t = exact_x, exact_x.t()
-        qw, qw_t = exact_weight, exact_weight.t()
-        if products & {"fprop", "wgrad"}:
-            qx, qx_t = layer.quantize("input", x, update=update, transpose=True)
-        if products & {"fprop", "dgrad"}:
-            qw, qw_t = layer.quantize("weight", weight, update=update, transpose=True)
-        for_wgrad = qx_t if "wgrad" in products else exact_x.t()
-        for_dgrad = qw_t if "dgrad" in products else exact_weight.t()
-        ctx.layer, ctx.products, ctx.x_dtype, ctx.weight_dtype = layer, products, x.dtype, weight.dtype
-        ctx.save_for_backward(*for_wgrad, *for_dgrad)
-        operands = (qx, qw.t()) if "fprop" in products else (exact_x, exact_weight.t())
-        output = multiply(*operands, out_dtype)
+        fprop, dgrad, wgrad = "fprop" in products, "dgrad" in products, "wgrad" in products
+        # A forward call inside a backward pass recomputes what activation checkpointing has dropped.
+        update = layer.training and current_graph_task_id() == -1
+        for_x, for_weight = ctx.needs_input_grad[:2]
+        if fprop or wgrad:
+            qx, qx_t = layer.quantize("input", x, update=update, transpose=wgrad and for_weight)
+        if fprop or dgrad:
+            qw, qw_t = layer.quantize("weight", weight, update=update, transpose=dgrad and for_x)
+        saved_x = qx_t if wgrad else exact_operand(x).t()
+        saved_weight = qw_t if dgrad else exact_operand(weight).t()
+        ctx.layer, ctx.dgrad, ctx.wgrad = layer, dgrad, wgrad
+        ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
+        ctx.save_for_backward(*saved_x, *saved_weight)
+        if fprop:
+            output = multiply(qx, qw.t(), out_dtype)
+        else:
+            output = multiply(exact_operand(x), exact_operand(weight).t(), out_dtype)
         return output if bias is None else output.add_(bias)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        # In a backward pass, grad mode is the value of create_graph. torch's once_differentiable would raise
+        # only when the second derivative is taken, and would pass a layer over, as zero, that is not on the
+        # path to the tensors being differentiated.
+        if torch.is_grad_enabled():
+            raise RuntimeError(SECOND_DERIVATIVE)
         (grad,) = grads
         layer: Fp8Linear = ctx.layer
-        products: frozenset[Product] = ctx.products
-        x_values, x_inverse, w_values, w_inverse = ctx.saved_tensors
-        x_t, w_t = Operand(x_values, x_inverse), Operand(w_values, w_inverse)
+        x_values, x_inverse, weight_values, weight_inverse = ctx.saved_tensors
+        x_t, weight_t = Operand(x_values, x_inverse), Operand(weight_values, weight_inverse)
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        dgrad, wgrad = for_x and ctx.dgrad, for_weight and ctx.wgrad
         grad_x = grad_weight = grad_bias = None
-        exact = _exact(grad)
-        qg, qg_t = exact, exact.t()
-        if (for_x and "dgrad" in products) or (for_weight and "wgrad" in products):
-            qg, qg_t = layer.quantize("grad_output", grad, update=layer.training, transpose=for_weight)
+        if dgrad or wgrad:
+            qg, qg_t = layer.quantize("grad_output", grad, update=layer.training, transpose=wgrad)
         if for_x:
-            grad_x = multiply(qg if "dgrad" in products else exact, w_t.t(), ctx.x_dtype)
+            grad_x = multiply(qg if dgrad else exact_operand(grad), weight_t.t(), ctx.x_dtype)
         if for_weight:
-            grad_weight = multiply(qg_t if "wgrad" in products else exact.t(), x_t.t(), ctx.weight_dtype)
+            grad_weight = multiply(qg_t if wgrad else exact_operand(grad).t(), x_t.t(), ctx.weight_dtype)
         if for_bias:
             grad_bias = grad.sum(0, dtype=layer.bias.dtype)
-        return grad_x, grad_weight, grad_bias, None, None
-
-
-def _exact(x: Tensor) -> Operand:
-    return Operand(x.bfloat16(), torch.ones((), device=x.device))
+        return grad_x, grad_weight, grad_bias, None, None, None

@@ -1,7 +1,7 @@
-"""Attach telemetry to a model: to its FP8 layers, and to those that could be FP8 and are not.
+"""Binds the layers of a model to a statistics buffer: FP8 layers, and layers that could be FP8.
 
-A layer that stays in high precision is observed by hooks: how large its three tensors are and whether they
-are finite, under the names that they have in the FP8 run, so that the two can be laid side by side.
+Hooks observe a layer in high precision: the amax of its three tensors and their non-finite elements. Tensors
+have the names of the FP8 run, so that the two runs can be compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,34 +11,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _current_graph_task_id
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fp8scope_kernels import backends
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.graph_breaks import break_graph
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.quantization import Extent, measure
+from fp8scope_kernels.plain_tensors import has_plain_memory
+from fp8scope_kernels.quantization import measure
 from fp8scope_kernels.recipes import ROLES, Role
+from fp8scope_kernels.reference import Extent
 from fp8scope_kernels.statistics import ROW_BYTES, STATISTICS, Pace, Slot, StatisticsBuffer
-from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id
 from fp8scope_kernels.triton import backend as triton_backend
 
 SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
-PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))
-"""The types whose memory holds what they stand for; of their subclasses that is not known."""
 NOT_SEEN = (-1, 0, 0, 0)
 
 
 def observe(model: nn.Module, buffer: StatisticsBuffer) -> int:
-    """Bind the model's tensors to rows of `buffer`; returns how many are bound.
+    """Bind the model's tensors to rows of `buffer`; returns the number of tensors.
 
-    Observed are the input, weight and grad_output of every `Fp8Linear` and of every `candidate_layers`, which
-    could be one. Of the latter nothing is quantised: the catalogue names no format, `numel`, `amax` and
-    `nonfinite` are counted, `scale` is 1 and nothing saturates or flushes. Names are
-    `<module path>.<input|weight|grad_output>`. Calling it again, after modules were added, binds the new ones
+    Observes the input, weight and grad_output of every `Fp8Linear`, and of the `candidate_layers` that could
+    become one. The latter are not quantised: they have no format in the catalogue, `numel`, `amax` and
+    `nonfinite` are counted, `scale` is 1, and nothing saturates or underflows. Names are
+    `<module path>.<input|weight|grad_output>`. A second call, after modules were added, binds the new ones
     and keeps the rows of the others. Raises ValueError if a layer is on another device than the buffer.
     """
     layers = observable_layers(model)
@@ -67,7 +64,7 @@ def observable_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
 
 
 def unobserve(model: nn.Module) -> None:
-    """Undo `observe`: nothing is counted any more."""
+    """Undo `observe`: unbind FP8 layers and remove the hooks of the others."""
     for module in model.modules():
         if isinstance(module, Fp8Linear):
             module.slots.clear()
@@ -80,18 +77,18 @@ def unobserve(model: nn.Module) -> None:
 class HighPrecisionObserver:
     """A forward hook that writes a high-precision layer's tensors to the statistics buffer.
 
-    `on_error` is called with what goes wrong in it; without one, exceptions pass through to the forward call.
-    Subclasses write other statistics: see `write`.
+    `on_error` is called with exceptions of the hook; without it, they propagate to the forward call.
+    Subclasses override `write` to add other statistics.
     """
 
     on_error: Callable[[Exception], None] | None = None
     every_step = False
-    """Whether tensors are read in every step, also where the buffer's `Pace` leaves this one out."""
+    """Whether tensors are read in every step, including those that the buffer's `Pace` skips."""
 
     def __init__(self) -> None:
         self.slots: dict[Role, Slot] = {}
         self._weight_seen = NOT_SEEN
-        # Nothing but the three statistics of a plain tensor is wanted, which one call of the kernels counts.
+        # Only the three statistics of a plain tensor are needed, which one call of the kernels counts.
         self._is_simple = type(self).write is HighPrecisionObserver.write
 
     # Counting is a side effect on a buffer that moves when it grows: compiled graphs break here.
@@ -104,11 +101,11 @@ class HighPrecisionObserver:
         if not (pace.observing or self.every_step):
             return
         began = perf_counter()
-        # A forward call inside a backward pass recomputes what activation checkpointing dropped.
-        if _current_graph_task_id() == -1:
+        # A forward call inside a backward pass recomputes what activation checkpointing has dropped.
+        if current_graph_task_id() == -1:
             self._count("input", inputs[0] if inputs else None)
             self._count("weight", getattr(layer, "weight", None))
-        # Whichever of the two calls the gradient flows through, it flows through one of them only.
+        # Registered in both calls, because the gradient flows through the output of only one of them.
         if isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]
         pace.seconds += perf_counter() - began
@@ -128,12 +125,12 @@ class HighPrecisionObserver:
         if slot is None or not isinstance(x, Tensor):
             return
         try:
-            if self._is_simple and self._count_natively(role, slot, x):
+            if self._is_simple and self._count_compiled(role, slot, x):
                 return
             if not x.is_floating_point():
                 return
             with torch.no_grad(), _timed(slot.buffer.pace, x):
-                # Of a sharded tensor each rank sees its part; the parts add up.
+                # Each rank counts its part of a sharded tensor; the parts add up.
                 part = x.to_local() if hasattr(x, "to_local") else x
                 self.write(role, slot, part.detach())
         except Exception as error:
@@ -141,15 +138,15 @@ class HighPrecisionObserver:
                 raise
             self.on_error(error)
 
-    def _count_natively(self, role: Role, slot: Slot, x: Tensor) -> bool:
-        """As `write`, by one call of the CPU's kernels where they take this tensor; whether they did.
+    def _count_compiled(self, role: Role, slot: Slot, x: Tensor) -> bool:
+        """Do as `write` in one call of the compiled kernels. Returns False if they cannot read this tensor.
 
-        A weight that has not changed since it was read in this step (gradient accumulation, tied layers) is
-        counted once more, and not read again.
+        A weight that was already read in this step and has not changed (gradient accumulation, tied layers)
+        is counted again without reading it.
         """
         buffer = slot.buffer
         storage = buffer.storage
-        if not (_has_memory(x) and backends.use_compiled(x) and storage.is_cpu):
+        if not (has_plain_memory(x) and backends.use_compiled(x) and storage.is_cpu):
             return False
         address = storage.data_ptr() + slot.index * ROW_BYTES
         if role != "weight" or x.is_inference():
@@ -168,43 +165,31 @@ class HighPrecisionObserver:
         add_tensor(slot, x)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the model is another model: its tensors must not be counted in this one's rows.
+        # A copy is another model: its tensors must not count in this model's rows.
         return {"slots": {}, "_weight_seen": NOT_SEEN, "_is_simple": self._is_simple}
 
 
 def add_tensor(slot: Slot, x: Tensor) -> None:
     """Add `numel`, `amax` and `nonfinite` of a tensor that is not quantised to its row; `scale` is 1.
 
-    One launch on a GPU with Triton, one call on a CPU with the compiled kernels, else a few of torch's.
+    Takes one launch with Triton, one call with the compiled kernels, or else a few operations of torch.
     """
     row = slot.row
-    if _has_memory(x) and x.device == row.device:
+    if has_plain_memory(x) and x.device == row.device:
         if backends.use_compiled(x):
             cpu_backend.observe(x, row.data_ptr())
             return
-        if triton_availability.wants(x):
-            launched = triton_availability.attempt(lambda: triton_backend.observe(x, row))
+        if backends.use_triton(x):
+            launched = backends.attempt_triton(lambda: triton_backend.observe(x, row))
             if launched is not None:
                 return
     add_extent(row, x.numel(), measure(x))
     row[SCALE].fill_(1.0)
 
 
-def _has_memory(x: Tensor) -> bool:
-    """Whether x is a tensor of numbers that kernels can read where they lie: no wrapper (torch.func's, a
-    subclass), no sparse layout.
-    """
-    return (
-        type(x) in PLAIN_TENSORS
-        and x.dtype in cpu_backend.OBSERVED_DTYPES
-        and x.layout is torch.strided
-        and not is_functorch_wrapped_tensor(x)
-    )
-
-
 @contextmanager
 def _timed(pace: Pace, x: Tensor) -> Iterator[None]:
-    """Put events around what a device is given to do in this block, where the pace asks for that."""
+    """Record events around the device's work in this block, if the pace collects events."""
     if pace.events is None or not x.is_cuda or torch.cuda.is_current_stream_capturing():
         yield
         return
@@ -217,7 +202,7 @@ def _timed(pace: Pace, x: Tensor) -> Iterator[None]:
 
 
 def add_extent(row: Tensor, elements: int, extent: Extent) -> None:
-    """Add what is known of a tensor that is not quantised: `numel`, `amax` and `nonfinite`."""
+    """Add `numel`, `amax` and `nonfinite` of a tensor that is not quantised to its row."""
     numel, amax, _, nonfinite = row.tensor_split((1, 2, NONFINITE))
     numel += elements
     torch.maximum(amax, extent.amax, out=amax)
@@ -225,7 +210,8 @@ def add_extent(row: Tensor, elements: int, extent: Extent) -> None:
 
 
 def _observer_of(layer: nn.Linear) -> HighPrecisionObserver:
-    """The layer's observer, hooked in where it has none."""
+    """The layer's observer; registers one if there is none."""
+    # torch has no public list of a module's hooks. A registry beside it would not follow copies of the model.
     for hook in layer._forward_hooks.values():
         if isinstance(hook, HighPrecisionObserver):
             return hook

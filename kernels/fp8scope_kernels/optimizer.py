@@ -1,7 +1,7 @@
-"""AdamW whose state is stored in 8 and 16 bits: the optimizer of FP8-LM, at the levels of MS-AMP.
+"""AdamW with its state in 8 and 16 bits: the optimizer of FP8-LM, at the levels of MS-AMP.
 
-After Peng et al., "FP8-LM: Training FP8 Large Language Models" (2023). Every stored tensor has
-its own scale. Bytes per parameter, beside the model's own weights:
+After Peng et al., "FP8-LM: Training FP8 Large Language Models" (2023). Every stored tensor has its own scale.
+Bytes per parameter, in addition to the model's weights:
 
 | level | first moment | second moment | master weight       | bytes       | gradients (`gradients`)   |
 |-------|--------------|---------------|---------------------|-------------|---------------------------|
@@ -9,8 +9,8 @@ its own scale. Bytes per parameter, beside the model's own weights:
 | O2    | E4M3         | FP16          | FP16                | 5           | reduced in FP8            |
 | O3    | E4M3         | FP16          | FP16                | 5 / ranks   | reduced in FP8            |
 
-O1 changes nothing here: it is AdamW, and keeps master weights only of parameters that are not float32. At O3
-each tensor's state lives on one rank, which sends the others the new weight as the FP16 that it stores.
+O1 is plain AdamW here; it keeps master weights only for parameters that are not float32. At O3 one rank holds
+the state of each tensor, and sends the other ranks the new weight in the FP16 that it stores.
 """
 
 import math
@@ -25,8 +25,8 @@ from torch.optim.optimizer import ParamsT
 
 from fp8scope_kernels.distributed import Group
 from fp8scope_kernels.formats import E4M3, Format
-from fp8scope_kernels.quantization import Extent, amax_to_scale, measure, quantize
-from fp8scope_kernels.reference import infinite_to_nan_
+from fp8scope_kernels.quantization import amax_to_scale, measure, quantize
+from fp8scope_kernels.reference import Extent, infinite_to_nan_
 from fp8scope_kernels.statistics import Slot, StatisticsBuffer
 
 Level = Literal["O1", "O2", "O3"]
@@ -35,24 +35,24 @@ LEVELS: tuple[Level, ...] = ("O1", "O2", "O3")
 FP16 = Format("FP16", 5, 10, 15, "ieee", torch.float16)
 
 FORMAT_OF: dict[str, Format] = {"exp_avg": E4M3, "exp_avg_sq": FP16, "master": FP16}
-"""What each tensor of the state is stored in at O2 and O3."""
+"""The format of each tensor of the state at O2 and O3."""
 
 MAX_BETAS = (1 - E4M3.epsilon / 2, 1 - FP16.epsilon / 2)
-"""A moment decays by 1 - beta a step. What changes by less than half a unit in the last place never does."""
+"""A moment decays by 1 - beta per step. A change of less than half a unit in the last place would be lost."""
 
 
 class Fp8AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019) with decoupled weight decay, as `torch.optim.AdamW`.
 
-    The arithmetic is float32; what is stored in between is what `level` says. Parameters may have any
-    floating dtype and are set from the master weights, so that a weight changed by anything else after the
-    first step is overwritten. A second moment that FP16 would flush to zero is stored as the smallest number
-    instead: divided by zero, its parameter would leap.
+    Arithmetic is in float32; `level` chooses how the state is stored between steps. Parameters may have any
+    floating dtype. They are set from the master weights, which overwrites any other change to a weight after
+    the first step. A second moment that FP16 would flush to zero is stored as the smallest FP16 number,
+    because dividing by zero would make its parameter jump.
 
-    FP16 keeps 11 significant bits: an update below 2^-12 of its weight is lost, where float32 adds it up.
+    FP16 has 11 significant bits: an update below 2^-12 of its weight is lost, where float32 would add it up.
 
-    At O3 all ranks of `group` step together, on gradients that are the same on each, and `state_dict` is this
-    rank's part, good for the same rank of equally many.
+    At O3 all ranks of `group` step together, with the same gradients. `state_dict` is this rank's part, valid
+    for the same rank of a group of the same size.
 
     Raises ValueError for settings out of their range, TypeError for sharded or non-floating parameters.
     """
@@ -78,17 +78,17 @@ class Fp8AdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As for any optimizer, but at O3 only before the first step: it fixes who owns what."""
+        """As for any optimizer, but at O3 only before the first step, which distributes the parameters."""
         if self._owner:
             raise RuntimeError("At O3 parameters cannot be added after the first step; make a new optimizer.")
         super().add_param_group(param_group)
         _check(self.param_groups[-1], self.level)
 
     def observe(self, buffer: StatisticsBuffer, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> int:
-        """Bind what is stored to rows of `buffer`, written at every step; returns how many tensors are bound.
+        """Bind the stored tensors to rows of `buffer`, written at every step; returns the number of rows.
 
-        Names are `<parameter>.<exp_avg|exp_avg_sq|master>`. At O1 nothing is quantised, so nothing is bound;
-        at O3 a rank counts the tensors that it owns. Raises ValueError if a parameter is not named.
+        Names are `<parameter>.<exp_avg|exp_avg_sq|master>`. At O1 nothing is quantised or bound; at O3 a rank
+        counts the tensors that it owns. Raises ValueError if a parameter has no name.
         """
         names: dict[Tensor, str] = {parameter: name for name, parameter in named_parameters}
         unnamed = sum(parameter not in names for parameter in self._parameters())
@@ -116,7 +116,7 @@ class Fp8AdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Its state outlives the step, whichever mode that is taken in.
+        # The state is used after the step, also if the step runs in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             self._assign()
             for group in self.param_groups:
@@ -129,9 +129,9 @@ class Fp8AdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As for any optimizer; tensors keep the dtypes that they were saved in."""
+        """As for any optimizer; tensors keep the dtypes of the saved state."""
         super().load_state_dict(dict(state_dict))
-        # Torch has cast the state to the parameters' dtype.
+        # torch has cast the state to the dtype of the parameters.
         for index, parameter in enumerate(self._parameters()):
             for key, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor):
@@ -169,7 +169,7 @@ class Fp8AdamW(Optimizer):
             self._store(parameter, "master", parameter.detach().to(torch.float32, copy=True), count=False)
 
     def _store(self, parameter: Tensor, key: str, value: Tensor, *, count: bool = True) -> None:
-        """Keep `value` (float32): as it is at O1, else quantised with its own scale, and counted."""
+        """Store `value` (float32): unchanged at O1, else quantised with its own scale, and counted."""
         state = self.state[parameter]
         if self.level == "O1":
             state[key] = value
@@ -187,7 +187,7 @@ class Fp8AdamW(Optimizer):
         state[key], state[f"{key}_scale"] = data, scale
 
     def _assign(self) -> None:
-        """At O3, whose each tensor is: the largest first, each to the rank that has least so far."""
+        """At O3, assign tensors to ranks: the largest first, each to the rank with the fewest elements."""
         if self._owner or self._ranks == 1:
             return
         load = [0] * self._ranks
@@ -197,7 +197,7 @@ class Fp8AdamW(Optimizer):
             load[rank] += parameter.numel()
 
     def _send_weights(self, rank: int) -> None:
-        """The weights that `rank` owns, from it to all others, in one broadcast of bytes."""
+        """Send the weights that `rank` owns to all other ranks, in one broadcast of bytes."""
         owned = [parameter for parameter in self._parameters() if self._owner[parameter] == rank]
         if not owned:
             return
@@ -223,11 +223,11 @@ class Fp8AdamW(Optimizer):
 
 
 def _to_fp16(value: Tensor, scale: Tensor, extent: Extent, row: Tensor | None) -> Tensor:
-    """`quantize` for FP16, which is no format of the kernels'; in plain torch, by the definitions."""
+    """`quantize` for FP16, which the kernels do not support, in plain torch."""
     scaled = value * scale
     clamped = scaled.clamp(-FP16.max, FP16.max)
     if not (value.is_cpu and bool(extent.nonfinite == 0)):
-        # As in FP8: what is not finite stays visible, and the weight becomes NaN with it.
+        # As in FP8: a non-finite element stays visible, and makes the weight NaN.
         infinite_to_nan_(clamped, value)
     data = clamped.half()
     if row is not None:
@@ -243,7 +243,7 @@ def _to_fp16(value: Tensor, scale: Tensor, extent: Extent, row: Tensor | None) -
 
 
 def _load(state: dict[str, Any], key: str) -> Tensor:
-    """What `_store` kept, as float32: at O1 the tensor itself, else a new one."""
+    """A tensor stored by `_store` as float32: the tensor itself at O1, else a new one."""
     value: Tensor = state[key]
     scale: Tensor | None = state.get(f"{key}_scale")
     return value if scale is None else value.float().mul_(scale.reciprocal())
@@ -257,11 +257,11 @@ def _check(group: dict[str, Any], level: Level) -> None:
         raise ValueError(f"betas must be from 0 to less than 1, got {betas}.")
     if level != "O1" and (beta1 > MAX_BETAS[0] or beta2 > MAX_BETAS[1]):
         raise ValueError(
-            f"At {level} betas can be at most {MAX_BETAS[0]:g} and {MAX_BETAS[1]:.6f}, got {betas}: with "
-            "these a stored moment would be too coarse to decay. Take level='O1', or smaller ones."
+            f"At {level} betas can be at most {MAX_BETAS[0]:g} and {MAX_BETAS[1]:.6f}, got {betas}: "
+            "with these, a stored moment would be too coarse to decay. Use level='O1', or smaller betas."
         )
     for parameter in group["params"]:
         if hasattr(parameter, "placements"):
-            raise TypeError("A parameter is sharded already; FSDP shards the state of any optimizer itself.")
+            raise TypeError("A parameter is already sharded; FSDP shards the state of any optimizer itself.")
         if not parameter.is_floating_point():
             raise TypeError(f"Only floating-point parameters can be optimised, got {parameter.dtype}.")

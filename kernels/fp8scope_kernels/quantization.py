@@ -1,11 +1,10 @@
-"""Quantisation in eager torch: the definition that every other backend is measured against.
+"""Quantisation with one scale per tensor: the public functions, and the choice of the backend for each call.
 
-The way of a tensor: `measure` (amax, non-finite elements) -> `amax_to_scale` -> multiply -> clamp -> round to
-the format -> count. Rounding is to nearest, ties to even, as in torch's own cast.
+There are two ways to store q: FP8 bytes (`quantize`), and the same numbers in bfloat16 (`quantize_values`).
+A matrix product on hardware without FP8 units takes the latter.
 
-Two ways to store q: as FP8 bytes (`quantize`), and as the same numbers in bfloat16 (`quantize_values`), which
-is what a matrix product takes where the hardware has no FP8. The latter rounds in float32 arithmetic, because
-on a CPU that is several times faster than casting to FP8 and back.
+On a GPU nothing here reads a value back, so that nothing waits. On a CPU reading a value is free: rare cases,
+such as an Inf, cost time only where they occur.
 """
 
 from typing import NamedTuple
@@ -13,27 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import backends
+from fp8scope_kernels import backends, reference
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import DATA_FORMATS, Format
 from fp8scope_kernels.recipes import NONFINITE, Nonfinite
-from fp8scope_kernels.reference import (
-    EXPONENT_BITS,
-    Stochastic,
-    count,
-    infinite_to_nan_,
-    quantize_eagerly,
-    round_stochastically,
-)
-from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.reference import Extent, Stochastic
 from fp8scope_kernels.triton import backend as triton_backend
-
-MAX_SCALE = torch.finfo(torch.float32).max
-MIN_SCALE = torch.finfo(torch.float32).tiny
 
 
 class Fp8Tensor(NamedTuple):
-    """A quantised tensor, standing for `data * inverse_scale`.
+    """A quantised tensor. It represents `data * inverse_scale`.
 
     `data`: the format's dtype, shape of the original. `inverse_scale`: float32, no dimensions.
     """
@@ -47,46 +35,25 @@ class Fp8Tensor(NamedTuple):
         return (self.data.float() * self.inverse_scale).to(dtype)
 
 
-class Extent(NamedTuple):
-    """What a scale is chosen from: scalars on the tensor's device.
-
-    `amax`: float32, max of abs(x) over the finite elements, 0 where there are none.
-    `nonfinite`: float32 or float64, how many elements are NaN or Inf.
-    """
-
-    amax: Tensor
-    nonfinite: Tensor
-
-
 def measure(x: Tensor) -> Extent:
-    """Amax and number of non-finite elements of x (any floating dtype and shape).
-
-    On a GPU nothing is read back, so nothing waits. On a CPU looking at a value costs nothing, so that there
-    the rare case is paid for only where it occurs; the same holds in `quantize`.
-    """
+    """Amax and number of non-finite elements of x (any floating dtype and shape)."""
     if torch.compiler.is_compiling():
         return Extent(*torch.ops.fp8scope.measure(x))
     return measure_now(x)
 
 
 def measure_now(x: Tensor) -> Extent:
-    """`measure` in eager torch; compiled code gets here through its operator."""
+    """`measure` on the chosen backend; compiled code calls it through its custom operator."""
     x = _floating(x)
     if x.numel() == 0:
         return Extent(*torch.zeros(2, dtype=torch.float32, device=x.device))
-    if triton_availability.wants(x):
-        measured = triton_availability.attempt(lambda: triton_backend.measure(x))
+    if backends.use_triton(x):
+        measured = backends.attempt_triton(lambda: triton_backend.measure(x))
         if measured is not None:
             return Extent(*measured)
     if backends.use_compiled(x):
         return _measure_compiled(x)
-    if x.is_cpu:
-        low, high = torch.aminmax(x)
-        amax = torch.maximum(-low, high).float()
-        if amax < torch.inf:
-            return Extent(amax, torch.zeros_like(amax))
-    low, high = torch.aminmax(x.nan_to_num(0.0, 0.0, 0.0))
-    return Extent(torch.maximum(-low, high).float(), (~torch.isfinite(x)).sum().double())
+    return reference.measure(x)
 
 
 def _measure_compiled(x: Tensor) -> Extent:
@@ -97,7 +64,7 @@ def _measure_compiled(x: Tensor) -> Extent:
 
 
 def tensor_to_amax(x: Tensor) -> Tensor:
-    """Max of abs(x) over the finite elements, 0 where there are none: float32, no dimensions."""
+    """Max of abs(x) over the finite elements, 0 if there are none: float32, no dimensions."""
     return measure(x).amax
 
 
@@ -118,21 +85,14 @@ def amax_to_scale(
     single = not amax.dim() and not (isinstance(otherwise, Tensor) and otherwise.dim())
     if single and not torch.compiler.is_compiling() and backends.use_compiled(amax):
         return amax.new_full((), cpu_backend.choose_scale(amax.item(), top, power_of_two, float(otherwise)))
-    # Not `number / tensor`, which torch computes as a reciprocal and a product: two roundings.
-    scale = torch.full_like(amax, top).div_(amax)
-    if power_of_two:
-        # A float32 without its mantissa bits is the power of two at or below it.
-        scale = (scale.clamp(MIN_SCALE, MAX_SCALE).view(torch.int32) & EXPONENT_BITS).view(torch.float32)
-    else:
-        scale.clamp_(MIN_SCALE, MAX_SCALE)
-    return torch.where((amax > 0) & (amax < torch.inf), scale, otherwise)
+    return reference.amax_to_scale(amax, top, power_of_two, otherwise)
 
 
 def to_fp8_saturated(scaled: Tensor, format: Format) -> Tensor:
     """Clamp float32 `scaled` to [-M, M], then round to nearest even: the format's dtype.
 
-    NaN stays NaN; Inf becomes M with its sign: unlike `quantize`, this cannot tell an Inf element from one
-    that only the scale takes there. Raises ValueError for a format that torch has no dtype for.
+    NaN stays NaN. Inf becomes M with its sign: unlike `quantize`, this function cannot tell an Inf element
+    from a product that has overflowed. Raises ValueError for a format without a torch dtype.
     """
     return scaled.clamp(-format.max, format.max).to(_dtype(format))
 
@@ -151,16 +111,16 @@ def quantize(
     """Quantise x with one scale; accumulate its statistics into `row` if given.
 
     `x`: any floating dtype and shape (float64 is rounded to float32 first). `scale`: float32, no dimensions.
-    `row`: float64 [len(STATISTICS)], see `StatisticsBuffer`. `extent`: what `measure(x)` said, to save
-    measuring again. NaN stays NaN. `nonfinite`: what Inf becomes, `propagate` NaN, `clamp` M; both with its
-    sign. With `saturate` False nothing is clamped: what rounds to more than M becomes NaN in E4M3 and Inf in
-    E5M2 (the non-saturating conversion of the OCP 8-bit floating point specification; torch's plain cast does
-    either, depending on its version). Formats with neither saturate all the same. `stochastic` rounds at
-    random, see `round_stochastically`: in eager torch on every backend, not in compiled code, and only with
-    `saturate`.
+    `row`: float64 [len(STATISTICS)], see `StatisticsBuffer`. `extent`: the result of `measure(x)`, if known.
+    `nonfinite`: whether Inf becomes NaN (`propagate`) or M (`clamp`), with its sign; NaN stays NaN.
+    `saturate`: False does not clamp. What rounds to more than M then becomes NaN in E4M3 and Inf in E5M2, as
+    in the non-saturating conversion of the OCP 8-bit floating point specification; torch's plain cast does
+    either, depending on its version. Formats with neither NaN nor Inf saturate all the same.
+    `stochastic`: round at random, see `round_stochastically`. Runs in eager torch on every backend, not in
+    compiled code, and only with `saturate`.
 
-    Raises TypeError if x is not floating point; ValueError for a format that torch has no dtype for, and for
-    an unknown `nonfinite`.
+    Raises TypeError if x is not floating point; ValueError for a format without a torch dtype, and for an
+    unknown `nonfinite`.
     """
     data = _quantize(_dtype(format), x, scale, format, row, saturate, extent, stochastic, nonfinite)
     return Fp8Tensor(data, scale.reciprocal(), format)
@@ -177,7 +137,7 @@ def quantize_values(
     stochastic: Stochastic = False,
     nonfinite: Nonfinite = "propagate",
 ) -> Tensor:
-    """As `quantize`, but q as bfloat16 values, which hold every FP8 value exactly; any format."""
+    """As `quantize`, but returns q as bfloat16, which holds every FP8 value exactly; any format."""
     return _quantize(torch.bfloat16, x, scale, format, row, saturate, extent, stochastic, nonfinite)
 
 
@@ -200,7 +160,7 @@ def _quantize(
         return quantize_now(dtype, x, scale, format, row, saturate, extent, nonfinite)
     extent = extent or measure(x)
     if DATA_FORMATS.get(format.name) != format:
-        raise ValueError(f"Compiled code knows the formats {', '.join(DATA_FORMATS)}, not {format}.")
+        raise ValueError(f"Compiled code supports the formats {', '.join(DATA_FORMATS)}, not {format}.")
     clamp = nonfinite == "clamp"
     q: Tensor = torch.ops.fp8scope.quantize(x, scale, format.name, dtype, row, saturate, *extent, clamp)
     return q
@@ -218,17 +178,15 @@ def _quantize_stochastically(
     nonfinite: Nonfinite,
 ) -> Tensor:
     if torch.compiler.is_compiling():
-        raise ValueError("Stochastic rounding is not registered for compiled code; call it in eager code.")
+        raise ValueError("Stochastic rounding is not supported in compiled code; call it in eager code.")
     if not saturate:
-        raise ValueError("Stochastic rounding needs saturate=True: there is nothing to round to beyond M.")
+        raise ValueError("Stochastic rounding needs saturate=True: there is no value above M to round to.")
     x = _floating(x)
-    scaled = x.float() * scale
-    clamped = scaled.clamp(-format.max, format.max)
-    if nonfinite == "propagate":
-        infinite_to_nan_(clamped, x)
-    q = round_stochastically(clamped, format, stochastic)
-    if row is not None:
-        _accumulate(row, x.numel(), scale, extent or measure_now(x), count(x, scaled, q, format))
+    q, counts = reference.quantize_stochastically(
+        x, scale, format, stochastic, nonfinite == "propagate", row is not None
+    )
+    if row is not None and counts is not None:
+        _accumulate(row, x.numel(), scale, extent or measure_now(x), counts)
     return q.to(dtype)
 
 
@@ -242,10 +200,10 @@ def quantize_now(
     extent: Extent | None,
     nonfinite: Nonfinite = "propagate",
 ) -> Tensor:
-    """`quantize` to `dtype`, on the backend chosen; compiled code gets here through its operator."""
+    """`quantize` to `dtype` on the chosen backend; compiled code calls it through its custom operator."""
     x = _floating(x)
-    if triton_availability.wants(x):
-        passed = triton_availability.attempt(
+    if backends.use_triton(x):
+        passed = backends.attempt_triton(
             lambda: triton_backend.quantize(
                 dtype, x, scale, format, row, saturate=saturate, extent=extent, nonfinite=nonfinite
             )
@@ -258,9 +216,8 @@ def quantize_now(
     # Multiplication by s is monotonic in float32 too: amax*s is the largest abs(x*s).
     inside = x.is_cpu and bool(extent.amax * scale <= format.max) and bool(extent.nonfinite == 0)
     counts = None if row is None else torch.zeros(3, dtype=torch.float64, device=x.device)
-    # Where reading a value costs nothing, Inf is looked for only where one is.
     propagate = nonfinite == "propagate" and not (x.is_cpu and bool(extent.nonfinite == 0))
-    out = quantize_eagerly(dtype, x, scale, format, counts, saturate, inside, propagate)
+    out = reference.quantize(dtype, x, scale, format, counts, saturate, inside, propagate)
     if row is not None and counts is not None:
         _accumulate(row, x.numel(), scale, extent, counts)
     return out
@@ -275,7 +232,7 @@ def _quantize_compiled(
     extent: Extent | None,
     nonfinite: Nonfinite,
 ) -> Tensor:
-    """q; what is not known of x yet is measured in the same pass, if the row needs it."""
+    """q; if the row needs an unknown extent, the same pass measures it."""
     known = None if extent is None else (extent.amax.item(), int(extent.nonfinite) if row is not None else 0)
     return cpu_backend.quantize(x, scale.item(), format, dtype, row, known, nonfinite=nonfinite).data
 
@@ -289,14 +246,14 @@ def quantize_and_measure(
     nonfinite: Nonfinite = "propagate",
 ) -> tuple[Tensor, Extent]:
     """q in `dtype` and x's extent from one pass of the compiled backend over x; see `quantize`."""
-    found = cpu_backend.quantize(
+    quantized = cpu_backend.quantize(
         _floating(x), scale.item(), format, dtype, row, measure=True, nonfinite=nonfinite
     )
-    return found.data, _extent(found.amax, found.nonfinite)
+    return quantized.data, _extent(quantized.amax, quantized.nonfinite)
 
 
 def _extent(amax: float, nonfinite: int) -> Extent:
-    # Neither may follow torch's default dtype, or device.
+    # The explicit dtype and device keep torch's defaults out.
     return Extent(
         torch.tensor(amax, dtype=torch.float32, device="cpu"),
         torch.tensor(nonfinite, dtype=torch.float64, device="cpu"),

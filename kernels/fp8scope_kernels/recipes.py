@@ -1,7 +1,7 @@
 """Scaling recipes: frozen, validated, and convertible to and from a plain dict.
 
-A recipe says which format each of a layer's tensors takes and how its scale s (the multiplier applied before
-rounding) is chosen. The state that a recipe needs between steps lives in `fp8scope_kernels.state`.
+A recipe chooses the format of each of a layer's tensors, and how its scale s (the multiplier applied before
+rounding) is computed. The state that a recipe needs between steps is in `fp8scope_kernels.scaling_state`.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ Role = Literal["input", "weight", "grad_output"]
 ROLES: tuple[Role, ...] = ("input", "weight", "grad_output")
 
 Block = tuple[int, int]
-"""Height and width of the part of a matrix that shares a scale; 0 is the whole dimension."""
+"""Height and width of the part of a matrix that shares a scale; 0 means the whole dimension."""
 
 Nonfinite = Literal["propagate", "clamp"]
-"""What a NaN or Inf element becomes: NaN, or NaN and the largest value of the format."""
+"""What an Inf element becomes: NaN (`propagate`), or the format's largest value (`clamp`). NaN stays NaN."""
 NONFINITE: tuple[Nonfinite, ...] = ("propagate", "clamp")
 
 MAX_HISTORY = 65_536
@@ -26,15 +26,15 @@ MAX_MARGIN = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What every recipe has.
+    """The fields that all recipes have.
 
     `fp8_format`: `HYBRID` (E4M3 forward, E5M2 backward), `E4M3` or `E5M2` for all three tensors.
-    `saturate`: clamp to the largest finite value before rounding. False is what careless code does: what is
-    too large then becomes NaN in E4M3 and Inf in E5M2. It is here to show that fault.
+    `saturate`: clamp to the largest finite value before rounding. With False, larger values become NaN in
+    E4M3 and Inf in E5M2; this exists to demonstrate that fault.
     `stochastic_gradients`: round `grad_output` at random, so that small gradients are kept on average.
-    `nonfinite`: `propagate` makes NaN of an Inf element, so that a `GradScaler` or a check of the loss sees
-    what depends on it; `clamp` makes the largest finite value of it, which hides it. NaN stays NaN in both.
-    A recipe that was stored without the field has the default.
+    `nonfinite`: `propagate` turns an Inf element into NaN, so that a `GradScaler` or a check of the loss sees
+    it; `clamp` turns it into the largest finite value, which hides it. NaN stays NaN in both. Stored recipes
+    without the field have the default.
     """
 
     kind: ClassVar[str] = ""
@@ -49,7 +49,7 @@ class Recipe:
         _boolean(self, "saturate")
         _boolean(self, "stochastic_gradients")
         if self.stochastic_gradients and not self.saturate:
-            raise ValueError(f"{self.kind} can round stochastically only where it saturates.")
+            raise ValueError(f"{self.kind}: stochastic_gradients needs saturate=True.")
 
     def format_of(self, role: Role) -> Format:
         """The format of a layer's `input`, `weight` or `grad_output`."""
@@ -74,11 +74,10 @@ class Recipe:
 class DelayedScaling(Recipe):
     """s from the amax of past calls: s = M * 2^-margin / amax (the delayed recipe of Transformer Engine).
 
-    `history_length`: calls remembered. `amax_compute`: `max` over them, or the `most_recent` one.
-    `margin`: powers of two of head room. `interval`: calls between two updates of s.
-    The first call has no past: it takes s from its own tensor.
-    `reduce_amax`: histories take part in `fp8scope_kernels.distributed.sync_amaxes`, which makes the scales
-    of all ranks equal.
+    `history_length`: the number of past calls. `amax_compute`: their `max`, or the `most_recent` one.
+    `margin`: head room in powers of two. `interval`: calls between two updates of s.
+    `reduce_amax`: `fp8scope_kernels.distributed.sync_amaxes` makes the histories and scales of all ranks
+    equal. The first call has no history and takes s from its own tensor.
     """
 
     kind: ClassVar[str] = "DelayedScaling"
@@ -99,7 +98,7 @@ class DelayedScaling(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class CurrentScaling(Recipe):
-    """s from the tensor itself: s = M * 2^-margin / amax, with `power_of_two` rounded down to one."""
+    """s from the tensor itself: s = M * 2^-margin / amax; `power_of_two` rounds it down to a power of two."""
 
     kind: ClassVar[str] = "CurrentScaling"
     power_of_two: bool = False
@@ -113,7 +112,7 @@ class CurrentScaling(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class _Blockwise(Recipe):
-    """Recipes whose scales come from each block's own amax; these always saturate."""
+    """Base of the recipes with a scale from each block's own amax. They always saturate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +124,7 @@ class _Blockwise(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class RowwiseScaling(_Blockwise):
-    """One scale per row of each operand, rows being what is not summed over: s = M / amax of the row."""
+    """One scale per row of each operand: s = M / amax of the row. Products do not sum over rows."""
 
     kind: ClassVar[str] = "RowwiseScaling"
     power_of_two: bool = False
@@ -143,8 +142,8 @@ class RowwiseScaling(_Blockwise):
 class BlockScaling(_Blockwise):
     """One scale per 1x128 of activations and gradients, and per 128x128 of weights (as in DeepSeek-V3).
 
-    With `power_of_two` scales the dequantised operands are exact in BF16. Without, they are multiplied in
-    float32 where the hardware has no such product.
+    With `power_of_two` the dequantised operands are exact in BF16. Otherwise they are multiplied in float32
+    on hardware that has no such product.
     """
 
     kind: ClassVar[str] = "BlockScaling"
@@ -164,8 +163,8 @@ class BlockScaling(_Blockwise):
 class MXFP8(_Blockwise):
     """One E8M0 scale per 32 elements along the dimension summed over (OCP Microscaling Formats 1.0).
 
-    `rounding`: `up` takes the smallest scale that lets nothing saturate; `floor` is the specification's own
-    rule, under which a block's largest elements may.
+    `rounding`: `up` takes the smallest scale with which nothing saturates; `floor` is the rule of the
+    specification, with which a block's largest elements may saturate.
     """
 
     kind: ClassVar[str] = "MXFP8"

@@ -1,40 +1,117 @@
 """Quantisation in plain torch: the definition that every backend is measured against.
 
-Rounding is done in float32 arithmetic, so that it works for any format, also one without a torch dtype.
-Large tensors are cast in chunks that stay in a CPU's cache.
+A tensor passes through these steps: `measure` (amax, non-finite elements), `amax_to_scale`, multiply, clamp,
+round to the format, count. Rounding is to nearest, ties to even, as in torch's own cast, or stochastic.
+Nothing here chooses a backend; see quantization.py for that.
 """
 
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fp8scope_kernels.formats import Format
+from fp8scope_kernels.formats import E8M0, Format
+from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
 
 EXPONENT_BITS = 0x7F800000
 """The exponent field of a float32."""
+
+MAX_SCALE = torch.finfo(torch.float32).max
+MIN_SCALE = torch.finfo(torch.float32).tiny
+
+CPU_CHUNK = 2**19
+"""Elements cast at a time on a CPU, so that intermediate results stay in its cache."""
+DEVICE_CHUNK = 2**24
+"""The same on other devices. Counts are float32 sums of ones, which are exact up to this number."""
+
+Stochastic = bool | torch.Generator
+"""False: round to nearest. True: round at random with the device's default generator, or with this one."""
+
+
+class Extent(NamedTuple):
+    """What a scale is computed from: scalars on the tensor's device.
+
+    `amax`: float32, max of abs(x) over the finite elements, 0 if there are none.
+    `nonfinite`: float32 or float64, the number of NaN and Inf elements.
+    """
+
+    amax: Tensor
+    nonfinite: Tensor
+
+
+def measure(x: Tensor) -> Extent:
+    """Amax and number of non-finite elements of x (floating, any shape, not empty)."""
+    if x.is_cpu:
+        low, high = torch.aminmax(x)
+        amax = torch.maximum(-low, high).float()
+        if amax < torch.inf:
+            return Extent(amax, torch.zeros_like(amax))
+    low, high = torch.aminmax(x.nan_to_num(0.0, 0.0, 0.0))
+    return Extent(torch.maximum(-low, high).float(), (~torch.isfinite(x)).sum().double())
+
+
+def amax_to_scale(
+    amax: Tensor, top: float, power_of_two: bool = False, otherwise: Tensor | float = 1.0
+) -> Tensor:
+    """s = `top` / amax in float32 (elementwise); `otherwise` where amax is 0 or not finite."""
+    # Not `number / tensor`, which torch computes as a reciprocal and a product: two roundings.
+    scale = torch.full_like(amax, top).div_(amax)
+    if power_of_two:
+        # A float32 without its mantissa bits is the power of two at or below it.
+        scale = (scale.clamp(MIN_SCALE, MAX_SCALE).view(torch.int32) & EXPONENT_BITS).view(torch.float32)
+    else:
+        scale.clamp_(MIN_SCALE, MAX_SCALE)
+    return torch.where((amax > 0) & (amax < torch.inf), scale, otherwise)
+
+
+def amax_to_mx_scale(amax: Tensor, format: Format, rounding: str) -> Tensor:
+    """The multiplier s = 1/X for shared MX scales X, which E8M0 can hold: float32, shape of `amax`.
+
+    `floor`: X = 2^(floor(log2 amax) - floor(log2 M)), as in OCP Microscaling Formats 1.0, section 6.3. The
+    largest elements of a block may then saturate. `up`: X is the smallest power of two with amax / X <= M.
+    X is 1 where amax is 0.
+    """
+    if rounding == "floor":
+        # The float32 amax without its mantissa bits is the power of two with the same exponent.
+        power = (amax.clamp(min=MIN_SCALE).view(torch.int32) & EXPONENT_BITS).view(torch.float32)
+        scale = torch.full_like(power, 2.0**format.max_exponent).div_(power).clamp_(max=E8M0.max)
+        return torch.where(amax > 0, scale, 1.0)
+    return amax_to_scale(amax.float(), format.max, power_of_two=True)
+
+
+def amax_to_block_scale(amax: Tensor, format: Format, recipe: Recipe) -> Tensor:
+    """The multiplier of each block under `recipe`: float32, shape of `amax`."""
+    if isinstance(recipe, MXFP8):
+        return amax_to_mx_scale(amax, format, recipe.rounding)
+    assert isinstance(recipe, RowwiseScaling | BlockScaling)
+    return amax_to_scale(amax.float(), format.max, recipe.power_of_two)
+
+
+# Rounding
 
 
 def round_to_format(x: Tensor, format: Format) -> Tensor:
     """Round float32 x, abs(x) <= M, to the nearest value of the format, ties to even: float32. NaN stays NaN.
 
-    Any format, also one without a torch dtype. The only difference from a cast and back is that a negative
-    value that vanishes becomes +0.
+    Works for any format, also one without a torch dtype. It differs from a cast and back in one point: a
+    negative value that rounds to zero becomes +0.
     """
     return round_(x.clone(), torch.empty_like(x), format)
 
 
-def round_(x: Tensor, room: Tensor, format: Format) -> Tensor:
-    """`round_to_format` in place; `room` is overwritten.
+def round_(x: Tensor, workspace: Tensor, format: Format) -> Tensor:
+    """`round_to_format` in place; `workspace`, of the same shape, is overwritten.
 
-    Adding and subtracting t = 1.5 * 2^(23-m) * p leaves multiples of p * 2^-m (float32's own rounding does
-    the rest), where p is the power of two at or below abs(x), but not below the smallest normal, and m the
-    format's mantissa bits.
+    Adding and subtracting t = 1.5 * 2^(23-m) * p leaves multiples of p * 2^-m, because float32 rounds the
+    sum. Here m is the number of the format's mantissa bits, and p is the power of two at or below abs(x), or
+    the format's smallest normal if that is larger.
     """
-    torch.bitwise_and(x.view(torch.int32), EXPONENT_BITS, out=room.view(torch.int32))
-    room.clamp_(min=format.smallest_normal).mul_(1.5 * 2.0 ** (23 - format.mantissa_bits))
-    return x.add_(room).sub_(room)
+    torch.bitwise_and(x.view(torch.int32), EXPONENT_BITS, out=workspace.view(torch.int32))
+    workspace.clamp_(min=format.smallest_normal).mul_(1.5 * 2.0 ** (23 - format.mantissa_bits))
+    return x.add_(workspace).sub_(workspace)
 
 
 def infinite_to_nan_(scaled: Tensor, x: Tensor) -> Tensor:
@@ -43,28 +120,26 @@ def infinite_to_nan_(scaled: Tensor, x: Tensor) -> Tensor:
     return scaled.copy_(torch.where(torch.isinf(x), nan, scaled))
 
 
-def round_unsaturated_(scaled: Tensor, room: Tensor, format: Format) -> None:
-    """As `round_`, but what rounds to more than M becomes Inf, or NaN, or M: what the format has."""
-    # What is not clamped still has to stay clear of float32's own limits while it is being rounded.
-    round_(scaled.clamp_(-4 * format.max, 4 * format.max), room, format)
+def round_unsaturated_(scaled: Tensor, workspace: Tensor, format: Format) -> None:
+    """As `round_`, but what rounds to more than M becomes Inf, NaN or M: the first that the format has."""
+    # The sum in `round_` must not overflow float32.
+    round_(scaled.clamp_(-4 * format.max, 4 * format.max), workspace, format)
     beyond = torch.inf if format.has_infinity else torch.nan if format.has_nan else format.max
     scaled.masked_fill_(scaled > format.max, beyond).masked_fill_(scaled < -format.max, -beyond)
 
 
-Stochastic = bool | torch.Generator
-"""False: to nearest. True: at random, by torch's own generator of the device; or by this generator of it."""
-
-
 def round_stochastically(x: Tensor, format: Format, stochastic: Stochastic = True) -> Tensor:
-    """Round float32 x, abs(x) <= M, to one of the two values of the format next to it: float32.
+    """Round float32 x, abs(x) <= M, to one of the two neighbouring values of the format at random: float32.
 
-    The value above is taken with probability (x - below) / (above - below), which one random number of 24
-    bits decides per element: exact for normal numbers, off by less than 2^-24 for subnormal ones. What the
-    format holds exactly is left alone; NaN stays NaN. The same generator state gives the same result.
+    The value above is taken with probability (x - below) / (above - below), so that the expected value is x
+    (Gupta et al., "Deep Learning with Limited Numerical Precision", 2015). Rounding to nearest instead loses
+    everything that is small against the distance between two values. One random number of 24 bits decides
+    per element: exact for normal numbers, off by less than 2^-24 for subnormal ones. Values of the format
+    and NaN stay as they are. The same generator state gives the same result.
     """
     power = (x.view(torch.int32) & EXPONENT_BITS).view(torch.float32).clamp_(min=format.smallest_normal)
     step = power.mul_(2.0**-format.mantissa_bits)
-    # Exact, as is everything but the comparison: steps are powers of two, at most 2^(m+1) of them below x.
+    # Only the comparison is inexact: steps are powers of two, and x has at most 2^(m+1) of them.
     steps = x.abs().div_(step)
     below = steps.floor()
     generator = stochastic if isinstance(stochastic, torch.Generator) else None
@@ -72,22 +147,10 @@ def round_stochastically(x: Tensor, format: Format, stochastic: Stochastic = Tru
     return (below + (chance < steps - below)).mul_(step).copysign_(x)
 
 
-def count(x: Tensor, scaled: Tensor, q: Tensor, format: Format) -> Tensor:
-    """[saturated, underflow, subnormal] of x, x*s before clamping, and the rounded value q: float64 [3]."""
-    magnitude = q.abs()
-    saturated = (scaled.abs() > format.limit) & torch.isfinite(x)
-    underflow = (x != 0) & (magnitude == 0)
-    subnormal = (magnitude > 0) & (magnitude < format.smallest_normal)
-    return torch.stack([mask.sum() for mask in (saturated, underflow, subnormal)]).double()
+# One scale for the whole tensor
 
 
-CPU_CHUNK = 2**19
-"""Elements worked on at a time on a CPU, so that what lies between two operations stays in its cache."""
-DEVICE_CHUNK = 2**24
-"""The same elsewhere: counts are sums of ones in float32, which are exact up to here."""
-
-
-def quantize_eagerly(
+def quantize(
     dtype: torch.dtype,
     x: Tensor,
     scale: Tensor,
@@ -97,38 +160,59 @@ def quantize_eagerly(
     inside: bool,
     propagate: bool,
 ) -> Tensor:
-    """q, with [saturated, underflow, subnormal] added to `counts`.
+    """q in `dtype`, the format's or bfloat16; adds [saturated, underflow, subnormal] to `counts`.
 
-    `inside`: nothing is beyond M, or not finite. `propagate`: Inf becomes NaN.
+    `inside`: all elements are finite, and none of x*s is beyond M. `propagate`: Inf becomes NaN.
     """
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     for part, target in _chunks(x, out):
-        scaled, room = _workspace(part)
+        scaled, workspace = _workspace(part)
         torch.mul(part, scale, out=scaled) if part.dtype == torch.float32 else scaled.copy_(part).mul_(scale)
         if counts is not None and not inside:
-            counts[0] += _count_saturated(part, scaled, room, format)
+            counts[0] += _count_saturated(part, scaled, workspace, format)
         if propagate and not inside:
             infinite_to_nan_(scaled, part)
         if saturate and not inside:
             scaled.clamp_(-format.max, format.max)
         if not saturate:
-            round_unsaturated_(scaled, room, format)
+            round_unsaturated_(scaled, workspace, format)
         elif dtype == torch.bfloat16:
-            round_(scaled, room, format)
+            round_(scaled, workspace, format)
         target.copy_(scaled)
         if counts is not None:
-            counts[1:] += _count_small(part, scaled, room, format)
+            counts[1:] += _count_small(part, scaled, workspace, format)
     return out
 
 
-def _count_saturated(x: Tensor, scaled: Tensor, room: Tensor, format: Format) -> Tensor:
-    """Finite elements with abs(x*s) > limit. NaN compares false; Inf is above it and is taken out again."""
-    above = torch.abs(scaled, out=room).gt_(format.limit).sum()
-    # With a scale of 0 or NaN (torchao's, for a tensor with an Inf) no product is above anything.
-    return (above - room.copy_(x).abs_().eq_(torch.inf).sum()).clamp_(min=0)
+def quantize_stochastically(
+    x: Tensor, scale: Tensor, format: Format, stochastic: Stochastic, propagate: bool, count: bool
+) -> tuple[Tensor, Tensor | None]:
+    """q as float32, rounded at random, and with `count` [saturated, underflow, subnormal] as float64."""
+    scaled = x.float() * scale
+    clamped = scaled.clamp(-format.max, format.max)
+    if propagate:
+        infinite_to_nan_(clamped, x)
+    q = round_stochastically(clamped, format, stochastic)
+    return q, count_elements(x, scaled, q, format) if count else None
 
 
-def _count_small(x: Tensor, q: Tensor, room: Tensor, format: Format) -> Tensor:
+def count_elements(x: Tensor, scaled: Tensor, q: Tensor, format: Format) -> Tensor:
+    """[saturated, underflow, subnormal] from x, x*s before clamping, and the rounded value q: float64 [3]."""
+    magnitude = q.abs()
+    saturated = (scaled.abs() > format.limit) & torch.isfinite(x)
+    underflow = (x != 0) & (magnitude == 0)
+    subnormal = (magnitude > 0) & (magnitude < format.smallest_normal)
+    return torch.stack([mask.sum() for mask in (saturated, underflow, subnormal)]).double()
+
+
+def _count_saturated(x: Tensor, scaled: Tensor, workspace: Tensor, format: Format) -> Tensor:
+    """Finite elements with abs(x*s) > limit. NaN compares false; Inf compares true and is subtracted."""
+    above = torch.abs(scaled, out=workspace).gt_(format.limit).sum()
+    # A scale of 0 or NaN (torchao's, for a tensor with an Inf) puts no product above the limit.
+    return (above - workspace.copy_(x).abs_().eq_(torch.inf).sum()).clamp_(min=0)
+
+
+def _count_small(x: Tensor, q: Tensor, workspace: Tensor, format: Format) -> Tensor:
     """Underflowing and subnormal elements, float32 [2]; q, x*s before or after rounding, is overwritten.
 
     Rounding to nearest even flushes abs(x*s) <= half the smallest subnormal, and leaves a subnormal below
@@ -136,15 +220,15 @@ def _count_small(x: Tensor, q: Tensor, room: Tensor, format: Format) -> Tensor:
     """
     half = format.smallest_subnormal / 2
     q.abs_()
-    # Compared into and summed as float32, because torch's CPU does that several times faster than booleans.
-    flushed = torch.le(q, half, out=room).sum()
-    small = torch.lt(q, format.smallest_normal - half, out=room).sum()
-    zeros = torch.eq(x, 0, out=room).sum()
+    # torch's CPU compares into float32 and sums it several times faster than booleans.
+    flushed = torch.le(q, half, out=workspace).sum()
+    small = torch.lt(q, format.smallest_normal - half, out=workspace).sum()
+    zeros = torch.eq(x, 0, out=workspace).sum()
     return torch.stack((flushed - zeros, small - flushed))
 
 
 def _chunks(x: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both tensors, flattened, in pieces of the same elements; `out` is contiguous."""
+    """Both tensors, flattened, in chunks of the same elements; `out` is contiguous."""
     flat, target = x.reshape(-1), out.view(-1)
     size = CPU_CHUNK if x.is_cpu else DEVICE_CHUNK
     if flat.numel() <= size:
@@ -158,17 +242,103 @@ _local = threading.local()
 
 
 def _workspace(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for two float32 tensors of this size, its content undefined.
+    """Two uninitialised float32 tensors with as many elements as `like`.
 
-    Each CPU thread keeps its own: memory asked from the system anew each time costs more than the work in it.
+    Each CPU thread keeps its own: allocating new memory each time costs more than the work in it.
     """
     size = like.numel()
     if not like.is_cpu:
         first, second = torch.empty(2, size, dtype=torch.float32, device=like.device)
         return first, second
-    room: Tensor | None = getattr(_local, "room", None)
-    if room is None or room.shape[1] < size:
-        # What outlives a call is made outside of inference mode, whose tensors nobody may write to after it.
+    buffer: Tensor | None = getattr(_local, "buffer", None)
+    if buffer is None or buffer.shape[1] < size:
+        # Tensors made in inference mode cannot be written to after it.
         with torch.inference_mode(False):
-            room = _local.room = torch.empty(2, size, dtype=torch.float32, device="cpu")
-    return room[0, :size], room[1, :size]
+            buffer = _local.buffer = torch.empty(2, size, dtype=torch.float32, device="cpu")
+    return buffer[0, :size], buffer[1, :size]
+
+
+# A scale for each block
+
+
+def quantize_blocks(
+    x: Tensor,
+    format: Format,
+    grid: Block,
+    recipe: Recipe,
+    row: Tensor | None,
+    block_row: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The matrix x, which is not empty, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
+
+    Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows.
+    """
+    tiles = _tiles(x.detach().float(), grid)
+    amax = tiles.nan_to_num(0.0, 0.0, 0.0).abs().amax((1, 3), keepdim=True)
+    scale = amax_to_block_scale(amax, format, recipe)
+    scaled = tiles * scale
+    if row is not None or block_row is not None:
+        _count_blocks(row, block_row, x, tiles, scaled, scale, amax, format)
+    scaled.clamp_(-format.max, format.max)
+    if recipe.nonfinite == "propagate" and not (x.is_cpu and bool(torch.isfinite(x).all())):
+        infinite_to_nan_(scaled, tiles)
+    values = scaled if dtype == format.dtype else round_to_format(scaled, format)
+    return _matrix(values, x.shape).to(dtype), scale
+
+
+def dequantize_blocks(values: Tensor, scale: Tensor, grid: Block, dtype: torch.dtype) -> Tensor:
+    """values / scale of each element's block, computed in float32 and rounded once to `dtype`."""
+    return _matrix(_tiles(values.float(), grid) / scale, values.shape).to(dtype)
+
+
+def _count_blocks(
+    row: Tensor | None,
+    block_row: Tensor | None,
+    x: Tensor,
+    tiles: Tensor,
+    scaled: Tensor,
+    scale: Tensor,
+    amax: Tensor,
+    format: Format,
+) -> None:
+    # Masks are float32: torch's CPU compares into float32 and sums it several times faster than booleans.
+    # Padding does not count as flushed, because it is zero in x too, nor as anything else.
+    mask = torch.empty_like(tiles)
+    finite = torch.lt(torch.abs(tiles, out=mask), torch.inf, out=torch.empty_like(tiles))
+    magnitude = scaled.abs()
+    saturated = torch.gt(magnitude, format.limit, out=mask).mul_(finite)
+    if block_row is not None:
+        block_row[0] += scale.numel()
+        block_row[1] += saturated.amax((1, 3)).sum()
+        block_row[2:] = torch.stack((scale.min(), scale.median(), scale.max()))
+    if row is None:
+        return
+    half = format.smallest_subnormal / 2
+    row[0] += x.numel()
+    row[1] = torch.maximum(row[1], amax.max())
+    row[2] = scale.median()
+    row[3] += _total(saturated)
+    row[6] += tiles.numel() - _total(finite)
+    flushed = _total(torch.le(magnitude, half, out=mask))
+    below = _total(torch.lt(magnitude, format.smallest_normal - half, out=mask))
+    row[4] += flushed - _total(torch.eq(tiles, 0, out=mask))
+    row[5] += below - flushed
+
+
+def _total(mask: Tensor) -> Tensor:
+    """The number of ones. Float32 is exact within a block; across blocks the sum needs float64."""
+    return mask.sum((1, 3)).double().sum()
+
+
+def _tiles(x: Tensor, grid: Block) -> Tensor:
+    """[rows, columns] as [block rows, height, block columns, width], padded with zeros to whole blocks."""
+    height, width = grid
+    padded = functional.pad(x, (0, -x.shape[1] % width, 0, -x.shape[0] % height))
+    return padded.reshape(padded.shape[0] // height, height, padded.shape[1] // width, width)
+
+
+def _matrix(tiles: Tensor, shape: torch.Size) -> Tensor:
+    """The inverse of `_tiles`."""
+    blocks_down, height, blocks_across, width = tiles.shape
+    return tiles.reshape(blocks_down * height, blocks_across * width)[: shape[0], : shape[1]]

@@ -1,13 +1,6 @@
-"""Statistics too dear for every step, taken on request: quantisation error and the distribution of exponents.
+"""Samples: quantisation error and the distribution of exponents, too expensive for every step.
 
-A sample is one float64 row, `[sq_error, sq_signal, exponents...]`:
-
-| entry       | definition                                                                               |
-|-------------|------------------------------------------------------------------------------------------|
-| `sq_error`  | sum of (x - q/s)^2 over the elements where both are finite                               |
-| `sq_signal` | sum of x^2 over the same elements; SQNR in dB is 10 log10(sq_signal / sq_error)          |
-| `exponents` | how many elements have floor(log2 abs(x)) = e, for e from -149 to 127 (every float32);   |
-|             | before them one bin for zeros, after them one for NaN and Inf                            |
+`fp8scope_kernels.statistics` defines the entries of a sample.
 """
 
 import torch
@@ -15,28 +8,14 @@ from torch import Tensor
 
 from fp8scope_kernels import backends
 from fp8scope_kernels.cpu import backend as cpu_backend
-
-MIN_EXPONENT = -149
-MAX_EXPONENT = 127
-EXPONENT_BINS = MAX_EXPONENT - MIN_EXPONENT + 3
-SAMPLE_SIZE = 2 + EXPONENT_BINS
+from fp8scope_kernels.statistics import EXPONENT_BINS, MIN_EXPONENT, exponent_bin
 
 CPU_PART, DEVICE_PART = 2**15, 2**22
-"""Elements of which a sample is taken at a time: on a CPU so many as stay in its cache."""
+"""Elements sampled at a time: on a CPU as many as fit into its cache."""
 COMPILED_PART = 2**20
-"""The same where compiled code takes care of the cache: values in FP8 are copied as bfloat16 for it."""
+"""The same for the compiled backend, which does its own blocking. FP8 values are copied to bfloat16."""
 
 FLOAT32_MANTISSA, FLOAT32_BIAS = 23, 127
-
-
-def exponent_bin(exponent: int) -> int:
-    """The index in `exponents` of values in [2^exponent, 2^(exponent+1)).
-
-    Raises ValueError where float32 has no such value. Zeros are at 0, non-finite elements at the end.
-    """
-    if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
-        raise ValueError(f"float32 has exponents {MIN_EXPONENT} to {MAX_EXPONENT}, got {exponent}.")
-    return exponent - MIN_EXPONENT + 1
 
 
 def exponent_histogram(x: Tensor) -> Tensor:
@@ -54,10 +33,10 @@ def _histogram(wide: Tensor) -> Tensor:
 
 
 def _histogram_on_cpu(wide: Tensor) -> Tensor:
-    """The same, faster: float32's own exponent is counted, which only its subnormals do not have."""
+    """The same, faster: count float32's exponent fields, and only the subnormals by `_histogram`."""
     biased = (wide.view(torch.int32) >> FLOAT32_MANTISSA) & 0xFF
     counts = torch.bincount(biased, minlength=256)
-    # bincount looks at a value, which on a device would wait for it.
+    # Reading counts[0] would wait on a device; here it is free.
     small = _histogram(wide[biased == 0]) if counts[0] else torch.zeros(EXPONENT_BINS, dtype=torch.float64)
     small[exponent_bin(1 - FLOAT32_BIAS) : -1] += counts[1:255]
     small[-1] += counts[255]
@@ -67,8 +46,8 @@ def _histogram_on_cpu(wide: Tensor) -> Tensor:
 def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
     """Add one call to a sample, float64 [SAMPLE_SIZE].
 
-    `values` are the quantised numbers q, `inverse_scale` is 1/s and broadcasts over them; what they stand for
-    is compared with x in float64, a part at a time, so that a large tensor needs no large copies.
+    `values` are the quantised numbers q; `inverse_scale` is 1/s and broadcasts over them. Their product is
+    compared with x in float64, part by part, so that a large tensor needs no large copies.
     """
     x, values = x.detach(), values.detach()
     if x.dim() == 0:
@@ -86,8 +65,9 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
 
 
 def _is_for_compiled(x: Tensor, values: Tensor, inverse_scale: Tensor) -> bool:
-    """Whether the compiled backend takes the sample: it reads FP8 values, as such or as bfloat16, with one
-    scale or one for each row.
+    """Whether the compiled backend takes the sample.
+
+    It reads FP8 values, as bytes or as bfloat16, with one scale for all or one for each row.
     """
     exact = values.dtype is torch.bfloat16 or (values.dtype.itemsize == 1 and values.is_floating_point())
     by_row = inverse_scale.numel() == 1 or inverse_scale.shape == (len(x), *(1 for _ in x.shape[1:]))

@@ -1,4 +1,4 @@
-"""The scaling state of one tensor: what a recipe remembers between calls."""
+"""The scaling state of one tensor: what a recipe keeps between calls."""
 
 import warnings
 from collections.abc import Callable
@@ -14,33 +14,33 @@ from fp8scope_kernels.quantization import amax_to_scale
 from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
 
 Status = Literal["fresh", "restored", "missing", "stale"]
-"""What loading a checkpoint did to a delayed scaling state: `fresh`, nothing; `restored`, it brought the
-state along; `missing`, it did not, or not all of it; `stale`, what it brought did not fit the tensor that
-came next."""
+"""The effect of loading a checkpoint on a delayed scaling state: `fresh`, nothing was loaded; `restored`, the
+state was loaded; `missing`, the checkpoint had none, or only part of it; `stale`, the loaded state did not
+fit the next tensor."""
 
 STALE_FACTOR = 16.0
-"""A restored scale that puts amax this far above or below its place is not of this tensor's recent past."""
+"""A restored scale is stale if it maps amax to more than this factor above or below its target."""
 
 UNREDUCED_CALLS = 256
-"""Calls after which a history that was to be reduced over ranks, and never was, is told about."""
+"""Calls after which a warning says that a history with `reduce_amax` was never reduced over ranks."""
 
 
 class ScalingState(nn.Module):
-    """Chooses the scale of one tensor, call after call.
+    """Computes the scale of one tensor at each call.
 
-    Buffers, all in the state_dict and all readable as telemetry: `scale`, float32 without dimensions, the
-    multiplier of the last call (0 before the first); under `DelayedScaling` also `amax_history`, float32
-    [history_length], newest first, and `calls`, int64 without dimensions, the calls that updated it. They
-    stay on the device and in these dtypes, so that a captured CUDA graph goes on counting when replayed.
+    Its buffers are in the state_dict and can be read as telemetry. `scale`, float32 without dimensions, is
+    the multiplier of the last call (0 before the first). `DelayedScaling` adds `amax_history`, float32
+    [history_length], newest first, and `calls`, int64 without dimensions, which counts the calls that updated
+    it. All stay on the device and in these dtypes, so that a captured CUDA graph counts when replayed.
 
-    An amax of 0 (an empty or all-zero tensor, or one without a finite element) never sets a delayed scale:
-    the old one is kept. Inf elements do not reach amax, so that one of them cannot freeze the scale; an Inf
-    that a history brings along from elsewhere keeps the old scale until it has passed through.
+    An amax of 0 (an empty or all-zero tensor, or one without a finite element) does not change a delayed
+    scale. Inf elements do not enter amax, so that one of them cannot freeze the scale. An Inf in a history
+    from elsewhere keeps the old scale until it has left the history.
 
-    Loading a checkpoint into a delayed state sets `status`. A state that is missing or stale warns and starts
-    afresh; the scale is held against its tensor at the first call after loading, which on a GPU waits once.
-    Checkpoints that have the number of calls as extra state, as it once was, are read all the same; through
-    torch.distributed.checkpoint with the planner in checkpoints.py.
+    Loading a checkpoint into a delayed state sets `status`. A missing or stale state warns and is reset. The
+    scale is checked against its tensor at the first call after loading; on a GPU this waits once. Older
+    checkpoints with the number of calls as extra state can be loaded; for torch.distributed.checkpoint use
+    the planner in dcp_planner.py.
     """
 
     scale: Tensor
@@ -54,12 +54,12 @@ class ScalingState(nn.Module):
         self.format = format
         self.status = "fresh"
         self.reduced = False
-        """Whether `sync_amaxes` has ever been here."""
+        """Whether `sync_amaxes` has ever reduced this state."""
         self._unchecked = False
-        # What the host knows of `calls` without asking the device.
+        # Whether `calls` is above 0, known without reading it from the device.
         self._started = False
         self._until_unreduced = UNREDUCED_CALLS
-        # A model converted, or moved, in inference mode has to be able to train after it.
+        # A model that is converted or moved in inference mode must be able to train after it.
         with torch.inference_mode(False):
             self.register_buffer("scale", torch.zeros((), dtype=torch.float32, device=device))
             if isinstance(recipe, DelayedScaling):
@@ -76,7 +76,7 @@ class ScalingState(nn.Module):
         if isinstance(self.recipe, DelayedScaling):
             return self._delayed_scale(self.recipe, amax, update)
         if not isinstance(self.recipe, CurrentScaling):
-            raise TypeError(f"{self.recipe.kind} has a scale per block, which needs no state.")
+            raise TypeError(f"{self.recipe.kind} has a scale per block and needs no state.")
         scale = amax_to_scale(
             amax, self.format, margin=self.recipe.margin, power_of_two=self.recipe.power_of_two
         )
@@ -85,9 +85,9 @@ class ScalingState(nn.Module):
         return scale
 
     def past_scale(self, *, update: bool = True) -> Tensor | None:
-        """`next_scale` for a tensor not measured yet; None where the scale depends on the tensor itself.
+        """`next_scale` for a tensor not measured yet; None if the scale depends on the tensor itself.
 
-        Lets one pass over the tensor both cast and measure it. With `update`, `remember` has to follow.
+        With it, one pass over the tensor can both cast and measure. With `update`, call `remember` next.
         """
         if not isinstance(self.recipe, DelayedScaling) or not self._started or self._unchecked:
             return None
@@ -97,14 +97,14 @@ class ScalingState(nn.Module):
         """Add the amax of the tensor just scaled to a delayed state's history, and count the call."""
         assert isinstance(self.recipe, DelayedScaling)
         history = self.amax_history
-        if self._is_native():
+        if self._is_for_compiled():
             cpu_backend.remember(history, self.calls, float(amax))
         else:
             history.copy_(history.roll(1))
             history[0] = amax
             self.calls.add_(1)
         if not self._started:
-            # A first call that is only being captured has not happened yet.
+            # A call that is being captured into a graph has not been executed yet.
             self._started = not _is_capturing(history)
         if self.recipe.reduce_amax:
             self._until_unreduced -= 1
@@ -116,7 +116,7 @@ class ScalingState(nn.Module):
             self._check(recipe, amax)
         scale = self._past_scale(recipe, update)
         if not self._started:
-            # Decided on the device: a graph captured from the first call on is replayed for the later ones.
+            # Decided on the device: a graph captured at the first call is replayed for later ones.
             own = amax_to_scale(amax, self.format, margin=recipe.margin)
             scale = torch.where(self.calls == 0, own, scale)
             if update:
@@ -129,7 +129,7 @@ class ScalingState(nn.Module):
         old = self.scale.clone()
         if not update:
             return old
-        if self._is_native():
+        if self._is_for_compiled():
             past = self.amax_history if recipe.amax_compute == "max" else self.amax_history[:1]
             top = self.format.max * 2.0**-recipe.margin
             return old.fill_(cpu_backend.past_scale(past, self.scale, self.calls, recipe.interval, top))
@@ -140,15 +140,15 @@ class ScalingState(nn.Module):
         self.scale.copy_(scale)
         return scale
 
-    def _is_native(self) -> bool:
-        """Whether the CPU's kernels can keep this state: it is as it was made, and not a checkpoint's own."""
+    def _is_for_compiled(self) -> bool:
+        """Whether the compiled kernels can update this state. A checkpoint may have replaced its buffers."""
         made = (
             self.amax_history.dtype == self.scale.dtype == torch.float32 and self.calls.dtype == torch.int64
         )
         return made and self.amax_history.is_contiguous() and backends.use_compiled(self.scale)
 
     def _check(self, recipe: DelayedScaling, amax: Tensor) -> None:
-        """Hold the scale that a checkpoint brought against the first tensor that it is for."""
+        """Check a scale from a checkpoint against the first tensor that it is used for."""
         if _is_capturing(amax):
             return
         self._unchecked = False
@@ -157,8 +157,8 @@ class ScalingState(nn.Module):
             self.reset()
             self.status = "stale"
             warnings.warn(
-                "A checkpoint brought scaling state that does not fit its tensor: was it saved with other "
-                "weights? That state starts afresh; scaling_status(model) says where.",
+                "The scaling state of a checkpoint does not fit its tensor: was it saved with other weights? "
+                "The state was reset; scaling_status(model) shows which.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -180,12 +180,12 @@ class ScalingState(nn.Module):
             return
         if old_calls is not None and f"{prefix}calls" not in state_dict:
             state_dict[f"{prefix}calls"] = torch.as_tensor(old_calls, dtype=torch.int64)
-            tell_older_form()
+            warn_older_form()
         super()._load_from_state_dict(state_dict, prefix, *args)
         if all(prefix + name in state_dict for name in ("scale", "amax_history", "calls")):
-            # From the checkpoint, because the buffer itself may be on a device or nowhere yet.
+            # Read from the checkpoint: the buffer may be on a device, or on the meta device.
             started = bool(state_dict[f"{prefix}calls"] > 0)
-            # A past without a call is half of a state, from a reader that leaves out what it does not find.
+            # History without a call count means a partially loaded checkpoint.
             if started or not bool(state_dict[f"{prefix}amax_history"].any()):
                 self._started = self._unchecked = started
                 self.status = "restored" if started else "fresh"
@@ -193,14 +193,14 @@ class ScalingState(nn.Module):
         self.reset()
         self.status = "missing"
         warnings.warn(
-            "A checkpoint was loaded that has no scaling state for some tensors, or half of it; they start "
-            "afresh. scaling_status(model) says which.",
+            "The loaded checkpoint has no scaling state, or only part of it, for some tensors; their state "
+            "was reset. scaling_status(model) shows which.",
             RuntimeWarning,
             stacklevel=2,
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScalingState":
-        """Moves with the model, but does not change its dtypes: in BF16 a scale would be another."""
+        """Move with the model, but keep the dtypes: BF16 would round a scale."""
         before = dict(self.named_buffers())
         with torch.inference_mode(False):
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -211,7 +211,7 @@ class ScalingState(nn.Module):
         return self
 
     def reset(self) -> None:
-        """Forget the past; the next call starts afresh from its own tensor."""
+        """Clear all buffers; the next call computes the scale from its own tensor."""
         self.status = "fresh"
         self._unchecked = self._started = False
         for buffer in self.buffers():
@@ -221,11 +221,11 @@ class ScalingState(nn.Module):
         return f"{self.recipe.kind}, {self.format.name}"
 
 
-def tell_older_form() -> None:
-    """Warn that a checkpoint has the number of calls as extra state, and was read all the same."""
+def warn_older_form() -> None:
+    """Warn that a checkpoint stores the number of calls as extra state, and was read correctly."""
     warnings.warn(
-        "A checkpoint was loaded that has the scaling state in an older form; nothing of it is lost. "
-        "What is saved from now on has the present one.",
+        "The loaded checkpoint has scaling state in an older form, which was read without loss. "
+        "New checkpoints are saved in the current form.",
         UserWarning,
         stacklevel=3,
     )

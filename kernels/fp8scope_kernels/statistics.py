@@ -1,6 +1,9 @@
-"""The statistics of quantised tensors, in one preallocated buffer on the device.
+"""The statistics of quantised tensors: what their rows hold, and the buffer that holds the rows.
 
-| statistic   | definition, for a tensor x, scale s, format F with largest finite value M                |
+A row of `STATISTICS` is float64, for a tensor x, scale s, quantised tensor q and format F with largest finite
+value M:
+
+| statistic   | definition                                                                               |
 |-------------|------------------------------------------------------------------------------------------|
 | `numel`     | elements seen                                                                            |
 | `amax`      | max of abs(x) over the finite elements; 0 for an empty or all-non-finite tensor          |
@@ -10,8 +13,18 @@
 | `subnormal` | elements with q != 0 below F's smallest normal                                           |
 | `nonfinite` | NaN or Inf elements of x: counted apart, so that they can never hide in amax             |
 
-Not > M: a scale M / amax is rounded, and so is its product with amax, which may then be this limit, but never
-more (see `Format.limit`). Such an element becomes M, as it should.
+The limit is not M itself: the scale M / amax is rounded, and so is its product with amax, which can be the
+float32 next above M, but never more (see `Format.limit`). Such an element becomes M without loss.
+
+A sample is one more float64 row, `[sq_error, sq_signal, exponents...]`, of statistics that are too expensive
+for every step; see `accumulate_sample`:
+
+| entry       | definition                                                                               |
+|-------------|------------------------------------------------------------------------------------------|
+| `sq_error`  | sum of (x - q/s)^2 over the elements where both are finite                               |
+| `sq_signal` | sum of x^2 over the same elements; SQNR in dB is 10 log10(sq_signal / sq_error)          |
+| `exponents` | how many elements have floor(log2 abs(x)) = e, for e from -149 to 127 (every float32);   |
+|             | before them one bin for zeros, after them one for NaN and Inf                            |
 """
 
 from dataclasses import dataclass
@@ -20,18 +33,32 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.sampling import SAMPLE_SIZE
 
 STATISTICS: tuple[str, ...] = ("numel", "amax", "scale", "saturated", "underflow", "subnormal", "nonfinite")
 
 BLOCK_STATISTICS: tuple[str, ...] = ("blocks", "saturated_blocks", "scale_min", "scale_median", "scale_max")
-"""Of tensors with a scale per block: how many blocks, how many of them with a saturated element, and the
-smallest, median and largest block scale of the last call."""
+"""Of tensors with a scale per block: the number of blocks, the number of blocks with a saturated element, and
+the smallest, median and largest block scale of the last call."""
+
+MIN_EXPONENT = -149
+MAX_EXPONENT = 127
+EXPONENT_BINS = MAX_EXPONENT - MIN_EXPONENT + 3
+SAMPLE_SIZE = 2 + EXPONENT_BINS
 
 ROW_BYTES = 8 * len(STATISTICS)
 MAX_TENSORS = 1_000_000
 MAX_SPARE = 8
-"""Cleared storages that are kept for the steps to come."""
+"""Cleared storages that are kept for later steps."""
+
+
+def exponent_bin(exponent: int) -> int:
+    """The index in `exponents` of values in [2^exponent, 2^(exponent+1)).
+
+    Raises ValueError where float32 has no such value. Zeros are at 0, non-finite elements at the end.
+    """
+    if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
+        raise ValueError(f"float32 has exponents {MIN_EXPONENT} to {MAX_EXPONENT}, got {exponent}.")
+    return exponent - MIN_EXPONENT + 1
 
 
 @dataclass(frozen=True)
@@ -51,7 +78,7 @@ class TensorInfo:
 
 
 class Slot:
-    """One tensor's place in a `StatisticsBuffer`."""
+    """One tensor's rows in a `StatisticsBuffer`."""
 
     def __init__(self, buffer: "StatisticsBuffer", index: int) -> None:
         self.buffer = buffer
@@ -61,7 +88,7 @@ class Slot:
     def row(self) -> Tensor:
         """This tensor's statistics: float64 [len(STATISTICS)], a view of the buffer.
 
-        Look it up when writing, do not keep it: the buffer moves when it grows.
+        Do not keep it: the buffer moves when it grows.
         """
         return self.buffer.storage[self.index]
 
@@ -84,11 +111,12 @@ class Slot:
 
 
 class Pace:
-    """Whether tensors that are not quantised are read in this step, and how long that has taken.
+    """Whether tensors that are not quantised are read in this step, and how much time that has taken.
 
-    Buffers may share one. `observing`: set it between two steps; FP8 layers count in every step all the same.
-    `seconds` and `calls` grow with every hook that has read tensors: host time, on the training's threads.
-    `events`: while it is a list, observers on a CUDA device add a pair of events around each of their reads.
+    Several buffers may share one. Set `observing` between two steps; FP8 layers count in every step
+    regardless. `seconds` and `calls` grow with every hook that has read tensors: host time, on the threads of
+    the training. While `events` is a list, observers on a CUDA device append a pair of events around each of
+    their reads.
     """
 
     __slots__ = ("calls", "events", "observing", "seconds")
@@ -103,9 +131,9 @@ class Pace:
 class StatisticsBuffer:
     """Statistics of many tensors: float64 [tensors, len(STATISTICS)], preallocated on one device.
 
-    Writing accumulates within a step (gradient accumulation, tied weights, several calls): `numel` and the
-    counts add up, `amax` is the maximum, `scale` is the last one used (the median one, where each block has
-    its own). A tensor that a step did not touch has `numel` 0. Call `zero_()` once a step was collected.
+    Rows accumulate within a step (gradient accumulation, tied weights, several calls): `numel` and the counts
+    add up, `amax` is the maximum, and `scale` is the last one used, or the median where each block has its
+    own. A tensor that a step did not touch has `numel` 0. Call `zero_()` after a step has been collected.
     Float64 holds counts exactly up to 2^53.
     """
 
@@ -113,21 +141,21 @@ class StatisticsBuffer:
         if not 1 <= capacity <= MAX_TENSORS:
             raise ValueError(f"capacity must be from 1 to {MAX_TENSORS}, got {capacity}.")
         self.capacity = capacity
-        """The tensors that there is memory for."""
-        # Here and below: memory made in inference mode could not be written to after it.
+        """The number of tensors that memory is allocated for."""
+        # Here and below: tensors made in inference mode cannot be written to after it.
         with torch.inference_mode(False):
             self.storage = torch.zeros(capacity, len(STATISTICS), dtype=torch.float64, device=device)
             self.block_storage = self.storage.new_zeros(capacity, len(BLOCK_STATISTICS))
         self.sample_storage: Tensor | None = None
         self.pace = Pace()
         self.generation = 0
-        """Grows whenever the rows are cleared or exchanged."""
+        """Increases whenever the rows are cleared or exchanged."""
         self._sampling = False
         self._sampled = False
         self._catalogue: list[TensorInfo] = []
         self._names: dict[str, int] = {}
         self._spare: list[tuple[int, Tensor]] = []
-        """Cleared storage, and for how many tensors it is."""
+        """Cleared storages, each with the capacity that it was made for."""
 
     @property
     def catalogue(self) -> tuple[TensorInfo, ...]:
@@ -151,9 +179,9 @@ class StatisticsBuffer:
 
     @property
     def sampling(self) -> bool:
-        """Whether quantisation error and exponents are taken too (see `sampling`): set it for single steps.
+        """Whether samples are taken too: quantisation error and exponents. Set it for single steps.
 
-        Memory for the samples is reserved when it is first set.
+        Memory for samples is allocated when this is first set.
         """
         return self._sampling
 
@@ -175,15 +203,15 @@ class StatisticsBuffer:
     def register(self, name: str, *, format: Format | None, shape: tuple[int, ...], role: str) -> Slot:
         """Reserve a row for the tensor `name`, growing the buffer if it is full.
 
-        `format` is None where nothing is quantised, and then the empty string in the catalogue.
-        The same name gets the same row again. Raises ValueError when it was registered with another role.
+        `format` is None for a tensor that is not quantised; the catalogue then has the empty string. The same
+        name gets the same row again. Raises ValueError if it is registered with another role.
         """
         if not name:
             raise ValueError("A tensor needs a name, such as 'blocks.0.mlp.up.weight'.")
         known = self._names.get(name)
         if known is not None:
             if self._catalogue[known].role != role:
-                raise ValueError(f"{name!r} is registered already, as {self._catalogue[known].role}.")
+                raise ValueError(f"{name!r} is already registered as {self._catalogue[known].role}.")
             return Slot(self, known)
         index = len(self._catalogue)
         if index == self.capacity:
@@ -203,21 +231,21 @@ class StatisticsBuffer:
         self.generation += 1
         self.storage.zero_()
         self.block_storage.zero_()
-        # Forty times as large as the rest: cleared only where something may have been written to it.
+        # Samples are forty times as large as the rest: clear them only if they may have been written to.
         if self.sample_storage is not None and self._sampled:
             self.sample_storage.zero_()
             self._sampled = self._sampling
 
     def exchange(self) -> Tensor:
-        """Begin the next step on clean memory; returns this step's storage, to be given to `recycle`.
+        """Start the next step on cleared memory. Returns this step's storage; pass it to `recycle` when done.
 
-        On the CPU a cheaper way than to copy the rows and `zero_`: that becomes the work of the thread which
-        recycles. Block statistics and samples stay as they are.
+        On a CPU this is cheaper than copying the rows and `zero_`, because the thread that recycles does the
+        clearing. Block statistics and samples are not touched.
         """
         self.generation += 1
         filled = self.storage
         rows, spare = self._spare.pop() if self._spare else (0, filled)
-        # One from before the buffer has grown is too small.
+        # A storage from before the buffer grew is too small.
         if rows != self.capacity:
             with torch.inference_mode(False):
                 spare = torch.zeros_like(filled)
@@ -225,7 +253,7 @@ class StatisticsBuffer:
         return filled
 
     def recycle(self, storage: Tensor) -> None:
-        """Clear what `exchange` returned, for use by a later one. Any thread may."""
+        """Clear a storage that `exchange` returned, for a later one. May be called from any thread."""
         if len(self._spare) < MAX_SPARE:
             self._spare.append((len(storage), storage.zero_()))
 

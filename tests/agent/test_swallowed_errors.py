@@ -32,7 +32,7 @@ PACKAGES = [Path(str(package.__file__)).parent for package in (fp8scope, fp8scop
 COUNTING = {"caught", "error", "failed", "on_error", "_on_error", "report", "before_any_run"}
 # By function: what becomes of the error there.
 ELSEWHERE = {
-    ("backends.py", "_load"): "the run counts backends.failure()",
+    ("backends.py", "_load"): "the run counts backends.failures()",
     ("doctor.py", "_guarded"): "it is what the command prints",
     (
         "doctor.py",
@@ -228,7 +228,7 @@ def test_what_is_done_on_import_and_fails(
 def test_kernels_that_could_not_be_built_are_counted_once(
     server: WireServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "_failure", "RuntimeError: no compiler\nat all")
+    monkeypatch.setattr(backends, "_cpu_failure", "RuntimeError: no compiler\nat all")
     model, optimizer = regression()
     fp8scope.convert(model, fp8scope.CurrentScaling())
     run = fp8scope.attach(model, optimizer, url=server.url, token=server.token, every=1)

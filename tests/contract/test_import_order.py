@@ -17,6 +17,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {"fp8scope_kernels": "kernels", "fp8scope": "agent", "fp8scope_dashboard": "dashboard"}
 
 ORDERS = {
+    "fp8scope_kernels": """
+        formats torch_internals plain_tensors recipes statistics cpu triton backends reference quantization
+        custom_ops block_quantization sampling fp6 scaling_state matmul linear convert observers distributed
+        dcp_planner gradient_reduction optimizer
+    """,
     "fp8scope": """
         config guard arguments scalars credentials metadata process observe recording delivery session control
         step run autolog integrations demo cli __main__

@@ -96,8 +96,10 @@ def test_a_page_can_neither_fetch_nor_post_outside(tab: Tab, server: Server) -> 
     }"""
     assert tab.page.evaluate(script) == "refused"
     assert [url for url in addresses.outside(server) if "/form" in url] == []
-    assert len(tab.complaints) >= 2 and all("Content Security Policy" in one for one in tab.complaints)
-    tab.complaints.clear()
+    assert len(tab.console_errors) >= 2 and all(
+        "Content Security Policy" in one for one in tab.console_errors
+    )
+    tab.console_errors.clear()
 
 
 def test_a_chart_has_no_server_to_send_to(tab: Tab, server: Server, seeded: Seeded) -> None:

@@ -122,8 +122,8 @@ def test_a_chart_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server
     tab.page.unroute("**/figures/loss.json*")
     again.click()
     tab.wait(lambda: tab.page.locator("#loss").get_attribute("data-state") == "ready", "Drawing after all")
-    assert all("500" in complaint for complaint in tab.complaints)
-    tab.complaints.clear()
+    assert all("500" in complaint for complaint in tab.console_errors)
+    tab.console_errors.clear()
 
 
 def test_a_closer_look_is_fetched_and_kept(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:

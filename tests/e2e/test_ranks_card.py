@@ -39,10 +39,10 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int, tmp_path: Path)
     text = card.inner_text()
     assert "Ranks disagree" in text and "blocks.0.mlp.up.weight" in text
     assert "Rank 1 differs from the majority" in text
-    assert "Rank 3 was last heard of" in text and "replaced from 121 on" in text
+    assert "Rank 3 last reported" in text and "replaced from step 121 on" in text
     assert not tab.is_too_wide()
     # Read again when something happens, without the rest of the page.
     Writer.objects.filter(run=run, rank=3, attempt=1).update(seen_at=timezone.now())
     tab.page.evaluate("document.querySelector('#ranks').dispatchEvent(new Event('fp8:refresh'))")
     expect(tab.page.locator("#ranks")).to_contain_text("steps behind the foremost", timeout=60_000)
-    assert tab.complaints == []
+    assert tab.console_errors == []

@@ -129,7 +129,7 @@ def test_a_click_reaches_the_training_process(open_tab: OpenTab, server: Server,
     tab.wait(lambda: train() or layers.is_visible(), "The form")
     layers.fill("*.none, d*")
     tab.page.get_by_role("button", name="Change precision").click()
-    tab.page.locator(".notice--success", has_text="Asked for").wait_for()
+    tab.page.locator(".notice--success", has_text="Command created").wait_for()
     down, up = model.down, model.up
     tab.wait(lambda: train() or down.precision == "bf16", "Falling back")
     assert up.precision == "fp8"

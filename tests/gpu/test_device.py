@@ -28,7 +28,7 @@ from fp8scope_kernels import (
     quantize_blocks,
     set_backend,
 )
-from fp8scope_kernels.triton import availability as triton_availability
+from fp8scope_kernels.backends import failures, use_triton
 
 pytestmark = pytest.mark.gpu
 
@@ -60,11 +60,11 @@ def empty_row(device: torch.device) -> Tensor:
 def test_it_works(device: torch.device) -> None:
     """`auto` takes Triton here, and a step of training with statistics gives what the definition gives."""
     x = torch.randn(256, 128, device=device, generator=torch.Generator(device).manual_seed(1))
-    assert triton_availability.wants(x)
+    assert use_triton(x)
     s = torch.tensor(3.0, device=device)
     row, expected_row = empty_row(device), empty_row(device)
     data = quantize(x, s, E4M3, row).data
-    assert triton_availability.failure() is None
+    assert not failures()
     set_backend("reference")
     assert torch.equal(data.view(torch.uint8), quantize(x, s, E4M3, expected_row).data.view(torch.uint8))
     assert torch.equal(row, expected_row)

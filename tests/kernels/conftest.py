@@ -25,5 +25,5 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     loaded = library(request.param)
     monkeypatch.setattr(cpu_backend, "library", lambda: loaded)
     monkeypatch.setattr(backends, "_chosen", "compiled")
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     yield

@@ -229,7 +229,7 @@ def test_both_backends_on_random_bits(
     monkeypatch: pytest.MonkeyPatch, recipe: Recipe, grid: tuple[int, int], fmt: Format, dtype: torch.dtype
 ) -> None:
     """Blocks with and without NaN and Inf, of subnormals or zeros only; more than are worked on together."""
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     bits = torch.randint(-(2**31), 2**31, (131, 4300), generator=torch.Generator().manual_seed(3))
     # Rows of subnormals, of zeros, and of numbers below 2.
     bits[3:40] &= 0x807FFFFF - 2**32
@@ -262,7 +262,7 @@ def test_both_backends_dequantise_to_the_same_bits(
     recipe: Recipe,
     grid: tuple[int, int],
 ) -> None:
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     x = spread(*shape)
     if x.numel() > 100:
         x[0, 3], x[1, 150], x[2, 7] = torch.nan, torch.inf, -torch.inf
@@ -275,3 +275,11 @@ def test_both_backends_dequantise_to_the_same_bits(
         assert results[0].dtype == dtype
         assert torch.equal(results[0].isnan(), results[1].isnan())
         assert torch.equal(results[0].nan_to_num(7.0), results[1].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("shape", [(16, 0), (0, 16)])
+def test_an_empty_matrix_has_a_scale_for_each_row(shape: tuple[int, int]) -> None:
+    """A product of no tokens reads a scale for each of its rows."""
+    quantized = quantize_blocks(torch.empty(shape), E4M3, (1, 0), RowwiseScaling())
+    assert quantized.scale.shape == (max(shape[0], 1), 1, 1, 1)
+    assert quantized.dequantize().shape == shape

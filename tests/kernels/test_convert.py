@@ -183,7 +183,7 @@ def test_converting_twice_changes_nothing_more() -> None:
     layers = dict(fp8_layers(model))
     report = convert(model, CurrentScaling())
     assert report.converted == ()
-    assert {e.name: e.reason for e in report.entries}["blocks.0.up"] == "is FP8 already"
+    assert {e.name: e.reason for e in report.entries}["blocks.0.up"] == "already FP8"
     assert dict(fp8_layers(model)) == layers
 
 

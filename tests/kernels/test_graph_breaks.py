@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from fp8scope_kernels.graph_breaks import break_graph
+from fp8scope_kernels.torch_internals import break_graph
 
 SCRIPT = """
 import sys, torch

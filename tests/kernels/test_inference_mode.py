@@ -45,7 +45,7 @@ on_each_backend = pytest.mark.parametrize("backend", ["reference", "compiled"])
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     monkeypatch.setattr(backends, "_chosen", "auto")
     yield
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from fp8scope_kernels import E4M3, E5M2, backends, measure, quantize_values
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.quantization import Extent, quantize_and_measure, quantize_now
+from fp8scope_kernels.quantization import quantize_and_measure, quantize_now
+from fp8scope_kernels.reference import Extent
 
 ELEMENTS = 5 * 4096 + 77
 """Several pieces of any size that fits the first-level cache, and an odd rest."""

@@ -43,7 +43,7 @@ recipes = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     monkeypatch.setattr(backends, "_chosen", "auto")
     yield
 

@@ -33,7 +33,7 @@ levels = pytest.mark.parametrize("level", LEVELS)
 def at(level: str, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
     """What the library of a level computes; `reference` is eager torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "_failure", None)
+        patch.setattr(backends, "_cpu_failure", None)
         patch.setattr(backends, "_chosen", "reference" if level == "reference" else "compiled")
         if level != "reference":
             loaded = cpu_library.load(level)

@@ -18,7 +18,7 @@ from fp8scope_kernels.cpu import library as cpu_library
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     monkeypatch.setattr(backends, "_chosen", "auto")
     monkeypatch.setattr(cpu_library, "_library", None)
 
@@ -40,7 +40,7 @@ def test_it_works() -> None:
     assert torch.equal(cast(), expected)
     assert cpu_library.is_loaded()
     assert cpu_library.library() is cpu_library.library()
-    assert get_backend() == "auto" and backends.failure() is None
+    assert get_backend() == "auto" and not backends.failures()
 
 
 def test_auto_takes_it_for_tensors_of_any_size_on_a_cpu() -> None:
@@ -68,7 +68,7 @@ def test_a_source_tree_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert_warns_once_and_goes_on(
         r"was not built with the package; run pip install -e \. \(or make install\)"
     )
-    assert "was not built" in (backends.failure() or "")
+    assert "was not built" in backends.failures()[0]
 
 
 def test_an_installed_package_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_level_that_this_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_explicit_choice_after_a_failure_is_taken_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_failure", "as if it had failed")
+    monkeypatch.setattr(backends, "_cpu_failure", "as if it had failed")
     assert get_backend() == "reference"
     set_backend("compiled")
     assert get_backend() == "compiled" and backends.use_compiled(torch.empty(1))

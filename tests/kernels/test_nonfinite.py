@@ -68,7 +68,7 @@ NUMEL, NONFINITE = STATISTICS.index("numel"), STATISTICS.index("nonfinite")
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     monkeypatch.setattr(backends, "_chosen", "auto")
     yield
 

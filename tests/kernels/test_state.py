@@ -10,7 +10,7 @@ from fp8scope_kernels import scaling_state as state_module
 @pytest.fixture(autouse=True, params=["reference", "compiled"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of keeping a state."""
-    monkeypatch.setattr(backends, "_failure", None)
+    monkeypatch.setattr(backends, "_cpu_failure", None)
     monkeypatch.setattr(backends, "_chosen", "auto")
     set_backend(request.param)
     return str(request.param)

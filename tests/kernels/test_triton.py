@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(backends, "_chosen", "auto")
-    monkeypatch.setattr(triton_availability, "_failure", None)
+    monkeypatch.setattr(backends, "_triton_failure", None)
     yield
 
 
@@ -161,11 +161,11 @@ def test_who_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = torch.empty(4)
     for choice in ("auto", "reference", "triton"):
         set_backend(choice)
-        assert not triton_availability.wants(on_cpu)
+        assert not backends.use_triton(on_cpu)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert triton_availability.wants(on_cpu)
+    assert backends.use_triton(on_cpu)
     set_backend("auto")
-    assert not triton_availability.wants(on_cpu)
+    assert not backends.use_triton(on_cpu)
 
 
 def test_a_failure_is_told_once_and_training_goes_on() -> None:
@@ -173,9 +173,9 @@ def test_a_failure_is_told_once_and_training_goes_on() -> None:
         raise OSError("no compiler\nat all")
 
     with pytest.warns(RuntimeWarning, match=r"eager torch.*OSError: no compiler\)"):
-        assert triton_availability.attempt(broken) is None
-    assert triton_availability.failure() == "OSError: no compiler\nat all"
-    assert triton_availability.attempt(lambda: 3) == 3
+        assert backends.attempt_triton(broken) is None
+    assert backends.failures() == ("OSError: no compiler\nat all",)
+    assert backends.attempt_triton(lambda: 3) == 3
 
 
 def test_a_failure_of_what_was_asked_for_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,8 @@ def test_a_failure_of_what_was_asked_for_is_raised(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(backends, "_chosen", "triton")
     with pytest.raises(OSError, match="no compiler"):
-        triton_availability.attempt(broken)
-    assert triton_availability.failure() is None
+        backends.attempt_triton(broken)
+    assert not backends.failures()
 
 
 def test_a_wrong_argument_is_no_failure_of_triton() -> None:
@@ -193,5 +193,5 @@ def test_a_wrong_argument_is_no_failure_of_triton() -> None:
         raise ValueError("on another device")
 
     with pytest.raises(ValueError, match="another device"):
-        triton_availability.attempt(refusing)
-    assert triton_availability.failure() is None
+        backends.attempt_triton(refusing)
+    assert not backends.failures()

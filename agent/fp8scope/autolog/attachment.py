@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fp8scope.autolog.inspection import parameters_of, token_count, unwrap_optimizer
-from fp8scope.autolog.loss_capture import Loss, combine, is_replaying, listen, unlisten
+from fp8scope.autolog.loss_capture import Loss, combine, listen, unlisten
+from fp8scope.observe.tensors.base import inside_backward
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -46,7 +47,7 @@ class ForwardHook:
         if torch.compiler.is_compiling() or self._attachment is None:
             return
         attachment = self._attachment()
-        if attachment is not None and module.training and torch.is_grad_enabled() and not is_replaying():
+        if attachment is not None and module.training and torch.is_grad_enabled() and not inside_backward():
             attachment.forward_begins(token_count(args, kwargs) if self._counts_tokens else 0)
 
     def __reduce__(self) -> tuple[type["ForwardHook"], tuple[()]]:

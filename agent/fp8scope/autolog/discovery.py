@@ -24,11 +24,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fp8scope.autolog.attach import attach_by_hand, attach_run, follow, watch
 from fp8scope.autolog.inspection import holds_parameters_of, parameters_of, token_count
-from fp8scope.autolog.loss_capture import Loss, is_replaying, listen, unlisten
+from fp8scope.autolog.loss_capture import Loss, listen, unlisten
 from fp8scope.autolog.script_config import settings_of_model
 from fp8scope.guard import Guard
-from fp8scope.observe.tensors.base import unwrapped
+from fp8scope.observe.tensors.base import inside_backward, unwrapped
 from fp8scope.process.open_runs import live_runs
+from fp8scope.process.patches import Patch
 from fp8scope.run import Run
 
 MAX_LOOKS = 3
@@ -45,7 +46,7 @@ class CallHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self._discovery is None:
             return
-        if module.training and torch.is_grad_enabled() and not is_replaying():
+        if module.training and torch.is_grad_enabled() and not inside_backward():
             self._discovery.called(module, args, kwargs)
 
     def __reduce__(self) -> tuple[type["CallHook"], tuple[()]]:
@@ -70,44 +71,43 @@ class Discovery:
         """Hooks that wait for a call, and the models that they belong to."""
         self._names: set[str] = set()
         self._ended = False
-        self._restore: Callable[[], None] = lambda: None
+        self._patches: list[Patch] = []
         self._looked = 0
 
     def install(self) -> None:
-        """Begin to look: right after torch was imported."""
-        make, compile_ = Optimizer.__init__, torch.compile
+        """Begin to look, right after torch was imported; `uninstall` restores what this replaces."""
+        listen(self)
+        self._patches = [
+            Patch(Optimizer, "__init__", self._noting_optimizer),
+            Patch(torch, "compile", self._noting_compile),
+        ]
 
+    def uninstall(self) -> None:
+        """Stop looking and restore what `install` replaced. A run that was begun continues."""
+        self._end()
+        for patch in self._patches:
+            patch.restore()
+        self._patches.clear()
+
+    def _noting_optimizer(self, make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
         def noting(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
             with self._guard.shield("looking for an optimizer's model"):
                 self._note(optimizer)
 
+        return noting
+
+    def _noting_compile(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compile_)
-        def noting_compiled(*args: Any, **kwargs: Any) -> Any:
+        def noting(*args: Any, **kwargs: Any) -> Any:
             compiled = compile_(*args, **kwargs)
             if isinstance(compiled, nn.Module):
                 with self._guard.shield("noting a compiled model"):
                     self._note_compiled(compiled)
             return compiled
 
-        listen(self)
-        Optimizer.__init__ = noting  # type: ignore[method-assign, assignment]
-        torch.compile = noting_compiled
-
-        def restore() -> None:
-            # Unless somebody else has replaced them since.
-            if Optimizer.__init__ is noting:
-                Optimizer.__init__ = make  # type: ignore[method-assign]
-            if torch.compile is noting_compiled:
-                torch.compile = compile_
-
-        self._restore = restore
-
-    def uninstall(self) -> None:
-        """Stop looking, and put back what was replaced; a run that was begun goes on."""
-        self._end()
-        self._restore()
+        return noting
 
     # What the script does
 

@@ -1,8 +1,8 @@
-"""The loss as the script computes it: what `backward` is called on.
+"""Captures the loss of a training script: the scalar that `backward` is called on.
 
-While something listens, `torch.autograd.backward` (which `Tensor.backward` calls) tells before and after each
-backward pass of the script. `GradScaler.scale` remembers the loss that it scaled, and `GradScaler.step` tells
-of the steps that it skips. Nothing of the script's is changed, and what they raise passes through.
+While there is a listener, `torch.autograd.backward` (which `Tensor.backward` calls), `GradScaler.scale` and
+`GradScaler.step` are wrapped. Listeners are notified before and after each backward pass and each step of a
+scaler. The results of the functions and their exceptions stay the same.
 """
 
 import functools
@@ -16,38 +16,41 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from fp8scope.observe.tensors.base import inside_backward
+from fp8scope.process.patches import Patch
+
 _UNSCALED = "_fp8scope_unscaled"
 
 
 class Listener(Protocol):
-    """Is told of backward passes and of skipped steps; never raises."""
+    """Notified of backward passes and of skipped optimizer steps. Its methods never raise."""
 
     def before_backward(self) -> Any:
-        """Returns what `after_backward` is to be given."""
+        """Called before a backward pass; the result is passed to `after_backward`."""
 
     def after_backward(self, before: Any, loss: "Loss | None") -> None:
-        """`loss`: None when the backward pass began from anything but one scalar."""
+        """Called after a backward pass; `loss` is None if it did not start from one scalar."""
 
     def before_scaler_step(self, optimizer: Optimizer) -> Any:
-        """Returns what `after_scaler_step` is to be given."""
+        """Called before `GradScaler.step`; the result is passed to `after_scaler_step`."""
 
     def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
-        """`GradScaler.step(optimizer)` has returned, whether it called the optimizer or not."""
+        """Called after `GradScaler.step(optimizer)`, whether it called the optimizer or not."""
 
     def failed(self, kind: str, error: Exception) -> None:
-        """Something of ours has raised, on the way to the listener; it is to be counted."""
+        """Called to count an internal error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One scalar that was differentiated. `divisor`: the plain number that it was divided by last, else 1."""
+    """A scalar that was differentiated. `divisor` is the number that it was divided by last, or 1."""
 
     value: Tensor
     divisor: float
 
 
 def combine(losses: Sequence[Loss], reduction: str, learned: float) -> tuple[Tensor, float]:
-    """One step's loss from its backward passes, and the divisor that was used for it (1 for none).
+    """Return the loss of a step from its backward passes, and the divisor that was used (1 for none).
 
     `reduction` `sum` adds them up. `mean` averages, except that losses which were divided by their number
     (gradient accumulation: `(loss / n).backward()`, n times) are added up. `learned` is the divisor of
@@ -67,7 +70,7 @@ def combine(losses: Sequence[Loss], reduction: str, learned: float) -> tuple[Ten
 
 
 def loss_of(tensors: Any, gradients: Any) -> Loss | None:
-    """The scalar that `backward(tensors, gradients)` differentiates; None when it is not one scalar."""
+    """Return the scalar that `backward(tensors, gradients)` differentiates, or None."""
     given = (
         [tensors]
         if isinstance(tensors, Tensor)
@@ -79,27 +82,27 @@ def loss_of(tensors: Any, gradients: Any) -> Loss | None:
         return None
     loss = getattr(given[0], _UNSCALED, given[0])
     value = loss.detach().reshape(())
-    # A graph that is replayed writes its loss to the same place again.
+    # A CUDA graph that is replayed overwrites its loss.
     value = value if value.device.type == "cpu" else value.clone()
-    # The value counts whatever becomes of the divisor.
+    # The value is kept even if the divisor cannot be read.
     return Loss(value, _counting(1.0, "reading a loss's divisor", _divisor, loss))
 
 
 def _is_given(gradients: Any) -> bool:
     return (
-        any(one is not None for one in gradients)
+        any(gradient is not None for gradient in gradients)
         if isinstance(gradients, tuple | list)
         else gradients is not None
     )
 
 
 def _divisor(loss: Tensor) -> float:
-    """The number that the loss was divided by in its last operation; 1 when that was another operation."""
+    """Return the number that the loss was divided by in its last operation; 1 if that was no division."""
     node: Any = loss.grad_fn
     if node is None or node.name() not in ("DivBackward0", "MulBackward0"):
         return 1.0
     other = node._saved_other
-    # A plain number arrives as a CPU tensor without dimensions. On a device it would have to be waited for.
+    # A Python number arrives as a CPU tensor without dimensions. Reading one from a device would wait.
     if not isinstance(other, Tensor) or other.device.type != "cpu" or other.ndim or other.requires_grad:
         return 1.0
     if other.is_complex():
@@ -107,62 +110,47 @@ def _divisor(loss: Tensor) -> float:
     number = float(other)
     if node.name() == "MulBackward0":
         number = 1 / number if number else math.inf
-    # Zero and what is not finite, or becomes so, divide nothing: the loss is what it is.
+    # Zero and numbers that are not finite are no divisor.
     if not math.isfinite(number) or number == 0:
         return 1.0
     return float(round(number)) if abs(number - round(number)) < 1e-6 else number
 
 
 _listeners: list[Listener] = []
-_Original = tuple[Any, str, Callable[..., Any], Callable[..., Any]]
-_replaced: list[_Original] = []
-"""Owner, name, what was there, and what we put there."""
+_patches: list[Patch] = []
 
 
 def listen(listener: Listener) -> None:
-    """Tell `listener` from now on."""
-    known = [(owner, name) for owner, name, _, _ in _replaced]
+    """Notify `listener` from now on."""
     for owner, name, wrap in (
-        (torch.autograd, "backward", _telling_backward),
+        (torch.autograd, "backward", _notifying_backward),
         (GradScaler, "scale", _remembering_scale),
-        (GradScaler, "step", _telling_step),
+        (GradScaler, "step", _notifying_step),
     ):
-        if (owner, name) not in known:
-            original = getattr(owner, name)
-            ours = wrap(original)
-            setattr(owner, name, ours)
-            _replaced.append((owner, name, original, ours))
+        if not any(patch.is_on(owner, name) for patch in _patches):
+            _patches.append(Patch(owner, name, wrap))
     _listeners.append(listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Tell `listener` no more. The last one takes everything back."""
+    """Stop notifying `listener`. The last one restores the functions."""
     if listener in _listeners:
         _listeners.remove(listener)
     if not _listeners:
-        for entry in list(_replaced):
-            owner, name, original, ours = entry
-            # Somebody may have wrapped ours since: then it stays, does nothing, and is used again later.
-            if getattr(owner, name) is ours:
-                setattr(owner, name, original)
-                _replaced.remove(entry)
+        # A function that another library has wrapped since stays, does nothing, and is used again later.
+        _patches[:] = [patch for patch in _patches if not patch.restore()]
 
 
-def is_replaying() -> bool:
-    """Whether this is inside a backward pass: activation checkpointing calls forward and backward there."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _telling_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _listeners or is_replaying():
+        if torch.compiler.is_compiling() or not _listeners or inside_backward():
             return original(tensors, grad_tensors, *args, **kwargs)
-        # Taken first: what the loss was computed from is gone afterwards.
+        # Read before: the graph of the loss is freed by the backward pass.
         loss = _counting(None, "reading the loss", loss_of, tensors, grad_tensors)
-        told = [(listener, listener.before_backward()) for listener in tuple(_listeners)]
+        notified = [(listener, listener.before_backward()) for listener in tuple(_listeners)]
         result = original(tensors, grad_tensors, *args, **kwargs)
-        for listener, before in told:
+        for listener, before in notified:
             listener.after_backward(before, loss)
         return result
 
@@ -180,12 +168,12 @@ def _remembering_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     return scale
 
 
-def _telling_step(original: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        told = [(listener, listener.before_scaler_step(optimizer)) for listener in tuple(_listeners)]
+        notified = [(listener, listener.before_scaler_step(optimizer)) for listener in tuple(_listeners)]
         result = original(self, optimizer, *args, **kwargs)
-        for listener, before in told:
+        for listener, before in notified:
             listener.after_scaler_step(optimizer, before)
         return result
 
@@ -193,7 +181,7 @@ def _telling_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counting(otherwise: Any, kind: str, function: Callable[..., Any], *args: Any) -> Any:
-    """What the function returns; where it raises, `otherwise`, and every listener counts it."""
+    """Return what the function returns. If it raises, count the error and return `otherwise`."""
     try:
         return function(*args)
     except Exception as error:

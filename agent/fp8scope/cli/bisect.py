@@ -26,6 +26,7 @@ from fp8scope.control.bisection import SHOWN, Bisection, bisect
 from fp8scope.control.precision import fp8_layers_of
 from fp8scope.control.suspended_hooks import without_hooks
 from fp8scope.control.training_state import RandomState, clone_batch
+from fp8scope.observe.tensors.base import inside_backward
 from fp8scope.process.open_runs import current_run
 
 NOTE = "gradient of one batch of a script, with the loss linear in the model's output"
@@ -160,7 +161,7 @@ class Capture:
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._root is None or self._busy or torch._C._current_graph_task_id() != -1:
+            if self._root is None or self._busy or inside_backward():
                 return original(tensors, *args, **kwargs)
             if self._passes + 1 < self._step or self._output is None:
                 self._passes += 1

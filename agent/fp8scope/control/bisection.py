@@ -80,7 +80,7 @@ class Bisection:
 
     def table(self, shown: int = SHOWN) -> str:
         """Return the `shown` worst products and the total as a table in plain text."""
-        rows = [("#", "layer", "product", "relative error", "cosine")]
+        rows: list[tuple[str, ...]] = [("#", "layer", "product", "relative error", "cosine")]
         rows += [
             (str(rank), product.layer, product.product, *_percent_and_cosine(product))
             for rank, product in enumerate(self.products[:shown], 1)

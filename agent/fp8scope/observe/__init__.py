@@ -1,1 +1,1 @@
-"""Collects what a step has shown: tensor statistics, times, rates."""
+"""Collects the measurements of a step: tensor statistics, times and rates."""

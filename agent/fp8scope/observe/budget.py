@@ -1,8 +1,8 @@
-"""How often plain tensors are read, so that watching stays inside its share of the training's time.
+"""Decides how often plain tensors are read, so that watching stays within its share of the training time.
 
-Plain tensors are those of layers in high precision: to read them is a pass over memory that nothing else
-needs. Losses and times, and the counters of FP8 layers, come with every step. The gradients' norm does too,
-unless it does not fit into the budget: then it comes with the plain tensors.
+Plain tensors belong to layers in high precision: reading one is an extra pass over memory. Losses, times and
+the counters of FP8 layers are collected in every step. So is the gradient norm, unless it exceeds the budget:
+then it is computed in the steps in which plain tensors are read.
 """
 
 from collections import deque
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 Overhead = float | Literal["default"] | None
 
 PACES = (1, 2, 4, 5, 10, 20, 25, 50, 100)
-"""Divisors of 100, so that steps 1, 101, 201, ..., which by default are sampled, are steps that are read."""
+"""Divisors of 100, so that the steps sampled by default (1, 101, 201, ...) are steps with readings."""
 COMPLETE_STEPS = 20
-"""The first steps are read one and all: they are the most telling, and the cost is measured on them."""
+"""All of the first steps are read: they say most about a training, and the cost is measured on them."""
 REVIEW_STEPS = 50
-"""Steps from one decision to the next; medians are taken over as many."""
+"""Steps between two decisions; medians are taken over as many."""
 READINGS = 10
 LEAST_SHARE = 0.1
-"""Of the budget: kept for plain tensors where the rest of the agent has used it up."""
+"""The share of the budget that is reserved for plain tensors."""
 MARGIN = 0.8
-"""Tensors are read more often again only where that takes this share of the allowance: no to and fro."""
+"""Tensors are read more often only if that takes this share of the allowance: prevents oscillation."""
 HOOK_SECONDS = 5e-6
-"""Torch's own work for each call of a hook, in which our time is not measured."""
+"""Time that torch takes to call a hook, which is not measured."""
 STEP_SECONDS = 3e-4
-"""Around a step's timed parts: the other hooks of a step, which run with cold caches."""
+"""Time of the other hooks of a step, which is not measured."""
 DEVICE_EVERY = 5
-"""Readings from one that is timed on the device to the next."""
+"""One in so many readings is timed on the device."""
 
 PLAIN_EVERY = "plain_tensors_every"
-"""The scalar that tells the run's page of the pace; there once it is not every step."""
+"""The scalar with the pace for the run's page; logged once it is not every step."""
 
 
 def check_overhead(value: object) -> float | None:
@@ -57,7 +57,7 @@ def check_overhead(value: object) -> float | None:
 
 
 def choose_pace(step: float, fixed: float, reading: float, overhead: float, current: int = 1) -> int:
-    """Every how many steps to read: the shortest of PACES whose mean cost is inside the budget.
+    """Return the number of steps per reading: the shortest of PACES whose mean cost is within the budget.
 
     In seconds: `step`, a step without the agent; `fixed`, what the agent takes in every step; `reading`, what
     one reading of all plain tensors takes. `overhead`: the budget as a share of `step`. Longer than the
@@ -74,20 +74,20 @@ def choose_pace(step: float, fixed: float, reading: float, overhead: float, curr
 
 
 class Budget:
-    """Measures what the agent takes of a run's steps, and decides in which of them plain tensors are read."""
+    """Measures the agent's share of the step time, and decides in which steps plain tensors are read."""
 
     def __init__(self, overhead: float | None = DEFAULT_OVERHEAD) -> None:
         self.overhead = overhead
         self.every = 1
-        """Plain tensors are read in step 1 and every so many steps after it."""
+        """Plain tensors are read in step 1 and every `every` steps after that."""
         self.fixed_seconds = 0.0
         """The agent's time in this step except for the reading of tensors; its parts add to it."""
         self.norm_seconds = 0.0
         """The time that the gradients' norm took in this step; the optimizers' hooks add to it."""
         self.takes_norm = True
-        """Whether the gradients' norm is taken in this step."""
+        """Whether the gradient norm is computed in this step."""
         self.was_thinned = False
-        """Whether plain tensors were ever not read in every step."""
+        """Whether plain tensors were ever read in fewer than all steps."""
         self._steps = 0
         self._read = 0
         self._last = 0.0
@@ -100,12 +100,12 @@ class Budget:
         self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def limit(self, overhead: float | None) -> None:
-        """Set another budget, from the next step on."""
+        """Change the budget, from the next step on."""
         self.overhead = overhead
         self._steps, self.every, self._thins_norm = 0, 1, False
 
     def begin(self, number: int, sampled: bool, pace: "Pace") -> None:
-        """Step `number` begins: are its plain tensors to be read?"""
+        """Called when step `number` begins: decide whether to read its plain tensors."""
         observing = (
             self.overhead is None or sampled or self._steps < COMPLETE_STEPS or (number - 1) % self.every == 0
         )
@@ -115,7 +115,7 @@ class Budget:
         pace.events = [] if observing and not self._timed and self._read % DEVICE_EVERY == 0 else None
 
     def end(self, sampled: bool, pace: "Pace") -> None:
-        """The step is over; `pace` has the time that reading took in it."""
+        """Called when a step ends; `pace` has the time of its readings."""
         now = perf_counter()
         reading, pace.seconds = pace.seconds + HOOK_SECONDS * pace.calls, 0.0
         calls, pace.calls = pace.calls, 0
@@ -129,7 +129,7 @@ class Budget:
         self._fixed.append(fixed)
         if norm:
             self._norms.append(norm)
-        # A sampled step reads tensors in other ways as well.
+        # A sampled step does more than read plain tensors.
         if calls and not sampled:
             self._readings.append(reading)
         self._steps += 1
@@ -139,12 +139,12 @@ class Budget:
     def _review(self) -> None:
         if self.overhead is None or not self._readings:
             return
-        # The device works while the host goes on: the longer of the two is what the training waits for.
+        # Device and host work at the same time: the training waits for the slower one.
         reading = max(median(self._readings), self._device_seconds)
-        # Whatever else the machine does makes long steps longer, and leaves short readings as they are.
+        # Other load makes long steps longer, but not short readings: use the lower quartile.
         step, _, _ = quantiles(self._durations, n=4)
         fixed, norm = median(self._fixed), median(self._norms) if self._norms else 0.0
-        # The norm reads memory, too: in every step, unless that alone leaves no room for tensors.
+        # The norm also reads memory: computed in every step unless it leaves no room for tensors.
         room = (1 - LEAST_SHARE) * self.overhead * step
         self._thins_norm = fixed + norm > (MARGIN if self._thins_norm else 1.0) * room
         if self._thins_norm:
@@ -155,7 +155,7 @@ class Budget:
         self.was_thinned |= self.every > 1
 
     def _take_device_times(self, pace: "Pace") -> None:
-        """Add up the times that a device took, once it has come so far; waits for nothing."""
+        """Add up the device times of a reading, if its events have completed; never waits."""
         if pace.events:
             self._timed, pace.events = pace.events, None
         if self._timed and self._timed[-1][1].query():  # type: ignore[no-untyped-call]

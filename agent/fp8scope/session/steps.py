@@ -141,10 +141,9 @@ class Stepping(Lifecycle):
 
     def _count_kernel_failures(self) -> None:
         """The kernels know of no run: they go on in eager torch, and say in a warning why."""
-        for name in ("backends", "triton.availability"):
-            module: Any = sys.modules.get(f"fp8scope_kernels.{name}")
-            why = module.failure() if module is not None else None
-            if why and self.guard.is_first(f"kernels {why}"):
+        module: Any = sys.modules.get("fp8scope_kernels.backends")
+        for why in module.failures() if module is not None else ():
+            if self.guard.is_first(f"kernels {why}"):
                 self.guard.error("an FP8 kernel", why.splitlines()[0][:500])
 
     def _snapshot(self, step: Step) -> "Snapshot | PlainSnapshot | None":

@@ -1,1 +1,1 @@
-"""`fp8scope admin`: letting people in, from the shell of the server."""
+"""`fp8scope admin`: user administration from the server's shell."""

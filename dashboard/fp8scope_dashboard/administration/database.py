@@ -1,6 +1,6 @@
-"""Reach the installation's database: the one that the environment names, or the private one of `fp8scope up`.
+"""Connect to the installation's database: DATABASE_URL, or the private PostgreSQL of `fp8scope up`.
 
-A private PostgreSQL is used where `up` runs, and started for the duration of the command where it does not.
+If `up` is not running, the private PostgreSQL runs for the duration of the command.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ CONNECT_SECONDS = 10
 
 @contextmanager
 def connected(data: DataDir) -> Iterator[bool]:
-    """Set Django up on the installation's database. Yields whether its server runs, as far as is known.
+    """Set up Django with the installation's database. Yields False if `up` is known not to be running.
 
     Raises:
         ServerError: there is no database, or it does not answer; the message says what to do.
     """
     with ExitStack() as stack:
-        runs = True
+        is_running = True
         if not os.environ.get("DATABASE_URL"):
-            os.environ["DATABASE_URL"], runs = _private(data, stack)
+            os.environ["DATABASE_URL"], is_running = _private(data, stack)
         _check(os.environ["DATABASE_URL"])
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
         os.environ.setdefault("FP8SCOPE_DATA_DIR", str(data.root))
         django.setup()
-        stack.callback(_disconnect)
-        yield runs
+        stack.callback(disconnect)
+        yield is_running
 
 
 def _private(data: DataDir, stack: ExitStack) -> tuple[str, bool]:
-    """The private database's URL, and whether `up` runs; if it does not, `stack` stops what starts here."""
+    """The private database's URL, and whether `up` is running. If not, it runs until `stack` closes."""
     server = EmbeddedPostgres(data.root / "postgres")
     try:
         exists = server.server_dir.exists()
@@ -49,8 +49,8 @@ def _private(data: DataDir, stack: ExitStack) -> tuple[str, bool]:
         raise _unreadable(server.data_dir, error) from error
     if not exists:
         raise ServerError(
-            f"{data.root} holds no database. Name the directory of `fp8scope up` with --data-dir, or set "
-            "DATABASE_URL if the installation uses another PostgreSQL. `fp8scope up` makes a new installation"
+            f"{data.root} contains no database. Set the directory of `fp8scope up` with --data-dir, or set "
+            "DATABASE_URL if the installation uses another PostgreSQL. `fp8scope up` creates an installation"
         )
     try:
         stack.enter_context(processes.locked(data.root))
@@ -68,20 +68,21 @@ def _unreadable(path: Path, error: OSError) -> ServerError:
 
 
 def _check(url: str) -> None:
-    """Say at once what a pool of connections says only after several attempts."""
+    """Fail at once; a connection pool fails only after several attempts."""
     try:
         psycopg.connect(url, connect_timeout=CONNECT_SECONDS).close()
     except psycopg.Error as error:
-        # libpq's message names host and user, never the password.
+        # libpq's message contains host and user, but no password.
         reason = str(error).strip().partition("\n")[0]
         raise ServerError(
             f"the database does not answer: {reason}. If `fp8scope up` is starting, wait until it is ready"
         ) from error
 
 
-def _disconnect() -> None:
+def disconnect() -> None:
+    """Close the connection pool of Django. Its threads would delay the exit by some seconds."""
+    # Importing it needs settings, which `connected` sets up.
     from django.db import connection
 
     connection.close()
-    # The pool's threads would hold up the exit for some seconds.
-    getattr(connection, "close_pool")()  # noqa: B009  (PostgreSQL's wrapper has it, the stubs' base has not)
+    getattr(connection, "close_pool")()  # noqa: B009 - missing from the stubs' base class

@@ -1,1 +1,1 @@
-"""`fp8scope demo`: bring everything up, train five small models, and say what was found."""
+"""`fp8scope demo`: start an installation, train five small models, and report the results."""

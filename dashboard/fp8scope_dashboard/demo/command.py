@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
+# rich is a dependency of the dashboard, and only this package uses it.
 from rich.console import Console
 
 from fp8scope_dashboard.demo.outcome import Outcome, problems
@@ -23,62 +24,62 @@ from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerErr
 from fp8scope_dashboard.servers.supervisor import DEFAULT_HOST, DEFAULT_PORT, Supervisor
 
 INTERRUPTED = 130
-"""The exit status of a program that Ctrl-C ended, by the shell's convention."""
+"""The shell's exit status of a program that Ctrl-C ended."""
 
 LOG_WIDTH = 120
 
 
 def demo(argv: list[str]) -> int:
-    """Train five small models in BF16 and FP8 here and now, and watch them on a dashboard."""
+    """Train five small models in BF16 and FP8 on this machine and show them on a dashboard."""
     options = _parser().parse_args(argv)
     console = Console()
     if not console.is_terminal:
-        # A log has no width of its own, and rich's 80 columns would cut the tables short.
+        # Without a terminal, rich would cut the tables at 80 columns.
         console.width = LOG_WIDTH
-    port = _usual_or_free_port() if options.port is None else options.port
-    one = Demo(Supervisor(options.data_dir, DEFAULT_HOST, port), console, options.steps)
+    port = default_or_free_port() if options.port is None else options.port
+    session = Demo(Supervisor(options.data_dir, DEFAULT_HOST, port), console, options.steps)
     status = INTERRUPTED
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         with ExitStack() as stack:
-            status = _report(one, one.run(stack), options.json)
+            status = _report(session, session.run(stack), options.json)
             if not options.exit:
-                console.print("The dashboard stays up. Ctrl-C stops it.")
-                one.supervisor.join()
+                console.print("The dashboard is still running. Press Ctrl-C to stop it.")
+                session.supervisor.join()
     except KeyboardInterrupt:
         console.print("Stopped.")
     except AlreadyRunningError:
         return _fail(
-            f"a demo runs in {one.supervisor.data.root} already: stop it, or choose another --data-dir"
+            f"a demo is already running in {session.supervisor.data.root}: stop it or use another --data-dir"
         )
     except (ServerError, DemoError) as error:
         return _fail(str(error))
     return status
 
 
-def _report(one: Demo, outcomes: Sequence[Outcome], file: Path | None) -> int:
-    """Show what was found. The exit status is 0 when it is what it should be."""
-    found = problems(outcomes)
+def _report(session: Demo, outcomes: Sequence[Outcome], file: Path | None) -> int:
+    """Print the results. Returns exit status 0 if they are as expected."""
+    unexpected = problems(outcomes)
     for table in tables(outcomes):
-        one.console.print(table)
+        session.console.print(table)
     summary = {
-        "ok": not found,
-        "problems": found,
-        "ready_seconds": one.ready,
-        "first_rows_seconds": one.first_rows,
-        "seconds": one.elapsed(),
+        "ok": not unexpected,
+        "problems": unexpected,
+        "ready_seconds": session.ready,
+        "first_rows_seconds": session.first_rows,
+        "seconds": session.elapsed(),
         "runs": [outcome.as_dict() for outcome in outcomes],
     }
-    if one.first_rows is not None:
-        one.console.print(
-            f"First rows to draw after {one.first_rows:.0f} s, done after {one.elapsed():.0f} s."
+    if session.first_rows is not None:
+        session.console.print(
+            f"First data stored after {session.first_rows:.0f} s, finished after {session.elapsed():.0f} s."
         )
-    for problem in found:
-        one.console.print(f"Not as it should be: {problem}", style="bold red", highlight=False)
+    for problem in unexpected:
+        session.console.print(f"Unexpected result: {problem}", style="bold red", highlight=False)
     if file is not None:
         file.write_text(json.dumps(summary, indent=2) + "\n")
-    return 1 if found else 0
+    return 1 if unexpected else 0
 
 
 def _fail(message: str) -> int:
@@ -90,8 +91,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _usual_or_free_port() -> int:
-    """The port that `fp8scope up` takes, or any free one where that is taken."""
+def default_or_free_port() -> int:
+    """The default port of `fp8scope up`, or 0 for a free port if it is in use."""
     try:
         with socket.create_server((DEFAULT_HOST, DEFAULT_PORT)):
             return DEFAULT_PORT
@@ -104,17 +105,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fp8scope demo",
         description=demo.__doc__,
-        epilog="Each demo gets a project of its own; the earlier ones stay in the data directory.",
+        epilog="Each demo creates a new project; earlier projects stay in the data directory.",
     )
-    parser.add_argument("--exit", action="store_true", help="stop when everything is done")
+    parser.add_argument("--exit", action="store_true", help="stop the dashboard when all runs are finished")
+    parser.add_argument("--port", type=_port, help=f"default: {DEFAULT_PORT}, or a free port if it is in use")
     parser.add_argument(
-        "--port", type=_port, help=f"default: {DEFAULT_PORT}, or any free one; 0: any free one"
+        "--data-dir", type=Path, default=root / "demo", help="directory for all data (default: %(default)s)"
     )
-    parser.add_argument(
-        "--data-dir", type=Path, default=root / "demo", help="where everything is kept (default: %(default)s)"
-    )
-    parser.add_argument("--steps", type=_steps, default=STEPS, help="of each run (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to a file as well")
+    parser.add_argument("--steps", type=_steps, default=STEPS, help="steps per run (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to a JSON file")
     return parser
 
 
@@ -128,5 +127,5 @@ def _steps(text: str) -> int:
 
 def _whole(text: str, low: int, high: int, what: str) -> int:
     if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}: give a whole number from {low} to {high}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}: use a whole number from {low} to {high}")
     return int(text)

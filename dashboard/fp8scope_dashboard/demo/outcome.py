@@ -1,4 +1,4 @@
-"""What the demo found, and whether it is what it should be: pure functions of what was told and stored."""
+"""The results of the demo and their check. Pure functions of the runs' messages and the stored data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from fp8scope_dashboard.demo.plan import BASELINE, HEALTHY, RunPlan
-from fp8scope_dashboard.demo.trainer import Told
+from fp8scope_dashboard.demo.trainer import TrainerReport
 
 GOOD_VERDICTS = ("equivalent", "within")
 LOSS_ALERTS = ("loss_not_finite", "loss_divergence", "loss_spike", "above_baseline")
@@ -17,11 +17,11 @@ SATURATION_ALERT = "saturation_rate"
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert, and how late it was.
+    """An alert and its delays.
 
-    `steps`: from the fault's first step to the step at which it was found. `seconds`: from the end of the
-    fault's first step until the alert was open. `lag`: seconds from the end of the step at which it was found
-    until it was open: what the way of the data takes. None where there is no fault to count from.
+    `steps`: from the fault's first step to the step of detection. `seconds`: from the end of the fault's
+    first step until the alert opened. `lag`: seconds from the end of the step of detection until then.
+    `steps` and `seconds` are None for a run without a fault.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run: what its process said about it, and what the dashboard has of it."""
+    """The results of one run, from its process and from the dashboard."""
 
     name: str
     group: str
@@ -64,13 +64,13 @@ class Outcome:
     page: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain numbers, strings, lists and dicts."""
+        """The results as plain numbers, strings, lists and dicts."""
         return asdict(self)
 
 
-def outcome_of(plan: RunPlan, told: Told, stored: Mapping[str, Any]) -> Outcome:
-    """Put together what is known of a run that has finished. `stored` is the answer to GET /runs/{run}."""
-    finished = told.finished or {}
+def outcome_of(plan: RunPlan, report: TrainerReport, stored: Mapping[str, Any]) -> Outcome:
+    """Combine the results of a finished run. `stored` is the response to GET /runs/{run}."""
+    finished = report.finished or {}
     comparison = stored["comparison"] or {}
     scores = [score for score in stored["evaluations"] if score["step"] == plan.steps]
     return Outcome(
@@ -83,7 +83,7 @@ def outcome_of(plan: RunPlan, told: Told, stored: Mapping[str, Any]) -> Outcome:
         delta=comparison.get("delta"),
         tolerance=comparison.get("tolerance"),
         scores=tuple(_score(score) for score in scores),
-        alerts=tuple(_alert(plan, told, event) for event in stored["events"]),
+        alerts=tuple(_alert(plan, report, event) for event in stored["events"]),
         points_sent=finished.get("points_sent", 0),
         points_stored=stored["points_stored"],
         page=stored["url"],
@@ -97,50 +97,52 @@ def is_judged(plan: RunPlan, stored: Mapping[str, Any]) -> bool:
     scored = {score["metric"] for score in stored["evaluations"] if score["step"] == plan.steps}
     comparison = stored["comparison"]
     judged = (comparison, *(score for score in stored["evaluations"] if score["step"] == plan.steps))
-    if not scored or any(one is None or one["verdict"] == "pending" for one in judged):
+    if not scored or any(verdict is None or verdict["verdict"] == "pending" for verdict in judged):
         return False
     return bool(comparison["to_step"] == plan.steps)
 
 
 def problems(outcomes: Sequence[Outcome]) -> list[str]:
-    """What is not as it should be, in sentences; nothing when the demo has shown what it is there to show."""
-    found = [text for one in outcomes for text in _loss_of_points(one)]
-    for one in outcomes:
-        if one.group == HEALTHY and one.verdict not in GOOD_VERDICTS:
-            found.append(f"{one.name} is judged {one.verdict or 'not at all'}, not equivalent or within.")
-        if one.fault_at is None:
-            critical = [alert.kind for alert in one.alerts if alert.severity == "critical"]
-            found += [f"{one.name} is healthy but raised {kind}." for kind in critical]
+    """The unexpected results as sentences; empty if the demo is successful."""
+    texts = [text for outcome in outcomes for text in _lost_points(outcome)]
+    for outcome in outcomes:
+        if outcome.group == HEALTHY and outcome.verdict not in GOOD_VERDICTS:
+            texts.append(
+                f"{outcome.name} has the verdict {outcome.verdict or 'none'} instead of equivalent or within."
+            )
+        if outcome.fault_at is None:
+            critical = [alert.kind for alert in outcome.alerts if alert.severity == "critical"]
+            texts += [f"{outcome.name} has no fault but raised {kind}." for kind in critical]
         else:
-            found += _missing_alerts(one, one.fault_at)
-    return found
+            texts += _missing_alerts(outcome, outcome.fault_at)
+    return texts
 
 
-def _loss_of_points(one: Outcome) -> list[str]:
-    if one.points_sent == 0:
-        return [f"{one.name} has sent nothing."]
-    if one.points_sent != one.points_stored:
-        return [f"{one.name} sent {one.points_sent} points, but {one.points_stored} are stored."]
+def _lost_points(outcome: Outcome) -> list[str]:
+    if outcome.points_sent == 0:
+        return [f"{outcome.name} sent no points."]
+    if outcome.points_sent != outcome.points_stored:
+        return [f"{outcome.name} sent {outcome.points_sent} points, but {outcome.points_stored} are stored."]
     return []
 
 
-def _missing_alerts(one: Outcome, fault_at: int) -> list[str]:
-    raised = {alert.kind for alert in one.alerts if alert.step >= fault_at}
+def _missing_alerts(outcome: Outcome, fault_at: int) -> list[str]:
+    raised = {alert.kind for alert in outcome.alerts if alert.step >= fault_at}
     missing = []
     if SATURATION_ALERT not in raised:
-        missing.append(f"{one.name} raised no alert about saturation.")
+        missing.append(f"{outcome.name} raised no alert about saturation.")
     if raised.isdisjoint(LOSS_ALERTS):
-        missing.append(f"{one.name} raised no alert about its loss.")
+        missing.append(f"{outcome.name} raised no alert about its loss.")
     return missing
 
 
-def _alert(plan: RunPlan, told: Told, event: Mapping[str, Any]) -> Alert:
+def _alert(plan: RunPlan, report: TrainerReport, event: Mapping[str, Any]) -> Alert:
     step = int(event["step"])
     opened = datetime.fromisoformat(event["opened_at"]).timestamp()
 
     def since(number: int | None) -> float | None:
-        known = number is not None and 1 <= number <= len(told.step_times)
-        return opened - told.step_times[number - 1] if known and number is not None else None
+        known = number is not None and 1 <= number <= len(report.step_times)
+        return opened - report.step_times[number - 1] if known and number is not None else None
 
     return Alert(
         kind=event["kind"],

@@ -1,4 +1,4 @@
-"""The five runs of the demo, in the order in which they begin."""
+"""The five runs of the demo in their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 STEPS = 600
 LEAST_STEPS, MOST_STEPS = 100, 20_000
 FAULT_AFTER = 0.4
-"""The share of its steps that the faulty run has behind it when the fault sets in."""
+"""The fault starts after this fraction of the faulty run's steps."""
 
 BASELINE = "bf16"
 HEALTHY = "fp8"
@@ -16,7 +16,7 @@ FAULTY = "fp8 stale scales"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run. `group` names the runs that differ only in their seed."""
+    """One run. Runs of a `group` differ only in their seed."""
 
     name: str
     group: str
@@ -43,8 +43,9 @@ class RunPlan:
 def five_runs(steps: int = STEPS) -> list[RunPlan]:
     """Three BF16 seeds, then FP8, then FP8 with the fault.
 
-    Both FP8 runs have the first seed's initial weights, and every run sees the same batches in the same
-    order: only the precision is different. The baseline comes first: the others are compared with it.
+    Both FP8 runs have the initial weights of the first seed, and all runs see the same batches in the same
+    order, so only the precision differs. The baseline runs come first, because the others are compared with
+    them.
     """
     seeds = [RunPlan(f"bf16 seed {seed}", BASELINE, "bf16", seed, steps) for seed in (1, 2, 3)]
     fault_at = round(steps * FAULT_AFTER)

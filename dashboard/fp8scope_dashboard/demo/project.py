@@ -1,31 +1,32 @@
-"""Make the project that a demo writes to: `python -m fp8scope_dashboard.demo.project BASE_URL`.
+"""Create the project of a demo: `python -m fp8scope_dashboard.demo.project BASE_URL`.
 
-A process of its own, so that the demo's needs no Django. Prints one JSON object; it holds secrets.
+It runs as a separate process, so that the demo itself needs no Django. It prints a JSON object with secrets.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from urllib.parse import quote
 
 import django
 
+from fp8scope_dashboard.administration.database import disconnect
 from fp8scope_dashboard.embedded.processes import ServerError
 
 SLUG = "demo"
 MARGIN = 0.01
-"""The relative difference in loss that counts as none. Wider than a project's usual one: the demo's runs are
-short and the model is small, and what E4M3's three mantissa bits cost is then about half a per cent."""
-MAKE_SECONDS = 60.0
+"""The project's margin. It is wider than the default, because in short runs of a small model the three
+mantissa bits of E4M3 cost about half a per cent."""
+CREATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class DemoProject:
-    """Where the runs go. `token` and `link` are secrets."""
+    """The project that receives the runs. `token` and `link` are secrets."""
 
     slug: str
     page: str
@@ -33,26 +34,25 @@ class DemoProject:
     link: str = field(repr=False)
 
 
-def make(base_url: str, environment: Mapping[str, str]) -> DemoProject:
-    """Make a new project in the installation that `environment` describes.
+def create_in_process(base_url: str, environment: Mapping[str, str]) -> DemoProject:
+    """Create a project in the installation that `environment` describes, in a new process.
 
     Raises:
-        ServerError: it could not be made; the message carries the end of what was said about it.
+        ServerError: the process failed; the message contains the end of its output.
     """
     command = [sys.executable, "-m", "fp8scope_dashboard.demo.project", base_url]
-    done = subprocess.run(
-        command, env=dict(environment), capture_output=True, text=True, timeout=MAKE_SECONDS, check=False
+    process = subprocess.run(
+        command, env=dict(environment), capture_output=True, text=True, timeout=CREATE_SECONDS, check=False
     )
-    if done.returncode != 0:
-        tail = "\n".join(done.stderr.splitlines()[-10:])
-        raise ServerError(f"the demo's project could not be made:\n{tail}")
-    return DemoProject(**json.loads(done.stdout.splitlines()[-1]))
+    if process.returncode != 0:
+        tail = "\n".join(process.stderr.splitlines()[-10:])
+        raise ServerError(f"cannot create the demo's project:\n{tail}")
+    return DemoProject(**json.loads(process.stdout.splitlines()[-1]))
 
 
 def create(base_url: str) -> DemoProject:
-    """A project of its own for each demo (demo, demo-2, ...): earlier ones stay to be looked at."""
-    from urllib.parse import quote
-
+    """Create a new project (demo, demo-2, ...); earlier ones stay in the installation."""
+    # Models can be imported only once Django is set up.
     from django.urls import reverse
 
     from fp8scope_dashboard.accounts import services
@@ -62,7 +62,7 @@ def create(base_url: str) -> DemoProject:
     number = next(n for n in range(1, len(taken) + 2) if _slug(n) not in taken)
     user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if user is None:
-        raise ServerError("this installation has no administrator: choose another --data-dir")
+        raise ServerError("this installation has no administrator: use another --data-dir")
     project = services.create_project(_slug(number), f"Demo {number}" if number > 1 else "Demo", owner=user)
     project.margin = MARGIN
     project.save(update_fields=["margin"])
@@ -77,12 +77,10 @@ def _slug(number: int) -> str:
 
 
 def main(base_url: str) -> None:
-    """Print the new project as JSON."""
+    """Create a project and print it as JSON."""
     django.setup()
     print(json.dumps(asdict(create(base_url))), flush=True)
-    # Django's connection pool has threads that would hold up our exit for some seconds.
-    sys.stdout.flush()
-    os._exit(0)
+    disconnect()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A demo from the first process to the last verdict."""
+"""Run a demo: start the installation, train the models, wait for the verdicts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fp8scope_dashboard.demo.trainer import Trainer
 from fp8scope_dashboard.servers.supervisor import Supervisor
 
 AT_ONCE = 2
-"""Training processes at a time: two cores are enough for the demo, and the servers want some of them."""
+"""Training processes at a time. The demo must also run on two cores, which it shares with the servers."""
 POLL_SECONDS = 0.2
 JUDGE_SECONDS = 60.0
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue; the message says why."""
 
 
 @dataclass
 class Demo:
-    """A demo in an installation of its own. Times in seconds since the command began."""
+    """A demo in a separate installation. Times are in seconds since the start of the command."""
 
     supervisor: Supervisor
     console: Console
@@ -43,28 +43,28 @@ class Demo:
         return time.monotonic() - self.began
 
     def run(self, stack: ExitStack) -> list[Outcome]:
-        """Bring everything up, train, and return what was found. What `stack` unwinds stops it all."""
+        """Start everything, train, and return the results. Closing `stack` stops all processes."""
         stack.callback(self.supervisor.stop)
         self.supervisor.start()
         with self.console.status("Starting PostgreSQL, Redis, the web server and a worker ..."):
             self.supervisor.wait_ready()
-            project = projects.make(self.supervisor.url, self.supervisor.environment)
+            project = projects.create_in_process(self.supervisor.url, self.supervisor.environment)
         self.ready = self.elapsed()
-        self._say_where(project)
+        self._print_address(project)
         dashboard = Dashboard(self.supervisor.url, project.token)
         trainers = [self._trainer(plan, project) for plan in plans.five_runs(self.steps)]
         for trainer in trainers:
             stack.callback(trainer.stop)
         self._train(trainers, dashboard)
         with self.console.status("Waiting for the last verdicts ..."):
-            return [_judge(trainer, dashboard) for trainer in trainers]
+            return [_wait_for_verdicts(trainer, dashboard) for trainer in trainers]
 
-    def _say_where(self, project: DemoProject) -> None:
+    def _print_address(self, project: DemoProject) -> None:
         self.console.print(
-            f"\nReady after {self.elapsed():.0f} s. Watch it in the browser, signed in by this link:"
+            f"\nReady after {self.elapsed():.0f} s. Open this one-time sign-in link in a browser:"
         )
         self.console.print(f"    {project.link}", soft_wrap=True, highlight=False, style="bold")
-        self.console.print(f"afterwards at {project.page}\n", soft_wrap=True, highlight=False)
+        self.console.print(f"Later visits: {project.page}\n", soft_wrap=True, highlight=False)
 
     def _trainer(self, plan: plans.RunPlan, project: DemoProject) -> Trainer:
         environment = {
@@ -79,7 +79,7 @@ class Demo:
         return Trainer(plan, environment, self.supervisor.data.logs)
 
     def _train(self, trainers: list[Trainer], dashboard: Dashboard) -> None:
-        """Run them in their order, AT_ONCE at a time."""
+        """Run the trainers in order, AT_ONCE at a time."""
         bars = Bars(trainers, self.console)
         waiting, running = list(trainers), list[Trainer]()
         with bars.progress:
@@ -96,16 +96,16 @@ class Demo:
                 time.sleep(POLL_SECONDS)
 
     def _note_first_rows(self, trainer: Trainer, dashboard: Dashboard) -> None:
-        if self.first_rows is None and (run := trainer.told.run):
+        if self.first_rows is None and (run := trainer.report.run):
             stored = dashboard.run(run)
             if stored is not None and stored["rows_stored"] > 0:
                 self.first_rows = self.elapsed()
 
 
 def _check(trainer: Trainer) -> None:
-    """Raises DemoError when the process has ended without success."""
+    """Raise DemoError if the process has failed."""
     status = trainer.exit_status()
-    if status is None or (status == 0 and trainer.told.finished is not None):
+    if status is None or (status == 0 and trainer.report.finished is not None):
         return
     tail = trainer.tail()
     reason = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
@@ -114,7 +114,7 @@ def _check(trainer: Trainer) -> None:
     )
 
 
-def _judge(trainer: Trainer, dashboard: Dashboard) -> Outcome:
-    told = trainer.told
-    stored = dashboard.wait(told.run, lambda found: is_judged(trainer.plan, found), JUDGE_SECONDS)
-    return outcome_of(trainer.plan, told, stored)
+def _wait_for_verdicts(trainer: Trainer, dashboard: Dashboard) -> Outcome:
+    report = trainer.report
+    stored = dashboard.wait(report.run, lambda run: is_judged(trainer.plan, run), JUDGE_SECONDS)
+    return outcome_of(trainer.plan, report, stored)

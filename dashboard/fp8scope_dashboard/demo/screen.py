@@ -1,4 +1,4 @@
-"""What the demo shows in the terminal: bars while it runs, a table at its end."""
+"""The demo's output in the terminal: progress bars while it runs, and tables of the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fp8scope_dashboard.demo.trainer import Trainer
 
 
 class Bars:
-    """One bar a run: steps, loss, speed, alerts."""
+    """A progress bar per run with steps, loss, speed and alerts."""
 
     def __init__(self, trainers: Iterable[Trainer], console: Console) -> None:
         self.progress = Progress(
@@ -27,52 +27,52 @@ class Bars:
         )
         self._tasks: dict[Trainer, TaskID] = {
             trainer: self.progress.add_task(
-                trainer.plan.name, total=trainer.plan.steps, start=False, note="waits"
+                trainer.plan.name, total=trainer.plan.steps, start=False, note="waiting"
             )
             for trainer in trainers
         }
 
     def refresh(self) -> None:
-        """Show what the processes have told since."""
+        """Update the bars from the reports of the processes."""
         for trainer, task in self._tasks.items():
             if not trainer.started:
                 continue
             if not self.progress.tasks[task].started:
                 self.progress.start_task(task)
-            told = trainer.told
-            self.progress.update(task, completed=told.step, note=_note(trainer))
-            if told.finished is not None:
+            report = trainer.report
+            self.progress.update(task, completed=report.step, note=_note(trainer))
+            if report.finished is not None:
                 self.progress.stop_task(task)
 
 
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """Losses with their verdicts, scores with theirs, and alerts with their delays."""
+    """Tables of losses, scores and alerts, with verdicts and delays."""
     return [_losses(outcomes), _scores(outcomes), _alerts(outcomes)]
 
 
 def _losses(outcomes: Sequence[Outcome]) -> Table:
-    shown = _table(
+    table = _table(
         "Training loss, points", "run", "final loss", "delta", "tolerance", "verdict", "sent", "stored"
     )
-    for one in outcomes:
-        shown.add_row(
-            one.name,
-            _number(one.final_loss),
-            _percent(one.delta, "+"),
-            _percent(one.tolerance),
-            one.verdict or "baseline",
-            f"{one.points_sent:,}",
-            f"{one.points_stored:,}",
+    for outcome in outcomes:
+        table.add_row(
+            outcome.name,
+            _number(outcome.final_loss),
+            _percent(outcome.delta, "+"),
+            _percent(outcome.tolerance),
+            outcome.verdict or "baseline",
+            f"{outcome.points_sent:,}",
+            f"{outcome.points_stored:,}",
         )
-    return shown
+    return table
 
 
 def _scores(outcomes: Sequence[Outcome]) -> Table:
-    shown = _table("Held-out text", "run", "score", "", "interval", "BF16", "interval", "verdict")
-    for one in outcomes:
-        for score in one.scores:
-            shown.add_row(
-                one.name,
+    table = _table("Held-out text", "run", "score", "", "interval", "BF16", "interval", "verdict")
+    for outcome in outcomes:
+        for score in outcome.scores:
+            table.add_row(
+                outcome.name,
                 score.metric,
                 _number(score.score),
                 _interval(score.interval),
@@ -80,32 +80,32 @@ def _scores(outcomes: Sequence[Outcome]) -> Table:
                 _interval(score.baseline_interval),
                 score.verdict,
             )
-    return shown
+    return table
 
 
 def _alerts(outcomes: Sequence[Outcome]) -> Table:
-    shown = _table("Alerts", "run", "alert", "severity", "at step", "after the fault", "after its step")
-    for one in outcomes:
-        if not one.alerts:
-            shown.add_row(one.name, "none")
-        for alert in one.alerts:
+    table = _table("Alerts", "run", "alert", "severity", "at step", "after the fault", "after its step")
+    for outcome in outcomes:
+        if not outcome.alerts:
+            table.add_row(outcome.name, "none")
+        for alert in outcome.alerts:
             steps = "" if alert.steps is None else f"{alert.steps} steps, "
-            shown.add_row(
-                one.name,
+            table.add_row(
+                outcome.name,
                 alert.kind.replace("_", " "),
                 alert.severity,
                 str(alert.step),
                 steps + _seconds(alert.seconds),
                 _seconds(alert.lag),
             )
-    return shown
+    return table
 
 
 def _table(title: str, *columns: str) -> Table:
-    shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        shown.add_column(column, no_wrap=column == "run")
-    return shown
+        table.add_column(column, no_wrap=column == "run")
+    return table
 
 
 def _number(value: float | None) -> str:
@@ -125,11 +125,11 @@ def _seconds(value: float | None) -> str:
 
 
 def _note(trainer: Trainer) -> str:
-    told = trainer.told
-    if not told.step:
-        return "starts"
-    loss = "loss nan" if told.loss is None else f"loss {told.loss:.3f}"
-    if told.finished is not None:
-        return f"{loss}, {told.finished['points_sent']:,} points"
-    kinds = sorted({str(alert["kind"]).replace("_", " ") for alert in told.alerts})
-    return ", ".join([loss, f"{told.tokens_per_second:,.0f} tokens/s", *kinds])
+    report = trainer.report
+    if not report.step:
+        return "starting"
+    loss = "loss nan" if report.loss is None else f"loss {report.loss:.3f}"
+    if report.finished is not None:
+        return f"{loss}, {report.finished['points_sent']:,} points"
+    kinds = sorted({str(alert["kind"]).replace("_", " ") for alert in report.alerts})
+    return ", ".join([loss, f"{report.tokens_per_second:,.0f} tokens/s", *kinds])

@@ -1,4 +1,4 @@
-"""What the dashboard has stored of a run, asked for as any client would: GET /api/v1/runs/{run}."""
+"""A client that reads stored runs from the dashboard's API: GET /api/v1/runs/{run}."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Dashboard:
 
     Args:
         address: http://host:port of the installation.
-        token: of the project.
+        token: the project's API token.
     """
 
     def __init__(self, address: str, token: str) -> None:
@@ -28,27 +28,27 @@ class Dashboard:
         self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(TIMEOUT_SECONDS), retries=False)
 
     def run(self, run: str) -> dict[str, Any] | None:
-        """What is stored of a run; None while it is not known, or the server does not answer.
+        """A stored run; None while the run is unknown or the server does not response.
 
         Raises:
-            ServerError: the server refuses to tell.
+            ServerError: the server refuses the request.
         """
         try:
-            answer = self._pool.request("GET", f"{self._address}/api/v1/runs/{run}", headers=self._headers)
+            response = self._pool.request("GET", f"{self._address}/api/v1/runs/{run}", headers=self._headers)
         except urllib3.exceptions.HTTPError:
             return None
-        if answer.status == 404 or answer.status >= 500:
+        if response.status == 404 or response.status >= 500:
             return None
-        if answer.status != 200:
-            raise ServerError(f"the dashboard answers {answer.status} about run {run}")
-        document: dict[str, Any] = answer.json()
+        if response.status != 200:
+            raise ServerError(f"the dashboard responds with status {response.status} for run {run}")
+        document: dict[str, Any] = response.json()
         return document
 
     def wait(self, run: str, ready: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
-        """What is stored of a run once `ready` says so, or what there is after `seconds`.
+        """Wait until `ready` is true for a stored run, at most `seconds`, and return the run.
 
         Raises:
-            ServerError: the dashboard has said nothing about the run in all that time.
+            ServerError: the dashboard has returned no data about the run within that time.
         """
         deadline = time.monotonic() + seconds
         latest: dict[str, Any] | None = None
@@ -58,5 +58,5 @@ class Dashboard:
                 break
             time.sleep(POLL_SECONDS)
         if latest is None:
-            raise ServerError(f"the dashboard has said nothing about run {run} for {seconds:.0f} s")
+            raise ServerError(f"the dashboard has returned no data about run {run} within {seconds:.0f} s")
         return latest

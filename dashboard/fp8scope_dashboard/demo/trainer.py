@@ -1,4 +1,4 @@
-"""A training process of the demo, and what it tells about itself on its standard output."""
+"""A training process of the demo and the messages that it prints on standard output."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LONGEST_LINE = 1_000_000
 
 
 @dataclass
-class Told:
-    """What a training process has told so far. Times are seconds since 1970."""
+class TrainerReport:
+    """The state of a training process according to its messages. Times are seconds since 1970."""
 
     run: str = ""
     step: int = 0
@@ -37,11 +37,11 @@ class Told:
 
     @property
     def step_times(self) -> list[float]:
-        """When each step ended, the first step first; empty before the run has finished."""
+        """The end time of each step, in order; empty until the run has finished."""
         return list((self.finished or {}).get("step_times", []))
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Take in one message of `fp8scope.demo.train`."""
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Apply a message of `fp8scope.demo.train`."""
         match message.get("event"):
             case "started":
                 self.run = str(message["run"])
@@ -58,69 +58,69 @@ class Told:
 
 
 class Trainer:
-    """One training process. Start it from a thread that lives as long as it should."""
+    """One training process. Start it from a thread that lives at least as long as the process."""
 
     def __init__(self, plan: RunPlan, environment: Mapping[str, str], logs: Path) -> None:
         self.plan = plan
         self.log = logs / f"{plan.name.replace(' ', '-')}.log"
         self._environment = environment
         self._lock = Lock()
-        self._told = Told()
+        self._report = TrainerReport()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._child: subprocess.Popen[bytes] | None = None
         self._reader: Thread | None = None
 
     def start(self, module: str = MODULE) -> None:
-        """Start the process and a thread that reads what it says."""
-        reading, writing = os.pipe()
+        """Start the process and a thread that reads its output."""
+        read_fd, write_fd = os.pipe()
         try:
             self._child = processes.spawn(
                 [sys.executable, "-m", module, *self.plan.arguments()],
                 death_signal=signal.SIGTERM,
-                output=writing,
+                output=write_fd,
                 environment=self._environment,
             )
         except BaseException:
-            os.close(reading)
+            os.close(read_fd)
             raise
         finally:
-            os.close(writing)
-        self._reader = Thread(target=self._read, args=(reading,), name=self.plan.name, daemon=True)
+            os.close(write_fd)
+        self._reader = Thread(target=self._read, args=(read_fd,), name=self.plan.name, daemon=True)
         self._reader.start()
 
     @property
-    def told(self) -> Told:
-        """A copy of what is known."""
+    def report(self) -> TrainerReport:
+        """A copy of the current report."""
         with self._lock:
-            return Told(**{**vars(self._told), "alerts": list(self._told.alerts)})
+            return TrainerReport(**{**vars(self._report), "alerts": list(self._report.alerts)})
 
     @property
     def started(self) -> bool:
         return self._child is not None
 
     def exit_status(self) -> int | None:
-        """None before the process has ended and everything it said was read."""
+        """The exit status; None until the process has ended and all its output is read."""
         if self._child is None or self._reader is None or self._child.poll() is None:
             return None
         self._reader.join(STOP_SECONDS)
         return self._child.returncode
 
     def tail(self) -> str:
-        """The last lines that were not messages: where a traceback is."""
+        """The last lines that are not messages, which contain a traceback if there is one."""
         with self._lock:
             return "\n".join(self._tail)
 
     def stop(self) -> None:
-        """End the process if it still runs."""
+        """Stop the process if it is running."""
         if self._child is not None:
             processes.stop(self._child, signal.SIGTERM, STOP_SECONDS)
 
-    def _read(self, reading: int) -> None:
-        with open(reading, "rb") as pipe, self.log.open("ab") as log:
+    def _read(self, read_fd: int) -> None:
+        with open(read_fd, "rb") as pipe, self.log.open("ab") as log:
             while line := pipe.readline(LONGEST_LINE):
-                self._take(line, log)
+                self._handle_line(line, log)
 
-    def _take(self, line: bytes, log: Any) -> None:
+    def _handle_line(self, line: bytes, log: Any) -> None:
         text = line.decode(errors="replace").rstrip()
         try:
             message = json.loads(text)
@@ -128,7 +128,7 @@ class Trainer:
             message = None
         with self._lock:
             if isinstance(message, dict) and "event" in message:
-                self._told.hear(message)
+                self._report.update(message)
                 return
             self._tail.append(text)
         log.write(line)

@@ -1,4 +1,4 @@
-"""Who may see a page, and what every page of a project has in common."""
+"""Permissions of views, and the context that every page of a project shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 ProjectView = Callable[Concatenate[HttpRequest, Project, P], HttpResponseBase]
 PlainView = Callable[Concatenate[HttpRequest, str, P], HttpResponseBase]
 
-# Projects that the switcher names.
+# The most projects in the project menu.
 MOST_PROJECTS = 50
 _ORDER = (Role.VIEWER, Role.MEMBER, Role.ADMIN)
 
@@ -29,10 +29,11 @@ _ORDER = (Role.VIEWER, Role.MEMBER, Role.ADMIN)
 def in_project(
     role: Role = Role.VIEWER, *, cacheable: bool = False
 ) -> Callable[[ProjectView[P]], PlainView[P]]:
-    """Make a view of (request, project, ...) out of an address with a slug.
+    """Decorate a view of (request, project, ...) for an address with a project's slug.
 
-    Who is not signed in is sent to sign in; who is not a member gets a 404; who may not do it, a 403.
-    The browser keeps nothing, unless the view is `cacheable` and says for how long.
+    Users who are not signed in are redirected to the sign-in page. Users who are not members get a 404, and
+    members without the role get a 403. Browsers store nothing unless the view is `cacheable` and sets a
+    lifetime.
     """
 
     def decorate(view: ProjectView[P]) -> PlainView[P]:
@@ -48,12 +49,12 @@ def in_project(
 
 
 def person(request: HttpRequest) -> User:
-    """Who is signed in; only behind `login_required`."""
+    """The signed-in user; only for views behind `login_required`."""
     return cast(User, request.user)
 
 
 def may(request: HttpRequest, project: Project, role: Role) -> bool:
-    """Whether the person has at least this role in the project."""
+    """Whether the user has at least this role in the project."""
     held = role_in(person(request), project)
     return held is not None and _ORDER.index(held) >= _ORDER.index(role)
 
@@ -78,12 +79,12 @@ def page(
     context: dict[str, Any],
     status: int = 200,
 ) -> HttpResponse:
-    """Render a page of a project: its own context and what the frame around it shows."""
+    """Render a page of a project from its context and the context of the frame."""
     return render(request, template, {**frame(request, project, section), **context}, status=status)
 
 
 def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any]:
-    """What the frame of every page shows: the project, its siblings, open alerts, what the person may do."""
+    """The context of the frame: the project, the user's projects, open alerts and the user's permissions."""
     return {
         "project": project,
         "section": section,
@@ -95,5 +96,5 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
 
 
 def open_alerts(project: Project) -> int:
-    """How many alerts wait for somebody."""
+    """The number of open alerts of a project."""
     return Event.objects.filter(run__project=project, state=EventState.OPEN).count()

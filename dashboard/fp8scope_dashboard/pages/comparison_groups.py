@@ -1,4 +1,4 @@
-"""Arms of a comparison: which runs belong together, their names, and the colour they keep on every page."""
+"""Arms of a comparison: runs that differ only in their seed, with a label and a colour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fp8scope_dashboard.pages.figures.theme import Slot
 from fp8scope_dashboard.runs.models import Run
 
 FP8_SLOTS: tuple[Slot, ...] = ("fp8-1", "fp8-2", "fp8-3")
-# Groups that are looked at for a colour; the colours of later ones repeat anyway.
+# The most groups with an assigned colour.
 MOST_GROUPS = 1_000
 
 PRECISIONS = {"bf16": "BF16", "fp8": "FP8", "fp16": "FP16", "fp32": "FP32"}
@@ -20,7 +20,7 @@ PRECISIONS = {"bf16": "BF16", "fp8": "FP8", "fp16": "FP16", "fp32": "FP32"}
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ only in their seed."""
+    """Runs that differ only in their seed. `slot`: their colour on every page."""
 
     label: str
     slot: Slot
@@ -28,19 +28,19 @@ class Arm:
 
 
 class Arms:
-    """The arms of one project."""
+    """The arms of a project."""
 
     def __init__(self, project: Project) -> None:
         fp8 = Run.objects.filter(project=project, precision="fp8").order_by()
         groups = fp8.values_list("group").annotate(first=Min("created_at")).order_by("first", "group")
-        self._places = {group: i for i, (group, _) in enumerate(groups[:MOST_GROUPS])}
+        self._ranks = {group: i for i, (group, _) in enumerate(groups[:MOST_GROUPS])}
 
     def of(self, run: Run) -> Arm:
         """The arm that a run belongs to."""
         precision = precision_label(run.precision)
         if not run.group:
             return Arm(run.name, self._slot(run), "")
-        # 'bf16' as the group of a BF16 run says the same twice.
+        # For a BF16 run in the group 'bf16' the label would repeat the precision.
         same = run.group.casefold() == precision.casefold()
         return Arm(precision if same else f"{precision} · {run.group}", self._slot(run), run.group)
 
@@ -48,17 +48,17 @@ class Arms:
         if run.precision == "bf16":
             return "bf16"
         if run.precision == "fp8":
-            return FP8_SLOTS[self._places.get(run.group, 0) % len(FP8_SLOTS)]
+            return FP8_SLOTS[self._ranks.get(run.group, 0) % len(FP8_SLOTS)]
         return "other"
 
 
 def precision_label(precision: str) -> str:
-    """A precision as people write it."""
+    """A precision's usual spelling."""
     return PRECISIONS.get(precision.lower(), precision)
 
 
 def arm_labels(arms: Arms, runs: Iterable[Run]) -> dict[str, str]:
-    """For the legend: run id -> the arm's name, with the number of its runs where these are several."""
+    """Legend labels by run id: the arm's label, with the number of runs if there are several."""
     listed = [(run, arms.of(run)) for run in runs]
     sizes: dict[str, int] = {}
     for _, arm in listed:

@@ -1,4 +1,4 @@
-"""Where a run's time goes, and how well the machine is used: from the agent's measures to what is drawn."""
+"""The phases of a training step and the use of the machine, computed from stored scalars."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fp8scope_dashboard.telemetry import queries
 Floats = NDArray[np.float64]
 
 PHASES: Final = ("time_forward", "time_backward", "time_optimizer", "time_other", "time_data")
-"""From the bottom of the stack to its top: what trains first, what only waits last."""
+"""From the bottom of the stack to its top."""
 
 MOST_STEPS = 200_000
-"""Of a longer run the last ones are read."""
+"""The most steps that are read; the last steps of a longer run."""
 RECENT_STEPS = 200
-"""What the numbers beside the chart are means of."""
+"""The numbers beside the chart are means over these last steps."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Mean seconds of each phase: `x` float64[N] steps, `seconds` float64[PHASES, N], nowhere NaN."""
+    """Mean seconds of each phase: `x` float64[N] steps, `seconds` float64[PHASES, N], without NaN."""
 
     x: Floats
     seconds: Floats
@@ -38,7 +38,7 @@ class Split:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each phase's part of all the time, 0 to 1; empty without any."""
+        """Each phase's share of the total time, 0 to 1; empty if the total is zero."""
         sums = self.seconds.sum(axis=1)
         whole = float(sums.sum())
         return dict(zip(PHASES, (sums / whole).tolist(), strict=True)) if whole > 0 else {}
@@ -52,18 +52,18 @@ def read_split(run_id: UUID, *, first: int | None, last: int | None, points: int
     end = stored[1] if last is None else min(last, stored[1])
     begin = max(stored[0] if first is None else first, end - MOST_STEPS + 1)
     series = [queries.scalar(run_id, name, first=begin, last=end) for name in PHASES]
-    steps = np.unique(np.concatenate([one.steps for one in series]))
+    steps = np.unique(np.concatenate([scalar.steps for scalar in series]))
     seconds = np.full((len(PHASES), len(steps)), np.nan)
-    for row, one in zip(seconds, series, strict=True):
-        row[np.searchsorted(steps, one.steps)] = one.values
+    for row, scalar in zip(seconds, series, strict=True):
+        row[np.searchsorted(steps, scalar.steps)] = scalar.values
     return bucket_means(steps, seconds, points)
 
 
 def bucket_means(steps: NDArray[np.int64], seconds: Floats, buckets: int) -> Split:
-    """Means over neighbouring steps, so that the phases still add up to the step.
+    """Means over neighbouring steps. Unlike medians, they add up to the step time.
 
-    `steps` int64[N] increasing, `seconds` float64[PHASES, N]. A step in which a phase is not known (NaN,
-    infinite, negative) is left out: its stack would be a lie.
+    `steps` int64[N] increasing, `seconds` float64[PHASES, N]. Steps with an invalid phase (NaN,
+    infinite or negative) are left out, because their total would be wrong.
     """
     known = (np.isfinite(seconds) & (seconds >= 0)).all(axis=0)
     steps, seconds = steps[known], seconds[:, known]
@@ -86,17 +86,17 @@ class Figure:
 
 
 def recent_figures(run: Run) -> list[Figure]:
-    """The run's speed and its use of the machine over its last steps; only what was measured."""
+    """The run's measured speed and use of the machine over its last steps."""
     last: dict[str, float | None] = run.last_scalars or {}
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for name, render in _MEANS.items():
         if name in last and (mean := _recent_mean(run, name)) is not None:
-            found.append(Figure(name, render(mean)))
+            figures.append(Figure(name, render(mean)))
     memory = next((name for name in _MEMORY if _is_number(last.get(name))), "")
     for name in (memory, *(name for name in ("memory_peak",) if memory != "memory_rss")):
         if name and _is_number(value := last.get(name)):
-            found.append(Figure(name, gibibytes(float(value or 0))))
-    return found
+            figures.append(Figure(name, gibibytes(float(value or 0))))
+    return figures
 
 
 _MEANS: Final[dict[str, Callable[[float], str]]] = {
@@ -117,7 +117,7 @@ def _recent_mean(run: Run, name: str) -> float | None:
 
 
 def tera(value: float) -> str:
-    """Operations for people: 1.2 G, 395 T."""
+    """A number of operations with a unit prefix: 1.2 G, 395 T."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= size:
             return f"{number(value / size, 3)} {unit}"
@@ -129,6 +129,6 @@ def _is_number(value: object) -> bool:
 
 
 def gibibytes(value: float) -> str:
-    """Bytes for people."""
+    """A number of bytes in GiB or MiB."""
     unit, size = ("GiB", 2**30) if value >= 2**30 else ("MiB", 2**20)
     return f"{number(value / size, 3)} {unit}"

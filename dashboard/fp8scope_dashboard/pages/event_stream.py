@@ -1,7 +1,7 @@
-"""Server-sent events: telling an open page that something changed, so that it fetches what it shows.
+"""Server-sent events that notify an open page of changes, so that it fetches its content again.
 
-Changes come from Redis (see events.py). When Redis is away the database is asked every two seconds instead: a
-page stays live, only a little later. A stream holds no database connection while it waits.
+Changes come from Redis (notifications.py). While Redis is unreachable, the database is polled every two
+seconds instead. A stream holds no database connection while it waits.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-# A comment this often keeps proxies from closing the stream.
+# The interval of comments, which keep proxies from closing the stream.
 HEARTBEAT_SECONDS = 15.0
 POLL_SECONDS = 2.0
-# While Redis is away it is tried again this often.
+# The interval of attempts to reach Redis again.
 RETRY_REDIS_SECONDS = 20.0
-# A stream is looked after this often for whether it should end.
+# The interval at which a stream checks whether it must end.
 WAKE_SECONDS = 3.0
-# Then the browser connects anew, and who may see the page is asked again.
+# After this time the browser reconnects, and permissions are checked again.
 LIFETIME_SECONDS = 900.0
-# Streams of one session (its tabs) and of this process; one more ends the session's oldest, or is refused.
+# Limits per session and per process. One more ends the session's oldest stream, or is refused.
 MOST_PER_SESSION = 8
 MOST_STREAMS = 1_000
 
-# What kind of change -> a value that differs after such a change.
+# By kind of change, a value that differs after such a change.
 Fingerprint = Mapping[str, object]
 
 
 class TooManyStreamsError(Exception):
-    """This process serves as many streams as it can."""
+    """This process serves MOST_STREAMS streams already."""
 
 
 class Registry:
@@ -50,10 +50,10 @@ class Registry:
         self.count = 0
 
     def enter(self, session: str) -> asyncio.Event:
-        """Note a new stream. The event that it gets is set when it must end.
+        """Add a stream. Returns an event that is set when the stream must end.
 
         Raises:
-            TooManyStreamsError: there are MOST_STREAMS already.
+            TooManyStreamsError: MOST_STREAMS are open.
         """
         if self.count >= MOST_STREAMS:
             raise TooManyStreamsError
@@ -67,7 +67,7 @@ class Registry:
         return stop
 
     def leave(self, session: str, stop: asyncio.Event) -> None:
-        """Forget a stream; one that had to make room is forgotten already."""
+        """Remove a stream, unless a newer one has already replaced it."""
         with suppress(ValueError):
             self._open[session].remove(stop)
             self.count -= 1
@@ -81,7 +81,7 @@ registry = Registry()
 async def stream(
     channel: str, fingerprint: Callable[[], Fingerprint], session: str
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a channel as server-sent events, until the client leaves or the lifetime is over."""
+    """The events of a channel as server-sent events, until the client disconnects or the lifetime ends."""
     try:
         stop = registry.enter(session)
     except TooManyStreamsError:
@@ -112,7 +112,7 @@ async def _from_redis(channel: str, over: Callable[[], bool]) -> AsyncGenerator[
     try:
         async with client.pubsub(ignore_subscribe_messages=True) as subscription:
             await subscription.subscribe(channel)
-            # From here on nothing is missed: the page catches up with what was before.
+            # No event is missed from here on; the page itself catches up with earlier changes.
             yield _event("ready", {"source": "push"})
             beat = time.monotonic()
             while not over():
@@ -121,7 +121,7 @@ async def _from_redis(channel: str, over: Callable[[], bool]) -> AsyncGenerator[
                     yield _event("change", json.loads(message["data"]))
                     beat = time.monotonic()
                 elif time.monotonic() - beat >= HEARTBEAT_SECONDS:
-                    yield b": still here\n\n"
+                    yield b": heartbeat\n\n"
                     beat = time.monotonic()
     finally:
         await client.aclose()
@@ -130,31 +130,31 @@ async def _from_redis(channel: str, over: Callable[[], bool]) -> AsyncGenerator[
 async def _from_database(
     fingerprint: Callable[[], Fingerprint], over: Callable[[], bool]
 ) -> AsyncGenerator[bytes, None]:
-    """Compare what the database says every two seconds, until it is time to try Redis again."""
+    """Poll the database every two seconds, until it is time to try Redis again."""
     ends = time.monotonic() + RETRY_REDIS_SECONDS
-    # Before it says so: what changes from then on must be seen.
-    before = await _asked(fingerprint)
+    # Read before "ready", so that every later change is detected.
+    before = await _query(fingerprint)
     yield _event("ready", {"source": "polling"})
     while not over() and time.monotonic() < ends:
         await asyncio.sleep(POLL_SECONDS)
-        now = await _asked(fingerprint)
+        now = await _query(fingerprint)
         if before is not None and now is not None:
             for kind, value in now.items():
                 if value != before.get(kind):
                     yield _event("change", {"kind": kind})
-        yield b": still here\n\n"
+        yield b": heartbeat\n\n"
         before = now or before
 
 
 def release_connections() -> None:
-    """Give this thread's database connections back to the pool, unless a transaction is open on them."""
+    """Return this thread's database connections to the pool, unless they are in a transaction."""
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
 
 
-async def _asked(fingerprint: Callable[[], Fingerprint]) -> Fingerprint | None:
-    def ask() -> Fingerprint | None:
+async def _query(fingerprint: Callable[[], Fingerprint]) -> Fingerprint | None:
+    def query() -> Fingerprint | None:
         try:
             return fingerprint()
         except DatabaseError:
@@ -162,7 +162,7 @@ async def _asked(fingerprint: Callable[[], Fingerprint]) -> Fingerprint | None:
         finally:
             release_connections()
 
-    return await sync_to_async(ask)()
+    return await sync_to_async(query)()
 
 
 def _event(name: str, data: object) -> bytes:

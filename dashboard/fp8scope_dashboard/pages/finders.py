@@ -1,4 +1,4 @@
-"""Lets collectstatic find plotly's JavaScript in the installed package: one version, nothing vendored."""
+"""A static files finder for the JavaScript of the installed plotly package, which is not vendored."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ FOLDER, FILE = "plotly", "plotly.min.js"
 
 
 class PlotlyFinder(BaseFinder):
-    """Finds `plotly/plotly.min.js` and nothing else of the package."""
+    """Finds only `plotly/plotly.min.js`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._storage = FileSystemStorage(location=str(Path(plotly.__file__).parent / "package_data"))
-        # Where collectstatic puts what it finds here.
+        # The folder into which collectstatic copies the file.
         self._storage.prefix = FOLDER  # type: ignore[attr-defined]
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         return []
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
-        found = [self._storage.path(FILE)] if path == f"{FOLDER}/{FILE}" else []
-        return found if find_all else (found[0] if found else [])
+        paths = [self._storage.path(FILE)] if path == f"{FOLDER}/{FILE}" else []
+        return paths if find_all else (paths[0] if paths else [])
 
     def list(self, ignore_patterns: Iterable[str] | None) -> Iterable[tuple[str, FileSystemStorage]]:
         yield FILE, self._storage

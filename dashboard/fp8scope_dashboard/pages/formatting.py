@@ -1,4 +1,4 @@
-"""Numbers as people read them: short, aligned, never falsely exact. Pure functions."""
+"""Format numbers, counts and times for display. Pure functions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def percent(fraction: float | None, *, signed: bool = False) -> str:
-    """A fraction as per cent: 0.25 %, with a sign where it is a difference."""
+    """A fraction as per cent: 0.25 %. `signed`: with a sign, for differences."""
     if fraction is None:
         return NOTHING
     if not math.isfinite(fraction):
         return number(fraction)
     size = abs(100.0 * fraction)
-    # Rounded away it would read as a clean zero, which a rate that is not zero must never do.
+    # A rate that is not zero must not be rounded to zero.
     if 0 < size < 0.001:
         text = f"< 0.001{THIN}%"
         return text if not signed else f"{'+' if fraction > 0 else MINUS}{text}"
@@ -53,7 +53,7 @@ def count(value: int | None) -> str:
 
 
 def compact(value: float | None) -> str:
-    """A count where space is short: 950, 12.3k, 4.1M, 2.0G."""
+    """A count in a short form: 950, 12.3k, 4.1M, 2.0G."""
     if value is None:
         return NOTHING
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -64,7 +64,7 @@ def compact(value: float | None) -> str:
 
 
 def span(seconds: float | timedelta | None) -> str:
-    """A length of time by its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """A duration in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if seconds is None:
         return NOTHING
     if isinstance(seconds, timedelta):
@@ -86,7 +86,7 @@ def span(seconds: float | timedelta | None) -> str:
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
-    """How long ago a moment was, coarsely: just now, 12 s ago, 5 min ago, 3 h ago, 2 d ago."""
+    """The age of a moment in one unit: just now, 12 s ago, 5 min ago, 3 h ago, 2 d ago."""
     if moment is None:
         return "never"
     seconds = (now - moment).total_seconds()

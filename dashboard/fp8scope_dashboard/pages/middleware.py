@@ -1,4 +1,4 @@
-"""What holds for every page: what a browser may do there, and who is asked for figures."""
+"""Middleware of the pages: the content security policy, and reading figures from a replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.utils.deprecation import MiddlewareMixin
 
 from fp8scope_dashboard.db import replica
 
-# Styles may be inline: plotly and htmx set them while they draw. Scripts never.
+# Inline styles are allowed because plotly and htmx set them; inline scripts are not.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -31,18 +31,18 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-# The API's own documentation page has scripts in it.
-UNTOUCHED = "/api/"
+# The API's documentation page contains inline scripts.
+EXEMPT_PREFIX = "/api/"
 
 Handler = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
 
 @sync_and_async_middleware
 def content_security_policy(get_response: Handler) -> Handler:
-    """Add the policy to every answer for people."""
+    """Add the policy to every response outside the API."""
 
     def add(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        if not request.path.startswith(UNTOUCHED):
+        if not request.path.startswith(EXEMPT_PREFIX):
             response.headers.setdefault("Content-Security-Policy", POLICY)
             response.headers.setdefault("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
         return response
@@ -65,7 +65,7 @@ def content_security_policy(get_response: Handler) -> Handler:
 
 
 class FiguresFromReplica(MiddlewareMixin):
-    """Figures are drawn from the read replica; where that fails half-way, again from the primary."""
+    """Read figures from the replica. If that fails, build the figure again from the primary."""
 
     def __init__(self, get_response: Any) -> None:
         if replica.REPLICA not in settings.DATABASES:

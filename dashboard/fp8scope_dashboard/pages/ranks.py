@@ -1,4 +1,4 @@
-"""Ranks and attempts of a run: who writes, who lags, who is gone, and who disagrees."""
+"""The ranks and attempts of a run: which rank lags, has stopped reporting, or has deviating scales."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from fp8scope_dashboard.runs.services import SILENT_AFTER
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
 
-SHOWN = 64
+RANKS_SHOWN = 64
 ATTEMPTS_SHOWN = 50
-# Ranks whose scales are compared; reading more would take longer than a page may.
+# The most ranks whose scales are compared: reading more takes too long for a page.
 MOST_COMPARED = 256
-# Batches of the ranks arrive at different moments: only what is further behind is worth a word.
+# Batches of the ranks arrive at different times, so a smaller lag is normal.
 LAGGING_STEPS = 50
 # Scales are float32.
-RELATIVE = 1e-6
-NAMED = 3
+RELATIVE_TOLERANCE = 1e-6
+NAMES_SHOWN = 3
 
 WRITING = Badge("Writing", "live", "pulse")
 FINISHED = Badge("Finished", "neutral", "check")
 FAILED = Badge("Failed", "danger", "cross")
-LOST = Badge("Not heard of", "danger", "question")
-LAGS = Badge("Lags", "warning", "clock")
+LOST = Badge("Not reporting", "danger", "question")
+LAGGING = Badge("Lagging", "warning", "clock")
 
 
 @dataclass(frozen=True)
 class Rank:
     """One rank of the latest attempt.
 
-    `lag`: steps behind the foremost. `error`: the last line of its traceback.
+    `lag`: steps behind the rank with the most steps. `error`: the last line of its traceback.
     """
 
     rank: int
@@ -52,12 +52,12 @@ class Rank:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One time that the run was begun. `kept_until`: what it stored from this step on has been replaced."""
+    """One attempt. A later attempt replaced its data from step `replaced_from` on."""
 
     number: int
     first_step: int | None
     last_step: int | None
-    kept_until: int | None
+    replaced_from: int | None
     began_at: datetime
     ranks: int
     badge: Badge
@@ -65,9 +65,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Tensors whose scale is not the same on all ranks that stored `step`.
+    """Tensors whose scale differs between the ranks that stored `step`.
 
-    `apart`: the ranks that differ from more than half of all; none where no scale has such a majority.
+    `deviating`: the ranks that differ from a majority of more than half; empty if there is no majority.
     """
 
     step: int
@@ -75,12 +75,12 @@ class Disagreement:
     names: list[str]
     compared: int
     weights: bool
-    apart: list[int]
+    deviating: list[int]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """All of it."""
+    """What the card shows. `count`: all ranks, of which `ranks` lists the first."""
 
     ranks: list[Rank]
     count: int
@@ -90,35 +90,35 @@ class Ranks:
 
 
 def ranks_of(run: Run) -> Ranks:
-    """Gather them; a handful of queries, whatever the run's length."""
+    """Read the ranks of a run. The number of queries does not depend on the run's length."""
     writers = list(Writer.objects.filter(run=run).order_by("-attempt", "rank", "created_at"))
     attempts = [
         (number, list(group)) for number, group in groupby(writers, key=lambda writer: writer.attempt)
     ]
     if not attempts:
         return Ranks([], 0, [])
-    found = _ranks(run, attempts[0][1])
-    troubled = [one for one in found if one.badge in (FAILED, LOST, LAGS)]
-    # What is wrong comes first: of a thousand ranks nobody looks for the one.
-    shown = sorted(found, key=lambda one: (one not in troubled, one.rank))[:SHOWN]
+    ranks = _ranks(run, attempts[0][1])
+    troubled = [rank for rank in ranks if rank.badge in (FAILED, LOST, LAGGING)]
+    # If not all ranks fit, those with a problem take precedence.
+    shown = sorted(ranks, key=lambda rank: (rank not in troubled, rank.rank))[:RANKS_SHOWN]
     return Ranks(
-        sorted(shown, key=lambda one: one.rank),
-        len(found),
+        sorted(shown, key=lambda rank: rank.rank),
+        len(ranks),
         _attempts(run, attempts[:ATTEMPTS_SHOWN]),
-        _disagreement(run, found),
+        _disagreement(run, ranks),
         troubled,
     )
 
 
 def _ranks(run: Run, writers: Sequence[Writer]) -> list[Rank]:
     foremost = max((writer.last_step for writer in writers if writer.last_step is not None), default=0)
-    found = []
+    ranks = []
     for number, group in groupby(writers, key=lambda writer: writer.rank):
-        # The first is the process that began the run; forked children come after it.
+        # The first writer is the process that started the run; the others are its forked children.
         main, *children = group
         lag = foremost - (main.last_step or 0)
         error = main.error.strip().rpartition("\n")[2][:300] if main.failed else ""
-        found.append(
+        ranks.append(
             Rank(
                 number,
                 main.hostname,
@@ -130,7 +130,7 @@ def _ranks(run: Run, writers: Sequence[Writer]) -> list[Rank]:
                 len(children),
             )
         )
-    return found
+    return ranks
 
 
 def _badge(run: Run, writer: Writer, lag: int = 0) -> Badge:
@@ -138,40 +138,41 @@ def _badge(run: Run, writer: Writer, lag: int = 0) -> Badge:
         return FAILED if writer.failed else FINISHED
     if run.state != RunState.RUNNING or timezone.now() - writer.seen_at > SILENT_AFTER:
         return LOST
-    return LAGS if lag > LAGGING_STEPS else WRITING
+    return LAGGING if lag > LAGGING_STEPS else WRITING
 
 
 def _attempts(run: Run, attempts: Sequence[tuple[int, list[Writer]]]) -> list[Attempt]:
-    """Latest first."""
-    found, kept_until = [], None
+    """The attempts, latest first."""
+    listed, replaced_from = [], None
     for number, writers in attempts:
         firsts = [writer.first_step for writer in writers if writer.first_step is not None]
         lasts = [writer.last_step for writer in writers if writer.last_step is not None]
+        is_replaced = replaced_from is not None and bool(lasts) and replaced_from <= max(lasts)
         badges = [_badge(run, writer) for writer in writers]
-        worst = next((one for one in (FAILED, LOST, WRITING) if one in badges), FINISHED)
-        found.append(
+        worst = next((badge for badge in (FAILED, LOST, WRITING) if badge in badges), FINISHED)
+        listed.append(
             Attempt(
                 number + 1,
                 min(firsts, default=None),
                 max(lasts, default=None),
-                kept_until if kept_until is not None and lasts and kept_until <= max(lasts) else None,
+                replaced_from if is_replaced else None,
                 min(writer.created_at for writer in writers),
                 len({writer.rank for writer in writers}),
                 worst,
             )
         )
         if firsts:
-            kept_until = min(firsts) if kept_until is None else min(kept_until, *firsts)
-    return found
+            replaced_from = min(firsts) if replaced_from is None else min(replaced_from, *firsts)
+    return listed
 
 
 def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
-    """Where scales differ that should not.
+    """Find scales that differ between ranks although they must be equal.
 
-    Weights are the same on all ranks, and so have to be their scales. The scales of activations and gradients
-    are each rank's own unless the recipe reduces amaxes over the ranks.
+    All ranks hold the same weights, so the scales of weights must be equal. The scales of activations and
+    gradients must be equal only if the recipe reduces amax over the ranks.
     """
-    lasts = [one.last_step for one in ranks if one.last_step is not None]
+    lasts = [rank.last_step for rank in ranks if rank.last_step is not None]
     if not 2 <= len(lasts) <= MOST_COMPARED or "scale" not in run.statistics:
         return None
     tensors = Tensor.objects.filter(run=run).order_by("index")
@@ -185,24 +186,24 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
     table = np.array(list(scales.values()))
     seen = (~np.isnan(table)).sum(axis=0) > 1
     low, high = np.nanmin(table[:, seen], axis=0), np.nanmax(table[:, seen], axis=0)
-    wrong = np.flatnonzero(seen)[high - low > RELATIVE * np.abs(high)]
+    wrong = np.flatnonzero(seen)[high - low > RELATIVE_TOLERANCE * np.abs(high)]
     if not len(wrong):
         return None
-    found = [names[i] for i in wrong]
+    unequal = [names[i] for i in wrong]
     return Disagreement(
         step,
-        len(found),
-        [name for _, name, _ in found[:NAMED]],
+        len(unequal),
+        [name for _, name, _ in unequal[:NAMES_SHOWN]],
         len(scales),
-        any(role == "weight" for _, _, role in found),
-        _apart(table[:, wrong], list(scales))[:SHOWN],
+        any(role == "weight" for _, _, role in unequal),
+        _deviating(table[:, wrong], list(scales))[:RANKS_SHOWN],
     )
 
 
-def _apart(scales: Float64s, ranks: Sequence[int]) -> list[int]:
-    """Ranks (rows of float64[ranks, tensors]) that do not have what more than half of them have."""
-    # The median is the majority's value where there is a majority.
+def _deviating(scales: Float64s, ranks: Sequence[int]) -> list[int]:
+    """Ranks, the rows of float64[ranks, tensors], whose scale differs from that of more than half of them."""
+    # If there is a majority, the median is its value.
     median = np.nanmedian(scales, axis=0)
-    same = np.abs(scales - median) <= RELATIVE * np.abs(median)
+    same = np.abs(scales - median) <= RELATIVE_TOLERANCE * np.abs(median)
     agreed = same.sum(axis=0) > len(ranks) / 2
     return [rank for rank, row in zip(ranks, ~same & ~np.isnan(scales) & agreed, strict=True) if row.any()]

@@ -1,4 +1,4 @@
-"""What a run's page shows of commands and reports: what may be asked and what came of it, what was found."""
+"""The commands, reference windows and bisections of a run, prepared for its page."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ MOST_MARKS = 100
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A command and what became of it."""
+class CommandEntry:
+    """A command with its state and its results."""
 
     command: Command
     badge: Badge
-    what: str
-    by: str
+    description: str
+    giver: str
     results: Sequence[CommandResult]
 
     @property
     def message(self) -> str:
-        """What the processes said: once, where they all said the same."""
-        said = list(dict.fromkeys(result.message for result in self.results if result.message))
-        return said[0] if len(said) == 1 else " · ".join(said[:3])
+        """The processes' messages without repetitions."""
+        return " · ".join(list(dict.fromkeys(filter(None, (result.message for result in self.results))))[:3])
 
     @property
     def step(self) -> int | None:
@@ -46,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Window:
-    """A reference window."""
+    """A reference window with the badge of its verdict."""
 
     report: Report
     badge: Badge
@@ -64,27 +63,23 @@ class Product:
 
     rank: int
     layer: str
-    product: str
+    name: str
     error: float
     cosine: float
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A bisection."""
+    """A bisection: its worst products, and the error with all products in FP8."""
 
     report: Report
     products: Sequence[Product]
     total_error: float
     total_cosine: float
 
-    @property
-    def more(self) -> int:
-        return int(self.report.document["measured"]) - len(self.products)
-
 
 def steering(run: Run) -> dict[str, Any]:
-    """For the card of commands."""
+    """The context of the card of commands."""
     accepted = accepted_kinds(run)
     commands = list(
         Command.objects.filter(run=run)
@@ -95,20 +90,19 @@ def steering(run: Run) -> dict[str, Any]:
         "is_steerable": run.state in (RunState.RUNNING, RunState.SILENT),
         "accepted": accepted,
         "how_to_allow": HOW_TO_ALLOW,
-        "asked": [_asked(command) for command in commands],
+        "entries": [_command_entry(command) for command in commands],
     }
 
 
 def modules_of(run: Run) -> list[str]:
-    """The layers that a form proposes, in the model's order."""
-    found = (
-        Tensor.objects.filter(run=run).exclude(module="").order_by("index").values_list("module", flat=True)
-    )
-    return list(dict.fromkeys(found[: 3 * MODULES_PROPOSED]))[:MODULES_PROPOSED]
+    """The layers that the form suggests, in the order of the model."""
+    tensors = Tensor.objects.filter(run=run).exclude(module="").order_by("index")
+    modules = tensors.values_list("module", flat=True)
+    return list(dict.fromkeys(modules[: 3 * MODULES_PROPOSED]))[:MODULES_PROPOSED]
 
 
 def findings(run: Run) -> dict[str, Any]:
-    """For the cards of reference windows and bisections."""
+    """The context of the cards of reference windows and bisections."""
     windows = Report.objects.filter(run=run, kind=ReportKind.REFERENCE).order_by("-step", "-id")
     rankings = Report.objects.filter(run=run, kind=ReportKind.BISECT).order_by("-id")
     ended_badly = is_dead(standing_now(run))
@@ -122,42 +116,44 @@ def findings(run: Run) -> dict[str, Any]:
 
 
 def ranking_of(report: Report, most: int) -> Ranking:
-    """The first products of a bisection."""
+    """The `most` worst products of a bisection."""
     document: Mapping[str, Any] = report.document
     products = [
-        Product(rank, one["layer"], one["product"], float(one["relative_error"]), float(one["cosine"]))
-        for rank, one in enumerate(document["products"][:most], 1)
+        Product(rank, row["layer"], row["product"], float(row["relative_error"]), float(row["cosine"]))
+        for rank, row in enumerate(document["products"][:most], 1)
     ]
     return Ranking(report, products, float(document["total_error"]), float(document["total_cosine"]))
 
 
 def annotation_marks(run: Run) -> list[Mark]:
-    """What was done to the run, for its loss."""
+    """Marks in the loss chart for changes made to the run."""
     reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")[:MOST_MARKS]
-    return [Mark(float(report.step), _described(report), label=report.document["name"]) for report in reports]
+    return [
+        Mark(float(report.step), _describe_report(report), label=report.document["name"])
+        for report in reports
+    ]
 
 
-def _described(report: Report) -> str:
+def _describe_report(report: Report) -> str:
     document = report.document
     return f"step {report.step}: {document['text']}" + (
         f" ({document['why']})" if document.get("why") else ""
     )
 
 
-def _asked(command: Command) -> Asked:
+def _command_entry(command: Command) -> CommandEntry:
     results = list(command.results.all())
-    return Asked(
-        command, COMMAND_STATES[state_of(command, results)], _what(command), giver_of(command), results
-    )
+    badge = COMMAND_STATES[state_of(command, results)]
+    return CommandEntry(command, badge, _describe_command(command), giver_of(command), results)
 
 
-def _what(command: Command) -> str:
+def _describe_command(command: Command) -> str:
     if command.kind == CommandKind.FALLBACK:
         patterns = command.arguments["patterns"]
         more = f" and {len(patterns) - 2} more" if len(patterns) > 2 else ""
         return f"{', '.join(patterns[:2])}{more} to {command.arguments['precision'].upper()}"
     if command.kind == CommandKind.PAUSE:
-        return f"Pause for {command.arguments['seconds']} s at most"
+        return f"Pause for at most {command.arguments['seconds']} s"
     return str(command.get_kind_display())
 
 

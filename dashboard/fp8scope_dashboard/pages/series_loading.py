@@ -1,4 +1,4 @@
-"""From stored series to what the figures draw."""
+"""Load stored series and prepare them as curves of a figure."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ AXIS_TITLES: Final[dict[Axis, str]] = {
 }
 
 POINTS, COMPACT_POINTS = 1_200, 500
-# Alerts whose onset is drawn into a run's loss.
+# The most alerts that are marked in a loss chart.
 MOST_MARKS = 50
 LARGEST_STEP = 2**62
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a browser asks of a figure, checked: unknown values become the defaults."""
+    """Validated options of a figure's address; invalid values become the defaults."""
 
     theme: Theme
     compact: bool
@@ -47,7 +47,7 @@ class Options:
 
     @classmethod
     def of(cls, query: QueryDict) -> Options:
-        """Read them from the address."""
+        """Read the options from the query."""
         axis = query.get("x", "step")
         return cls(
             theme=theme_named(query.get("theme", "")),
@@ -71,18 +71,18 @@ class Options:
 def loss_curves(
     runs: Sequence[Run], arms: Arms, options: Options, *, quiet: Iterable[UUID] = ()
 ) -> list[Curve]:
-    """The losses of several runs; those in `quiet` are drawn in the background, and first."""
+    """The losses of several runs. Runs in `quiet` are drawn first, in the background."""
     return scalar_curves(runs, "loss", arms, options, quiet=quiet)
 
 
 def scalar_curves(
     runs: Sequence[Run], name: str, arms: Arms, options: Options, *, quiet: Iterable[UUID] = ()
 ) -> list[Curve]:
-    """A scalar of several runs, thinned for drawing; runs without it are left out."""
+    """A scalar of several runs, downsampled for drawing; runs without it are left out."""
     background = set(quiet)
     labels = arm_labels(arms, runs)
     curves = []
-    for run in sorted(runs, key=lambda one: one.id not in background):
+    for run in sorted(runs, key=lambda run: run.id not in background):
         series = queries.scalar(run.id, name, first=options.first, last=options.last)
         if len(series):
             x = _axis(run.id, series, options)
@@ -93,7 +93,7 @@ def scalar_curves(
 
 
 def alert_marks(run: Run) -> list[Mark]:
-    """Where the run's alerts began."""
+    """Marks at the onsets of the run's alerts."""
     events = Event.objects.filter(run=run).order_by("-step")[:MOST_MARKS]
     return [
         Mark(
@@ -118,17 +118,17 @@ def _curve(
     span = default_span(len(y))
     if options.smooth and span > 1:
         averaged = centred_average(y, span)
-        smooth_x, smooth_y = _thinned(x, averaged, options.points)
-    raw_x, raw_y = _thinned(x, y, options.points)
+        smooth_x, smooth_y = _downsampled(x, averaged, options.points)
+    raw_x, raw_y = _downsampled(x, y, options.points)
     return Curve(run.name, label, arms.of(run).slot, raw_x, raw_y, smooth_x, smooth_y, quiet)
 
 
-def _thinned(
+def _downsampled(
     x: NDArray[np.float64], y: NDArray[np.float64], points: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # By position, not by x: time and tokens need not be evenly spaced, nor steps.
-    kept = keep(np.arange(len(y)), y, points)
-    return x[kept], y[kept]
+    # By position, not by x, because steps, tokens and times may be unevenly spaced.
+    indices = keep(np.arange(len(y)), y, points)
+    return x[indices], y[indices]
 
 
 def _axis(run_id: UUID, series: queries.Series, options: Options) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What the head of a run's page says: in ten seconds, whether and where FP8 hurts."""
+"""The head of a run's page: verdict, overflow, alerts, scores and progress."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ WORST = 3
 EVERY_TENSOR = 20_000
 OPEN_ALERTS_SHOWN = 3
 
-NAME_A_BASELINE = 'baseline="bf16" in fp8scope.attach or fp8scope.init, or fp8scope run --baseline bf16'
-"""How a run says what it is compared with."""
+HOW_TO_SET_BASELINE = 'baseline="bf16" in fp8scope.attach or fp8scope.init, or fp8scope run --baseline bf16'
+"""How to set a run's baseline, for messages."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The loss against the baseline, ready to be shown."""
+    """The verdict on a run's loss, prepared for the page."""
 
     badge: Badge
     explanation: str = ""
-    # Why the verdict does not stand for the whole run; empty for a final one.
+    # Why the verdict does not cover the whole run; empty if it does.
     reason: str = ""
-    # What it judges, of how much: a sentence, and in short.
+    # The part of the run that the verdict covers, as a sentence and in short.
     coverage: str = ""
     share: str = ""
     final: bool = False
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def gauge(self) -> Gauge | None:
-        """Where delta lies relative to the tolerance; None without both."""
+        """The position of delta relative to the tolerance; None without both."""
         if self.delta is None or not self.tolerance:
             return None
         return Gauge.of(self.delta, self.tolerance, self.interval)
@@ -56,11 +56,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Gauge:
-    """Places on a bar from -3 to +3 tolerances, in per cent of its width."""
+    """Positions on a bar from -3 to +3 tolerances, in per cent of its width."""
 
     low: float
     high: float
-    place: float
+    point: float
     off_scale: bool
     whisker: tuple[float, float] | None
 
@@ -81,7 +81,7 @@ class Gauge:
 
 @dataclass(frozen=True)
 class Worst:
-    """A tensor that overflows."""
+    """A tensor that overflows, with its rate."""
 
     index: int
     name: str
@@ -100,12 +100,12 @@ class Overflow:
 
 @dataclass(frozen=True)
 class Summary:
-    """All of it."""
+    """What the head of the page shows."""
 
     run: Run
     verdict: Verdict
     overflow: Overflow | None
-    # The run ended without doing all it had planned: nothing about it is shown as good.
+    # The run ended before its planned end, so nothing about it is shown as good.
     is_dead: bool = False
     events: list[Event] = field(default_factory=list)
     open_events: int = 0
@@ -114,7 +114,7 @@ class Summary:
 
     @property
     def progress(self) -> float | None:
-        """Per cent of the steps done; None where nobody said how many there will be."""
+        """Per cent of the planned steps; None if their number is unknown."""
         if not self.run.total_steps or self.run.last_step is None:
             return None
         return min(100.0, 100.0 * self.run.last_step / self.run.total_steps)
@@ -129,7 +129,7 @@ class Summary:
 
     @property
     def lost(self) -> int | None:
-        """Points sent and not stored, known when the run has finished."""
+        """Points that were sent but not stored; None until the run has finished."""
         if self.run.points_sent is None:
             return None
         return max(0, self.run.points_sent - self.run.points_stored)
@@ -141,7 +141,7 @@ class Summary:
 
 
 def summarise(run: Run) -> Summary:
-    """Gather a run's summary; a handful of queries, whatever the run's length."""
+    """Read a run's summary. The number of queries does not depend on the run's length."""
     ended_badly = is_dead(standing_now(run))
     pending = Event.objects.filter(run=run, state=EventState.OPEN)
     critical_first = sorted(
@@ -160,12 +160,12 @@ def summarise(run: Run) -> Summary:
 
 
 def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
-    """The verdict on a run's loss as stored, or why there is none. `baselines`: see baseline_groups."""
+    """The stored verdict on a run's loss, or why there is none. `baselines`: see baseline_groups."""
     comparison = getattr(run, "comparison", None)
     if comparison is None:
         is_baseline = bool(run.group) and not run.baseline and run.group in baselines
         badge = loss_badge(None, has_baseline=bool(run.baseline), is_baseline=is_baseline)
-        return Verdict(badge, _why_none(run, is_baseline), baseline=run.baseline)
+        return Verdict(badge, _missing_verdict_reason(run, is_baseline), baseline=run.baseline)
     result: Mapping[str, Any] = comparison.result
     interval = result.get("interval")
     judgement = judged_now(run, comparison)
@@ -187,20 +187,20 @@ def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
     )
 
 
-def _why_none(run: Run, is_baseline: bool) -> str:
+def _missing_verdict_reason(run: Run, is_baseline: bool) -> str:
     if is_baseline:
         return "Other runs are compared with this group."
     if run.baseline:
-        return f"The comparison with “{run.baseline}” comes a moment after both sides have logged a loss."
+        return f"The comparison with “{run.baseline}” starts once both sides have logged a loss."
     if run.precision == "bf16":
         if run.group:
-            return f"An FP8 run is compared with this group when it names it: baseline=“{run.group}”."
-        return "Give the BF16 runs a group (group=“bf16”), and FP8 runs can be compared with it."
-    return f"Name the group of BF16 runs to compare with: {NAME_A_BASELINE}."
+            return f"To compare an FP8 run with this group, set its baseline=“{run.group}”."
+        return "To compare FP8 runs with this run, give the BF16 runs a group (group=“bf16”)."
+    return f"To get a verdict, set the group of BF16 runs to compare with: {HOW_TO_SET_BASELINE}."
 
 
 def baseline_groups(project_id: int) -> set[str]:
-    """The groups that some run of the project is compared with."""
+    """The groups that are the baseline of a run of the project."""
     named = Run.objects.filter(project_id=project_id).exclude(baseline="").order_by()
     return set(named.values_list("baseline", flat=True).distinct())
 
@@ -217,7 +217,7 @@ def _overflow(run: Run, ended_badly: bool) -> Overflow | None:
 
 
 def _overflow_badge(rate: float, ended_badly: bool) -> Badge:
-    """In words; the thresholds are those of the default rule (0.1 %) and a tenth of it."""
+    """The badge of a rate. The thresholds are that of the default rule (0.1 %) and a tenth of it."""
     if rate >= 1e-3:
         return Badge("Overflowing", "danger", "cross")
     if rate >= 1e-4:

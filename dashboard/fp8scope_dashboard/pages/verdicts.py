@@ -1,4 +1,4 @@
-"""How verdicts and states look: a word, a tone and an icon, so that colour never speaks alone."""
+"""Badges of verdicts and states: a label, a tone and an icon, so that nothing depends on colour alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tone = Literal["good", "warning", "danger", "neutral", "live"]
 
 @dataclass(frozen=True)
 class Badge:
-    """What a badge shows."""
+    """A label with a tone and an icon."""
 
     label: str
     tone: Tone
@@ -28,13 +28,13 @@ LOSS_VERDICTS: Final[Mapping[str, Badge]] = {
     "inconclusive": Badge("Inconclusive", "warning", "question"),
     "insufficient": Badge("Too early to tell", "neutral", "clock"),
 }
-# A good verdict on a part of the run: neither the colour nor the icon of one on all of it.
+# Good verdicts on a part of a run, with another colour and icon than those on a whole run.
 SO_FAR: Final[Mapping[str, Badge]] = {
     "equivalent": Badge("Equivalent so far", "neutral", "clock"),
     "within": Badge("Within tolerance so far", "neutral", "clock"),
 }
 NOT_ALL_JUDGED = Badge("Incomplete", "warning", "question")
-TOO_LITTLE = Badge("Too little to tell", "neutral", "question")
+TOO_LITTLE = Badge("Not enough data", "neutral", "question")
 NO_BASELINE = Badge("No baseline", "neutral", "minus")
 IS_BASELINE = Badge("Baseline", "neutral", "flag")
 NOT_COMPARED = Badge("Not compared yet", "neutral", "clock")
@@ -59,7 +59,7 @@ EVENT_STATES: Final[Mapping[str, Badge]] = {
 COMMAND_STATES: Final[Mapping[str, Badge]] = {
     "waiting": Badge("Waiting", "neutral", "clock"),
     "delivered": Badge("Delivered", "live", "pulse"),
-    "accepted": Badge("Under way", "live", "pulse"),
+    "accepted": Badge("In progress", "live", "pulse"),
     "done": Badge("Done", "good", "check"),
     "refused": Badge("Refused", "warning", "minus"),
     "failed": Badge("Failed", "danger", "cross"),
@@ -69,17 +69,17 @@ WINDOW_VERDICTS: Final[Mapping[str, Badge]] = {
     "within": Badge("Within", "good", "check"),
     "over": Badge("Over", "danger", "cross"),
 }
-# Of a run that failed, went silent or stopped early.
+# For a run that failed, went silent or stopped early.
 DEAD_WINDOW = Badge("Within", "neutral", "minus")
 
 
 def state_badge(standing: Standing) -> Badge:
-    """The badge of how a run stands."""
+    """The badge of a run's standing."""
     return FINISHED_EARLY if standing == "finished_early" else STATES[standing]
 
 
 def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: bool) -> Badge:
-    """The badge of a run's verdict; says what is missing where there is none."""
+    """The badge of a run's verdict, or of the reason why there is none."""
     if judgement is not None:
         if judgement.verdict == PENDING:
             return SO_FAR.get(judgement.measured, UNKNOWN)
@@ -94,7 +94,7 @@ def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: 
 
 
 def score_badge(judgement: Judgement, *, higher_is_better: bool) -> Badge:
-    """The badge of an evaluation's verdict: being outside on the better side is not a fault."""
+    """The badge of an evaluation's verdict. A score outside on the better side is only a warning."""
     verdict = judgement.verdict
     if verdict == "inside":
         return Badge("Inside BF16's interval", "good", "check")
@@ -107,11 +107,11 @@ def score_badge(judgement: Judgement, *, higher_is_better: bool) -> Badge:
             "warning" if better else "danger",
             "up" if verdict == "above" else "down",
         )
-    return Badge("Too little to tell", "neutral", "clock")
+    return Badge("Not enough data", "neutral", "clock")
 
 
 def _inside_so_far(judgement: Judgement) -> Badge:
-    """Inside the interval at a checkpoint, which says nothing of the rest of the run."""
+    """The badge of a score inside the interval at a checkpoint before the end of the run."""
     if is_dead(judgement.coverage.standing):
         return NOT_ALL_JUDGED
     share = percent_of(judgement.coverage)

@@ -1,8 +1,8 @@
-"""The CPU's kernels: the functions of csrc/kernels.cpp, called with tensors.
+"""Calls the functions of csrc/kernels.cpp with tensors.
 
-Why C++ and not a compiled graph: torch.compile's CPU code counts in the lanes of what it casts from
-(float32), and that costs 60 % of the cast. Counting in the bytes that were written costs a tenth of it, the
-cast itself takes half the time, and nothing is compiled at run time.
+The kernels are C++ and not a compiled graph, because the CPU code of torch.compile counts in float32 lanes,
+which costs 60 % of the cast. Counting in the bytes that were written costs a tenth of that, the cast itself
+takes half the time, and nothing is compiled at run time.
 """
 
 import ctypes
@@ -16,19 +16,17 @@ from torch import Tensor
 
 from fp8scope_kernels.cpu.library import library
 from fp8scope_kernels.formats import Format
+from fp8scope_kernels.plain_tensors import READABLE_DTYPES, in_memory_order
 from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
 from fp8scope_kernels.statistics import STATISTICS
 
 ELEMENTS_PER_THREAD = 2**16
-"""Fewer are not worth waking a thread for."""
+"""Fewer elements are not worth waking a thread."""
 
 COUNTS, AMAX = 1, 2
 
 INF = 0x7F800000
 """The bits of a float32 Inf."""
-
-OBSERVED_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.float64: 3}
-"""The dtypes that `observe` reads, with their numbers in csrc/tensors.h."""
 
 
 class _Format(ctypes.Structure):
@@ -60,9 +58,9 @@ class _Row(ctypes.Structure):
 
 
 class Quantized(NamedTuple):
-    """What one pass found: `data` is q; the numbers are 0 where they were not asked for.
+    """The result of one pass: q as `data`, and numbers, which are 0 unless they were requested.
 
-    `amax` is of the finite elements; `underflow`, `subnormal`, `saturated` and `nonfinite` are elements.
+    `amax` is of the finite elements; `underflow`, `subnormal`, `saturated` and `nonfinite` count elements.
     """
 
     data: Tensor
@@ -80,9 +78,9 @@ def choose_scale(amax: float, top: float, power_of_two: bool, otherwise: float) 
 
 
 def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top: float) -> float:
-    """The delayed scale, `top` / max of the history, written to `scale` at every `interval`-th call.
+    """The delayed scale, `top` / max of the history; written to `scale` at every `interval`-th call.
 
-    Here and in `remember` buffers are float32, and int64 for `calls`, contiguous and on the CPU.
+    Here and in `remember`, buffers are contiguous, on the CPU, and float32 (`calls` is int64).
     """
     result: float = library().fp8scope_past_scale(
         history.data_ptr(), history.numel(), scale.data_ptr(), calls.data_ptr(), interval, top
@@ -91,7 +89,7 @@ def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top
 
 
 def remember(history: Tensor, calls: Tensor, amax: float) -> None:
-    """Put `amax` first in the history, whose last entry falls out, and count the call."""
+    """Insert `amax` at the front of the history, drop its last entry, and count the call."""
     library().fp8scope_remember(history.data_ptr(), history.numel(), calls.data_ptr(), amax)
 
 
@@ -103,7 +101,7 @@ def measure(x: Tensor) -> float:
 
 
 def observe(x: Tensor, address: int) -> int:
-    """Add `numel`, `amax` and `nonfinite` of x (any shape, OBSERVED_DTYPES) to the row at `address`; scale 1.
+    """Add `numel`, `amax` and `nonfinite` of x (any shape, READABLE_DTYPES) to the row at `address`; scale 1.
 
     The row is float64 [len(STATISTICS)] on the CPU. Returns the number of non-finite elements of x. Float64
     elements are rounded to float32 first.
@@ -116,34 +114,20 @@ def observe(x: Tensor, address: int) -> int:
         raise RuntimeError(f"the memory of a tensor of shape {tuple(x.shape)} has been freed")
     threads = 1 if size < 2 * ELEMENTS_PER_THREAD else _threads(x)
     nonfinite: int = library().fp8scope_observe(
-        x.data_ptr(), size, repeat, OBSERVED_DTYPES[x.dtype], threads, address
+        x.data_ptr(), size, repeat, READABLE_DTYPES[x.dtype], threads, address
     )
     return nonfinite
 
 
 def count_again(size: int, nonfinite: int, address: int) -> None:
-    """Count a tensor that `observe` has read, and that has not changed since, once more in its row."""
+    """Count a tensor again that `observe` has read and that has not changed since."""
     row = _Row.from_address(address)
     row.numel += size
     row.nonfinite += nonfinite
 
 
-def in_memory_order(x: Tensor) -> tuple[Tensor, int]:
-    """The elements of x in a contiguous tensor, and how many times x repeats each (expanded dimensions).
-
-    Their order is the memory's, so that a transposed tensor is not copied.
-    """
-    x, repeat = x.detach(), 1
-    for dim in reversed(range(x.dim())):
-        if x.stride(dim) == 0 and x.shape[dim] > 1:
-            repeat *= x.shape[dim]
-            x = x.select(dim, 0)
-    strides = x.stride()
-    return x.permute(sorted(range(x.dim()), key=lambda dim: -strides[dim])).contiguous(), repeat
-
-
 def norm(tensors: Sequence[Tensor]) -> float:
-    """The L2 norm over all elements of these float32 tensors, which are on the CPU, in any dense layout."""
+    """The L2 norm over all elements of float32 tensors on the CPU, in any dense layout."""
     dense = [x if x.is_contiguous() else _without_repeats(x) for x in tensors]
     number = len(dense)
     addresses = (ctypes.c_void_p * number)(*[x.data_ptr() for x in dense])
@@ -158,7 +142,7 @@ def _without_repeats(x: Tensor) -> Tensor:
 
 
 def inspect(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:
-    """Of the finite elements the max of abs(x) and how many have abs(x * scale) > limit; how many others."""
+    """Three numbers: amax, the finite elements with abs(x * scale) > limit, and the non-finite elements."""
     x, counts = _readable(x), _Counts()
     amax: float = library().fp8scope_inspect(
         x.data_ptr(), x.numel(), _is_wide(x), scale, limit, ctypes.byref(counts)
@@ -179,8 +163,8 @@ def quantize(
 ) -> Quantized:
     """x [any shape] times `scale`, clamped and rounded, in the format's dtype or in bfloat16.
 
-    Statistics are added to `row`. `extent`: amax and the number of non-finite elements where they are known;
-    else the same pass takes them if the row needs them, or `measure` says so. `nonfinite`: see `quantize`.
+    Statistics are added to `row`. `extent`: amax and the number of non-finite elements, if known. Otherwise
+    the same pass measures them if there is a row, or with `measure`. `nonfinite`: what Inf becomes.
     """
     x, target = _readable(x), _writable(row)
     known, bad = extent or (math.inf, 0)
@@ -209,7 +193,7 @@ def quantize_blocks(
     row: Tensor | None,
     block_row: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The matrix x, which has elements, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
+    """The matrix x, which is not empty, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
 
     Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows.
     """
@@ -260,7 +244,7 @@ def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dty
 
 
 def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
-    """sampling.py's `accumulate_sample`, x being bfloat16 or float32 and `values` FP8, perhaps as bfloat16.
+    """`sampling.accumulate_sample` for x in bfloat16 or float32 and `values` in FP8 or bfloat16.
 
     `inverse_scale`: float32, one number or one for each of x's rows.
     """
@@ -275,8 +259,8 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
 
 
 def _writable(row: Tensor | None) -> Tensor | None:
-    """The row, or a copy that is to be written back, as contiguous float64."""
-    # Nearly always it is that already, and this is asked for every tensor of every step.
+    """The row, or a contiguous float64 copy of it for `_write_back`."""
+    # Nearly every row is contiguous float64 already; this runs for every tensor of every step.
     if row is None or (row.dtype is torch.float64 and row.is_contiguous()):
         return row
     return row.double().contiguous()

@@ -1,6 +1,7 @@
-"""The CPU kernels' libraries: one for each level of processor. Used to build them and to load them.
+"""The CPU kernels' libraries, one for each level of processor: their names, flags and sources.
 
-The build reads this file without importing the package, so that it needs neither torch nor anything else.
+Used to build the libraries and to load them. The build runs this file without importing the package, so this
+file must not import torch or any other package.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ SOURCES = FOLDER / "csrc"
 
 
 class Level(NamedTuple):
-    """What a library is compiled for: a name and the compiler's flags."""
+    """A level of processor: a name, and the compiler flags of its library."""
 
     name: str
     flags: tuple[str, ...] = ()
@@ -42,30 +43,30 @@ LEVELS = {
 
 
 def machine() -> str:
-    """This machine's architecture, by the name that LEVELS has if it has one."""
+    """This machine's architecture, by its name in LEVELS if it is there."""
     name = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
 def levels(architecture: str | None = None) -> tuple[Level, ...]:
-    """The levels that libraries are built for, lowest first; empty where there are no kernels."""
+    """The levels of an architecture, lowest first; empty if there are no kernels for it."""
     if sys.platform not in ("linux", "darwin"):
         return ()
     return LEVELS.get(architecture or machine(), ())
 
 
 def path(level: Level) -> Path:
-    """Where the library lies: beside this file, in a source tree as in an installed package."""
+    """The path of the library: beside this file, both in a source tree and in an installed package."""
     return FOLDER / f"{level.module}.so"
 
 
 def sources(folder: Path = SOURCES) -> list[Path]:
-    """The C++ files; an installed wheel has none."""
+    """The C++ files; empty in an installed wheel."""
     return sorted(folder.glob("*.[ch]*"))
 
 
 def digest(folder: Path = SOURCES) -> str:
-    """A hash of the C++ files and the levels, which each library has from its build; empty without files."""
+    """A hash of the C++ files and the levels, which the build puts into each library; empty without files."""
     files = sources(folder)
     if not files:
         return ""

@@ -1,6 +1,6 @@
-"""The CPU kernels' library, which was built with the package: found, checked and loaded with ctypes.
+"""Finds, checks and loads the CPU kernels' library, which is built with the package.
 
-Nothing is compiled here and nothing is written: loading takes milliseconds.
+Nothing is compiled or written here; loading takes milliseconds.
 """
 
 import ctypes
@@ -8,10 +8,9 @@ import os
 import threading
 from pathlib import Path
 
-import torch
-
 from fp8scope_kernels.cpu import levels as cpu_levels
 from fp8scope_kernels.cpu.levels import Level
+from fp8scope_kernels.torch_internals import torch_library_path
 
 POINTER, SIZE, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
@@ -35,7 +34,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "sample": ((POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER, POINTER), None),
     "scale_product": ((POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER), None),
 }
-"""The functions of csrc/kernels.cpp without their prefix `fp8scope_`: what they take and return."""
+"""Argument and result types of the functions of csrc/kernels.cpp, by name without the prefix `fp8scope_`."""
 
 REBUILD = "run pip install -e . (or make install) in the source tree"
 
@@ -45,9 +44,9 @@ _forked = False
 
 
 def library() -> ctypes.CDLL:
-    """The kernels, loaded at the first call, of the highest level that this processor has.
+    """The library for the highest level that this processor supports; loaded at the first call.
 
-    FP8SCOPE_CPU_LEVEL names a lower one. Raises RuntimeError, which says what to do, where there are none.
+    FP8SCOPE_CPU_LEVEL selects a lower level. Raises RuntimeError, with instructions, if there is none.
     """
     global _library
     with _lock:
@@ -69,7 +68,7 @@ def available_levels() -> tuple[Level, ...]:
 
 
 def load(name: str | None = None) -> ctypes.CDLL:
-    """The library of that level, else of the highest. Raises RuntimeError if it cannot be used."""
+    """The library of the named level, or of the highest. Raises RuntimeError if it cannot be used."""
     levels = available_levels()
     level = levels[-1]
     if name:
@@ -92,7 +91,7 @@ def _open(level: Level) -> ctypes.CDLL:
         opened = ctypes.CDLL(str(path))
         opened.fp8scope_sources.restype = ctypes.c_char_p
         sources = opened.fp8scope_sources().decode()
-        # An installed package has no sources; in a source tree they may have changed since.
+        # An installed package has no sources. In a source tree they may have changed since the build.
         if sources != (cpu_levels.digest() or sources):
             raise RuntimeError(f"{path.name} was built from other sources; {REBUILD}")
         return _declared(opened)
@@ -115,17 +114,17 @@ def _declared(opened: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _openmp_team() -> int | None:
-    """The address of GOMP_parallel in the OpenMP runtime that torch is linked with; None if it has none."""
+    """The address of GOMP_parallel in torch's OpenMP runtime; None if torch has no such runtime."""
     try:
-        # torch is loaded already. A symbol is looked for in what it depends on, too.
-        torch_library = ctypes.CDLL(torch._C.__file__)
+        # torch is already loaded. The symbol is also searched in the libraries that torch depends on.
+        torch_library = ctypes.CDLL(torch_library_path)
         return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
 
 
 def _after_fork() -> None:
-    """OpenMP's threads do not exist in a forked child, which would wait for them: use one thread."""
+    """Use one thread in a forked child: OpenMP's threads do not exist there, and it would wait for them."""
     global _forked, _lock
     _forked, _lock = True, threading.Lock()
     if _library is not None:

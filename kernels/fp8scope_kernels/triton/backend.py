@@ -1,7 +1,6 @@
-"""Launches the Triton kernels: the same bits and counts as the definition, in one pass over the tensor.
+"""Launches the Triton kernels: the same bits and counts as reference.py, in one pass over the tensor.
 
-Nothing here waits for the device or reads from it, so that every call can be captured in a CUDA graph. Triton
-itself is imported by the first call.
+Nothing here waits for the device or reads from it, so that every call can be captured in a CUDA graph.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,25 +11,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E8M0, Format
+from fp8scope_kernels.plain_tensors import in_memory_order
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
 
 FLAT = (1, 4096)
-"""Rows and columns of a tile of a contiguous tensor, whose shape does not matter."""
+"""Rows and columns of a tile of a contiguous tensor, which is read as one row."""
 SQUARE = (64, 64)
-"""The same where strides differ or a transpose is written: each side then has whole cache lines."""
+"""The same for other strides, or to write a transpose: both sides are then whole cache lines."""
 BLOCK_TILE = 4096
-"""Elements of a tile of blocks below each other."""
+"""Elements of a tile that is a column of blocks."""
 OBSERVED_TILE = 4096
 OBSERVING_PROGRAMS = 528
-"""Each ends with an atomic operation on the same number: a few for each multiprocessor."""
+"""A few for each multiprocessor: every program ends with atomic operations on the same numbers."""
 MAX_BLOCK_HEIGHT = 128
 NO_SCALE = (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max)
 
 
 class Quantized(NamedTuple):
-    """What one pass wrote; None what was not asked for.
+    """The output of one pass; None for what was not requested.
 
     `data`: q, shape of x. `transposed`: q of the matrix x transposed, contiguous. `amax`, float32, and
     `nonfinite`, float64, without dimensions; see `Extent`.
@@ -53,12 +52,12 @@ def measure(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def observe(x: Tensor, row: Tensor) -> bool:
-    """Add `numel`, `amax` and `nonfinite` of x (floating, any shape) to its row, and say a scale of 1.
+    """Add `numel`, `amax` and `nonfinite` of x (floating, any shape) to its row, and set the scale to 1.
 
-    One launch; a copy before it only where x is float64, or its elements overlap.
+    One launch. x is copied first only if it is float64 or its elements overlap.
     """
     _check_row(x, row)
-    x, repeat = (x, 1) if x.is_contiguous() else cpu_backend.in_memory_order(x)
+    x, repeat = (x, 1) if x.is_contiguous() else in_memory_order(x)
     if not x.numel():
         row[2] = 1.0
         return True
@@ -84,10 +83,10 @@ def quantize(
     transpose: bool = False,
     nonfinite: Nonfinite = "propagate",
 ) -> Quantized:
-    """q of x (floating, any shape) in `dtype`: the format's own, or bfloat16; statistics added to `row`.
+    """q of x (floating, any shape) in `dtype`, the format's own or bfloat16; adds statistics to `row`.
 
-    `extent`, as from `measure`, saves measuring for the row; else that is part of the pass, also without a
-    row if `measure` is set. `transpose` (of a matrix) writes q twice. `nonfinite`: what Inf becomes.
+    `extent`: the result of `measure`, if known. Otherwise the same pass measures x if there is a row, or with
+    `measure`. `transpose` (of a matrix): write q transposed as well. `nonfinite`: what Inf becomes.
     """
     _check_row(x, row)
     x = _readable(x)
@@ -117,10 +116,10 @@ def quantize(
     return Quantized(data, transposed, amax, bad)
 
 
-def takes_grid(x: Tensor, grid: Block) -> bool:
-    """Whether `quantize_blocks` knows blocks of this height and width (both of them resolved)."""
+def takes_grid(grid: Block) -> bool:
+    """Whether `quantize_blocks` supports blocks of this height and width (neither is 0)."""
     height = grid[0]
-    return x.numel() > 0 and height <= MAX_BLOCK_HEIGHT and height & (height - 1) == 0
+    return height <= MAX_BLOCK_HEIGHT and height & (height - 1) == 0
 
 
 def quantize_blocks(
@@ -131,7 +130,7 @@ def quantize_blocks(
     row: Tensor | None = None,
     block_row: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q as bfloat16 [rows, columns] and scales [block rows, 1, block columns, 1], see `blocks`."""
+    """q as bfloat16 [rows, columns] and scales [block rows, 1, block columns, 1]; x is not empty."""
     _check_row(x, row)
     _check_row(x, block_row)
     x = _readable(x)
@@ -176,7 +175,7 @@ def _tiles(
     tiles = _ceil(rows, height) * across
     partials, programs = _partials(x, tiles)
     with _device(x):
-        # What is not written still needs an address; x's own will do.
+        # Outputs that are not written still need an address; any will do.
         _kernels().quantize_tiles[(programs,)](
             matrix, partials if scale is None else scale, partials if q is None else q,
             partials if q_t is None else q_t, partials, rows, columns, *matrix.stride(), across, tiles,
@@ -197,7 +196,7 @@ def _finish(
     *,
     measured: bool,
 ) -> None:
-    """Add up the partials (none of an empty tensor) into the extent, unless that is known, and the rows."""
+    """Add up the partials (None for an empty tensor) into the rows and, unless `measured`, the extent."""
     partials = _partials(x, 1)[0] if partials is None else partials
     with _device(x):
         _kernels().finish[(1,)](
@@ -209,9 +208,10 @@ def _finish(
 
 @cache
 def _kernels() -> ModuleType:
-    from fp8scope_kernels.triton import kernels as triton_kernels
+    # Imported by the first call: Triton may be missing, and importing it takes a second.
+    from fp8scope_kernels.triton import kernels
 
-    return triton_kernels
+    return kernels
 
 
 def _partials(x: Tensor, tiles: int) -> tuple[Tensor, int]:
@@ -252,7 +252,7 @@ def _bits_of(value: float) -> int:
 
 @cache
 def _format_bits(format: Format) -> dict[str, Any]:
-    """What the kernels have to know of a format; LIMITS as the bits of float32 numbers."""
+    """A format as the kernels' constants; MAX, LIMIT and NORMAL are the bits of float32 numbers."""
     top = format.max_exponent + format.bias
     mantissa = round((format.max / 2.0**format.max_exponent - 1) * 2**format.mantissa_bits)
     return {
@@ -273,7 +273,7 @@ _NO_FORMAT: dict[str, Any] = {
 
 @cache
 def _beyond(format: Format, dtype: torch.dtype) -> int:
-    """What is stored, without sign, for more than M where nothing clamps: Inf, NaN, or M itself."""
+    """The bits stored, without sign, for more than M where nothing clamps: of Inf, NaN or M."""
     beyond = torch.inf if format.has_infinity else torch.nan if format.has_nan else format.max
     if dtype.itemsize == 1:
         return 0x7F if format.specials == "nan" else 0x7C
@@ -281,7 +281,7 @@ def _beyond(format: Format, dtype: torch.dtype) -> int:
 
 
 def _scale_rule(recipe: Recipe, format: Format) -> dict[str, Any]:
-    """How the kernel chooses a block's scale: `amax_to_block_scale` in constants."""
+    """How the kernel computes a block's scale: `amax_to_block_scale` in constants."""
     smallest, largest = NO_SCALE
     if isinstance(recipe, MXFP8) and recipe.rounding == "floor":
         power = 2.0**format.max_exponent
@@ -298,5 +298,5 @@ def _ceil(number: int, divisor: int) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest power of two at or above it."""
+    """The smallest power of two at or above `number`."""
     return 1 << max(number - 1, 0).bit_length()

@@ -1,9 +1,9 @@
-"""What the Triton kernels do to each element: read, scale, round, classify.
+"""Operations of the Triton kernels on single elements: read, scale, round, classify.
 
-Whatever is compared or rounded is a float32's bit pattern, taken as an integer: finite numbers of one sign
-are ordered as their patterns are, NaN lies above Inf, and integer arithmetic gives the same bits on every GPU
-and under Triton's interpreter. Float32 arithmetic is left only in the product x*s and the rounding of
-subnormals; neither may be fused, so that kernels are launched with enable_fp_fusion=False.
+Comparing and rounding work on the bit pattern of a float32 as an integer. Patterns of one sign are ordered as
+their numbers, with NaN above Inf, and integer arithmetic gives the same bits on every GPU and in Triton's
+interpreter. Only the product x*s and the rounding of subnormals use float32 arithmetic. Neither may be fused,
+so kernels are launched with enable_fp_fusion=False.
 """
 
 import triton
@@ -15,7 +15,7 @@ _INF = tl.constexpr(0x7F800000)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def load_wide(address: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Elements as float32, 0 outside. BF16 comes as int16: the interpreter gets its subnormals wrong."""
+    """Elements as float32, 0 outside. BF16 is passed as int16: the interpreter gets its subnormals wrong."""
     value = tl.load(address, mask=inside, other=0)
     if value.dtype == tl.int16:
         return (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -38,15 +38,15 @@ def round_to_code(
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
 ) -> tl.tensor:
-    """Bits of abs(x*s), cut off at LARGEST, to the nearest code of the format (without sign), ties to even.
+    """Round the bits of abs(x*s), clamped to LARGEST, to the nearest code of the format, ties to even.
 
-    LARGEST and NORMAL: the bits of the largest value wanted and of the format's smallest normal one.
+    The code has no sign. LARGEST and NORMAL are the bits of the clamp and of the format's smallest normal.
     """
     cut: tl.constexpr = 23 - MANTISSA
     magnitude = tl.minimum(magnitude, LARGEST)
     last = (magnitude >> cut) & 1
     normal = ((magnitude + ((1 << (cut - 1)) - 1) + last) >> cut) - ((127 - BIAS) << MANTISSA)
-    # The last bit of this power of two is worth the smallest subnormal: float32's own rounding does the rest.
+    # The last bit of this power of two has the value of the smallest subnormal: float32 rounds the sum.
     unit: tl.constexpr = (127 + 23 + 1 - BIAS - MANTISSA) << 23
     anchor = tl.full(magnitude.shape, unit, tl.int32).to(tl.float32, bitcast=True)
     subnormal = (magnitude.to(tl.float32, bitcast=True) + anchor).to(tl.int32, bitcast=True) - unit
@@ -55,7 +55,7 @@ def round_to_code(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def code_to_bfloat16(code: tl.tensor, MANTISSA: tl.constexpr, BIAS: tl.constexpr) -> tl.tensor:
-    """The bits of the bfloat16 with this code's value, exact for every format of up to 8 bits."""
+    """The bits of the bfloat16 with the code's value; exact for every format of up to 8 bits."""
     unit: tl.constexpr = (127 + 1 - BIAS - MANTISSA) << 23
     smallest = tl.full(code.shape, unit, tl.int32).to(tl.float32, bitcast=True)
     subnormal = (code.to(tl.float32) * smallest).to(tl.int32, bitcast=True) >> 16
@@ -76,13 +76,14 @@ def quantized_bits(
     PROPAGATE: tl.constexpr,
     BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """(bits to store, code without sign) of x*s. NaN's code is 0x7F; BEYOND is what more than M becomes.
+    """(bits to store, code without sign) of x*s. NaN's code is 0x7F; more than M becomes BEYOND.
 
-    PROPAGATE: an Inf becomes NaN. Asked of x: a large scale takes a finite x to Inf as well, and that is M.
+    PROPAGATE: an Inf of x becomes NaN. The test is on x, not on x*s: a finite x with an infinite product
+    becomes M.
     """
     bits = scaled.to(tl.int32, bitcast=True)
     magnitude = bits & _ABS
-    # Unclamped values still have to stay clear of the integers' limits: 4 M is beyond M for every rounding.
+    # Unclamped values must not overflow the integers either; 4 M rounds to more than M in every case.
     largest: tl.constexpr = MAX if SATURATE else MAX + (2 << 23)
     code = round_to_code(magnitude, largest, NORMAL, MANTISSA, BIAS)
     number = magnitude <= _INF
@@ -98,7 +99,7 @@ def quantized_bits(
             stored = tl.where(code > MAX_CODE, BEYOND, stored)
         stored = tl.where(number, stored, 0x7FC0)
         sign = (bits >> 16) & 0x8000
-    # As the definition: rounding by adding and subtracting makes +0 of what vanishes, a cast keeps its sign.
+    # As in reference.py: rounding by addition and subtraction flushes to +0, a cast keeps the sign.
     keep_sign: tl.constexpr = BYTES and SATURATE
     stored = stored | (sign if keep_sign else tl.where(stored == 0, 0, sign))
     return stored.to(tl.uint8 if BYTES else tl.int16), tl.where(number, code, 0x7F)
@@ -106,14 +107,14 @@ def quantized_bits(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def small_counts(x: tl.tensor, code: tl.tensor, MANTISSA: tl.constexpr) -> tl.tensor:
-    """Per element 1 for an underflow, 2^16 for a subnormal: of up to 2^15 elements one sum holds both."""
+    """Per element 1 for an underflow and 2^16 for a subnormal: one sum holds both counts of 2^15 elements."""
     small = tl.where(code == 0, (x != 0).to(tl.int32), 0x10000)
     return tl.where(code < (1 << MANTISSA), small, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def is_saturated(x: tl.tensor, scaled: tl.tensor, LIMIT: tl.constexpr) -> tl.tensor:
-    """1 where x is finite and abs(x*s) > `Format.limit`, else 0: int32. LIMIT: that as bits."""
+    """1 where x is finite and abs(x*s) > `Format.limit`, else 0: int32. LIMIT is the limit as bits."""
     beyond = (scaled.to(tl.int32, bitcast=True) & _ABS) > LIMIT
     return (beyond & ((x.to(tl.int32, bitcast=True) & _ABS) < _INF)).to(tl.int32)
 
@@ -126,7 +127,7 @@ def count_nonfinite(x: tl.tensor) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def widened(small: tl.tensor) -> tl.tensor:
-    """A tile's `small_counts`, summed, with 32 bits for each: int64."""
+    """The sum of a tile's `small_counts` with 32 bits for each count: int64."""
     return (small & 0xFFFF).to(tl.int64) | ((small >> 16).to(tl.int64) << 32)
 
 

@@ -1,7 +1,7 @@
-"""The Triton kernels. Import this module only where Triton is installed; `triton_backend` launches them.
+"""The Triton kernels; backend.py launches them. Import this module only if Triton is installed.
 
-Each program leaves its sums in `partials`, int64 [programs, PARTIALS], and one more program adds those up: no
-atomics, so that a result does not depend on who comes first. Addresses are int64.
+Each program writes its sums to `partials`, int64 [programs, PARTIALS], and one more program adds those up.
+There are no atomics, so that results do not depend on the order of programs. Addresses are int64.
 """
 
 import triton
@@ -19,7 +19,7 @@ from fp8scope_kernels.triton.elements import (
 )
 
 MAX_PROGRAMS = 2048
-"""Programs per launch, each taking tile after tile. A power of two: one more program reads all partials."""
+"""Programs per launch, each of which loops over tiles. A power of two: one program reads all partials."""
 PARTIALS = 6
 """Columns of `partials`: amax as bits, saturated, underflow, subnormal, nonfinite, saturated blocks."""
 
@@ -36,7 +36,7 @@ def store_partials(
     nonfinite: tl.tensor,
     saturated_blocks: tl.tensor,
 ) -> None:
-    """This program's sums; `small` holds underflow in its lower and subnormal in its upper 32 bits."""
+    """Write this program's sums; `small` has underflow in its lower and subnormal in its upper 32 bits."""
     mine = partials + tl.program_id(0) * _PARTIALS
     tl.store(mine, amax.to(tl.int64))
     tl.store(mine + 1, saturated)
@@ -56,11 +56,11 @@ def observe_tiles(
     tiles: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> None:
-    """One pass over `size` elements, each of which stands for `repeat`: numel, amax and nonfinite of a row.
+    """One pass over `size` elements, each of which counts `repeat` times: numel, amax and nonfinite of a row.
 
-    `row` is float64, `row_bits` the same memory as int64: of numbers that are not negative the largest has
-    the largest bits. Programs add to it by atomics, which here do not depend on who comes first: a maximum,
-    and whole numbers below 2^53.
+    `row` is float64; `row_bits` is the same memory as int64, in which non-negative numbers have the same
+    order. Programs use atomics whose result does not depend on their order: a maximum, and sums of whole
+    numbers below 2^53.
     """
     amax = tl.full((), 0, tl.int32)
     nonfinite = tl.full((), 0, tl.int64)
@@ -108,7 +108,7 @@ def quantize_tiles(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """One pass over x [rows, columns] with one scale: cast (and its transpose), counters, amax, as wanted."""
+    """One pass over x [rows, columns] with one scale: cast (and transpose), counters, amax, as requested."""
     amax = tl.full((), 0, tl.int32)
     saturated = tl.full((), 0, tl.int64)
     small = tl.full((), 0, tl.int64)
@@ -119,7 +119,7 @@ def quantize_tiles(
         row = (tile // tiles_across).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
         column = (tile % tiles_across).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
-        # Zeros, as which the rest of a tile is read, count as nothing.
+        # A tile reads zeros outside of x, which count as nothing.
         at = row[:, None] * row_stride + column[None, :] * column_stride
         wide = load_wide(x + at, inside)
         if MEASURE:
@@ -169,10 +169,10 @@ def quantize_block_tiles(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """x [rows, columns] with a scale per block of 1 x block_width, or if TALL of HEIGHT x block_width.
+    """x [rows, columns] with a scale per block of 1 x block_width, or of HEIGHT x block_width if TALL.
 
-    A tile is one block, or HEIGHT of them below each other, read WIDTH columns at a time: once for its scale
-    and again, from the cache, for the cast.
+    A tile is one block, or a column of HEIGHT blocks. It is read WIDTH columns at a time: once for its scale
+    and a second time, from the cache, for the cast.
     """
     amax = tl.full((), 0, tl.int32)
     saturated = tl.full((), 0, tl.int64)
@@ -239,9 +239,8 @@ def finish(
 ) -> None:
     """Add up the partials of one launch, in one program.
 
-    Writes `amax` (float32) and `nonfinite` (float64), or reads them where they were MEASURED before, and
-    accumulates into `row` and `block_row`, float64, as `StatisticsBuffer` describes; of the latter only the
-    saturated blocks.
+    Writes `amax` (float32) and `nonfinite` (float64), or reads them if they were MEASURED before. Accumulates
+    into `row` and `block_row`, float64, as `StatisticsBuffer` describes; in the latter only saturated blocks.
     """
     program = tl.arange(0, _MAX_PROGRAMS)
     there = program < programs

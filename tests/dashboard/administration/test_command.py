@@ -111,7 +111,7 @@ def test_a_password_is_asked_for_and_not_shown(up: Up) -> None:
         os.execvpe(command[0], [*command, "password"], clean_environment())
     with closing(os.fdopen(terminal, "r+b", buffering=0)) as stream:
         shown = b""
-        for question in (b"New password of admin: ", b"The same again: "):
+        for question in (b"New password of admin: ", b"Repeat the password: "):
             while question not in shown:
                 shown += stream.read(1024)
             stream.write(b"a third good one\n")
@@ -168,7 +168,7 @@ def test_as_in_compose_the_environment_names_database_and_address(stopped: Path,
     [
         (("link", "--user", "nobody"), "", "there is no person 'nobody' (there are: admin"),
         (("password", "--stdin"), "short\n", "too short"),
-        (("password", "--stdin"), "", "holds no password"),
+        (("password", "--stdin"), "", "contains no password"),
         (("password", "--stdin"), "x" * 5000, "longer than 4096"),
         (("password",), "", "no terminal"),
         (("invite", "two words"), "", "username"),
@@ -190,7 +190,7 @@ def test_a_password_is_never_an_argument(up: Up) -> None:
 def test_a_directory_without_an_installation_is_refused(tmp_path: Path) -> None:
     done = admin("--data-dir", str(tmp_path / "nothing"), "link")
     assert done.returncode == 1
-    assert "holds no database" in done.stderr
+    assert "contains no database" in done.stderr
     assert "--data-dir" in done.stderr
     assert not (tmp_path / "nothing").exists()
 

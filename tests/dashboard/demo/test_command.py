@@ -29,7 +29,7 @@ def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "10"], "give a whole number from 100 to 20000"),
+        (["--steps", "10"], "use a whole number from 100 to 20000"),
         (["--steps", "many"], "'many' is not a number of steps"),
         (["--port", "70000"], "'70000' is not a port"),
         (["--port", "-1"], "--port"),
@@ -48,7 +48,7 @@ def test_a_wrong_command_line_says_what_is_wrong(
 def test_a_second_demo_at_once_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with locked(tmp_path):
         assert command.demo(["--exit", "--port", "0", "--data-dir", str(tmp_path)]) == 1
-    assert f"a demo runs in {tmp_path} already" in capsys.readouterr().err
+    assert f"a demo is already running in {tmp_path}" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,13 +60,13 @@ def test_a_port_that_is_taken_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--port" in error
 
 
-def test_the_usual_port_is_left_to_whoever_has_it() -> None:
+def test_takes_a_free_port_if_the_default_port_is_in_use() -> None:
     try:
         with socket.create_server(("127.0.0.1", DEFAULT_PORT)):
-            assert command._usual_or_free_port() == 0
+            assert command.default_or_free_port() == 0
     except OSError:
         # Somebody has it on this machine: that is the very case.
-        assert command._usual_or_free_port() == 0
+        assert command.default_or_free_port() == 0
 
 
 def test_a_data_directory_that_cannot_be_used_says_so(
@@ -103,4 +103,4 @@ def test_the_report_decides_the_exit_status(tmp_path: Path, stored: int, status:
     assert summary["runs"][0]["points_stored"] == stored
     assert summary["first_rows_seconds"] == 20.0
     assert summary["seconds"] == pytest.approx(100, abs=60)
-    assert ("Not as it should be" in console.export_text()) == (status == 1)
+    assert ("Unexpected result" in console.export_text()) == (status == 1)

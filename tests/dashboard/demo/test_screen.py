@@ -10,7 +10,7 @@ from rich.console import Console
 from fp8scope_dashboard.demo.outcome import Alert, Outcome, Score
 from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.screen import Bars, tables
-from fp8scope_dashboard.demo.trainer import Told, Trainer
+from fp8scope_dashboard.demo.trainer import Trainer, TrainerReport
 
 ONE = Outcome(
     name="fp8 delayed scaling",
@@ -64,12 +64,12 @@ def test_the_bars_show_what_is_told(tmp_path: Path) -> None:
     bars = Bars([waiting, running], console)
     running._child = object()  # type: ignore[assignment]
     bars.refresh()
-    assert [task.fields["note"] for task in bars.progress.tasks] == ["waits", "starts"]
+    assert [task.fields["note"] for task in bars.progress.tasks] == ["waiting", "starting"]
     for message in (
         {"event": "progress", "step": 30, "loss": 2.5, "tokens_per_second": 12345.6},
         {"event": "alert", "kind": "loss_spike"},
     ):
-        running._told.hear(message)
+        running._report.update(message)
     bars.refresh()
     task = bars.progress.tasks[1]
     assert task.completed == 30
@@ -79,7 +79,7 @@ def test_the_bars_show_what_is_told(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_a_number_is_shown_as_that(tmp_path: Path) -> None:
     trainer = Trainer(RunPlan("one", "bf16", "bf16", 1, 100), {}, tmp_path)
     trainer._child = object()  # type: ignore[assignment]
-    trainer._told = Told(step=3, loss=None)
+    trainer._report = TrainerReport(step=3, loss=None)
     bars = Bars([trainer], Console(force_terminal=False))
     bars.refresh()
     assert "nan" in bars.progress.tasks[0].fields["note"]

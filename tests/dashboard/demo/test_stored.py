@@ -59,7 +59,7 @@ def test_what_may_change_is_waited_for(dashboard: Dashboard, status: int) -> Non
 
 def test_a_refusal_is_not(dashboard: Dashboard) -> None:
     Answers.prepared = [(401, {})]
-    with pytest.raises(ServerError, match="answers 401"):
+    with pytest.raises(ServerError, match="status 401"):
         dashboard.run("abc")
 
 
@@ -73,7 +73,7 @@ def test_it_gives_what_there_is_when_time_is_up(dashboard: Dashboard) -> None:
 
 
 def test_a_server_that_is_not_there_is_said_to_be_silent() -> None:
-    with pytest.raises(ServerError, match="said nothing about run abc"):
+    with pytest.raises(ServerError, match="returned no data about run abc"):
         Dashboard("http://127.0.0.1:1", "fp8s_secret").wait("abc", lambda found: True, 0.05)
 
 

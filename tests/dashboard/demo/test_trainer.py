@@ -14,7 +14,7 @@ import pytest
 
 from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.running import DemoError, _check
-from fp8scope_dashboard.demo.trainer import Told, Trainer
+from fp8scope_dashboard.demo.trainer import Trainer, TrainerReport
 
 PLAN = RunPlan("a run", "bf16", "bf16", 1, 100)
 STORY = """
@@ -57,10 +57,10 @@ def wait(trainer: Trainer) -> int:
 def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer = begin(tmp_path, STORY + END, trainers)
     assert wait(trainer) == 0
-    told = trainer.told
-    assert (told.run, told.step, told.loss, told.tokens_per_second) == ("abc", 40, 2.5, 1000.0)
-    assert told.finished is not None
-    assert told.step_times == [1.0, 2.0]
+    report = trainer.report
+    assert (report.run, report.step, report.loss, report.tokens_per_second) == ("abc", 40, 2.5, 1000.0)
+    assert report.finished is not None
+    assert report.step_times == [1.0, 2.0]
     _check(trainer)
 
 
@@ -120,22 +120,22 @@ def test_one_that_was_not_started_has_not_ended(tmp_path: Path) -> None:
 def test_what_was_told_does_not_change_afterwards(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer = begin(tmp_path, STORY + END, trainers)
     wait(trainer)
-    told = trainer.told
-    trainer._told.hear({"event": "alert", "kind": "loss_spike"})
-    assert told.alerts == []
-    assert trainer.told.alerts == [{"event": "alert", "kind": "loss_spike"}]
+    report = trainer.report
+    trainer._report.update({"event": "alert", "kind": "loss_spike"})
+    assert report.alerts == []
+    assert trainer.report.alerts == [{"event": "alert", "kind": "loss_spike"}]
 
 
 def test_messages_of_a_later_version_are_passed_over() -> None:
-    told = Told()
-    told.hear({"event": "something new", "step": 3})
-    assert told == Told()
+    report = TrainerReport()
+    report.update({"event": "something new", "step": 3})
+    assert report == TrainerReport()
 
 
 def _pid(trainer: Trainer) -> int:
     """Of the process, once it has begun to talk."""
     deadline = time.monotonic() + 60
-    while not trainer.told.step:
+    while not trainer.report.step:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     child = trainer._child

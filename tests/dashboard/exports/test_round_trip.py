@@ -134,14 +134,14 @@ def test_the_command_gets_what_it_asks_for(
     server: Server, client: WireClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    ask = export._written
+    ask = export._rows_written
 
     def written(*what: Any) -> int:
         told.append(ask(*what))
         return told[-1]
 
     monkeypatch.setattr(export, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(export, "_written", written)
+    monkeypatch.setattr(export, "_rows_written", written)
     for form, magic in (("parquet", b"PAR1"), ("csv", b"#fp8")):
         path = _downloaded(server, client.run, form, tmp_path / form)
         assert path.read_bytes().startswith(magic)

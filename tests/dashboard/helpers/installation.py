@@ -114,7 +114,7 @@ class Up:
 
     @property
     def sign_in_link(self) -> str:
-        return self._found(r"sign in as administrator, once, with:\n\s+(\S+)")
+        return self._found(r"sign in as administrator with this one-time link:\n\s+(\S+)")
 
     def _found(self, pattern: str) -> str:
         match = re.search(pattern, self.output)

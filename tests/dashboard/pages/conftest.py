@@ -1,10 +1,10 @@
-"""A project with a member who is signed in."""
+"""Signed-in users of a project."""
 
 from __future__ import annotations
 
 import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
-from dashboard.helpers.visitor import Visitor, visitor_of
+from dashboard.helpers.visitors import Visitor, visitor_of
 
 from fp8scope_dashboard.accounts.models import Role
 from fp8scope_dashboard.accounts.services import create_project

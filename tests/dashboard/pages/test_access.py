@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 from dashboard.helpers.recording import make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.test import Client
 from django.urls import reverse
 

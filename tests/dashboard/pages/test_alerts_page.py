@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Rule
@@ -53,7 +53,7 @@ def test_empty_states(admin: Visitor) -> None:
     event = make_event(admin)
     Event.objects.update(state=EventState.RESOLVED, resolved_at=timezone.now())
     assert f"event-{event.id}" in html(admin), "with nothing open, what happened is shown"
-    assert "Nothing open" in html(admin, "alerts/?state=open")
+    assert "No open alerts" in html(admin, "alerts/?state=open")
 
 
 def test_one_runs_alerts(admin: Visitor) -> None:
@@ -119,7 +119,7 @@ def test_deliveries_are_told(admin: Visitor) -> None:
     page = html(admin)
     assert "good: delivered" in page
     assert "bad: not delivered after 8 attempts: The receiver answered 500." in page
-    assert "slow: on its way, 1 attempt failed: Nobody answered." in page
+    assert "slow: pending, 1 attempt failed: Nobody answered." in page
 
 
 def test_the_evidence(admin: Visitor, seeded: Seeded) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.reporting import tell
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.alerts.models import Rule, RuleAction
@@ -47,7 +47,7 @@ def test_it_works(member: Visitor, writer: Recorder) -> None:
     shown = page(member, writer.run)
     assert 'id="commands-title">Commands<' in shown and '<option value="blocks.0.up">' in shown
     answer = ask(member, writer.run, **FORM)
-    assert "Asked for: change precision" in answer
+    assert "Command created: change precision" in answer
     (command,) = Command.objects.all()
     assert command.arguments == {"patterns": ["blocks.*.up", "blocks.1.down"], "precision": "bf16"}
     assert (command.given_by, command.reason) == (member.user, "it clips")
@@ -84,8 +84,8 @@ def test_other_commands(
         ({"kind": "explode"}, "There is no command"),
         ({"kind": "fallback", "patterns": " , "}, "Name 1 to 100 layers"),
         ({"kind": "fallback", "patterns": "a", "precision": "fp4"}, "The precision is bf16"),
-        ({"kind": "pause", "minutes": "soon"}, "The minutes of a pause"),
-        ({"kind": "pause", "minutes": "1e999"}, "The minutes of a pause"),
+        ({"kind": "pause", "minutes": "soon"}, "The duration of a pause"),
+        ({"kind": "pause", "minutes": "1e999"}, "The duration of a pause"),
         ({"kind": "pause", "minutes": "61"}, "A pause lasts"),
     ],
     ids=str,
@@ -105,7 +105,7 @@ def test_who_may_only_look_only_looks(viewer: Visitor, stranger: Visitor, writer
     assert viewer.client.get(address).status_code == 405
     assert not Command.objects.exists()
     shown = page(viewer, writer.run)
-    assert "Change precision" not in shown and "Nobody has asked" in shown
+    assert "Change precision" not in shown and "No commands yet" in shown
 
 
 def test_a_form_of_another_site_does_nothing(member: Visitor, writer: Recorder) -> None:
@@ -120,7 +120,7 @@ def test_only_what_is_taken_is_offered(member: Visitor, writer: Recorder) -> Non
     shown = page(member, writer.run)
     assert "Change precision" in shown and "Write a checkpoint" not in shown and "Pause" not in shown
     tell(writer, kind="accepts", accepts=[])
-    assert "takes no commands yet" in page(member, writer.run)
+    assert "accepts no commands yet" in page(member, writer.run)
 
 
 def test_a_run_that_is_over_shows_only_what_was_asked(member: Visitor, writer: Recorder) -> None:

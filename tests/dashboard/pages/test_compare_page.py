@@ -9,7 +9,7 @@ from typing import Any
 
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.utils.html import escape
 
 from fp8scope_dashboard.pages.views.compare import MOST_CHOSEN
@@ -54,7 +54,7 @@ def test_a_change_gets_the_comparison_alone(admin: Visitor, seeded: Seeded) -> N
 def test_empty_states(admin: Visitor) -> None:
     assert "Nothing to compare yet" in html(admin)
     make_run(admin.project, "alone", precision="fp8")
-    assert "None of the ticked runs names a baseline" in html(admin)
+    assert "none of the selected runs has a baseline" in html(admin)
 
 
 def test_losses_by_arm(admin: Visitor, seeded: Seeded) -> None:

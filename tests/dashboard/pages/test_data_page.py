@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.runs.models import Run
@@ -28,7 +28,7 @@ def html(visitor: Visitor, rest: str) -> str:
 def test_it_works(member: Visitor, run: Run) -> None:
     shown = html(member, f"runs/{run.pk}/data/")
     assert "the &lt;run&gt;" in shown and "bytes a point" in shown and "80 points" in shown
-    assert "None missing" in shown and "Batches as they came" in shown
+    assert "None missing" in shown and "Batches, not compacted yet" in shown
     assert f"runs/{run.pk}/data/" in html(member, f"runs/{run.pk}/")
 
 
@@ -52,7 +52,7 @@ def test_the_file(member: Visitor, run: Run) -> None:
 def test_deleting_asks_for_the_name(member: Visitor, run: Run) -> None:
     address = member.address(f"runs/{run.pk}/data/delete")
     refused = member.client.post(address, {"name": "another"}, follow=True).content.decode()
-    assert "Nothing was deleted" in refused and Run.objects.count() == 1
+    assert "The run was not deleted" in refused and Run.objects.count() == 1
     assert member.client.get(address).status_code == 405
     done = member.client.post(address, {"name": "the <run>"}, follow=True).content.decode()
     assert "Deleting" in done and not Run.objects.exists()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.reporting import REFERENCE
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token

@@ -6,9 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from dashboard.helpers.figures import get, values
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor, get_json, trace_values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,11 +57,11 @@ def measured(admin: Visitor) -> Run:
 
 
 def test_it_works(admin: Visitor, measured: Run) -> None:
-    answer = get(admin, f"runs/{measured.id}/figures/efficiency.json")
+    answer = get_json(admin, f"runs/{measured.id}/figures/efficiency.json")
     traces = answer["figure"]["data"]
     assert [trace["name"] for trace in traces] == [glossary.title(name) for name in PHASES]
     assert {trace["stackgroup"] for trace in traces} == {"step"}
-    means = [values(trace["y"]).mean() for trace in traces]
+    means = [trace_values(trace["y"]).mean() for trace in traces]
     assert means == pytest.approx([20, 40, 10, 10, 20])
     assert answer["figure"]["layout"]["yaxis"]["title"]["text"] == "ms / step"
     assert "Backward 40.0" in answer["summary"] and "Waiting for data 20.0" in answer["summary"]
@@ -80,14 +79,14 @@ def test_a_run_without_measures_says_how_to_get_them(admin: Visitor) -> None:
         if steps:
             Recorder(run).rows(np.arange(steps), {"loss": np.ones(steps)})
             run.refresh_from_db()
-        assert "run.watch" in get(admin, f"runs/{run.id}/figures/efficiency.json")["empty"]
+        assert "run.watch" in get_json(admin, f"runs/{run.id}/figures/efficiency.json")["empty"]
         assert recent_figures(run) == []
         assert admin.client.get(admin.address(f"runs/{run.id}/")).status_code == 200
 
 
 def test_a_range_of_steps(admin: Visitor, measured: Run) -> None:
-    answer = get(admin, f"runs/{measured.id}/figures/efficiency.json", first="100", last="149")
-    x = values(answer["figure"]["data"][0]["x"])
+    answer = get_json(admin, f"runs/{measured.id}/figures/efficiency.json", first="100", last="149")
+    x = trace_values(answer["figure"]["data"][0]["x"])
     assert x.min() == 100 and x.max() == 149
 
 
@@ -146,7 +145,7 @@ def test_slow_steps_are_told_in_seconds() -> None:
     split = Split(np.arange(3.0), np.full((len(PHASES), 3), 2.0))
     figure = json.loads(efficiency_figure(split, theme_named("light"), compact=False).to_json())
     assert figure["layout"]["yaxis"]["title"]["text"] == "s / step"
-    assert values(figure["data"][0]["y"]).tolist() == [2.0, 2.0, 2.0]
+    assert trace_values(figure["data"][0]["y"]).tolist() == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.utils.html import escape
 
 from fp8scope_dashboard.analysis.models import EvaluationComparison

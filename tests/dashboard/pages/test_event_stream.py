@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from dashboard.helpers.recording import make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.db import connection
 from django.test import AsyncClient
 
@@ -147,7 +147,7 @@ async def test_a_quiet_stream_is_kept_open(admin: Visitor, run: Run, monkeypatch
     pieces = event_stream.stream("nothing", dict, "s")
     found = b""
     async with asyncio.timeout(SECONDS):
-        while b": still here" not in found:
+        while b": heartbeat" not in found:
             found += await anext(pieces)
     await pieces.aclose()
 

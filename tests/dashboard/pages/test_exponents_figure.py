@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dashboard.helpers.figures import values
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor, trace_values
 
 import fp8scope_kernels
 from fp8scope_dashboard.pages.figures.exponents import Exponents, exponents_figure, summary_of
@@ -63,7 +62,7 @@ def test_the_limits_move_with_the_scale(power: int) -> None:
     assert found.limits is not None
     assert found.limits[0] == pytest.approx(np.log2(448) - power)
     assert found.limits[1:] == (-6 - power, -9 - power, -10 - power)
-    kept = np.array(found.fates())[found.counts > 0].tolist()
+    kept = np.array(found.outcomes())[found.counts > 0].tolist()
     assert kept == ["becomes zero"] * 2 + ["subnormal"] * 4 + ["normal"] * 15 + ["saturates"] * 2
 
 
@@ -147,10 +146,10 @@ def test_the_page_shows_the_histogram_of_a_step(admin: Visitor) -> None:
     for query, step, place in (({}, 11, 5.5), ({"step": "11"}, 11, 5.5), ({"step": "10"}, 1, 3.5)):
         found = figure_of(admin, run, tensor="a.input", **query)
         assert f"at step {step}" in found["summary"]
-        assert values(found["figure"]["data"][0]["x"]).tolist() == [place]
+        assert trace_values(found["figure"]["data"][0]["x"]).tolist() == [place]
         assert len(found["figure"]["layout"]["shapes"]) == 3
     assert "empty" in figure_of(admin, run, tensor="a.input", step="0")
-    assert "chosen" in figure_of(admin, run, tensor="nobody")["empty"]
+    assert "Select a tensor" in figure_of(admin, run, tensor="nobody")["empty"]
     for nonsense in ("-1", "x", "9" * 40, "1.5", "٣"):
         assert "at step 11" in figure_of(admin, run, tensor="0", step=nonsense)["summary"]
     page = admin.client.get(admin.address(f"runs/{run.id}/")).content.decode()

@@ -6,31 +6,30 @@ import json
 
 import numpy as np
 import pytest
-from dashboard.helpers.figures import get, values
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import TENSORS, Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor, get_json, trace_values
 
 from fp8scope_dashboard.pages.series_loading import POINTS
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
-    answer = get(admin, f"runs/{seeded.healthy.id}/figures/loss.json")
+    answer = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json")
     names = {trace.get("name") for trace in answer["figure"]["data"]}
     assert {"gpt fp8 delayed", "gpt bf16 seed 1", "BF16 (3 seeds)"} <= names
     assert answer["summary"].startswith("loss of gpt fp8 delayed: ")
 
 
 def test_the_loss_alone(admin: Visitor, seeded: Seeded) -> None:
-    answer = get(admin, f"runs/{seeded.healthy.id}/figures/loss.json", baseline="0", smooth="0")
+    answer = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", baseline="0", smooth="0")
     (line, *_) = answer["figure"]["data"]
-    assert line["name"] == "gpt fp8 delayed" and len(values(line["y"])) == 150
+    assert line["name"] == "gpt fp8 delayed" and len(trace_values(line["y"])) == 150
 
 
 def test_a_nan_is_not_lost(admin: Visitor, seeded: Seeded) -> None:
-    answer = get(admin, f"runs/{seeded.faulty.id}/figures/loss.json")
+    answer = get_json(admin, f"runs/{seeded.faulty.id}/figures/loss.json")
     crosses = [trace for trace in answer["figure"]["data"] if "not finite" in (trace.get("name") or "")]
-    assert len(crosses) == 1 and "Not finite" in answer["summary"]
+    assert len(crosses) == 1 and "not finite" in answer["summary"]
     low, high = answer["figure"]["layout"]["yaxis"]["range"]
     assert 1 < low < 3 and high < 8
 
@@ -41,21 +40,21 @@ def test_a_spike_of_one_step_is_never_thinned_out(admin: Visitor) -> None:
     loss[777] = 2.9
     Recorder(run).rows(np.arange(len(loss)), {"loss": loss}, rows_per_batch=5_000)
     for query in ({}, {"compact": "1"}):
-        line, *_ = get(admin, f"runs/{run.id}/figures/loss.json", **query)["figure"]["data"]
-        assert len(values(line["y"])) <= POINTS and 2.9 in values(line["y"])
+        line, *_ = get_json(admin, f"runs/{run.id}/figures/loss.json", **query)["figure"]["data"]
+        assert len(trace_values(line["y"])) <= POINTS and 2.9 in trace_values(line["y"])
 
 
 @pytest.mark.parametrize(("axis", "last"), [("step", 149.0), ("tokens", 150.0 * 2048), ("time", 14.9 / 60)])
 def test_axes(admin: Visitor, seeded: Seeded, axis: str, last: float) -> None:
     query = {"x": axis, "smooth": "0", "baseline": "0"}
-    line, *_ = get(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)["figure"]["data"]
-    assert values(line["x"])[-1] == pytest.approx(last)
+    line, *_ = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)["figure"]["data"]
+    assert trace_values(line["x"])[-1] == pytest.approx(last)
 
 
 def test_a_closer_look(admin: Visitor, seeded: Seeded) -> None:
     query = {"first": "20.4", "last": "30", "smooth": "0", "baseline": "0"}
-    line, *_ = get(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)["figure"]["data"]
-    assert values(line["x"]).tolist() == list(range(20, 31))
+    line, *_ = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)["figure"]["data"]
+    assert trace_values(line["x"]).tolist() == list(range(20, 31))
 
 
 @pytest.mark.parametrize(
@@ -71,27 +70,30 @@ def test_a_closer_look(admin: Visitor, seeded: Seeded) -> None:
 )
 @pytest.mark.parametrize("name", ["loss", "scalar", "heatmap", "tensor"])
 def test_bad_input_is_no_error(admin: Visitor, seeded: Seeded, name: str, query: dict[str, str]) -> None:
-    get(admin, f"runs/{seeded.healthy.id}/figures/{name}.json", **query)
+    get_json(admin, f"runs/{seeded.healthy.id}/figures/{name}.json", **query)
 
 
 @pytest.mark.parametrize("name", ["loss", "scalar", "heatmap", "tensor"])
 def test_nothing_yet_says_what_is_missing(admin: Visitor, name: str) -> None:
     run = make_run(admin.project, "new")
-    assert len(get(admin, f"runs/{run.id}/figures/{name}.json")["empty"]) > 20
+    assert len(get_json(admin, f"runs/{run.id}/figures/{name}.json")["empty"]) > 20
 
 
 def test_scalars(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.healthy.id}/figures/scalar.json"
-    assert get(admin, path)["figure"]["layout"]["yaxis"]["title"]["text"] == "tokens / s"
-    assert get(admin, path, name="grad_norm")["figure"]["layout"]["yaxis"]["title"]["text"] == "Gradient norm"
-    assert "empty" in get(admin, path, name="unheard_of")
+    assert get_json(admin, path)["figure"]["layout"]["yaxis"]["title"]["text"] == "tokens / s"
+    assert (
+        get_json(admin, path, name="grad_norm")["figure"]["layout"]["yaxis"]["title"]["text"]
+        == "Gradient norm"
+    )
+    assert "empty" in get_json(admin, path, name="unheard_of")
 
 
 def test_the_map_of_tensors(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.faulty.id}/figures/heatmap.json"
-    layout = get(admin, path)["figure"]["layout"]
+    layout = get_json(admin, path)["figure"]["layout"]
     assert layout["meta"]["names"] == TENSORS
-    worst = get(admin, path, order="worst")["figure"]["layout"]["meta"]
+    worst = get_json(admin, path, order="worst")["figure"]["layout"]["meta"]
     assert all("mlp.down.input" in name for name in worst["names"][:6])
     assert [TENSORS[i] for i in worst["indices"]] == worst["names"]
 
@@ -107,21 +109,21 @@ def test_tensors_without_the_statistic_take_no_room(admin: Visitor) -> None:
         {"amax": [[1, 2]] * 2, "numel": [[9, 9]] * 2, "saturated": [never] * 2, "nonfinite": [never] * 2},
     )
     path = f"runs/{run.id}/figures/heatmap.json"
-    assert get(admin, path)["figure"]["layout"]["meta"] == {"indices": [0], "names": ["up.input"]}
-    both = get(admin, path, statistic="amax", order="worst")["figure"]["layout"]["meta"]
+    assert get_json(admin, path)["figure"]["layout"]["meta"] == {"indices": [0], "names": ["up.input"]}
+    both = get_json(admin, path, statistic="amax", order="worst")["figure"]["layout"]["meta"]
     assert both["names"] == ["up.weight_grad", "up.input"]
 
 
 def test_choosing_tensors(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.faulty.id}/figures/heatmap.json"
-    names = get(admin, path, role="grad_output", filter="MLP.up")["figure"]["layout"]["meta"]["names"]
+    names = get_json(admin, path, role="grad_output", filter="MLP.up")["figure"]["layout"]["meta"]["names"]
     assert names == [name for name in TENSORS if "mlp.up.grad_output" in name]
-    assert "empty" in get(admin, path, filter="nothing like this")
+    assert "empty" in get_json(admin, path, filter="nothing like this")
 
 
 @pytest.mark.parametrize("tensor", [TENSORS[6], "6"])
 def test_one_tensor(admin: Visitor, seeded: Seeded, tensor: str) -> None:
-    answer = get(admin, f"runs/{seeded.faulty.id}/figures/tensor.json", tensor=tensor)
+    answer = get_json(admin, f"runs/{seeded.faulty.id}/figures/tensor.json", tensor=tensor)
     names = {trace["name"] for trace in answer["figure"]["data"]}
     assert {"amax", "largest representable", "overflow rate", "underflow rate"} <= names
     assert TENSORS[6] in answer["summary"]
@@ -129,7 +131,7 @@ def test_one_tensor(admin: Visitor, seeded: Seeded, tensor: str) -> None:
 
 def test_light_and_dark_differ(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.healthy.id}/figures/loss.json"
-    light, dark = (json.dumps(get(admin, path, theme=theme)) for theme in ("light", "dark"))
+    light, dark = (json.dumps(get_json(admin, path, theme=theme)) for theme in ("light", "dark"))
     assert "#0b63b5" in light and "#0b63b5" not in dark and "#6fb4f2" in dark
 
 

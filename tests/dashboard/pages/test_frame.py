@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from asgiref.sync import iscoroutinefunction
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.contrib.staticfiles import finders
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
@@ -75,7 +75,7 @@ def test_error_pages_are_used(admin: Visitor) -> None:
     assert "Page not found" in admin.client.get("/p/nothing/").content.decode()
     careful = Client(enforce_csrf_checks=True)
     careful.force_login(admin.user)
-    assert "open for too long" in careful.post(admin.address("settings/margins")).content.decode()
+    assert "This page has expired" in careful.post(admin.address("settings/margins")).content.decode()
 
 
 def test_a_crash_shows_the_error_page(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_crash_shows_the_error_page(admin: Visitor, monkeypatch: pytest.Monkey
     admin.client.raise_request_exception = False
     answer = admin.client.get(admin.address())
     assert answer.status_code == 500
-    assert "Something broke" in answer.content.decode() and "boom" not in answer.content.decode()
+    assert "Server error" in answer.content.decode() and "boom" not in answer.content.decode()
 
 
 def test_plotly_comes_from_its_package() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard.helpers.visitor import Visitor, visitor_of
+from dashboard.helpers.visitors import Visitor, visitor_of
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Membership, Role, User

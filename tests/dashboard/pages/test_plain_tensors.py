@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.pages import glossary
 
@@ -28,4 +28,4 @@ def test_every_step_is_not_worth_a_line(admin: Visitor, scalars: dict[str, float
 
 
 def test_the_scalar_is_explained() -> None:
-    assert "share of the training" in glossary.GLOSSARY["plain_tensors_every"].definition
+    assert "only every few steps" in glossary.GLOSSARY["plain_tensors_every"].definition

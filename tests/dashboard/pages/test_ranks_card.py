@@ -7,11 +7,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.pages.ranks import FAILED, FINISHED, LAGS, LOST, SHOWN, WRITING, ranks_of
+from fp8scope_dashboard.pages.ranks import FAILED, FINISHED, LAGGING, LOST, RANKS_SHOWN, WRITING, ranks_of
 from fp8scope_dashboard.runs import services
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
 
@@ -80,7 +80,7 @@ def test_the_states_of_ranks(run: Run) -> None:
         ends_run=False,
     )
     found = ranks_of(run)
-    assert [one.badge for one in found.ranks] == [WRITING, LAGS, LOST, FINISHED, FAILED]
+    assert [one.badge for one in found.ranks] == [WRITING, LAGGING, LOST, FINISHED, FAILED]
     assert [one.rank for one in found.troubled] == [1, 2, 4]
     assert found.ranks[4].error == "OSError: no disk" and found.ranks[1].lag == 80
 
@@ -93,7 +93,7 @@ def test_weights_whose_scales_differ(run: Run) -> None:
     assert found is not None
     # At the last step that all have; the inputs' scales are each rank's own.
     assert (found.step, found.names, found.compared, found.weights) == (25, ["0.weight"], 3, True)
-    assert found.apart == [2]
+    assert found.deviating == [2]
 
 
 def test_activations_have_to_agree_where_the_recipe_says_so(run: Run) -> None:
@@ -105,7 +105,7 @@ def test_activations_have_to_agree_where_the_recipe_says_so(run: Run) -> None:
     found = ranks_of(run).disagreement
     assert found is not None and (found.names, found.weights) == (["0.input"], False)
     # Of two nobody can tell which one is right.
-    assert found.apart == []
+    assert found.deviating == []
 
 
 def test_attempts_and_what_was_replaced(run: Run) -> None:
@@ -120,7 +120,7 @@ def test_attempts_and_what_was_replaced(run: Run) -> None:
     write(run, 0, 60, attempt=1, first=41)
     write(run, 0, 70, attempt=2, first=61)
     found = ranks_of(run)
-    shown = [(one.number, one.first_step, one.last_step, one.kept_until) for one in found.attempts]
+    shown = [(one.number, one.first_step, one.last_step, one.replaced_from) for one in found.attempts]
     assert shown == [(3, 61, 70, None), (2, 41, 60, None), (1, 1, 50, 41)]
     assert found.attempts[-1].badge == FAILED and len(found.ranks) == 1
 
@@ -133,7 +133,7 @@ def test_of_a_thousand_ranks_the_troubled_ones_are_shown(run: Run) -> None:
     writers[777].seen_at = timezone.now() - timedelta(hours=1)
     Writer.objects.bulk_create(writers)
     found = ranks_of(run)
-    assert found.count == 1000 and len(found.ranks) == SHOWN
+    assert found.count == 1000 and len(found.ranks) == RANKS_SHOWN
     assert [one.rank for one in found.troubled] == [777] and 777 in {one.rank for one in found.ranks}
 
 
@@ -161,5 +161,5 @@ def test_the_page_says_it_in_words(member: Visitor) -> None:
     page = member.client.get(member.address(f"runs/{run.id}/ranks"))
     text = page.content.decode()
     assert page.status_code == 200 and "Ranks disagree" in text and "0.weight" in text
-    assert "Rank 1" in text and "killed, or cut off" in text and "node1" in text
+    assert "Rank 1" in text and "was killed or has lost its connection" in text and "node1" in text
     assert "Ranks disagree" in member.client.get(member.address(f"runs/{run.id}/")).content.decode()

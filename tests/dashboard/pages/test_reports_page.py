@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, tell
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.control.models import Report
@@ -57,7 +57,7 @@ def test_without_reports_there_is_no_card(admin: Visitor, writer: Recorder) -> N
     assert "Error of each matrix product" not in shown and "reference windows" not in shown
     assert 'id="reports"' in shown, "but a place for it when the first one comes"
     for name in ("bisect", "reference"):
-        assert "Nothing has been reported" in figure(admin, writer.run, name)["empty"]
+        assert "No report yet" in figure(admin, writer.run, name)["empty"]
 
 
 def test_both_arms_are_drawn_over_the_runs_steps(admin: Visitor, writer: Recorder) -> None:
@@ -65,7 +65,7 @@ def test_both_arms_are_drawn_over_the_runs_steps(admin: Visitor, writer: Recorde
     found = figure(admin, writer.run, "reference")
     names = [trace.get("name") for trace in found["figure"]["data"]]
     assert "FP8" in names and "BF16 from the same state" in names
-    assert "FP8: not finite" in names and "NaN apart" in found["summary"]
+    assert "FP8: not finite" in names and "Difference: NaN" in found["summary"]
     lines = [trace for trace in found["figure"]["data"] if trace.get("name") == "BF16 from the same state"]
     assert len(lines) == 2, "its line, and its entry in the legend"
 
@@ -74,8 +74,8 @@ def test_the_newest_is_drawn_unless_another_is_chosen(admin: Visitor, writer: Re
     for step, layer in ((10, "first"), (5, "second")):
         tell(writer, **{**BISECT, "step": step, "products": [{**BISECT["products"][0], "layer": layer}]})
     first, second = Report.objects.order_by("id")
-    assert figure(admin, writer.run, "bisect")["summary"].startswith("second dgrad")
-    assert figure(admin, writer.run, "bisect", report=first.pk)["summary"].startswith("first dgrad")
+    assert figure(admin, writer.run, "bisect")["summary"].endswith("from second dgrad.")
+    assert figure(admin, writer.run, "bisect", report=first.pk)["summary"].endswith("from first dgrad.")
     assert "empty" in figure(admin, writer.run, "bisect", report=second.pk + 100)
     # Not a number: as if nothing had been chosen.
     assert figure(admin, writer.run, "bisect", report="x' OR 1")["summary"].startswith("second")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.helpers.recording import make_run
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.runs.models import Run
 
@@ -33,4 +33,4 @@ def test_a_run_without_a_summary_has_no_card(admin: Visitor) -> None:
 def test_a_long_summary_is_cut(admin: Visitor) -> None:
     text = head(admin, summary={f"value_{number:02d}": "x" * 500 for number in range(30)})
     card = text.partition('aria-label="Summary"')[2].partition("</section>")[0]
-    assert card.count("<dt>") == 12 and "and 18 more" in card and "x" * 61 not in card
+    assert card.count("<dt>") == 12 and "18 more entries" in card and "x" * 61 not in card

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.conf import settings
 from django.utils.html import escape
 
@@ -105,7 +105,7 @@ def test_a_run_that_has_only_begun(admin: Visitor) -> None:
 def test_a_baseline_and_a_run_without_one(admin: Visitor) -> None:
     alone = make_run(admin.project, "alone", precision="fp8")
     seed = make_run(admin.project, "seed", precision="bf16", group="bf16")
-    assert "compared with this group when it names it: baseline=“bf16”" in html(admin, f"runs/{seed.id}/")
+    assert "To compare an FP8 run with this group, set its baseline=“bf16”" in html(admin, f"runs/{seed.id}/")
     make_run(admin.project, "fp8", precision="fp8", baseline="bf16")
     page = html(admin, f"runs/{alone.id}/")
     assert "No baseline" in page and "run.log_config" in page and "<pre" not in page.split("Environment")[0]
@@ -126,7 +126,7 @@ def test_losses_on_the_way_are_shown(admin: Visitor) -> None:
     page = html(admin, f"runs/{run.id}/")
     assert "Dropped" in page and '<span class="badge badge--warning">7</span>' in page
     assert "Agent errors" in page
-    assert "Sent, not stored" in page and '<span class="badge badge--danger">7</span>' in page
+    assert "Sent but not stored" in page and '<span class="badge badge--danger">7</span>' in page
 
 
 def test_the_small_image(admin: Visitor, seeded: Seeded) -> None:

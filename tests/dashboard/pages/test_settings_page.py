@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import ApiToken
 from fp8scope_dashboard.accounts.services import authenticate_token, create_token

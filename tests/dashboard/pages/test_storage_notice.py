@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.db import OperationalError, connection
 from django.test import Client
 
@@ -58,6 +58,6 @@ def test_other_failures_stay_what_they_are(browser: Client, monkeypatch: pytest.
     fail_with(monkeypatch, "57014")
     answer = browser.get("/")
     assert answer.status_code == 500
-    assert "Something broke" in answer.content.decode()
+    assert "Server error" in answer.content.decode()
     assert not disk_space.is_disk_full(OperationalError("away"))
     assert not disk_space.is_disk_full(None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
@@ -36,7 +36,7 @@ def test_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
     assert summary.verdict.badge.tone == "good" and summary.open_events == 0
     assert summary.verdict.seeds == 3 and summary.verdict.baseline == "bf16"
     gauge = summary.verdict.gauge
-    assert gauge is not None and gauge.low < gauge.place < gauge.high
+    assert gauge is not None and gauge.low < gauge.point < gauge.high
 
 
 def test_progress_and_losses(admin: Visitor) -> None:
@@ -50,10 +50,10 @@ def test_progress_and_losses(admin: Visitor) -> None:
 
 def test_the_gauge() -> None:
     gauge = Gauge.of(0.01, 0.01, (0.0, 0.02))
-    assert (gauge.low, gauge.high, gauge.place) == (33.33, 66.67, 66.67)
+    assert (gauge.low, gauge.high, gauge.point) == (33.33, 66.67, 66.67)
     assert gauge.whisker == (50.0, 33.33) and not gauge.off_scale
     far = Gauge.of(-5.0, 0.01, None)
-    assert far.place == 0.0 and far.off_scale
+    assert far.point == 0.0 and far.off_scale
 
 
 @pytest.mark.parametrize(

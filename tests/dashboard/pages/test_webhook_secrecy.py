@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitor import Visitor
+from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token

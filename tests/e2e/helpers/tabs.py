@@ -1,4 +1,4 @@
-"""A browser tab, and what tests do in it."""
+"""A tab of the browser that the tests drive."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 @dataclass
 class Tab:
-    """A page that is signed in, and what it complained about."""
+    """A signed-in page, with the errors and warnings of its console."""
 
     page: Page
     url: str
-    complaints: list[str] = field(default_factory=list)
+    console_errors: list[str] = field(default_factory=list)
 
     def open(self, path: str) -> None:
         self.page.goto(self.url + path)
 
-    def wait(self, done: Callable[[], object], what: str) -> None:
-        """Wait until something is true. (The pages' policy forbids what Playwright waits with.)"""
-        deadline = time.monotonic() + PATIENCE
+    def wait(self, done: Callable[[], object], event: str) -> None:
+        """Wait until `done` is true. Playwright's wait_for_function violates the pages' security policy."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not done():
             if time.monotonic() > deadline:
-                pytest.fail(f"{what} did not happen. The browser's complaints: {self.complaints}")
+                pytest.fail(f"{event} did not happen. Messages on the console: {self.console_errors}")
             self.page.wait_for_timeout(50)
 
     def draw_everything(self) -> None:
@@ -61,10 +60,10 @@ class Tab:
         return bool(self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
     def screenshot(self, name: str, folder: Path) -> None:
-        """Into FP8SCOPE_SCREENSHOTS where that is set, for people to look at."""
-        place = Path(os.environ.get("FP8SCOPE_SCREENSHOTS") or folder)
-        place.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=place / f"{name}.png", full_page=True)
+        """Save a screenshot in FP8SCOPE_SCREENSHOTS if set, else in `folder`."""
+        directory = Path(os.environ.get("FP8SCOPE_SCREENSHOTS") or folder)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=directory / f"{name}.png", full_page=True)
 
 
 OpenTab = Callable[..., Tab]

@@ -1,7 +1,7 @@
-"""What is observed of a model and its optimizer: one source for each kind of layer.
+"""The sources of tensor statistics: one for each kind of layer, and one for the optimizer.
 
-A source binds tensors to rows of the boards when a model is watched, and writes them while it trains; see
-`base.Source`. Only this package knows the layers of other libraries.
+A source binds tensors to rows of the tables when a model is watched, and writes these rows while it trains;
+see `base.Source`. Only this package knows the layers of other libraries.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fp8scope.observe.tensors.base import OnError, Source, unwrapped
-from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, Board, Boards
+from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, StatisticsTable, StatisticsTables
 from fp8scope.observe.tensors.layers import Fp8Layers, HighPrecisionLayers
-from fp8scope.observe.tensors.optimizer_state import TrainingState
+from fp8scope.observe.tensors.optimizer_state import OptimizerState
 from fp8scope.observe.tensors.shadow import ShadowLayers
 from fp8scope.observe.tensors.torchao import Float8Layers
 from fp8scope.observe.tensors.transformer_engine import TransformerEngineLayers
@@ -23,8 +23,8 @@ from fp8scope_kernels.convert import Selection
 
 __all__ = [
     "SAMPLED_STATISTICS",
-    "Board",
-    "Boards",
+    "StatisticsTable",
+    "StatisticsTables",
     "Source",
     "Watching",
     "sources_of",
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Watching:
-    """How a model is to be watched; see `Run.watch`."""
+    """Options of `Run.watch`."""
 
     shadow: Recipe | None = None
     include: Selection | None = None
@@ -41,17 +41,17 @@ class Watching:
 
 
 def sources_of(
-    model: nn.Module, optimizer: Optimizer | None, boards: Boards, how: Watching, on_error: OnError
+    model: nn.Module, optimizer: Optimizer | None, tables: StatisticsTables, how: Watching, on_error: OnError
 ) -> Iterator[Callable[[], Source]]:
-    """What makes the sources for this model: called one by one, so that each may fail alone."""
+    """Yield the constructors of the sources for this model. Each may fail without the others."""
     model = unwrapped(model)
-    yield lambda: Fp8Layers(model, boards)
-    yield lambda: Float8Layers(model, boards, on_error)
-    yield lambda: TransformerEngineLayers(model, boards, on_error)
+    yield lambda: Fp8Layers(model, tables)
+    yield lambda: Float8Layers(model, tables, on_error)
+    yield lambda: TransformerEngineLayers(model, tables, on_error)
     shadow = how.shadow
     if shadow is None:
-        yield lambda: HighPrecisionLayers(model, boards, on_error)
+        yield lambda: HighPrecisionLayers(model, tables, on_error)
     else:
-        yield lambda: ShadowLayers(model, boards, on_error, shadow, include=how.include, scaler=how.scaler)
+        yield lambda: ShadowLayers(model, tables, on_error, shadow, include=how.include, scaler=how.scaler)
     if optimizer is not None:
-        yield lambda: TrainingState(model, optimizer, boards, on_error)
+        yield lambda: OptimizerState(model, optimizer, tables, on_error)

@@ -1,4 +1,4 @@
-"""What every source has in common: see `Source`."""
+"""What the sources of tensor statistics share: the protocol `Source`, wrappers, and observer hooks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -6,31 +6,33 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fp8scope_kernels import HighPrecisionObserver, Slot
+from fp8scope_kernels.recipes import Role
+
 OnError = Callable[[Exception], None]
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class Source(Protocol):
-    """A kind of tensors that is observed: it has bound them to rows of the boards, and writes these.
+    """Observes one kind of tensors: binds them to rows of the tables, and writes these rows during the steps.
 
-    What it does in a step may wait neither for a device nor for anything else, and costs more than a look at
-    a flag only where it has something to write.
+    A source never waits for a device. In a step in which it writes nothing, it only checks a flag.
     """
 
     recipe: Mapping[str, Any]
-    """How the tensors are quantised, for the run's page; empty where they are not."""
+    """How the tensors are quantised, for the run's page; empty if they are not."""
     tensors: int
-    """How many it observes."""
+    """The number of observed tensors."""
     every_step: bool
-    """Whether `finish` is to be called in steps that are not sampled as well."""
+    """Whether `finish` is called in unsampled steps, too."""
 
     def finish(self, sampled: bool) -> None:
-        """The step is over and its rows are about to be copied: write what only now can be told."""
+        """Write what is known only at the end of a step; called before its rows are copied."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside `torch.compile`'s and data parallelism's wrappers, whose names are the user's own."""
+    """Return the model inside the wrappers of `torch.compile` and data parallelism."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
@@ -41,12 +43,38 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def path_of(path: str) -> str:
-    """A module's path without the names that wrappers have put into it."""
+    """Return a module's path without the names that wrappers have added."""
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor; any other tensor as it is. Parts add up over the ranks."""
+    """Return this rank's part of a sharded tensor, and any other tensor unchanged."""
     part = x.to_local() if hasattr(x, "to_local") else x
     assert isinstance(part, torch.Tensor)
     return part
+
+
+def inside_backward() -> bool:
+    """Whether this thread is inside a backward pass. Activation checkpointing calls modules there again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def replace_observer(
+    layer: nn.Module, observer: HighPrecisionObserver, slots: Mapping[Role, Slot], on_error: OnError
+) -> None:
+    """Register `observer` as a hook of the layer, in place of an earlier one."""
+    for key, hook in list(layer._forward_hooks.items()):
+        if isinstance(hook, HighPrecisionObserver):
+            del layer._forward_hooks[key]
+    observer.slots.update(slots)
+    observer.on_error = on_error
+    layer.register_forward_hook(observer)
+
+
+def shapes_of(layer: Any) -> dict[Role, tuple[int, ...]]:
+    """Return the shapes of a linear layer's tensors, with -1 for dimensions known only at run time."""
+    return {
+        "input": (-1, layer.in_features),
+        "weight": (layer.out_features, layer.in_features),
+        "grad_output": (-1, layer.out_features),
+    }

@@ -1,7 +1,7 @@
-"""Our own FP8 layers, and the linear layers that stay in high precision.
+"""Sources for our FP8 layers and for linear layers in high precision.
 
-Their statistics are counted by the kernels, in the pass that quantises. What is added here, in sampled steps,
-is the state behind a delayed scale.
+The kernels count the statistics while they quantise. In sampled steps, this module adds the state of delayed
+scales.
 """
 
 import weakref
@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, path_of
-from fp8scope.observe.tensors.buffers import Board, Boards
-from fp8scope.observe.tensors.observer_hooks import replace_observer
+from fp8scope.observe.tensors.base import OnError, path_of, replace_observer
+from fp8scope.observe.tensors.buffers import StatisticsTable, StatisticsTables
 from fp8scope_kernels import (
     DelayedScaling,
     Fp8Linear,
@@ -28,68 +27,66 @@ from fp8scope_kernels.recipes import ROLES
 
 
 class Fp8Layers:
-    """The model's `Fp8Linear`s."""
+    """Observes the `Fp8Linear` layers of a model."""
 
     every_step = False
 
-    def __init__(self, model: nn.Module, boards: Boards) -> None:
+    def __init__(self, model: nn.Module, tables: StatisticsTables) -> None:
         layers = list(fp8_layers(model))
         self.tensors = len(ROLES) * len(layers)
         self.recipe: Mapping[str, Any] = layers[0][1].recipe.to_dict() if layers else {}
         # The run must not keep the model alive.
-        self._layers: list[tuple[weakref.ref[Fp8Linear], Board]] = []
+        self._layers: list[tuple[weakref.ref[Fp8Linear], StatisticsTable]] = []
         for path, layer in layers:
-            board = boards.on(layer.weight.device, capacity=max(256, self.tensors))
-            observe_layer(path_of(path), layer, board.buffer)
-            self._layers.append((weakref.ref(layer), board))
+            table = tables.on(layer.weight.device, capacity=max(256, self.tensors))
+            observe_layer(path_of(path), layer, table.buffer)
+            self._layers.append((weakref.ref(layer), table))
 
     def finish(self, sampled: bool) -> None:
         if not sampled:
             return
-        by_board: dict[Board, list[tuple[Slot, ScalingState]]] = {}
-        for reference, board in self._layers:
+        by_table: dict[StatisticsTable, list[tuple[Slot, ScalingState]]] = {}
+        for reference, table in self._layers:
             layer = reference()
             if layer is None or not isinstance(layer.recipe, DelayedScaling):
                 continue
-            states = by_board.setdefault(board, [])
+            states = by_table.setdefault(table, [])
             states += [(slot, layer.state_of(role)) for role, slot in layer.slots.items()]
-        for board, states in by_board.items():
-            note_delayed(board, [slot for slot, _ in states], [s.amax_history for _, s in states])
+        for table, states in by_table.items():
+            note_delayed(table, [slot for slot, _ in states], [s.amax_history for _, s in states])
             stale = torch.tensor([float(s.status in ("stale", "missing")) for _, s in states])
-            board.note("scale_stale", [slot for slot, _ in states], stale)
+            table.note("scale_stale", [slot for slot, _ in states], stale)
 
 
-def note_delayed(board: Board, slots: list[Slot], histories: list[Tensor]) -> None:
-    """Say of delayed scales what their histories [calls] hold, and whether they can follow them."""
+def note_delayed(table: StatisticsTable, slots: list[Slot], histories: list[Tensor]) -> None:
+    """Note the maximum of each amax history [calls], and whether a delayed scale cannot follow it."""
     peaks = torch.stack([history.amax() for history in histories]).double()
     follows = (peaks > 0) & torch.isfinite(peaks)
-    board.note("history_amax", slots, peaks)
-    board.note("scale_frozen", slots, (~follows).double())
+    table.note("history_amax", slots, peaks)
+    table.note("scale_frozen", slots, (~follows).double())
 
 
 class HighPrecisionLayers:
-    """The linear layers that are not FP8 and could be: amax and non-finite elements, as often as the budget
-    allows.
-    """
+    """Observes amax and non-finite elements of linear layers that could be FP8, within the budget."""
 
     every_step = False
     is_paced = True
     recipe: Mapping[str, Any] = {}
 
-    def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:
+    def __init__(self, model: nn.Module, tables: StatisticsTables, on_error: OnError) -> None:
         layers = [(path, layer) for path, layer in candidate_layers(model) if not is_foreign(layer)]
         self.tensors = len(ROLES) * len(layers)
         for path, layer in layers:
-            board = boards.on(layer.weight.device, capacity=max(256, self.tensors))
+            table = tables.on(layer.weight.device, capacity=max(256, self.tensors))
             replace_observer(layer, HighPrecisionObserver(), {}, on_error)
-            observe_layer(path_of(path), layer, board.buffer)
+            observe_layer(path_of(path), layer, table.buffer)
 
     def finish(self, sampled: bool) -> None:
         pass
 
 
 def is_foreign(layer: nn.Module) -> bool:
-    """Whether another library quantises in this layer, so that another source observes it."""
+    """Whether another library quantises this layer, so that another source observes it."""
     return any(
         cls.__module__.partition(".")[0] in ("torchao", "transformer_engine") for cls in type(layer).__mro__
     )

@@ -1,7 +1,7 @@
-"""What the optimizer holds and does, in sampled steps: gradients of the weights, moments and updates.
+"""Observes weight gradients, moments and updates of an optimizer in sampled steps.
 
-Observed are the matrices (two or more dimensions) among the parameters. Hooks of the optimizer run just
-before and just after it steps, so that gradients are seen as it sees them: accumulated, clipped and unscaled.
+Only parameters with two or more dimensions are observed. The hooks run right before and after the optimizer's
+step, so they see the gradients that it uses: accumulated, clipped and unscaled.
 """
 
 import weakref
@@ -13,29 +13,28 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8scope.observe.tensors.base import OnError, local, path_of
-from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, Boards
+from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, StatisticsTables
 from fp8scope.observe.timing.gradients import has_closure
 from fp8scope_kernels import Fp8AdamW, Slot, measure
 from fp8scope_kernels.observers import add_extent
-from fp8scope_kernels.quantization import Extent
+from fp8scope_kernels.reference import Extent
 
 UPDATE_ELEMENTS = 2**15
-"""Elements of a weight that are kept over an optimizer step to see how they change: all of them, or as many,
-evenly spaced. It bounds the memory that this takes."""
+"""Elements of a weight, evenly spaced, that are copied before a step to compute the update."""
 
 MAX_MOMENTS = 6
 
 
-class TrainingState:
-    """The gradients, updates and moments of the model's matrices under `optimizer`, neither of which it keeps
-    alive.
-    """
+class OptimizerState:
+    """Observes the gradients, updates and moments of a model's matrices. Keeps neither of the two alive."""
 
     every_step = True
     recipe: Mapping[str, Any] = {}
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, boards: Boards, on_error: OnError) -> None:
-        self._boards = boards
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, tables: StatisticsTables, on_error: OnError
+    ) -> None:
+        self._tables = tables
         self._on_error = on_error
         self._slots: dict[tuple[str, str], Slot] = {}
         self._before: dict[str, Tensor] = {}
@@ -51,41 +50,41 @@ class TrainingState:
                 self._slot(name, parameter, role)
         self.tensors = len(self._slots) + self._bind_fp8(model, optimizer)
         _remove_hooks(optimizer)
-        optimizer.register_step_pre_hook(_Hook(self._before_step))
-        optimizer.register_step_post_hook(_Hook(self._after_step))
+        optimizer.register_step_pre_hook(_Hook(self._before_step, on_error))
+        optimizer.register_step_post_hook(_Hook(self._after_step, on_error))
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         optimizer = self._optimizer()
         if optimizer is not None:
             _remove_hooks(optimizer)
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The matrices that are still there."""
+        """Yield the matrices that still exist."""
         for name, reference in self._matrices.items():
             parameter = reference()
             if parameter is not None:
                 yield name, parameter
 
     def _bind_fp8(self, model: nn.Module, optimizer: Optimizer) -> int:
-        """Our own optimizer counts what its quantisation does, in every step; returns how many tensors."""
+        """Let `Fp8AdamW` count its own quantisation in every step; returns the number of its tensors."""
         self._counts_itself = isinstance(optimizer, Fp8AdamW) and optimizer.level != "O1"
         first = next(self._parameters(), None)
         if not self._counts_itself or first is None:
             return 0
         assert isinstance(optimizer, Fp8AdamW)
-        board = self._boards.on(first[1].device)
+        table = self._tables.on(first[1].device)
         named = [(path_of(name), parameter) for name, parameter in model.named_parameters()]
-        return optimizer.observe(board.buffer, named)
+        return optimizer.observe(table.buffer, named)
 
     def finish(self, sampled: bool) -> None:
         self._before.clear()
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._boards.sampling:
+        if not self._tables.sampling:
             return
-        # A closure has yet to compute the gradients.
+        # The closure has not computed the gradients yet.
         if not has_closure(args, kwargs):
             self._note_gradients(optimizer)
         for name, parameter in self._parameters():
@@ -121,11 +120,11 @@ class TrainingState:
             if not self._counts_itself:
                 self._note_moments(name, parameter, optimizer.state.get(parameter, {}))
         self._before.clear()
-        for device, found in ratios.items():
-            together = torch.stack([ratio for _, ratio in found])
-            known = torch.where(torch.isfinite(together), together, torch.nan)
-            board = self._boards.on(device, every_step=False)
-            board.note("update_ratio", [slot for slot, _ in found], known)
+        for device, noted in ratios.items():
+            values = torch.stack([ratio for _, ratio in noted])
+            finite = torch.where(torch.isfinite(values), values, torch.nan)
+            table = self._tables.on(device, every_step=False)
+            table.note("update_ratio", [slot for slot, _ in noted], finite)
 
     def _note_moments(self, name: str, parameter: Tensor, state: Mapping[str, Any]) -> None:
         moments = [
@@ -140,15 +139,15 @@ class TrainingState:
     def _slot(self, name: str, parameter: Tensor, role: str) -> Slot:
         slot = self._slots.get((name, role))
         if slot is None:
-            board = self._boards.on(parameter.device, every_step=False)
+            table = self._tables.on(parameter.device, every_step=False)
             shape = tuple(parameter.shape)
-            slot = board.buffer.register(f"{name}.{role}", format=None, shape=shape, role=role)
+            slot = table.buffer.register(f"{name}.{role}", format=None, shape=shape, role=role)
             self._slots[name, role] = slot
         return slot
 
 
 def _note_update(slot: Slot, parameter: Tensor, before: Tensor) -> Tensor:
-    """Write how a parameter has changed; returns norm(update) / norm(weight), without dimensions."""
+    """Write the update of a parameter; returns norm(update) / norm(weight) as a 0-dimensional tensor."""
     before = before.double()
     update = _spread(parameter).double() - before
     _write(slot, update.numel(), measure(update))
@@ -157,16 +156,17 @@ def _note_update(slot: Slot, parameter: Tensor, before: Tensor) -> Tensor:
 
 
 class _Hook:
-    """An optimizer's hook that raises nothing, and can be told from those of others."""
+    """A hook of an optimizer that never raises, and that `_remove_hooks` can recognise."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, on_error: OnError) -> None:
         self._call = call
+        self._on_error = on_error
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
             self._call(optimizer, args, kwargs)
         except Exception as error:
-            self._call.__self__._on_error(error)
+            self._on_error(error)
 
 
 def _remove_hooks(optimizer: Optimizer) -> None:
@@ -182,6 +182,6 @@ def _write(slot: Slot, elements: int, extent: Extent) -> None:
 
 
 def _spread(parameter: Tensor) -> Tensor:
-    """At most UPDATE_ELEMENTS of this rank's elements, evenly spaced."""
+    """Return at most UPDATE_ELEMENTS of this rank's elements, evenly spaced."""
     flat = local(parameter.detach()).reshape(-1)
     return flat[:: -(-flat.numel() // UPDATE_ELEMENTS) or 1]

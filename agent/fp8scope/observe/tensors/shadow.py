@@ -1,8 +1,8 @@
-"""Shadow mode: what the tensors of a model in BF16, FP16 or FP32 would do in FP8, while it trains as it is.
+"""Shadow mode: how the tensors of a model in BF16, FP16 or FP32 would behave in FP8.
 
-In sampled steps the input, weight and gradient of each layer are quantised beside the training, and the
-result is thrown away: nothing that the training computes is changed. In the steps between only amax and
-non-finite elements are seen, which is what a delayed scale is made of.
+In sampled steps the input, weight and gradient of each layer are quantised and the results discarded; the
+training computes the same as without. In other steps only amax and non-finite elements are collected, from
+which delayed scales are computed.
 """
 
 import weakref
@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, local, path_of
-from fp8scope.observe.tensors.buffers import AMAX, NONFINITE, NUMEL, SCALE, Board, Boards, to_device
+from fp8scope.observe.tensors.base import OnError, local, path_of, replace_observer, shapes_of
+from fp8scope.observe.tensors.buffers import (
+    AMAX,
+    NONFINITE,
+    NUMEL,
+    SCALE,
+    StatisticsTable,
+    StatisticsTables,
+    to_device,
+)
 from fp8scope.observe.tensors.layers import is_foreign
-from fp8scope.observe.tensors.observer_hooks import replace_observer, shapes_of
 from fp8scope_kernels import (
     CurrentScaling,
     DelayedScaling,
@@ -30,14 +37,14 @@ from fp8scope_kernels import (
     quantize_blocks,
     quantize_values,
 )
-from fp8scope_kernels.convert import Selection, _matches
+from fp8scope_kernels.convert import Selection, matches
 from fp8scope_kernels.observers import add_extent, add_tensor
-from fp8scope_kernels.quantization import Extent
 from fp8scope_kernels.recipes import ROLES, Role
+from fp8scope_kernels.reference import Extent
 
 
 class ShadowLayers:
-    """The model's layers that are not FP8, seen under `recipe`.
+    """Observes the layers of a model that are not FP8 as if they were quantised by `recipe`.
 
     `include`: glob patterns over module paths, or a function of path and module, for other modules than the
     linear layers that `convert` would take. `scaler`: the `torch.amp.GradScaler` in use, if any; its factor
@@ -49,7 +56,7 @@ class ShadowLayers:
     def __init__(
         self,
         model: nn.Module,
-        boards: Boards,
+        tables: StatisticsTables,
         on_error: OnError,
         recipe: Recipe,
         *,
@@ -60,27 +67,27 @@ class ShadowLayers:
         # A delayed scale follows the amax of every step; other scales do not depend on past steps.
         self.is_paced = not isinstance(recipe, DelayedScaling)
         self.tensors = 0
-        self._scales: dict[Board, DelayedScales] = {}
+        self._scales: dict[StatisticsTable, DelayedScales] = {}
         unscale = Unscale(scaler)
         for path, layer in _chosen(model, include):
-            board = boards.on(device_of(layer), capacity=FIRST_ROWS)
-            if isinstance(recipe, DelayedScaling) and board not in self._scales:
-                self._scales[board] = DelayedScales(recipe, board)
-            observer = ShadowObserver(recipe, unscale, self._scales.get(board))
-            slots = self._register(path_of(path), layer, board, recipe)
+            table = tables.on(device_of(layer), capacity=FIRST_ROWS)
+            if isinstance(recipe, DelayedScaling) and table not in self._scales:
+                self._scales[table] = DelayedScales(recipe, table)
+            observer = ShadowObserver(recipe, unscale, self._scales.get(table))
+            slots = self._register(path_of(path), layer, table, recipe)
             replace_observer(layer, observer, slots, on_error)
             self.tensors += len(slots)
 
-    def _register(self, path: str, layer: Any, board: Board, recipe: Recipe) -> dict[Role, Slot]:
+    def _register(self, path: str, layer: Any, table: StatisticsTable, recipe: Recipe) -> dict[Role, Slot]:
         known = shapes_of(layer) if isinstance(layer, nn.Linear) else {}
         slots: dict[Role, Slot] = {}
         for role in ROLES:
             if role == "weight" and not isinstance(getattr(layer, "weight", None), Tensor):
                 continue
             name, format = f"{path}.{role}" if path else role, recipe.format_of(role)
-            slots[role] = board.buffer.register(name, format=format, shape=known.get(role, (-1,)), role=role)
-            if board in self._scales:
-                self._scales[board].add(slots[role], format)
+            slots[role] = table.buffer.register(name, format=format, shape=known.get(role, (-1,)), role=role)
+            if table in self._scales:
+                self._scales[table].add(slots[role], format)
         return slots
 
     def finish(self, sampled: bool) -> None:
@@ -94,11 +101,11 @@ FIRST_ROWS = 256
 def _chosen(model: nn.Module, include: Selection | None) -> Iterable[tuple[str, nn.Module]]:
     if include is None:
         return [(path, layer) for path, layer in candidate_layers(model) if not is_foreign(layer)]
-    return [(path, module) for path, module in model.named_modules() if _matches(include, path, module)]
+    return [(path, module) for path, module in model.named_modules() if matches(include, path, module)]
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where the module's parameters are; the CPU where it has none."""
+    """Return the device of the module's parameters; the CPU if it has none."""
     first = next(module.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -126,14 +133,14 @@ class Unscale:
 
 
 class DelayedScales:
-    """The scales that delayed scaling would have, of all tensors on a board at once.
+    """The scales that delayed scaling would have, of all tensors on a table at once.
 
     As `ScalingState`, except that a step counts once, by its largest amax, however many calls it has.
     """
 
-    def __init__(self, recipe: DelayedScaling, board: Board) -> None:
+    def __init__(self, recipe: DelayedScaling, table: StatisticsTable) -> None:
         self._recipe = recipe
-        self._board = board
+        self._table = table
         self._steps = 0
         self._slots: list[Slot] = []
         self._formats: list[Format] = []
@@ -162,7 +169,7 @@ class DelayedScales:
     def update(self) -> None:
         """A step is over: take its amaxes into the histories."""
         self._grow()
-        data = self._board.buffer.data[self._rows]
+        data = self._table.buffer.data[self._rows]
         amax, seen = data[:, AMAX].float(), data[:, NUMEL] > 0
         fresh = seen & (self._scale == 0)
         self._scale = torch.where(fresh, self._to_scale(amax, torch.ones_like(amax)), self._scale)
@@ -186,7 +193,7 @@ class DelayedScales:
         missing = len(self._slots) - len(self._rows)
         if not missing:
             return
-        device = self._board.buffer.device
+        device = self._table.buffer.device
         self._rows = to_device(torch.tensor([slot.index for slot in self._slots]), device)
         self._is_of = {
             format.name: to_device(torch.tensor([each == format for each in self._formats]), device)

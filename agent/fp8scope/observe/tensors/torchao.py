@@ -13,9 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, local, path_of
-from fp8scope.observe.tensors.buffers import COUNTS, NONFINITE, NUMEL, SCALE, Board, Boards
-from fp8scope.observe.tensors.observer_hooks import replace_observer, shapes_of
+from fp8scope.observe.tensors.base import OnError, local, path_of, replace_observer, shapes_of
+from fp8scope.observe.tensors.buffers import (
+    COUNTS,
+    NONFINITE,
+    NUMEL,
+    SCALE,
+    StatisticsTable,
+    StatisticsTables,
+)
 from fp8scope_kernels import (
     E4M3,
     E5M2,
@@ -34,7 +40,7 @@ FORMAT_OF = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
 
 
 class Cast(NamedTuple):
-    """How a layer casts one tensor. `format` is None for a dtype that we do not know (AMD's fnuz ones)."""
+    """How a layer casts one tensor. `format` is None for an unsupported dtype (AMD's fnuz formats)."""
 
     dtype: torch.dtype
     format: Format | None
@@ -47,22 +53,22 @@ class Float8Layers:
 
     every_step = False
 
-    def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:
+    def __init__(self, model: nn.Module, tables: StatisticsTables, on_error: OnError) -> None:
         self.recipe: Mapping[str, Any] = {}
         self.tensors = 0
         layers = [(path, module) for path, module in model.named_modules() if is_float8_linear(module)]
         for path, layer in layers:
-            board = boards.on(layer.weight.device, capacity=max(256, 3 * len(layers)))
-            self._bind(path_of(path), layer, board, on_error)
+            table = tables.on(layer.weight.device, capacity=max(256, 3 * len(layers)))
+            self._bind(path_of(path), layer, table, on_error)
             self.recipe = self.recipe or recipe_of(layer.config)
 
-    def _bind(self, path: str, layer: Any, board: Board, on_error: OnError) -> None:
+    def _bind(self, path: str, layer: Any, table: StatisticsTable, on_error: OnError) -> None:
         casts = casts_of(layer.config)
         slots: dict[Role, Slot] = {}
         for role, shape in shapes_of(layer).items():
             if role in casts:
                 name = f"{path}.{role}" if path else role
-                slots[role] = board.buffer.register(name, format=casts[role].format, shape=shape, role=role)
+                slots[role] = table.buffer.register(name, format=casts[role].format, shape=shape, role=role)
         self.tensors += len(slots)
         replace_observer(layer, Float8Observer(casts), slots, on_error)
 
@@ -71,8 +77,8 @@ class Float8Layers:
 
 
 def is_float8_linear(module: nn.Module) -> bool:
-    """Whether this is torchao's layer; torchao is imported by whoever made one."""
-    # FSDP makes a class of its own of it.
+    """Whether this is a layer of torchao, without importing torchao."""
+    # FSDP makes a subclass of it.
     return any(
         cls.__name__ == "Float8Linear" and cls.__module__.startswith("torchao.")
         for cls in type(module).__mro__
@@ -80,7 +86,7 @@ def is_float8_linear(module: nn.Module) -> bool:
 
 
 def casts_of(config: Any) -> dict[Role, Cast]:
-    """What a `Float8LinearConfig` says of the tensors that it casts, and of no others."""
+    """Return how a layer with this `Float8LinearConfig` casts its tensors; only those that it casts."""
     from torchao.float8.config import ScalingGranularity, ScalingType
     from torchao.float8.float8_utils import tensor_to_scale
 
@@ -106,7 +112,7 @@ def casts_of(config: Any) -> dict[Role, Cast]:
 
 
 def recipe_of(config: Any) -> dict[str, Any]:
-    """The configuration in a few words, for the run's page."""
+    """Return a short description of the configuration, for the run's page."""
     casts = casts_of(config)
     return {
         "recipe": "torchao.float8",
@@ -119,7 +125,7 @@ def recipe_of(config: Any) -> dict[str, Any]:
 
 
 class Float8Observer(HighPrecisionObserver):
-    """Counts what a `Float8Linear` does to its tensors, call by call."""
+    """Collects the statistics of the casts of a `Float8Linear`, in each call."""
 
     every_step = True
 
@@ -129,7 +135,7 @@ class Float8Observer(HighPrecisionObserver):
 
     def write(self, role: Role, slot: Slot, x: Tensor) -> None:
         if role == "input" and torch.is_autocast_enabled():
-            # As the layer itself does, whatever the device.
+            # As the layer does on every device.
             x = x.to(torch.get_autocast_gpu_dtype())
         if role == "weight":
             x = getattr(x, "_tensor", x)
@@ -138,7 +144,7 @@ class Float8Observer(HighPrecisionObserver):
             return
         x = local(x)
         if role == "weight" and x.numel() < slot.info.numel:
-            # This rank's shard: the layer casts the whole weight, with a scale that is not known from it.
+            # A shard: the layer casts the whole weight, whose scale cannot be computed from it.
             add_extent(slot.row, x.numel(), measure(x))
             slot.row[SCALE:NONFINITE].fill_(torch.nan)
         elif x.numel():
@@ -146,7 +152,7 @@ class Float8Observer(HighPrecisionObserver):
 
 
 def count_cast_already(row: Tensor, x: Any) -> None:
-    """A tensor that came as FP8 (gathered so by FSDP): what it was before is not known here."""
+    """Count a tensor that FSDP gathered in FP8: its values before the cast are unknown."""
     row[NUMEL] += x.numel()
     row[NUMEL + 1 :] = torch.nan
     row[SCALE] = x._scale.max()
@@ -163,7 +169,7 @@ def count_cast(slot: Slot, x: Tensor, cast: Cast) -> None:
     if cast.rowwise:
         values = _count_rows(slot, x, scale, cast.format)
     else:
-        # Its cast clamps; what an Inf spoils there is the scale.
+        # The cast of torchao clamps; an Inf affects only the scale.
         values = quantize(x, scale, cast.format, slot.row, nonfinite="clamp").data
     sample = slot.sample_row
     if sample is not None:

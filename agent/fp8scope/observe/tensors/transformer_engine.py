@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, path_of
-from fp8scope.observe.tensors.buffers import AMAX, NUMEL, SCALE, Board, Boards
+from fp8scope.observe.tensors.base import OnError, inside_backward, path_of
+from fp8scope.observe.tensors.buffers import AMAX, NUMEL, SCALE, StatisticsTable, StatisticsTables
 from fp8scope.observe.tensors.layers import note_delayed
 from fp8scope_kernels import E4M3, E5M2, Format, Slot
-from fp8scope_kernels.graph_breaks import break_graph
+from fp8scope_kernels.torch_internals import break_graph
 
 FORWARD, BACKWARD = "scaling_fwd", "scaling_bwd"
 PER_PRODUCT = {FORWARD: 3, BACKWARD: 2}
@@ -35,13 +35,13 @@ class TransformerEngineLayers:
     every_step = True
     recipe: Mapping[str, Any] = {}
 
-    def __init__(self, model: nn.Module, boards: Boards, on_error: OnError) -> None:
+    def __init__(self, model: nn.Module, tables: StatisticsTables, on_error: OnError) -> None:
         self._layers: list[Layer] = []
         for path, module in model.named_modules():
             weights = _weights(module)
             if isinstance(getattr(module, "fp8_meta", None), dict) and weights:
-                board = boards.on(weights[0].device)
-                self._layers.append(Layer(path_of(path), module, weights, board, on_error))
+                table = tables.on(weights[0].device)
+                self._layers.append(Layer(path_of(path), module, weights, table, on_error))
         self.tensors = sum(3 * len(layer.products) for layer in self._layers)
         if self._layers:
             self.recipe = {"recipe": "transformer_engine"}
@@ -61,11 +61,11 @@ class Layer:
     """One module: read after its forward pass, and before and after its backward pass."""
 
     def __init__(
-        self, path: str, module: nn.Module, weights: list[Tensor], board: Board, on_error: OnError
+        self, path: str, module: nn.Module, weights: list[Tensor], table: StatisticsTable, on_error: OnError
     ) -> None:
         self.products = [tuple(weight.shape) for weight in weights]
         self._path = path
-        self._board = board
+        self._table = table
         self._on_error = on_error
         self._module = weakref.ref(module)
         self._slots: dict[tuple[str, int], Slot] = {}
@@ -113,7 +113,7 @@ class Layer:
                 slots = {at: slot for (way, at), slot in self._slots.items() if way == direction}
                 if sampled and state is not None and slots:
                     histories = [state.amax_history[:, at] for at in slots]
-                    note_delayed(self._board, list(slots.values()), histories)
+                    note_delayed(self._table, list(slots.values()), histories)
         except Exception as error:
             self._on_error(error)
 
@@ -144,7 +144,7 @@ class Layer:
             rows, columns = self.products[product]
             shapes = {"input": (-1, columns), "weight": (rows, columns), "grad_output": (-1, rows)}
             inside = f".gemm{product + 1}" if len(self.products) > 1 else ""
-            slot = self._board.buffer.register(
+            slot = self._table.buffer.register(
                 f"{self._path}{inside}.{role}".lstrip("."),
                 format=_format(self._meta, backward=direction == BACKWARD),
                 shape=shapes[role],
@@ -166,7 +166,7 @@ class ForwardHook:
     @break_graph
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         layer = self._layer
-        if layer is None or not module.training or torch._C._current_graph_task_id() != -1:
+        if layer is None or not module.training or inside_backward():
             return
         try:
             if inputs and isinstance(inputs[0], Tensor):

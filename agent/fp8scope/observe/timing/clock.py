@@ -1,10 +1,10 @@
 """Where a step's time goes: data wait, forward, backward, optimizer and the rest.
 
-A clock is told when something begins or ends, and adds the time since it was last told to one phase. Phases
-therefore add up to the time from the end of the step before to the end of this one.
+Each mark adds the time since the previous mark to one phase. The phases of a step therefore add up to the
+time from the end of the previous step to the end of this one.
 
-On the CPU that is the host's clock. On a CUDA device the host only hands out work, so that there an event is
-put into the stream instead. What lies between two events a background thread reads once they have passed.
+On the CPU a mark reads the host's clock. On a CUDA device, where the host only launches work, it records an
+event in the stream; a background thread reads the times between the events later.
 """
 
 import time
@@ -18,11 +18,11 @@ PHASES = ("time_data", "time_forward", "time_backward", "time_optimizer", "time_
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 
 MAX_MARKS = 1024
-"""Of one step on a device: beyond, hundreds of micro-batches, what follows counts as other."""
+"""Marks of one step on a device; later ones (after hundreds of micro-batches) count as other."""
 
 
 class HostClock:
-    """Times by the host's clock."""
+    """Measures with the host's clock."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -30,12 +30,12 @@ class HostClock:
         self._marks = 0
 
     def begin(self) -> None:
-        """A step begins: the first one's time counts from here."""
+        """Called when a step begins; the time of the first step starts here."""
         if not self._last:
             self._last = time.perf_counter()
 
     def mark(self, phase: int) -> None:
-        """The time since the last mark belongs to `phase`."""
+        """Add the time since the last mark to `phase`."""
         now = time.perf_counter()
         if self._last:
             self._totals[phase] += now - self._last
@@ -43,7 +43,7 @@ class HostClock:
         self._last = now
 
     def end(self) -> "HostTimes | None":
-        """A step ends; None when nothing was marked in it."""
+        """End the step; returns its times, or None if nothing was marked."""
         if not self._marks:
             self._last = time.perf_counter()
             return None
@@ -53,7 +53,7 @@ class HostClock:
 
 
 class HostTimes:
-    """A step's seconds, known already."""
+    """The times of a step, known at once."""
 
     __slots__ = ("_totals",)
 
@@ -67,12 +67,12 @@ class HostTimes:
         pass
 
     def read(self) -> dict[str, float]:
-        """Seconds by the names of `PHASES`."""
+        """Return the seconds by the names of `PHASES`."""
         return dict(zip(PHASES, self._totals, strict=True))
 
 
 class DeviceClock:
-    """Times by events in the current stream of a CUDA device. Nothing here waits for it."""
+    """Measures with events in the current stream of a CUDA device, without waiting for it."""
 
     def __init__(self, device: "torch.device") -> None:
         self._device = device
@@ -81,19 +81,19 @@ class DeviceClock:
         self._marks: list[tuple[int, torch.cuda.Event]] = []
 
     def begin(self) -> None:
-        """A step begins: the first one's time counts from here."""
+        """Called when a step begins; the time of the first step starts here."""
         if self._first is None:
             self._first = self._record()
 
     def mark(self, phase: int) -> None:
-        """What the device does from the last mark up to here belongs to `phase`."""
+        """Add the device's work since the last mark to `phase`."""
         if self._first is not None and len(self._marks) < MAX_MARKS:
             event = self._record()
             if event is not None:
                 self._marks.append((phase, event))
 
     def end(self) -> "DeviceTimes | None":
-        """A step ends; None when nothing was marked in it."""
+        """End the step; returns its times, or None if nothing was marked."""
         marked = bool(self._marks)
         last = self._record()
         first, marks = self._first, self._marks
@@ -106,7 +106,7 @@ class DeviceClock:
         import torch
 
         if torch.cuda.is_current_stream_capturing():
-            # An event inside of a graph cannot be read.
+            # An event in a CUDA graph cannot be read.
             return None
         try:
             event = self._free.pop()
@@ -117,7 +117,7 @@ class DeviceClock:
 
 
 class DeviceTimes:
-    """A step's events, to be read once the last has passed."""
+    """The events of a step; readable once the last one has completed."""
 
     __slots__ = ("_first", "_free", "_marks")
 
@@ -135,16 +135,16 @@ class DeviceTimes:
         return bool(self._marks[-1][1].query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait for the device: not on the training thread."""
+        """Wait for the device; not for the training thread."""
         self._marks[-1][1].synchronize()
 
     def read(self) -> dict[str, float]:
-        """Seconds by the names of `PHASES`; the events go back to the clock."""
+        """Return the seconds by the names of `PHASES`, and the events to the clock."""
         totals = [0.0] * len(PHASES)
         previous = self._first
         for phase, event in self._marks:
             totals[phase] += previous.elapsed_time(event) / 1000
-            # The last one is the first of the step after.
+            # The last event is the first one of the next step, so it is not freed.
             self._free.append(previous)
             previous = event
         return dict(zip(PHASES, totals, strict=True))

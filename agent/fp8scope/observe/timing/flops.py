@@ -1,4 +1,4 @@
-"""The floating-point operations of a model's training step, counted once.
+"""Counts the floating-point operations of a model's training step.
 
 Counted are the products of the forward pass (matrix products, convolutions, attention) as they are
 dispatched, by torch's own formulas (`torch.utils.flop_counter`), in the first forward call of each input
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_COUNTED = 8
-"""Input shapes that are counted; of others the operations are scaled by the number of elements."""
+"""Input shapes that are counted; for others the count is scaled by the number of elements."""
 MAX_KNOWN = 1024
 
 ATTENTION_WITHOUT_FORMULA = (
@@ -26,7 +26,7 @@ Signature = tuple[torch.Size, ...]
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active adds up the operations of what is dispatched, and changes none of it."""
+    """While active, adds up the operations of dispatched functions, without changing their results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,32 +47,32 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
-    """The shapes of the tensors that a forward call is given."""
+    """Return the shapes of the tensor arguments of a forward call."""
     return tuple(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
 
 class FlopModel:
-    """What one training step of one model costs, by the shapes of its inputs."""
+    """The operations of a training step of one model, by input shapes."""
 
     def __init__(self, model: nn.Module) -> None:
         weights = _matrices(model)
         size = sum(weight.numel() for weight in weights)
         trained = sum(weight.numel() for weight in weights if weight.requires_grad)
         self._size = size
-        # Weights that are frozen need no gradient of their own, but pass that of their input on.
+        # Frozen weights need no gradient, but pass on the gradient of their input.
         self._factor = 2 + trained / size if size else 3.0
         self._known: dict[Signature, float] = {}
         self._counted = 0
         self._visible = not _is_hidden(model)
 
     def begin(self, shapes: Signature) -> FlopCounter | None:
-        """A counter for a forward call with such inputs, to be entered; None when its cost is known."""
+        """Return a counter to enter around a forward call; None if the count for these shapes is known."""
         if not self._visible or shapes in self._known or self._counted >= MAX_COUNTED:
             return None
         return FlopCounter()
 
     def end(self, shapes: Signature, counter: FlopCounter) -> None:
-        """The forward call is over."""
+        """Store the count of a forward call that has ended."""
         self._counted += 1
         if counter.flops:
             self._known[shapes] = counter.flops * self._factor
@@ -80,7 +80,7 @@ class FlopModel:
             self._visible = False
 
     def step_flops(self, shapes: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-        """Operations of forward and backward with inputs of these shapes; 0 when that cannot be told."""
+        """Return the operations of forward and backward for these input shapes; 0 if unknown."""
         found = self._known.get(shapes)
         if found is None:
             found = self._scaled(shapes) or self._from_weights(args, kwargs)
@@ -89,14 +89,14 @@ class FlopModel:
         return found
 
     def _scaled(self, shapes: Signature) -> float:
-        """From the counted shapes, by the number of the first input's elements."""
+        """Scale a known count by the number of elements of the first input."""
         if not self._known or not shapes:
             return 0.0
         like, flops = next(iter(self._known.items()))
         return flops * shapes[0].numel() / max(like[0].numel(), 1) if like else 0.0
 
     def _from_weights(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-        """2 operations for each weight and token: what can be said of compiled models, without attention."""
+        """Estimate 2 operations per weight and token, without attention: used for compiled models."""
         first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         if first is None:
             return 0.0
@@ -105,7 +105,7 @@ class FlopModel:
 
 
 def _matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The weights that are multiplied: those of two dimensions that are no table to look up in."""
+    """Return the weights of matrix products: two-dimensional, and not only used as embeddings."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     tied = {
         id(module.weight)
@@ -116,7 +116,7 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_hidden(model: nn.Module) -> bool:
-    """Whether products happen where torch's dispatcher does not pass: compiled graphs, Transformer Engine."""
+    """Whether products bypass torch's dispatcher: compiled graphs, Transformer Engine."""
     from torch._dynamo.eval_frame import OptimizedModule
 
     return any(

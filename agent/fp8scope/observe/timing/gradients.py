@@ -1,4 +1,4 @@
-"""The optimizer's view of a step: its gradients' norm and its learning rates. Nothing waits for a device."""
+"""The gradient norm and the learning rates of an optimizer's step. Nothing here waits for a device."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ MAX_GROUPS = 32
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The torch optimizer inside of a trainer's wrapper (Accelerate's, Lightning's: `.optimizer`)."""
+    """Return the torch optimizer inside the wrappers of Accelerate or Lightning (`.optimizer`)."""
     for _ in range(8):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None or inner is optimizer:
@@ -27,7 +27,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def gradient_norm(optimizer: "Optimizer") -> tuple[Tensor | float, bool] | None:
-    """The global L2 norm of the gradients that `optimizer` is about to use, as a number or on their device.
+    """Return the global L2 norm of the gradients that `optimizer` is about to use.
 
     The square root of the sum of all elements' squares, in float32 or wider. Gradients that a GradScaler
     left scaled (fused optimizers unscale as they go) count unscaled. The second value says whether
@@ -49,7 +49,7 @@ def gradient_norm(optimizer: "Optimizer") -> tuple[Tensor | float, bool] | None:
 
 @torch.no_grad()
 def _norm_of_any(gradients: list[Tensor], optimizer: "Optimizer") -> tuple[Tensor | float, bool] | None:
-    """`gradient_norm` on several devices, of several dtypes, of shards."""
+    """`gradient_norm` for several devices or dtypes, and for sharded gradients."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     sharded = False
     for gradient in gradients:
@@ -76,18 +76,18 @@ def _unscaled(total: Tensor | float, optimizer: "Optimizer") -> Tensor | float:
 
 
 def _norm(dtype: torch.dtype, gradients: list[Tensor]) -> Tensor:
-    """The norm of tensors that share a device and this dtype, in few launches."""
-    # Summed in float32: the square of what float16 holds is beyond float16.
+    """Return the norm of tensors that share a device and this dtype, in few kernel launches."""
+    # Sum in float32: squares of float16 values overflow float16.
     wide = torch.float32 if dtype.itemsize < 4 else dtype
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=wide)))
     return norm
 
 
 def _can_read(gradients: list[Tensor]) -> bool:
-    """Whether one call of the CPU's kernels takes all of these."""
+    """Whether one call of the CPU kernels can read all of these."""
     if not backends.use_compiled(gradients[0]):
         return False
-    # A loop and no generator: this is asked of every gradient in every step.
+    # A loop is faster than a generator: this checks every gradient in every step.
     for gradient in gradients:
         if not (
             type(gradient) is Tensor
@@ -115,5 +115,5 @@ def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:
 
 
 def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's step, called with these (itself first), computes the gradients itself."""
+    """Whether an optimizer's step, called with these arguments, has a closure that computes the gradients."""
     return callable(kwargs.get("closure")) or any(callable(one) for one in args[1:])

@@ -1,4 +1,4 @@
-"""Memory and GPU utilisation, looked at once a second by a thread of its own.
+"""Memory and GPU utilisation, sampled once a second by a background thread.
 
 Asking the allocator or the driver takes as long as a small step takes: never on the training thread.
 """
@@ -18,10 +18,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class Machine:
-    """Samples while it runs; each sample is taken once, by the step that is recorded next."""
+    """Samples in the background. Each sample belongs to the step that is recorded next."""
 
     def __init__(self, guard: Guard, device: "Callable[[], int | None]") -> None:
-        """`device`: the index of the CUDA device that the model is on, None without one."""
+        """`device`: the index of the model's CUDA device, or None."""
         self._guard = guard
         self._device = device
         self._sample: dict[str, float] | None = None
@@ -30,7 +30,7 @@ class Machine:
         self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Begin to sample, if it has not begun."""
+        """Start the thread, if it is not running."""
         if self._worker is None:
             self._worker = Worker("sampler", self.sample, self._guard)
             self._worker.start()
@@ -41,12 +41,12 @@ class Machine:
             self._worker.join(time.monotonic() + SAMPLE_SECONDS)
 
     def take(self) -> dict[str, float]:
-        """The latest sample, if no step has taken it yet."""
+        """Return the latest sample, if no step has taken it yet."""
         sample, self._sample = self._sample, None
         return sample or {}
 
     def sample(self) -> float:
-        """Look once; returns the seconds until it wants to look again."""
+        """Take a sample; returns the seconds until the next one."""
         found = {}
         if (resident := resident_bytes()) is not None:
             found["memory_rss"] = resident
@@ -64,7 +64,7 @@ class Machine:
 
 
 def resident_bytes() -> float | None:
-    """The process's resident memory in bytes; None where the system does not tell."""
+    """Return the resident memory of this process in bytes, or None if it is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return float(int(file.read().split()[1]) * _PAGE)
@@ -74,13 +74,13 @@ def resident_bytes() -> float | None:
         import resource
     except ImportError:
         return None
-    # Not what is resident now but what was at most: in KiB, on macOS in bytes.
+    # This is the peak, not the current value: in KiB, on macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(peak if sys.platform == "darwin" else peak * 1024)
 
 
 def device_memory(index: int) -> dict[str, float]:
-    """The CUDA allocator's bytes: allocated and reserved now, and the most that was allocated."""
+    """Return the bytes of the CUDA allocator: allocated, reserved, and the peak of allocated."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ def device_memory(index: int) -> dict[str, float]:
 
 
 def utilisation_of(index: int) -> Callable[[], float] | None:
-    """Asks the driver for the share of time, 0 to 1, in which the GPU ran a kernel; None without an answer.
+    """Return the share of time, 0 to 1, in which the GPU ran a kernel; None if the driver does not say.
 
     `index` counts the devices that this process may see, which need not be the driver's numbers.
     """
@@ -109,6 +109,6 @@ def utilisation_of(index: int) -> Callable[[], float] | None:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         pynvml.nvmlDeviceGetUtilizationRates(handle)
     except pynvml.NVMLError:
-        # No driver, no permission, a slice of a GPU: it stays unknown.
+        # No driver, no permission, or a MIG slice: the utilisation is unknown.
         return None
     return lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100

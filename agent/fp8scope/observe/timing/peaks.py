@@ -1,4 +1,4 @@
-"""What a device could do: dense matrix products a second, to hold what it does against.
+"""Peak rates of dense matrix products by device, to compute the utilisation (MFU).
 
 BF16 with FP32 accumulation, without sparsity, in FLOP/s. FP8 runs are held against the same number, so that a
 run and its BF16 baseline share one scale (an FP8 run may then exceed 1). Sources: the vendors' data sheets;
@@ -37,14 +37,14 @@ BF16_PEAKS: tuple[tuple[str, float], ...] = (
     (r"\bMI350X\b", 2306.9 * _TERA),
     (r"\bMI3(00|25)X\b", 1307.4 * _TERA),
     (r"\bMI300A\b", 980.6 * _TERA),
-    # AMD Instinct MI250X: 383 for its two dies, each of which is a device of its own.
+    # AMD Instinct MI250X: 383 for its two dies, each of which is a separate device.
     (r"\bMI250X\b", 191.5 * _TERA),
 )
-"""Patterns of device names as drivers tell them, the first that fits counts, and FLOP/s."""
+"""Patterns of device names and their FLOP/s; the first match is used."""
 
 
 def bf16_peak(device_name: str) -> float | None:
-    """Dense BF16 FLOP/s of the device with this name; None where it is not known."""
+    """Return the dense BF16 FLOP/s of the device with this name, or None."""
     for pattern, peak in BF16_PEAKS:
         if re.search(pattern, device_name, re.IGNORECASE):
             return peak

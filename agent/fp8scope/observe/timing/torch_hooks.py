@@ -1,8 +1,7 @@
-"""What a watched model and its optimizer tell about a step: hooks that come and go with the run.
+"""Hooks on a watched model and its optimizer that measure a step. They are removed when the run ends.
 
-A hook of a copied or unpickled model is dead: it measures nothing. Inside of a graph that torch compiles
-the hooks vanish: they neither break the graph nor are part of it. Watch the compiled model, and they stay
-outside of it.
+The hooks of a copied or unpickled model measure nothing. In a graph that torch compiles the hooks disappear:
+they neither break the graph nor become part of it. The hooks of a compiled model stay outside of its graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from torch.autograd import Variable
 
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import Budget
+from fp8scope.observe.tensors.base import inside_backward
 from fp8scope.observe.timing.clock import (
     BACKWARD,
     DATA,
@@ -29,11 +29,11 @@ from fp8scope.observe.timing.flops import FlopCounter, FlopModel, Signature, sha
 from fp8scope.observe.timing.gradients import gradient_norm, has_closure, learning_rates
 
 MAX_OUTPUTS = 8
-"""Tensors of a model's output through which its gradient is expected to come."""
+"""Tensors of a model's output whose gradients mark the beginning of the backward pass."""
 
 
 class Stopwatch:
-    """The clock and the operations of the step that is under way, shared by all hooks of one run."""
+    """The clock and the operations of the current step, shared by all hooks of a run."""
 
     def __init__(self, guard: Guard, budget: Budget) -> None:
         self.guard = guard
@@ -42,23 +42,23 @@ class Stopwatch:
         self.device: torch.device | None = None
         self.flops = 0.0
         self.inside: object | None = None
-        """The model whose forward call is under way: one that is called inside of it measures nothing."""
+        """The model whose forward call is running; a model that it calls measures nothing."""
         self.in_backward = False
         self.idle = DATA
 
     def is_off(self) -> bool:
-        """Whether this is no step: a graph that is being compiled, or a pass that recomputes activations."""
-        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+        """Whether a graph is being compiled, or activations are recomputed in a backward pass."""
+        return torch.compiler.is_compiling() or inside_backward()
 
     def place(self, device: torch.device) -> None:
-        """The model turned out to be on `device`."""
+        """Set the model's device, which is known with the first call."""
         self.device = device
         if device.type == "cuda":
             self.clock = DeviceClock(device)
             self.clock.begin()
 
     def end_of_step(self) -> float:
-        """Operations of the step that ended."""
+        """Return the operations of the step that ended, and start from zero."""
         flops, self.flops = self.flops, 0.0
         self.inside, self.in_backward = None, False
         return flops
@@ -89,7 +89,7 @@ class ModelHooks:
         try:
             watch.inside = self
             if not model.training:
-                # An evaluation, and what led to it, is not a wait for data.
+                # The time up to and in an evaluation is not spent waiting for data.
                 watch.clock.mark(OTHER)
                 watch.idle = OTHER
                 return
@@ -121,7 +121,7 @@ class ModelHooks:
             counter, self._counter = self._counter, None
             if counter is not None:
                 counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            # None is what a forward pass gives that raised.
+            # A forward pass that raised has the output None.
             if not model.training or output is None:
                 watch.clock.mark(OTHER)
                 return
@@ -144,7 +144,7 @@ class ModelHooks:
         try:
             watch.in_backward = True
             watch.clock.mark(OTHER)
-            # Asked for again by the first: after what others, such as DDP's reducer, have asked for.
+            # Queue again from the first callback, to run after others, such as that of DDP's reducer.
             _at_the_end_of_backward(lambda: _at_the_end_of_backward(self._backward_ended))
         except Exception as error:
             watch.guard.caught("measuring a backward pass", error)
@@ -164,14 +164,14 @@ class ModelHooks:
 
 
 class OptimizerHooks:
-    """Times an optimizer's steps, and takes its learning rates and its gradients' norm."""
+    """Measures an optimizer's steps, its learning rates and its gradient norm."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, watch: Stopwatch, offset: int) -> None:
         self._watch = watch
         self._offset = offset
         self.rates: dict[str, Any] = {}
         self.norm: tuple[Tensor | float, bool] | None = None
-        # An optimizer whose `step` calls the one it inherits has its hooks called by both.
+        # If `step` calls the inherited `step`, both call the hooks.
         self._depth = 0
         self._handles = [
             optimizer.register_step_pre_hook(self.before_step),
@@ -193,9 +193,9 @@ class OptimizerHooks:
         try:
             self._watch.clock.mark(OTHER)
             self.rates = learning_rates(optimizer, self._offset)
-            # A closure has yet to compute the gradients.
+            # The closure has not computed the gradients yet.
             self.norm = None if has_closure(args, kwargs) else self._take_norm(optimizer)
-            # What measuring took is not the optimizer's.
+            # The time of measuring does not belong to the optimizer.
             self._watch.clock.mark(OTHER)
         except Exception as error:
             self._watch.guard.caught("measuring an optimizer step", error)
@@ -226,7 +226,7 @@ class OptimizerHooks:
         return norm
 
     def end_of_step(self) -> None:
-        """Forget what belongs to the step that ended, also an optimizer's step that raised."""
+        """Reset the state of the step that ended, also if the optimizer's step raised."""
         self.norm, self.rates = None, {}
         self._depth = 0
 
@@ -236,7 +236,7 @@ def _at_the_end_of_backward(call: Callable[[], None]) -> None:
 
 
 def _tensors(output: Any, depth: int = 0) -> list[Tensor]:
-    """The first tensors of a model's output: a tensor, or sequences and mappings of them."""
+    """Yield the first tensors of a model's output: a tensor, or sequences and mappings of them."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Mapping):

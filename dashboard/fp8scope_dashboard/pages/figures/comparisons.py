@@ -1,4 +1,4 @@
-"""FP8 against BF16: the delta over the run, and scores with their intervals."""
+"""Figures of FP8 against BF16: the delta over the run, and scores with their intervals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped,
 
 Floats = NDArray[np.float64]
 
-# The delta's chart never shows less than this many tolerances, nor more.
+# Limits of the delta chart's range, in tolerances.
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.6, 4.0
 
 
 @dataclass(frozen=True)
 class DeltaCurve:
-    """Relative difference of a run's loss along the way: float64[N] each, as fractions."""
+    """Relative difference of a run's loss to the baseline: float64[N] each, as fractions."""
 
     name: str
     slot: Slot
@@ -60,24 +60,24 @@ def delta_figure(
 
 
 def _mark_outside(figure: go.Figure, curve: DeltaCurve, low: float, high: float, theme: Theme) -> None:
-    """Where a curve leaves the chart, a triangle says so, and which way."""
+    """Mark with a triangle where a curve leaves the chart."""
     for outside, symbol, edge in (
         (curve.delta > high, "triangle-up", high),
         (curve.delta < low, "triangle-down", low),
     ):
-        places = np.flatnonzero(outside & ~np.roll(outside, 1))
-        if len(places):
+        exits = np.flatnonzero(outside & ~np.roll(outside, 1))
+        if len(exits):
             figure.add_scatter(
-                x=curve.x[places],
-                y=np.full(len(places), edge),
+                x=curve.x[exits],
+                y=np.full(len(exits), edge),
                 mode="markers",
                 showlegend=False,
                 legendgroup=curve.name,
                 name=curve.name,
                 cliponaxis=False,
-                customdata=curve.delta[places],
+                customdata=curve.delta[exits],
                 marker={"symbol": symbol, "size": 10, "color": theme.arms[curve.slot]},
-                hovertemplate="%{customdata:+.2%}, outside of the chart<extra>%{fullData.name}</extra>",
+                hovertemplate="%{customdata:+.2%}, outside the chart<extra>%{fullData.name}</extra>",
             )
 
 
@@ -107,7 +107,7 @@ def _draw(figure: go.Figure, curve: DeltaCurve, theme: Theme) -> None:
 
 
 def _range(curves: Sequence[DeltaCurve], tolerance: float) -> tuple[float, float]:
-    """The second half of the way decides: the beginning differs wildly and means little."""
+    """A range for the second half of the run: early differences are large and mean little."""
     late = [curve.delta[len(curve.delta) // 2 :] for curve in curves]
     seen = central_range(late) if late else None
     least, most = LEAST_TOLERANCES * tolerance, MOST_TOLERANCES * tolerance
@@ -117,7 +117,7 @@ def _range(curves: Sequence[DeltaCurve], tolerance: float) -> tuple[float, float
 
 @dataclass(frozen=True)
 class ScorePoint:
-    """One run's score at one checkpoint, with its interval where there is one."""
+    """One run's score at one checkpoint, with its interval if there is one."""
 
     step: int
     name: str
@@ -145,12 +145,12 @@ def scores_figure(
     y_title: str,
     compact: bool = False,
 ) -> go.Figure:
-    """Dot and whisker for every run at every checkpoint, side by side, over the baseline's interval."""
+    """A point and interval for every run at every checkpoint, over the baseline's interval."""
     figure = new_figure(theme, compact=compact, height=320, x_title="checkpoint (step)", y_title=y_title)
     steps = sorted({point.step for point in points} | {band.step for band in bands})
-    place = {step: i for i, step in enumerate(steps)}
+    position = {step: i for i, step in enumerate(steps)}
     for band in bands:
-        centre = place[band.step]
+        centre = position[band.step]
         figure.add_shape(
             type="rect",
             x0=centre - 0.42,
@@ -168,7 +168,7 @@ def scores_figure(
         mine = [point for point in points if point.name == name]
         slot = mine[0].slot
         figure.add_scatter(
-            x=[place[point.step] + offset for point in mine],
+            x=[position[point.step] + offset for point in mine],
             y=[point.score for point in mine],
             error_y=_whiskers(mine, theme.arms[slot]),
             mode="markers",
@@ -203,7 +203,7 @@ def _whiskers(points: Sequence[ScorePoint], colour: str) -> dict[str, object]:
 
 
 def _fit(figure: go.Figure, points: Sequence[ScorePoint], bands: Sequence[ScoreBand]) -> None:
-    """Plotly does not count shapes when it chooses a range."""
+    """Set the range: plotly's automatic range ignores shapes."""
     values = [
         value
         for low, high in [(p.low, p.high) for p in points] + [(b.low, b.high) for b in bands]

@@ -1,4 +1,4 @@
-"""Curves over steps: the loss of one or many runs, throughput, any scalar."""
+"""Curves of scalars over steps, such as the losses of one or more runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped,
 
 Floats = NDArray[np.float64]
 
-# Where marks sit on the hidden axis from 0 to 1 that lies over the chart.
+# Positions of marks on a hidden axis from 0 to 1.
 TOP, BOTTOM = 0.975, 0.025
 ALERT = "alert"
-# More single marks than this say no more than these.
+# More marks would overlap.
 MOST_MARKS = 200
 
 
@@ -27,8 +27,8 @@ class Curve:
 
     Attributes:
         x, y: float64[N]; y may hold NaN and infinities, which are marked.
-        smooth_x, smooth_y: the strong line, where there is one; then y is drawn faintly.
-        arm: what the legend calls it; curves of one arm share one entry.
+        smooth_x, smooth_y: the strong line, if any; y is then drawn faintly.
+        arm: the label in the legend; curves of one arm share an entry.
         quiet: drawn thin, in the background.
     """
 
@@ -49,7 +49,7 @@ class Mark:
     x: float
     text: str
     severe: bool = False
-    # What kind of mark it is, as hovering says.
+    # The kind of mark, for the hover text.
     label: str = ALERT
 
 
@@ -65,21 +65,21 @@ def curves_figure(
     y_title: str = "",
     marks: Sequence[Mark] = (),
 ) -> go.Figure:
-    """Draw curves into one chart.
+    """Draw curves in one chart.
 
-    Whatever `y_range` cuts off and whatever is not finite is marked at the chart's edge, with its value on
-    hovering: nothing vanishes. On a log axis values <= 0 have no place; all others are inside it.
+    Values outside `y_range` and values that are not finite are marked at the edge, with the value in the
+    hover text. A log axis leaves out values <= 0 and contains all others.
     """
     figure = new_figure(theme, compact=compact, height=height, x_title=x_title, y_title=y_title)
     named: set[str] = set()
     arms = {curve.arm for curve in curves if not curve.quiet}
     for curve in curves:
-        # Dashes tell arms apart: a line that is alone needs none.
+        # Dashes distinguish arms; a single line is solid.
         dash = DASHES[curve.slot] if len(arms) > 1 else "solid"
         _draw(figure, curve, theme, dash, log=log, legend=curve.arm not in named)
         named.add(curve.arm)
     for curve in curves:
-        _mark_strange(figure, curve, theme, y_range)
+        _mark_hidden_values(figure, curve, theme, y_range)
     _mark_events(figure, marks, theme)
     if log:
         figure.update_yaxes(type="log", minor={"ticks": ""}, dtick=_decades(curves))
@@ -139,8 +139,8 @@ def _draw(figure: go.Figure, curve: Curve, theme: Theme, dash: str, *, log: bool
         )
 
 
-def _mark_strange(figure: go.Figure, curve: Curve, theme: Theme, y_range: Range | None) -> None:
-    """Crosses where the value is not finite, triangles where it lies outside of the range."""
+def _mark_hidden_values(figure: go.Figure, curve: Curve, theme: Theme, y_range: Range | None) -> None:
+    """Mark values that are not finite with crosses, and values outside the range with triangles."""
     broken = ~np.isfinite(curve.y)
     text = ["NaN" if np.isnan(value) else "infinite" for value in curve.y]
     _edge_marks(figure, curve, broken, text, theme.danger, "x-thin", TOP, "not finite")
@@ -162,28 +162,28 @@ def _edge_marks(
     colour: str,
     symbol: str,
     height: float,
-    what: str,
+    reason: str,
 ) -> None:
-    """Mark where `mask` is true: both ends of each stretch, and a line between that says 'all of it'."""
+    """Mark both ends of each stretch in which `mask` is true, and join them with a line."""
     if not mask.any():
         return
     ends = _ends(mask)
     x: list[float | None] = []
     for first, last in zip(ends[::2], ends[1::2], strict=True):
         x += [float(curve.x[first]), float(curve.x[last]), None]
-    places = [label for i in range(0, len(ends), 2) for label in (text[ends[i]], text[ends[i + 1]], "")]
+    labels = [label for i in range(0, len(ends), 2) for label in (text[ends[i]], text[ends[i + 1]], "")]
     figure.add_scatter(
         x=x,
-        y=[None if each is None else height for each in x],
+        y=[None if value is None else height for value in x],
         yaxis="y2",
         mode="lines+markers",
         line={"color": faded(colour, 0.8), "width": 2},
         marker={"symbol": symbol, "size": 9, "color": colour, "line": {"width": 2, "color": colour}},
-        text=places,
-        name=f"{curve.name}: {what}",
+        text=labels,
+        name=f"{curve.name}: {reason}",
         legendgroup=curve.arm,
         showlegend=False,
-        hovertemplate=f"%{{text}}<extra>{escaped(curve.name)}, {what}</extra>",
+        hovertemplate=f"%{{text}}<extra>{escaped(curve.name)}, {reason}</extra>",
         cliponaxis=False,
     )
 
@@ -203,21 +203,21 @@ def _mark_events(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None
         )
     alerts = [mark for mark in marks if mark.label == ALERT]
     changes = [mark for mark in marks if mark.label != ALERT]
-    for name, symbol, some in ((ALERT, "diamond", alerts), ("change", "square", changes)):
-        if some:
+    for name, symbol, group in ((ALERT, "diamond", alerts), ("change", "square", changes)):
+        if group:
             figure.add_scatter(
-                x=[mark.x for mark in some],
-                y=[BOTTOM] * len(some),
+                x=[mark.x for mark in group],
+                y=[BOTTOM] * len(group),
                 yaxis="y2",
                 mode="markers",
                 marker={
                     "symbol": symbol,
                     "size": 9,
-                    "color": [_mark_colour(mark, theme) for mark in some],
+                    "color": [_mark_colour(mark, theme) for mark in group],
                     "line": {"width": 1, "color": theme.surface},
                 },
-                text=[escaped(mark.text) for mark in some],
-                customdata=[escaped(mark.label) for mark in some],
+                text=[escaped(mark.text) for mark in group],
+                customdata=[escaped(mark.label) for mark in group],
                 name=name,
                 showlegend=False,
                 hovertemplate="%{text}<extra>%{customdata}</extra>",
@@ -232,7 +232,7 @@ def _mark_colour(mark: Mark, theme: Theme) -> str:
 
 
 def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """First and last index of each stretch of True, in pairs; at most MOST_MARKS of them."""
+    """First and last index of each stretch of True, in pairs; at most MOST_MARKS indices."""
     padded = np.concatenate(([False], mask, [False]))
     changes = np.flatnonzero(padded[1:] != padded[:-1])
     pairs = np.stack([changes[::2], changes[1::2] - 1], axis=1)
@@ -242,7 +242,7 @@ def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _decades(curves: Sequence[Curve]) -> str | int | None:
-    """Ticks at powers of ten where the values span several, else plotly's own."""
+    """Ticks at powers of ten if the values span several, else plotly's default."""
     positive = [curve.y[np.isfinite(curve.y) & (curve.y > 0)] for curve in curves]
     positive = [values for values in positive if len(values)]
     if not positive:

@@ -1,4 +1,4 @@
-"""The parts of a training step, stacked over steps."""
+"""The phases of a training step, stacked, over steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.efficiency import PHASES, Split
 from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded, new_figure
 
-# Waiting stands out; the rest keeps to colours that every form of colour blindness tells apart.
+# Waiting for data stands out. All colours differ for every common form of colour blindness.
 COLOURS: Final[dict[str, Slot]] = {
     "time_forward": "bf16",
     "time_backward": "fp8-2",
@@ -19,18 +19,18 @@ COLOURS: Final[dict[str, Slot]] = {
     "time_other": "other",
     "time_data": "fp8-1",
 }
-# Single steps that save a checkpoint must not flatten all others.
+# A step that saves a checkpoint must not flatten all others.
 HEADROOM = 3.0
 
 
 def top_of(split: Split) -> float:
-    """Where the chart ends: at the longest step, or at HEADROOM times the usual one."""
+    """The upper limit of the axis: the longest step, or HEADROOM times the median step."""
     total = split.total
     return float(min(total.max(), HEADROOM * np.median(total)) * 1.06)
 
 
 def efficiency_figure(split: Split, theme: Theme, *, compact: bool, height: int = 320) -> go.Figure:
-    """Draw the stack, in milliseconds where steps are shorter than a second. `split` is not empty."""
+    """Draw the stack, in milliseconds if steps take less than a second. `split` must not be empty."""
     top = top_of(split)
     unit, factor = ("ms", 1e3) if top < 1 else ("s", 1.0)
     figure = new_figure(theme, compact=compact, height=height, x_title="step", y_title=f"{unit} / step")

@@ -1,4 +1,4 @@
-"""An alert's evidence: the series around its onset, as the event keeps them."""
+"""The figure of an alert's evidence: the series around its onset that the event stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.ranges import central_range
 from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
-# Tensors in one chart, told apart by the dashes that go with these.
+# Colours and dashes of the tensors in one chart.
 TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
 
 
@@ -26,24 +26,26 @@ def evidence_figure(
     threshold: float | None,
     compact: bool = False,
 ) -> go.Figure | None:
-    """Draw what was seen, from before the onset to the step at which the rule was sure.
+    """Draw the series from before the onset to the step of detection.
 
-    Rates of tensors where the alert is about tensors, else the loss over its baseline's. None where the
-    event keeps no series.
+    The series are overflow rates if the alert is about tensors, else the loss and the baseline's loss.
+    Returns None if the event stores no series.
     """
-    series = [one for one in evidence.get("series", ()) if one.get("steps")]
-    tensors = [one for one in series if "tensor" in one]
+    series = [line for line in evidence.get("series", ()) if line.get("steps")]
+    tensors = [line for line in series if "tensor" in line]
     if not series:
         return None
     baseline = [
-        _curve(one, "baseline", "bf16", quiet=True)
-        for one in evidence.get("baseline", ())
-        if one.get("steps")
+        _curve(line, "baseline", "bf16", quiet=True)
+        for line in evidence.get("baseline", ())
+        if line.get("steps")
     ]
     if tensors:
-        curves = [_curve(one, one["tensor"], each) for one, each in zip(tensors, TENSOR_SLOTS, strict=False)]
+        curves = [
+            _curve(line, line["tensor"], slot) for line, slot in zip(tensors, TENSOR_SLOTS, strict=False)
+        ]
     else:
-        curves = [*baseline, *(_curve(one, "this run", slot) for one in series)]
+        curves = [*baseline, *(_curve(line, "this run", slot) for line in series)]
     values = [curve.y for curve in curves]
     y_range = central_range(values, from_zero=bool(tensors))
     if y_range is not None and tensors and threshold is not None:
@@ -71,6 +73,6 @@ def evidence_figure(
 
 
 def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False) -> Curve:
-    # "NaN" and "Infinity" are how the wire writes them; float() reads both.
+    # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
     return Curve(str(series["name"]), arm, slot, np.asarray(series["steps"], np.float64), values, quiet=quiet)

@@ -1,4 +1,4 @@
-"""How a tensor's elements are distributed over exponents, and what its format can hold of them."""
+"""The histogram of a tensor's exponents with the limits of its format."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fp8scope_dashboard.pages.figures.theme import Theme, faded, new_figure
 Floats = NDArray[np.float64]
 
 HEIGHT = 320
-# Exponents beside those that occur; the bars of zeros and of NaN and Inf stand one further out.
+# Empty exponents on both sides. The bars of zero and of NaN and Inf are one further out.
 ROOM = 2
 LEAST_SPAN = 16
-FATES = ("saturates", "normal", "subnormal", "becomes zero")
+OUTCOMES = ("saturates", "normal", "subnormal", "becomes zero")
 
 
 @dataclass(frozen=True)
 class Exponents:
-    """A tensor's distribution in one step.
+    """A tensor's histogram of exponents at one step.
 
     Attributes:
         first: the exponent of counts[0].
         counts: float64[E], elements with floor(log2 |x|) = first + i.
-        zeros, nonfinite: elements that are zero; that are NaN or infinite.
-        scale: the multiplier used in that step; NaN where none is known.
-        format: the tensor's format; None where it is not quantised.
-        in_blocks: each block has a scale of its own, and `scale` is the median one.
+        zeros, nonfinite: numbers of elements that are zero, and that are NaN or infinite.
+        scale: the multiplier of that step; NaN if unknown.
+        format: the tensor's format; None if it is not quantised.
+        in_blocks: each block has its own scale, and `scale` is their median.
     """
 
     first: int
@@ -48,31 +48,31 @@ class Exponents:
 
     @property
     def limits(self) -> tuple[float, float, float, float] | None:
-        """log2 |x| above which x saturates, below which q is subnormal, the smallest q, and what flushes."""
+        """log2 |x| of the largest, smallest normal, smallest subnormal and largest flushed value."""
         if self.format is None or not (0 < self.scale < np.inf):
             return None
         of = self.format
         numbers = (of.largest, of.smallest_normal, of.smallest_subnormal, of.flushed)
         return tuple(log2(number) - log2(self.scale) for number in numbers)  # type: ignore[return-value]
 
-    def fates(self) -> list[str]:
-        """What becomes of most of each bin: FATES; all are normal where no single scale tells.
+    def outcomes(self) -> list[str]:
+        """The outcome of each bin, one of OUTCOMES; all normal without a single known scale.
 
-        A bin is the values from 2^e up to 2^(e+1). The limit may lie inside: then its middle decides.
+        A bin contains the values from 2^e up to 2^(e+1). If a limit lies inside, the bin's middle decides.
         """
         if self.limits is None or self.in_blocks:
             return ["normal"] * len(self.counts)
         largest, normal, _, flushed = self.limits
         middles = self.first + np.arange(len(self.counts)) + log2(1.5)
         choice = np.select([middles > largest, middles <= flushed, middles < normal], [0, 3, 2], default=1)
-        return [FATES[i] for i in choice]
+        return [OUTCOMES[i] for i in choice]
 
 
-def exponents_figure(found: Exponents, theme: Theme, *, compact: bool = False) -> go.Figure:
-    """Bars over exponents, logarithmic upwards so that single outliers show, with the format's limits."""
-    low, high = _span(found)
-    kept = slice(low - found.first, high - found.first + 1)
-    counts, fates = found.counts[kept], np.array(found.fates()[kept])
+def exponents_figure(histogram: Exponents, theme: Theme, *, compact: bool = False) -> go.Figure:
+    """Bars over exponents with the format's limits. The log scale makes single outliers visible."""
+    low, high = _span(histogram)
+    kept = slice(low - histogram.first, high - histogram.first + 1)
+    counts, outcomes = histogram.counts[kept], np.array(histogram.outcomes()[kept])
     exponents = np.arange(low, high + 1)
     figure = new_figure(
         theme,
@@ -87,43 +87,47 @@ def exponents_figure(found: Exponents, theme: Theme, *, compact: bool = False) -
         "subnormal": faded(theme.arms["bf16"], 0.45),
         "becomes zero": theme.warning,
     }
-    for fate in FATES:
-        chosen = (fates == fate) & (counts > 0)
+    for outcome in OUTCOMES:
+        chosen = (outcomes == outcome) & (counts > 0)
         if chosen.any():
-            share = counts[chosen] / found.total
-            _bars(figure, exponents[chosen], share, fate, colours[fate])
-    _special(figure, "zero", low - ROOM - 1, found.zeros / found.total, theme.muted)
-    _special(figure, "NaN or Inf", high + ROOM + 2, found.nonfinite / found.total, theme.danger)
-    _limits(figure, found, theme, (low - ROOM, high + ROOM + 1), compact=compact)
-    _axes(figure, found, low, high, compact=compact)
+            share = counts[chosen] / histogram.total
+            _bars(figure, exponents[chosen], share, outcome, colours[outcome])
+    _special(figure, "zero", low - ROOM - 1, histogram.zeros / histogram.total, theme.muted)
+    _special(figure, "NaN or Inf", high + ROOM + 2, histogram.nonfinite / histogram.total, theme.danger)
+    _limits(figure, histogram, theme, (low - ROOM, high + ROOM + 1), compact=compact)
+    _axes(figure, histogram, low, high, compact=compact)
     return figure
 
 
-def summary_of(found: Exponents, what: str) -> str:
-    """In one sentence, for those who cannot see it."""
-    if found.limits is None or found.in_blocks:
-        how = "with a scale for each block" if found.in_blocks else "without a known scale"
-        return f"Exponents of {what}, {how}; {found.zeros / found.total:.3%} are zero."
-    fates = np.array(found.fates())
-    shares = [f"{found.counts[fates == fate].sum() / found.total:.3%} {fate}" for fate in FATES]
-    return f"Exponents of {what}, by bins: {', '.join(shares)}; {found.zeros / found.total:.3%} are zero."
+def summary_of(histogram: Exponents, name: str) -> str:
+    """A one-sentence description for screen readers."""
+    if histogram.limits is None or histogram.in_blocks:
+        how = "with a scale for each block" if histogram.in_blocks else "without a known scale"
+        return f"Exponents of {name}, {how}; {histogram.zeros / histogram.total:.3%} are zero."
+    outcomes = np.array(histogram.outcomes())
+    shares = [
+        f"{histogram.counts[outcomes == outcome].sum() / histogram.total:.3%} {outcome}"
+        for outcome in OUTCOMES
+    ]
+    zeros = histogram.zeros / histogram.total
+    return f"Exponents of {name}, by bins: {', '.join(shares)}; {zeros:.3%} are zero."
 
 
-def _span(found: Exponents) -> tuple[int, int]:
-    """The exponents drawn: those that occur and the format's limits, and room for a shape to be seen."""
-    there = np.flatnonzero(found.counts)
-    ends = [float(found.first + i) for i in (there[0], there[-1])] if len(there) else []
-    if found.limits is not None:
-        ends += [found.limits[0], found.limits[2]]
+def _span(histogram: Exponents) -> tuple[int, int]:
+    """The exponents to draw: those that occur, the format's limits, and at least LEAST_SPAN."""
+    occurring = np.flatnonzero(histogram.counts)
+    ends = [float(histogram.first + i) for i in (occurring[0], occurring[-1])] if len(occurring) else []
+    if histogram.limits is not None:
+        ends += [histogram.limits[0], histogram.limits[2]]
     low, high = (floor(min(ends)), floor(max(ends))) if ends else (-LEAST_SPAN // 2, LEAST_SPAN // 2)
     missing = max(0, LEAST_SPAN - (high - low))
-    last = found.first + len(found.counts) - 1
-    return max(found.first, low - missing // 2), min(last, high + (missing + 1) // 2)
+    last = histogram.first + len(histogram.counts) - 1
+    return max(histogram.first, low - missing // 2), min(last, high + (missing + 1) // 2)
 
 
 def _bars(figure: go.Figure, exponents: NDArray[np.int64], share: Floats, name: str, colour: str) -> None:
     figure.add_bar(
-        # From e to e + 1, so that the limits stand where they are.
+        # A bar covers e to e + 1, which places the limits correctly.
         x=exponents + 0.5,
         y=share,
         width=0.92,
@@ -136,7 +140,7 @@ def _bars(figure: go.Figure, exponents: NDArray[np.int64], share: Floats, name: 
 
 
 def _special(figure: go.Figure, name: str, x: float, share: float, colour: str) -> None:
-    """A bar apart for what has no exponent; nothing where there is none of it."""
+    """A separate bar for elements without an exponent, if there are any."""
     if share > 0:
         figure.add_bar(
             x=[x],
@@ -150,11 +154,11 @@ def _special(figure: go.Figure, name: str, x: float, share: float, colour: str) 
 
 
 def _limits(
-    figure: go.Figure, found: Exponents, theme: Theme, ends: tuple[float, float], *, compact: bool
+    figure: go.Figure, histogram: Exponents, theme: Theme, ends: tuple[float, float], *, compact: bool
 ) -> None:
-    if found.limits is None:
+    if histogram.limits is None:
         return
-    largest, normal, subnormal, _ = found.limits
+    largest, normal, subnormal, _ = histogram.limits
     named = (
         (largest, "largest", theme.danger),
         (normal, "smallest normal", theme.muted),
@@ -168,13 +172,13 @@ def _limits(
             x=x,
             y=1.0,
             yref="paper",
-            text=_label(name, found.in_blocks, compact=compact),
+            text=_label(name, histogram.in_blocks, compact=compact),
             showarrow=False,
-            # Within the plot, beside its line: to the left of the largest, to the right of the others.
+            # Inside the plot: left of the line of the largest value, right of the other lines.
             xanchor="right" if name == "largest" else "left",
             yanchor="top",
             xshift=-4 if name == "largest" else 4,
-            # The two smallest are close to each other.
+            # These two lines are close to each other.
             yshift=-14 if name == "smallest subnormal" else 0,
             font={"size": 10 if compact else 11, "color": colour},
         )
@@ -186,8 +190,8 @@ def _label(name: str, in_blocks: bool, *, compact: bool) -> str:
     return f"{name} (median block)" if in_blocks and name == "largest" else name
 
 
-def _axes(figure: go.Figure, found: Exponents, low: int, high: int, *, compact: bool) -> None:
-    smallest = 0.5 / max(found.total, 1.0)
+def _axes(figure: go.Figure, histogram: Exponents, low: int, high: int, *, compact: bool) -> None:
+    smallest = 0.5 / max(histogram.total, 1.0)
     decades = range(floor(log2(smallest) / log2(10)), 1)
     step = max(1, -(-len(decades) // 5))
     ticks = [10.0**d for d in decades if d % step == 0]
@@ -200,9 +204,9 @@ def _axes(figure: go.Figure, found: Exponents, low: int, high: int, *, compact: 
     every = 8 if high - low > (24 if compact else 48) else 4
     marks = list(range(-(-low // every) * every, high + 1, every))
     names = [f"2<sup>{e}</sup>" for e in marks]
-    if found.zeros > 0:
+    if histogram.zeros > 0:
         marks, names = [low - ROOM - 1, *marks], ["0", *names]
-    if found.nonfinite > 0:
+    if histogram.nonfinite > 0:
         marks, names = [*marks, high + ROOM + 2], [*names, "NaN"]
     figure.update_xaxes(
         range=[low - ROOM - 2, high + ROOM + 3], tickmode="array", tickvals=marks, ticktext=names

@@ -1,4 +1,4 @@
-"""Figures of what a run found out about itself: a reference window's two curves, a bisection's ranking."""
+"""Figures of reports: the two curves of a reference window, and the ranking of a bisection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
 from fp8scope_dashboard.pages.figures.theme import Slot, Theme, escaped, new_figure
 
-# A product keeps its colour; its name stands beside every bar all the same.
+# The colour of each product; every bar also has a label.
 PRODUCT_SLOTS: Final[Mapping[str, Slot]] = {"fprop": "bf16", "dgrad": "fp8-1", "wgrad": "fp8-2"}
 PRODUCT_TITLES: Final[Mapping[str, str]] = {
     "fprop": "fprop: the output",
@@ -27,7 +27,7 @@ NAME_LENGTH, COMPACT_NAME_LENGTH = 44, 20
 def window_figure(
     document: Mapping[str, Any], step: int, theme: Theme, *, compact: bool = False
 ) -> go.Figure:
-    """Both arms of a reference window over the steps of the run."""
+    """The losses of a reference window in FP8 and BF16, over the steps of the run."""
     steps = np.arange(step, step + len(document["fp8"]), dtype=np.float64)
     arms: Sequence[tuple[str, str, Slot]] = (
         ("BF16 from the same state", "bf16", "bf16"),
@@ -44,7 +44,7 @@ def window_figure(
 def ranking_figure(
     products: Sequence[tuple[str, str, float, float]], total: float, theme: Theme, *, compact: bool = False
 ) -> go.Figure:
-    """Relative errors of (layer, product, error, cosine) as bars, worst first; a line for all together."""
+    """Relative errors of (layer, product, error, cosine) as bars, worst first; `total` as a line."""
     figure = new_figure(
         theme,
         compact=compact,
@@ -56,20 +56,20 @@ def ranking_figure(
     smallest = min([*finite, largest])
     labels = [_label(layer, product, compact) for layer, product, _, _ in products]
     for kind, slot in PRODUCT_SLOTS.items():
-        rows = [index for index, one in enumerate(products) if one[1] == kind]
+        rows = [index for index, product in enumerate(products) if product[1] == kind]
         if not rows:
             continue
         errors = [products[index][2] for index in rows]
         figure.add_bar(
             orientation="h",
             y=rows,
-            # What is not finite fills the chart, and says so.
+            # A bar that is not finite fills the chart and has a label.
             x=[error if math.isfinite(error) else largest for error in errors],
             name=PRODUCT_TITLES[kind] if not compact else kind,
             marker={"color": theme.arms[slot], "line": {"width": 0}},
             text=["" if math.isfinite(error) else "not finite" for error in errors],
             customdata=[
-                [escaped(products[index][0]), kind, _shown(products[index][2]), _shown(products[index][3])]
+                [escaped(products[index][0]), kind, _format(products[index][2]), _format(products[index][3])]
                 for index in rows
             ],
             hovertemplate="%{customdata[0]} %{customdata[1]}<br>"
@@ -81,7 +81,7 @@ def ranking_figure(
         type="log",
         range=[math.log10(smallest / 2), math.log10(largest * 1.3)],
         tickformat=".2~p",
-        # Labels of every digit would lie over each other.
+        # Labels at every digit would overlap.
         dtick=1 if largest > 30 * smallest else "D2",
         showgrid=True,
     )
@@ -101,5 +101,5 @@ def _label(layer: str, product: str, compact: bool) -> str:
     return f"{escaped(shown)} {product}"
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "not finite"

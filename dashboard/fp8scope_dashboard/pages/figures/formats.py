@@ -1,4 +1,4 @@
-"""What the number formats can hold. The kernels have the same numbers; a test compares them."""
+"""The ranges of the number formats. A test compares them with those of the kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FormatRange:
 
     @property
     def flushed(self) -> float:
-        """What is as small becomes zero: half of the smallest subnormal, which rounds to even."""
+        """The largest value that becomes zero: half of the smallest subnormal (rounding to even)."""
         return self.smallest_subnormal / 2
 
 
@@ -28,9 +28,9 @@ _RANGES: Final = (
     FormatRange("E5M2", 57344.0, 2.0**-14, 2.0**-16),
     FormatRange("FP16", 65504.0, 2.0**-14, 2.0**-24),
 )
-RANGES: Final[Mapping[str, FormatRange]] = {each.name.lower(): each for each in _RANGES}
+RANGES: Final[Mapping[str, FormatRange]] = {format.name.lower(): format for format in _RANGES}
 
 
 def range_of(format: str) -> FormatRange | None:
-    """The range of a catalogue's format, however it is spelled; None for one that is not known, or none."""
+    """The range of a format in any spelling; None for an unknown format."""
     return RANGES.get(format.lower().removesuffix("fn"))

@@ -1,4 +1,4 @@
-"""Axis ranges that one run gone wrong cannot spoil for the others. Pure functions of arrays."""
+"""Axis ranges that are robust against diverged runs. Pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Range = tuple[float, float]
 
-# Room above and below the data, as a part of their extent.
+# Space above and below the data, as a fraction of their extent.
 PADDING = 0.06
-# A loss may rise this much above where it began, relative to its whole fall, and still be worth its room.
+# The range includes rises up to this fraction of the whole fall above the initial loss.
 HEADROOM = 0.15
-# Further below zero than this many times where it began, a loss is broken.
+# A loss below minus this multiple of its initial value is broken.
 ABSURD = 10.0
 
 
 def loss_range(curves: Sequence[Floats]) -> Range | None:
-    """A range for losses: from the lowest up to a little above where the runs began.
+    """A range for losses: from the lowest value to slightly above the initial values.
 
-    Losses begin high and fall; what rises far above its own beginning has diverged and is marked at the edge
-    instead. None where no curve has a finite value.
+    A loss that rises far above its initial value has diverged and is marked at the edge instead. Returns
+    None if no curve has a finite value.
     """
     finite = [values[np.isfinite(values)] for values in curves]
     finite = [values for values in finite if len(values)]
     if not finite:
         return None
     low = min(_floor(values) for values in finite)
-    top = max(_beginning(values) for values in finite)
+    top = max(_initial_value(values) for values in finite)
     limit = top + HEADROOM * (top - low)
     high = max(float(values[values <= limit].max(initial=low)) for values in finite)
     return _padded(low, max(high, low))
 
 
 def central_range(curves: Sequence[Floats], *, from_zero: bool = False) -> Range | None:
-    """A range for what has no direction (tokens per second): the central 98 % with a third more around."""
+    """A range for scalars such as tokens per second: the central 98 %, extended by a third on each side."""
     pooled = np.concatenate([values[np.isfinite(values)] for values in curves]) if curves else np.zeros(0)
     if not len(pooled):
         return None
@@ -50,16 +50,16 @@ def central_range(curves: Sequence[Floats], *, from_zero: bool = False) -> Range
 
 
 def _floor(values: Floats) -> float:
-    """The lowest value, unless absurdly far below zero: a loss may fall, but not to minus a million."""
+    """The lowest value, or a lower limit if values are implausibly far below zero."""
     low = float(values.min())
-    if low >= -ABSURD * max(1.0, abs(_beginning(values))):
+    if low >= -ABSURD * max(1.0, abs(_initial_value(values))):
         return low
     quarter, middle = np.quantile(values, [0.25, 0.5])
     return float(max(low, quarter - 3.0 * max(middle - quarter, 0.1 * abs(middle))))
 
 
-def _beginning(values: Floats) -> float:
-    """About the highest value of a curve's first tenth; single spikes in it are left out."""
+def _initial_value(values: Floats) -> float:
+    """The 95 % quantile of a curve's first tenth, which ignores single spikes."""
     first = values[: max(5, len(values) // 10)]
     return float(np.quantile(first, 0.95))
 

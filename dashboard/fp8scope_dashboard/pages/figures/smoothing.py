@@ -1,4 +1,4 @@
-"""The strong line of a noisy curve. Pure functions of arrays."""
+"""Smoothing of noisy curves. Pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ LONGEST_SPAN = 401
 
 
 def default_span(points: int) -> int:
-    """The number of points to average over, odd: enough to calm the line, few enough to keep its bends."""
+    """The odd number of points to average over for a curve of this length."""
     return min(LONGEST_SPAN, points // 40) | 1
 
 
 def centred_average(values: Floats, span: int) -> Floats:
-    """Mean over `span` points around each of float64[N], fewer at the ends, always as many on either side.
+    """Centred mean over `span` points of float64[N]; windows at the ends are smaller but symmetric.
 
-    An average of past points alone would lag behind a falling loss and make every run look worse than it is.
-    Values that are not finite have no weight; at their places the result is NaN: the line breaks there.
+    An average of past points would lag behind a falling loss. Values that are not finite have no weight, and
+    the result is NaN at their positions, so that the line has a gap.
 
     Raises:
         ValueError: span < 1 or even.
@@ -40,7 +40,7 @@ def centred_average(values: Floats, span: int) -> Floats:
 def _around(values: Floats, half: int) -> Floats:
     """Sums over up to `half` points on either side.
 
-    By convolution, not as differences of a running sum: one value of 1e30 must not drown those far from it.
+    By convolution: in differences of a running sum, one value of 1e30 would cancel all later values.
     """
     count = len(values)
     sums = np.empty(count)

@@ -1,4 +1,4 @@
-"""A run's loss in the size of a word, as an SVG image."""
+"""A small SVG image of a run's loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fp8scope_dashboard.pages.figures.theme import Slot
 Floats = NDArray[np.float64]
 
 WIDTH, HEIGHT, EDGE = 132, 32, 3
-# An image knows nothing of the page's theme: these tones stand out on light and on dark.
+# An image cannot follow the page's theme; these colours have contrast on light and dark.
 COLOURS: dict[Slot, str] = {
     "bf16": "#2f86d0",
     "fp8-1": "#e2702b",
@@ -23,12 +23,12 @@ BROKEN = "#e0455a"
 
 
 def sparkline(x: Floats, y: Floats, slot: Slot) -> str:
-    """The curve y over x as SVG text; a cross where y is not finite, cut at the edge where it escapes.
+    """The curve y over x as SVG text, clipped to the range, with a cross at the first non-finite value.
 
     Args:
         x: float64[N], increasing.
         y: float64[N], may hold NaN and infinities.
-        slot: the arm whose colour it has.
+        slot: the arm, which determines the colour.
     """
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']

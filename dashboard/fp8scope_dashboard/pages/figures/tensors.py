@@ -1,4 +1,4 @@
-"""Tensors: many at once as a heat map, one in detail."""
+"""Figures of tensors: the heat map of many, and the details of one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_fi
 
 Floats = NDArray[np.float64]
 
-# Rates from here to 1 are told apart by colour; below, they are drawn as this.
+# The lower end of the colour scale of rates.
 SMALLEST_RATE = 1e-6
 ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 15, 260, 900
-# More rows than this leave no room for names.
+# With more rows there is no space for names.
 NAMED_ROWS = 70
 LABEL_LENGTH, COMPACT_LABEL_LENGTH = 34, 18
 
@@ -39,9 +39,9 @@ def heatmap_figure(
     *,
     compact: bool = False,
 ) -> go.Figure:
-    """A statistic of T tensors over C columns of steps; float64[T, C], NaN where nothing was observed.
+    """A statistic of T tensors over C columns of steps; float64[T, C], NaN where there is no value.
 
-    Colours are logarithmic. Zero has a colour of its own, the background's: what stands out happened.
+    The colour scale is logarithmic. Zero has the colour of the background.
     """
     centres = (step_edges[:-1] + step_edges[1:] - 1) / 2.0
     z, ticks, labels = _levels(values, statistic)
@@ -87,10 +87,10 @@ def heatmap_figure(
 def _colour_bar(
     ticks: Sequence[float], labels: Sequence[str], theme: Theme, *, compact: bool
 ) -> dict[str, Any]:
-    """At the right; above the map where there is little room."""
-    place: dict[str, Any] = {"len": 1.0, "x": 1.005, "xpad": 4, "ypad": 0}
+    """The colour bar at the right, or above the map on narrow screens."""
+    position: dict[str, Any] = {"len": 1.0, "x": 1.005, "xpad": 4, "ypad": 0}
     if compact:
-        place = {
+        position = {
             "orientation": "h",
             "x": 0,
             "xanchor": "left",
@@ -105,12 +105,12 @@ def _colour_bar(
         "thickness": 10,
         "outlinewidth": 0,
         "tickfont": {"size": 11, "color": theme.muted},
-        **place,
+        **position,
     }
 
 
 def shortened(name: str, length: int) -> str:
-    """A tensor's name cut in the middle: its beginning says which block, its end which tensor."""
+    """Shorten a tensor's name in the middle, because its start and end identify it."""
     if len(name) <= length:
         return name
     head = (length - 1) // 3
@@ -118,7 +118,7 @@ def shortened(name: str, length: int) -> str:
 
 
 def _abbreviated(names: Sequence[str]) -> list[str]:
-    """For narrow screens: without the first part that all share, roles by a letter or two."""
+    """Names for narrow screens: without a common first part, and with abbreviated roles."""
     roles = {"input": "in", "weight": "w", "grad_output": "g", "output": "out"}
     heads = {name.partition(".")[0] for name in names}
     short = []
@@ -130,7 +130,7 @@ def _abbreviated(names: Sequence[str]) -> list[str]:
 
 
 def _levels(values: Floats, statistic: str) -> tuple[Floats, list[float], list[str]]:
-    """What is drawn for each value, and the colour bar's ticks: the first is zero's."""
+    """The colour level of each value, and the ticks of the colour bar; the first tick is zero."""
     positive = values[np.isfinite(values) & (values > 0)]
     if is_rate(statistic):
         low, high = np.log10(SMALLEST_RATE), 0.0
@@ -158,7 +158,7 @@ def _decades(positive: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TensorLines:
-    """One tensor over time: per statistic, steps int64[N] and values float64[N]."""
+    """The series of one tensor: per statistic, steps int64[N] and values float64[N]."""
 
     name: str
     format: str
@@ -166,7 +166,7 @@ class TensorLines:
 
 
 def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -> go.Figure:
-    """amax against the largest representable value, and below it the rates: what, and why."""
+    """amax and the largest representable value, with the rates below."""
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, row_heights=[0.56, 0.44])
     base = new_figure(theme, compact=compact, height=420, x_title="")
     figure.update_layout(base.layout)
@@ -191,7 +191,7 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
 
 
 def _amax_ticks(tensor: TensorLines) -> int | None:
-    """A tick a decade where amax spans several, else plotly's own."""
+    """One tick per decade if amax spans several, else plotly's default."""
     _, amax = tensor.lines.get("amax", (None, np.zeros(0)))
     low, high = _decades(amax[np.isfinite(amax) & (amax > 0)])
     return 1 if high - low > 1.2 else None

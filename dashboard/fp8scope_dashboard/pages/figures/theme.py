@@ -1,7 +1,7 @@
-"""Colours of the figures, light and dark: the same as static/pages/css/tokens.css (a test sees to that).
+"""Colours of the figures in light and dark, equal to those of static/pages/css/tokens.css (tested).
 
-Chosen after Okabe and Ito (2008): blue and vermilion differ for every common form of colour blindness. An arm
-keeps its colour on every page; seeds of an arm share it.
+They follow Okabe and Ito (2008): blue and vermilion differ for every common form of colour blindness. An arm
+has the same colour on every page, and its seeds share it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ThemeName = Literal["light", "dark"]
 Slot = Literal["bf16", "fp8-1", "fp8-2", "fp8-3", "other"]
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", sans-serif'
-# Colour alone must not tell FP8 groups apart.
+# FP8 groups also differ in their dashes.
 DASHES: Final[Mapping[Slot, str]] = {
     "bf16": "solid",
     "fp8-1": "solid",
@@ -39,7 +39,7 @@ class Theme:
     good: str
     warning: str
     danger: str
-    # Low to high, the first being 'nothing happened'.
+    # Low to high; the first is the colour of zero.
     heat: tuple[str, ...]
     cool: tuple[str, ...]
 
@@ -87,7 +87,7 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
 
 
 def theme_named(name: str) -> Theme:
-    """The theme of that name; the light one for any other."""
+    """The theme with this name; the light theme for an unknown name."""
     return THEMES["dark"] if name == "dark" else THEMES["light"]
 
 
@@ -98,19 +98,19 @@ def faded(colour: str, alpha: float) -> str:
 
 
 def escaped(text: str) -> str:
-    """Plotly reads a little HTML in names: show what a person typed as it was typed."""
+    """Escape a name: plotly interprets some HTML in names."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def scale_of(colours: tuple[str, ...]) -> list[list[float | str]]:
-    """Plotly's form of a colour scale with equal distances."""
+    """A colour scale for plotly with equal distances."""
     return [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
 
 
 def new_figure(
     theme: Theme, *, compact: bool, height: int, x_title: str = "", y_title: str = ""
 ) -> go.Figure:
-    """An empty figure that looks like ours. `compact`: for a phone's width."""
+    """An empty figure in the dashboard's style. `compact`: for narrow screens."""
     axis = {
         "gridcolor": theme.grid,
         "zeroline": False,
@@ -148,7 +148,7 @@ def new_figure(
             "bgcolor": "rgba(0,0,0,0)",
         },
         dragmode=False if compact else "zoom",
-        # Kept over refreshes: a new point must not throw away somebody's zoom.
+        # A constant value keeps the zoom when the figure is refreshed.
         uirevision="keep",
         modebar={"color": theme.muted, "activecolor": theme.text, "bgcolor": "rgba(0,0,0,0)"},
     )

@@ -1,4 +1,4 @@
-"""What every number on the pages means: one place, shown as help beside each of them."""
+"""The definitions that the pages show as help beside each number."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ GLOSSARY: Final[Mapping[str, Term]] = {**RUN_TERMS, **STEP_TERMS, **TENSOR_TERMS
 
 
 def title(name: str) -> str:
-    """A statistic's or scalar's name for people; the name itself where the glossary has none."""
+    """The title of a statistic or scalar; its name with spaces if the glossary has no entry."""
     return GLOSSARY[name].title if name in GLOSSARY else name.replace("_", " ")

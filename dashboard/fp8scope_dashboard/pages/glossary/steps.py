@@ -1,4 +1,4 @@
-"""What is measured in every step of a training: loss, gradients, times, memory."""
+"""Terms about one training step: loss, gradients, times and memory."""
 
 from __future__ import annotations
 
@@ -10,78 +10,76 @@ from fp8scope_dashboard.pages.glossary.term import Term
 STEP_TERMS: Final[Mapping[str, Term]] = {
     "loss": Term(
         "Loss",
-        "The training loss as the script logged it, step by step. The strong line is a centred average of "
-        "it, which does not lag behind.",
-        "A cross at the top marks steps whose loss was NaN or infinite; a triangle, values above the "
-        "chart's range.",
+        "The training loss that the script logs at each step. The strong line is a centred moving average, "
+        "which has no lag.",
+        "A cross at the top marks a NaN or infinite loss; a triangle marks values above the chart's range.",
     ),
     "throughput": Term(
-        "Throughput", "Tokens per second, as the training script measured them; else seconds a step."
+        "Throughput", "Tokens per second as measured by the training script, else seconds per step."
     ),
     "learning_rate": Term(
         "Learning rate",
-        "Of the optimizer's first parameter group, as it was used in that step. learning_rate/groupN are "
-        "those of the groups after it.",
+        "The learning rate that the optimizer's first parameter group used in this step. "
+        "learning_rate/groupN are those of the other groups.",
     ),
     "grad_norm": Term(
         "Gradient norm",
-        "Global L2 norm of the gradients: the one that the script logged, else that of the gradients as the "
-        "optimizer used them, without a loss scale and after clipping.",
-        "Infinite or NaN before the loss is: gradients overflow first.",
+        "Global L2 norm of the gradients as logged by the script, else of the gradients that the optimizer "
+        "used (unscaled, after clipping).",
+        "It becomes infinite or NaN before the loss does, because gradients overflow first.",
     ),
     "grad_norm_applied": Term(
         "Gradient norm, applied",
-        "Global L2 norm of the gradients as the optimizer used them. Below the gradient norm that the script "
-        "logged, it was clipped.",
+        "Global L2 norm of the gradients that the optimizer used. A value below the logged gradient norm "
+        "means that the gradients were clipped.",
     ),
     "grad_norm_local": Term(
         "Gradient norm of the shards",
-        "L2 norm of the gradients that this rank holds, where they are sharded. The square root of the sum "
-        "of all ranks' squares is the global one.",
+        "L2 norm of this rank's part of sharded gradients. The global norm is the square root of the sum of "
+        "the squares of all ranks.",
     ),
     "time_data": Term(
         "Waiting for data",
-        "Time from the end of the work before (the optimizer, or a micro-batch's backward pass) to the "
-        "beginning of the next forward pass in training. On a GPU it is the device's time, so that a wait "
-        "that is hidden behind its work does not count.",
-        "More than a few per cent: more workers, prefetching, or faster storage would help.",
+        "Time from the end of the optimizer step (or of a micro-batch's backward pass) to the start of the "
+        "next forward pass. On a GPU this is device time, so a wait that overlaps with GPU work does not "
+        "count.",
+        "If it is more than a few per cent, use more workers, prefetching or faster storage.",
     ),
-    "time_forward": Term("Forward", "Time in the watched model's forward passes in training."),
+    "time_forward": Term("Forward", "Time in the training forward passes of the watched model."),
     "time_backward": Term(
-        "Backward", "Time in backward passes, the reduction of gradients that they wait for included."
+        "Backward", "Time in backward passes, including gradient reductions that they wait for."
     ),
-    "time_optimizer": Term("Optimizer", "Time in the optimizer's step."),
+    "time_optimizer": Term("Optimizer", "Time in the optimizer step."),
     "time_other": Term(
         "Other",
-        "The rest of the time since the step before ended: the loss function, clipping, logging, "
-        "evaluations, checkpoints.",
+        "The remaining time of the step: loss function, clipping, logging, evaluations, checkpoints.",
     ),
     "model_flops_per_second": Term(
         "Model FLOP/s",
-        "Floating-point operations of the model (products of the forward pass, counted once, times three for "
-        "training; recomputation does not count) over the whole time of the step. Of one rank.",
+        "Floating-point operations of the model per second on one rank: the matrix products of the forward "
+        "pass times three, without recomputation, divided by the step time.",
     ),
     "mfu": Term(
         "MFU",
-        "Model FLOP/s over what the device does at most in dense BF16, for FP8 runs as well, so that both "
-        "share one scale.",
+        "Model FLOPs utilisation: model FLOP/s divided by the device's peak in dense BF16. FP8 runs use the "
+        "same peak, so that both are comparable.",
     ),
     "plain_tensors_every": Term(
-        "Steps from one reading of plain tensors to the next",
-        "Tensors of layers that are not FP8 are read every so many steps, so that watching takes at most its "
-        "share of the training's time (attach's overhead, 2 % by default). Losses and FP8 layers' counters "
-        "come with every step.",
+        "Steps between readings of plain tensors",
+        "Tensors of layers that are not FP8 are read only every few steps, to keep the overhead below its "
+        "limit (the argument overhead of attach, 2 % by default). Losses and the counters of FP8 layers are "
+        "recorded at every step.",
     ),
-    "memory_allocated": Term("Memory allocated", "Bytes of the GPU's memory in use by tensors."),
+    "memory_allocated": Term("Memory allocated", "GPU memory in use by tensors, in bytes."),
     "memory_reserved": Term(
-        "Memory reserved", "Bytes of the GPU's memory held by PyTorch's allocator, in use or not."
+        "Memory reserved", "GPU memory held by PyTorch's allocator, in use or not, in bytes."
     ),
-    "memory_peak": Term("Memory peak", "The most bytes of the GPU's memory that tensors have used so far."),
-    "memory_rss": Term("Main memory", "Bytes of main memory that the training process occupies."),
+    "memory_peak": Term("Memory peak", "The most GPU memory that tensors have used so far, in bytes."),
+    "memory_rss": Term("Main memory", "Resident memory of the training process, in bytes."),
     "gpu_utilization": Term(
         "GPU utilisation",
-        "Share of the time in which the GPU ran any kernel, as its driver tells. High does not mean fast: "
-        "that is what MFU says.",
+        "Share of the time in which the GPU ran any kernel, as reported by the driver. A high value does not "
+        "mean efficient use; see MFU.",
     ),
-    "tokens_per_second": Term("Tokens per second", "Tokens of the step over the time inside of it."),
+    "tokens_per_second": Term("Tokens per second", "Tokens of the step divided by the time within the step."),
 }

@@ -1,4 +1,4 @@
-"""What is counted of a tensor when it is quantised."""
+"""Terms about one quantised tensor: counts, rates, amax, scale and histogram."""
 
 from __future__ import annotations
 
@@ -7,99 +7,99 @@ from typing import Final
 
 from fp8scope_dashboard.pages.glossary.term import Term
 
-_BEYOND = "|x·s| above M by more than float32's own rounding"
+_BEYOND = "|x·s| above M by more than float32 rounding"
 _SCALED = "x is the tensor before quantisation, s its scale, M the format's largest finite value."
 
 TENSOR_TERMS: Final[Mapping[str, Term]] = {
     "overflow_rate": Term(
         "Overflow rate",
-        "Elements that were clipped to the format's range (saturated) or were NaN or infinite, over all "
-        "elements of the tensor in that step.",
-        "A little in activations can be harmless. The same tensor step after step is not.",
+        "Share of the tensor's elements that were clipped to the format's range (saturated), NaN or "
+        "infinite.",
+        "A small rate in activations can be harmless. Overflow of the same tensor at every step is not.",
     ),
-    "saturation_rate": Term(
-        "Saturation rate", f"Finite elements with {_BEYOND}, over all elements. {_SCALED}"
-    ),
+    "saturation_rate": Term("Saturation rate", f"Share of finite elements with {_BEYOND}. {_SCALED}"),
     "saturated": Term(
-        "Saturated", f"Number of finite elements with {_BEYOND}: what clipping changed. {_SCALED}"
+        "Saturated", f"Number of finite elements with {_BEYOND}, which clipping changed. {_SCALED}"
     ),
     "underflow_rate": Term(
         "Underflow rate",
-        "Elements that were not zero and became zero in FP8, over all elements.",
-        "Gradients lose their small values first: a high rate there means a scale that is too small.",
+        "Share of non-zero elements that became zero in FP8.",
+        "Gradients lose their small values first. A high rate means that the scale is too small.",
     ),
-    "underflow": Term("Underflow", "Number of elements that were not zero and became zero in FP8."),
+    "underflow": Term("Underflow", "Number of non-zero elements that became zero in FP8."),
     "subnormal_rate": Term(
         "Subnormal rate",
-        "Elements stored below the format's smallest normal number, with fewer bits, over all elements.",
+        "Share of elements stored with fewer bits, below the format's smallest normal number.",
     ),
     "subnormal": Term("Subnormal", "Number of elements stored below the format's smallest normal number."),
     "nonfinite_rate": Term(
-        "Non-finite rate", "NaN or infinite elements before quantisation, over all elements."
+        "Non-finite rate", "Share of elements that were NaN or infinite before quantisation."
     ),
     "nonfinite": Term(
-        "Non-finite", "Number of NaN or infinite elements before quantisation; they never enter amax."
+        "Non-finite",
+        "Number of elements that were NaN or infinite before quantisation. They are excluded from amax.",
     ),
-    "amax": Term("amax", "Largest absolute value among the tensor's finite elements in that step."),
+    "amax": Term("amax", "Largest absolute value of the tensor's finite elements in this step."),
     "scale": Term(
         "Scale",
-        "The multiplier s used in this step. With delayed scaling it comes from earlier steps' amax, so a "
-        "sudden rise of amax saturates until it follows.",
+        "The multiplier s used in this step. Delayed scaling computes it from the amax of earlier steps, so "
+        "elements saturate for some steps after a sudden rise of amax.",
     ),
     "noise_to_signal": Term(
         "Noise to signal",
-        "Σ(x − q/s)² / Σx²: the power that rounding and clipping added, relative to the tensor's own. Taken "
-        "in sampled steps. The SQNR in dB is −10 log₁₀ of it.",
-        "About 0.0008 (31 dB) is what E4M3 does to bell-shaped values, 0.003 (25 dB) what E5M2 does. More "
-        "means that elements saturate or flush.",
+        "Σ(x − q/s)² / Σx²: the power of the quantisation error relative to that of the tensor, in sampled "
+        "steps. The SQNR in dB is −10 log₁₀ of it.",
+        "For normally distributed values, about 0.0008 (31 dB) in E4M3 and 0.003 (25 dB) in E5M2. A larger "
+        "value means that elements saturate or become zero.",
     ),
-    "sq_error": Term(
-        "Squared error", "Σ(x − q/s)² over the elements where both are finite. Taken in sampled steps."
-    ),
+    "sq_error": Term("Squared error", "Σ(x − q/s)² over the elements with finite x and q, in sampled steps."),
     "sq_signal": Term("Squared signal", "Σx² over the same elements as the squared error."),
-    "blocks": Term("Blocks", "How many blocks the tensor has, each with a scale of its own."),
-    "saturated_blocks": Term("Saturated blocks", "Blocks with at least one element that was clipped."),
+    "blocks": Term("Blocks", "Number of blocks of the tensor. Each block has its own scale."),
+    "saturated_blocks": Term("Saturated blocks", "Number of blocks with at least one clipped element."),
     "saturated_block_rate": Term(
-        "Saturated block rate", "Blocks with at least one element that was clipped, over all blocks."
+        "Saturated block rate", "Share of blocks with at least one clipped element."
     ),
-    "scale_min": Term("Smallest block scale", "The smallest multiplier among the tensor's blocks."),
-    "scale_median": Term("Median block scale", "The median multiplier among the tensor's blocks."),
-    "scale_max": Term("Largest block scale", "The largest multiplier among the tensor's blocks."),
+    "scale_min": Term("Smallest block scale", "The smallest scale of the tensor's blocks."),
+    "scale_median": Term("Median block scale", "The median scale of the tensor's blocks."),
+    "scale_max": Term("Largest block scale", "The largest scale of the tensor's blocks."),
     "scale_frozen": Term(
         "Frozen scale",
-        "1 where a delayed scale cannot follow its tensor: its whole history of amax is zero, or an infinity "
-        "is in it. The old scale is kept meanwhile.",
-        "For a step or two after a dead layer this is harmless. A scale that stays frozen is a fault.",
+        "1 if delayed scaling cannot compute a new scale because the amax history is all zero or contains an "
+        "infinity. The old scale stays in use.",
+        "One or two steps are harmless. A scale that stays frozen is a fault.",
     ),
     "scale_stale": Term(
         "Restarted scale",
-        "1 where a checkpoint brought no scaling state for the tensor, or one that did not fit it, so that "
-        "the scale was started afresh.",
+        "1 if a checkpoint contains no matching scaling state for the tensor, so that the scale was "
+        "initialised again.",
     ),
     "history_amax": Term(
-        "Largest amax in the history", "What a delayed scale follows: the largest amax that it remembers."
+        "Largest amax in the history",
+        "The largest value in the amax history, from which delayed scaling computes the scale.",
     ),
     "update_ratio": Term(
         "Update to weight",
-        "‖update‖ / ‖weight‖ of one optimizer step, over all elements of the weight or 32,768 evenly spaced "
-        "ones. Taken in sampled steps.",
-        "Around 0.001 is common. Updates smaller than the weight's precision (0.004 in BF16) are lost in it.",
+        "‖update‖ / ‖weight‖ of one optimizer step, in sampled steps, over all elements of the weight or "
+        "32,768 evenly spaced ones.",
+        "Around 0.001 is common. Updates below the precision of the weight (0.004 in BF16) are lost.",
     ),
     "exponents": Term(
         "Exponents",
-        "How many of the tensor's elements have floor(log₂ |x|) = e, in the last sampled step. The lines are "
-        "the limits of its format at that step's scale (the median one, where each block has its own).",
-        "What lies right of the largest value saturates, left of the smallest subnormal becomes zero.",
+        "Number of elements with floor(log₂ |x|) = e in the last sampled step. The lines are the limits of "
+        "the format at the scale of that step (the median scale if there is one per block).",
+        "Elements right of the largest value saturate; elements left of the smallest subnormal become zero.",
     ),
-    "numel": Term("Elements", "Elements that were quantised in that step: what the counts are counts of."),
+    "numel": Term(
+        "Elements", "Number of elements that were quantised in this step, to which all counts refer."
+    ),
     "representable": Term(
         "Largest representable",
-        "M / s: the largest value that this step's scale can hold. Where amax is above it, elements "
-        "saturate.",
+        "M / s: the largest value that is representable with the scale of this step. If amax is larger, "
+        "elements saturate.",
     ),
 }
 
-# Statistics in the order in which a person looks for trouble.
+# In the order of their use for finding problems.
 STATISTICS: Final = (
     "overflow_rate",
     "saturation_rate",

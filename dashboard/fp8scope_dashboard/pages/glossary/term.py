@@ -1,4 +1,4 @@
-"""What the glossary is made of."""
+"""An entry of the glossary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Term:
-    """A word, what it is, and how to read it."""
+    """A title, its definition, and how to read the value."""
 
     title: str
     definition: str

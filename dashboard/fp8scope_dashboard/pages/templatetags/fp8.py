@@ -21,7 +21,7 @@ register = template.Library()
 
 @register.filter
 def number(value: float | str | None) -> str:
-    """See formatting.number; scalars stored as the strings of docs/wire.md are shown as such."""
+    """Like formatting.number, and also accepts the strings of docs/wire.md for non-finite scalars."""
     if isinstance(value, str):
         return {"Infinity": "+∞", "-Infinity": f"{formatting.MINUS}∞"}.get(value, value)
     return formatting.number(value)
@@ -69,38 +69,38 @@ def precision(value: str) -> str:
 
 @register.filter
 def term(name: str) -> str:
-    """The glossary's title of a statistic or scalar."""
+    """The title of a statistic or scalar in the glossary."""
     return glossary.title(name)
 
 
 @register.simple_tag
 def icon(name: str) -> SafeString:
-    """An icon of static/pages/img/icons.svg. Decoration only: words stand beside it."""
+    """An icon of static/pages/img/icons.svg. It is decorative: text beside it has the meaning."""
     address = static("pages/img/icons.svg")
     return format_html('<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>', address, name)
 
 
 @register.inclusion_tag("pages/_badge.html")
-def badge(shown: Any) -> dict[str, Any]:
-    """A verdicts.Badge."""
-    return {"badge": shown}
+def badge(content: Any) -> dict[str, Any]:
+    """Render a verdicts.Badge."""
+    return {"badge": content}
 
 
 @register.inclusion_tag("pages/_help.html")
 def help(*names: str) -> dict[str, Any]:
-    """The glossary's definitions behind a small button."""
+    """A small button that shows the definitions of glossary terms."""
     return {"terms": [glossary.GLOSSARY[name] for name in names]}
 
 
 @register.filter
 def pretty(value: object) -> str:
-    """JSON to be read."""
+    """A value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
 
 
 @register.filter
 def entries(values: dict[str, Any], most: int) -> list[tuple[str, str]]:
-    """The first so many entries of a JSON object by name, each value on one line."""
+    """The first `most` entries of a JSON object by name, each value on one line."""
     return [(name, _on_one_line(values[name])) for name in sorted(values)[:most]]
 
 
@@ -113,7 +113,7 @@ def _on_one_line(value: object) -> str:
 
 @register.filter
 def log_width(rate: float) -> str:
-    """A rate's place between one in a million and all, in per cent, on a logarithmic scale."""
+    """The width of a bar for a rate, in per cent: logarithmic from one in a million to one."""
     if not rate > 0:
         return "0"
     return f"{max(2.0, min(100.0, 100.0 * (1.0 + math.log10(rate) / 6.0))):.1f}"
@@ -121,11 +121,11 @@ def log_width(rate: float) -> str:
 
 @register.filter
 def unlocalised(value: float) -> str:
-    """A number as an input field wants it."""
+    """A number in the format of an input field."""
     return f"{value:.12g}"
 
 
 @register.filter
 def times_100(value: float) -> str:
-    """A fraction as an input field in per cent wants it."""
+    """A fraction as per cent in the format of an input field."""
     return f"{100.0 * value:.10g}"

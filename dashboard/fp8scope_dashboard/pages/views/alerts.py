@@ -1,4 +1,4 @@
-"""Alerts, run by run, each with its evidence; to be taken notice of, or muted."""
+"""The alerts of a project with their evidence; users acknowledge them and mute rules."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
 MOST_EVENTS = 200
-SHOWN = {"open": "Open", "acknowledged": "Acknowledged", "resolved": "Resolved", "all": "All"}
+FILTERS = {"open": "Open", "acknowledged": "Acknowledged", "resolved": "Resolved", "all": "All"}
 
 
 @dataclass(frozen=True)
 class Alert:
-    """An event, ready to be shown."""
+    """An event, prepared for the page."""
 
     event: Event
     severity: Badge
@@ -44,7 +44,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Group:
-    """A run's alerts."""
+    """The alerts of one run."""
 
     run: Run
     arm: Arm
@@ -53,20 +53,19 @@ class Group:
 
 @in_project()
 def alerts(request: HttpRequest, project: Project) -> HttpResponse:
-    """Alerts that are open (or those of another state), newest first, grouped by run."""
+    """The alerts of one state, newest first, grouped by run."""
     state = request.GET.get("state", "")
-    mine = Event.objects.filter(run__project=project)
-    if state not in SHOWN:
-        # First what waits for somebody; when nothing does, what happened.
-        state = "open" if mine.filter(state=EventState.OPEN).exists() else "all"
+    events = Event.objects.filter(run__project=project)
+    if state not in FILTERS:
+        # Open alerts come first; without any, the page shows all.
+        state = "open" if events.filter(state=EventState.OPEN).exists() else "all"
     only = _run_id(request.GET.get("run", ""))
-    found = _listed(mine, state, only)
     context = {
-        "groups": _grouped(found, Arms(project)),
+        "groups": _grouped(_listed(events, state, only), Arms(project)),
         "state": state,
-        "shown": {key: (label, _listed(mine, key, only).count()) for key, label in SHOWN.items()},
+        "filters": {key: (label, _listed(events, key, only).count()) for key, label in FILTERS.items()},
         "only": Run.objects.filter(project=project, pk=only).first() if only else None,
-        "total": mine.count(),
+        "total": events.count(),
         "rules": Rule.objects.filter(project=project).order_by("id"),
     }
     template = "pages/_alerts.html" if request.headers.get("HX-Target") == "alerts" else "pages/alerts.html"
@@ -76,7 +75,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
 @require_POST
 @in_project(Role.MEMBER)
 def acknowledge(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
-    """Take notice of an alert; back to where the person was."""
+    """Acknowledge an alert and redirect back."""
     event = _event(project, event_id)
     if services.acknowledge(event, person(request)):
         messages.success(request, f"Acknowledged: {event.get_kind_display()} in {event.run.name}.")
@@ -86,14 +85,14 @@ def acknowledge(request: HttpRequest, project: Project, event_id: int) -> HttpRe
 @require_POST
 @in_project(Role.MEMBER)
 def mute(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
-    """Switch a rule off, or on again, for the whole project."""
+    """Mute or unmute a rule in the whole project."""
     rule = Rule.objects.filter(project=project, pk=rule_id).first()
     if rule is None:
         raise Http404("No such rule.")
     rule.enabled = request.POST.get("enabled") == "1"
     rule.save(update_fields=["enabled"])
-    what = "is on" if rule.enabled else "is off: it opens no alerts until somebody switches it on"
-    messages.success(request, f"The rule “{rule.get_kind_display()}” {what}.")
+    state = "unmuted" if rule.enabled else "muted: it opens no alerts until it is unmuted"
+    messages.success(request, f"The rule “{rule.get_kind_display()}” is {state}.")
     return redirect(_back(request, project))
 
 
@@ -112,7 +111,7 @@ def evidence(request: HttpRequest, project: Project, event_id: int) -> HttpRespo
         compact=options.compact,
     )
     if drawn is None:
-        return empty_answer("This alert kept no series.")
+        return empty_answer("This alert stores no series.")
     return figure_answer(drawn, event.message)
 
 
@@ -149,7 +148,7 @@ def _run_id(text: str) -> UUID | None:
 
 
 def _back(request: HttpRequest, project: Project) -> str:
-    """The page that the form was on, if it is one of ours: `next` comes from outside."""
-    wanted = request.POST.get("next", "")
-    own = f"/p/{project.slug}/"
-    return wanted if wanted.startswith(own) and "\\" not in wanted else f"{own}alerts/"
+    """The page that contained the form. `next` is user input, so only this project's pages are allowed."""
+    address = request.POST.get("next", "")
+    prefix = f"/p/{project.slug}/"
+    return address if address.startswith(prefix) and "\\" not in address else f"{prefix}alerts/"

@@ -1,4 +1,4 @@
-"""BF16 and FP8 side by side. The chosen runs are in the address, so the link shows what its sender saw."""
+"""Compare runs side by side. The address contains the selected runs, so a link shows the same page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
 from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.series_loading import AXIS_TITLES, Options, loss_curves
-from fp8scope_dashboard.pages.summary import NAME_A_BASELINE, Verdict, baseline_groups, verdict_of
+from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
-# Runs in one chart, and runs to choose from.
+# The most runs in one chart, and in the list of runs.
 MOST_CHOSEN = 12
 MOST_OFFERED = 200
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Runs of one arm with a box to tick each."""
+    """The runs of one arm, each with a check box."""
 
     arm: Arm
     runs: list[Run]
@@ -40,7 +40,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Card:
-    """The verdict on one chosen run."""
+    """The verdict on one selected run."""
 
     run: Run
     arm: Arm
@@ -50,13 +50,14 @@ class Card:
 
 @in_project()
 def compare(request: HttpRequest, project: Project) -> HttpResponse:
-    """Choose runs, see their losses and deltas in one chart each, and the verdicts."""
+    """Selected runs: their losses and deltas in one chart each, and their verdicts."""
     arms = Arms(project)
     offered = list(Run.objects.filter(project=project).select_related("comparison")[:MOST_OFFERED])
     chosen = _chosen(project, request.GET) or _suggested(project)
     ids = {run.id for run in chosen}
-    # A link may name older runs than the list offers.
-    offered += [run for run in chosen if run.id not in {one.id for one in offered}]
+    # A link may contain runs that are older than those of the list.
+    offered_ids = {run.id for run in offered}
+    offered += [run for run in chosen if run.id not in offered_ids]
     baselines = baseline_groups(project.pk)
     cards = [
         Card(run, arms.of(run), verdict_of(run, baselines), _result(run)) for run in chosen if run.baseline
@@ -90,7 +91,7 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpRespon
     quiet = [run.id for run in runs if run.precision == "bf16"] if len(runs) > 1 else []
     curves = loss_curves(runs, Arms(project), options, quiet=quiet)
     if not curves:
-        return empty_answer("Tick runs to see their losses here.")
+        return empty_answer("Select runs to compare their losses.")
     drawn = curves_figure(
         curves,
         options.theme,
@@ -116,7 +117,7 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpRespo
         margins.append(float(result.get("margin") or project.margin))
         curves.append(_delta_curve(run, arms, result, curve))
     if not curves:
-        return empty_answer(f"A delta needs an FP8 run with a baseline: {NAME_A_BASELINE}.")
+        return empty_answer(f"The delta needs an FP8 run with a baseline: {HOW_TO_SET_BASELINE}.")
     drawn = delta_figure(curves, margins[-1], options.theme, compact=options.compact, x_title=x_name)
     last = "; ".join(f"{curve.name} {percent(float(curve.delta[-1]), signed=True)}" for curve in curves)
     return figure_answer(drawn, f"Relative difference to BF16 at the end: {last}.")
@@ -138,19 +139,19 @@ def _delta_curve(run: Run, arms: Arms, result: dict[str, Any], curve: dict[str, 
 
 
 def _chosen(project: Project, query: QueryDict) -> list[Run]:
-    """The runs that the address names, oldest first; what is not a run of the project is passed over."""
+    """The runs in the address, oldest first; ids of other projects' runs are ignored."""
     ids = set()
     for text in query.getlist("runs")[: 4 * MOST_CHOSEN]:
         try:
             ids.add(UUID(text))
         except ValueError:
             continue
-    found = Run.objects.filter(project=project, pk__in=ids).select_related("comparison", "project")
-    return list(found.order_by("created_at", "id")[:MOST_CHOSEN])
+    runs = Run.objects.filter(project=project, pk__in=ids).select_related("comparison", "project")
+    return list(runs.order_by("created_at", "id")[:MOST_CHOSEN])
 
 
 def _suggested(project: Project) -> list[Run]:
-    """The newest compared runs and their baseline."""
+    """The newest run with a verdict, the runs with the same baseline, and that baseline."""
     runs = Run.objects.filter(project=project).select_related("comparison", "project")
     newest = Comparison.objects.filter(run__project=project).order_by("-run__created_at").first()
     if newest is None:

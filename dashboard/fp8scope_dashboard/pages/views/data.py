@@ -1,4 +1,4 @@
-"""A run's storage, missing messages, export and deletion; and how long a project keeps tensors' values."""
+"""Storage, missing messages, export and deletion of a run, and the retention of a project."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from fp8scope_dashboard.receipts.dedup import message_counts
 from fp8scope_dashboard.telemetry import deletion, storage
 from fp8scope_dashboard.wire.errors import SlowDownError
 
-# What a person calls the tables; the rest is "other".
+# Names of the tables on the page; all others are "Everything else".
 KINDS = {
-    "telemetry_chunk": "Batches as they came",
+    "telemetry_chunk": "Batches, not compacted yet",
     "telemetry_tile": "Compacted values",
     "telemetry_rollup": "Roll-ups",
-    "telemetry_histogram": "Histograms of exponents",
-    "ingest_receipt": "Receipts of messages",
+    "telemetry_histogram": "Exponent histograms",
+    "ingest_receipt": "Message receipts",
 }
 MOST_WRITERS = 200
 
 
 @in_project()
 def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """A run's storage, its writers' messages, its export and its deletion."""
+    """The page with a run's storage, messages, export and deletion."""
     run = run_of(project, run_id)
     stored = storage.of_run(run.pk, run.points_stored)
     kinds: dict[str, int] = {}
@@ -45,7 +45,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
         "run": run,
         "stored": stored,
         "kinds": sorted(kinds.items(), key=lambda item: -item[1]),
-        "writers": [(one, *arrived.get(one.uuid, (0, 0))) for one in writers[:MOST_WRITERS]],
+        "writers": [(writer, *arrived.get(writer.uuid, (0, 0))) for writer in writers[:MOST_WRITERS]],
         "missing": sum(missing for _, missing in arrived.values()),
         "formats": list(formats.MEDIA_TYPES),
     }
@@ -54,7 +54,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
 
 @in_project()
 def run_export(request: HttpRequest, project: Project, run_id: UUID, form: str) -> HttpResponseBase:
-    """The run as a file."""
+    """Export the run as a file."""
     if form not in formats.MEDIA_TYPES:
         raise Http404("No such format.")
     try:
@@ -66,14 +66,14 @@ def run_export(request: HttpRequest, project: Project, run_id: UUID, form: str) 
 @require_POST
 @in_project(Role.MEMBER)
 def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """Delete a run whose name was typed as well."""
+    """Delete a run. The form must contain its name as a confirmation."""
     run = run_of(project, run_id)
     if request.POST.get("name", "").strip() != run.name.strip():
-        messages.error(request, "Nothing was deleted: what you typed is not the name of this run.")
+        messages.error(request, "The run was not deleted: the name does not match.")
         return redirect("run_data", project.slug, run.pk)
     deletion.begin(run)
     messages.success(
-        request, f"Deleting “{run.name}”. It is hidden from now on; the settings show how far it is."
+        request, f"Deleting “{run.name}”. The run is hidden; the settings page shows the progress."
     )
     return redirect("project", project.slug)
 
@@ -81,27 +81,31 @@ def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
 @require_POST
 @in_project(Role.ADMIN)
 def retention(request: HttpRequest, project: Project) -> HttpResponse:
-    """Change for how many days tensors' raw values are kept; nothing: for ever."""
+    """Set the number of days after which raw tensor values are deleted; empty means never."""
     text = request.POST.get("raw_days", "").strip()
     try:
         project.raw_days = int(text) if text else None
         project.full_clean()
     except ValueError:
-        messages.error(request, "Days must be a whole number, or empty: for ever.")
+        messages.error(
+            request, "Enter a whole number of days, or leave the field empty to keep values for ever."
+        )
     except ValidationError as error:
         messages.error(request, " ".join(" ".join(texts) for texts in error.message_dict.values()))
     else:
         project.save(update_fields=["raw_days"])
         kept = f"for {project.raw_days} days" if project.raw_days else "for ever"
-        messages.success(request, f"Saved. Tensors' values are kept {kept}, roll-ups and scalars always.")
+        messages.success(
+            request, f"Saved. Tensor values are kept {kept}; roll-ups and scalars are always kept."
+        )
     return redirect(f"{reverse('settings', args=[project.slug])}#storage")
 
 
 def deletions(project: Project) -> list[dict[str, Any]]:
-    """The project's runs that are being deleted, and how far each is."""
-    found = []
+    """The runs that are being deleted, with their progress."""
+    pending = []
     for run in deletion.unfinished(project):
         progress = deletion.progress_of(run.pk, project)
         if progress is not None:
-            found.append({"run": run, "progress": progress, "percent": 100 * progress.share})
-    return found
+            pending.append({"run": run, "progress": progress, "percent": 100 * progress.share})
+    return pending

@@ -1,4 +1,4 @@
-"""Evaluation scores with their intervals, and whether FP8's lie inside BF16's."""
+"""Evaluation scores with their intervals, and the verdicts of FP8 runs against BF16."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.verdicts import Badge, score_badge
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 
-# What one page shows: the newest runs and checkpoints, where there are more.
+# The page shows the newest of evaluation.
 MOST_TASKS = 12
 MOST_RUNS = 12
 MOST_CHECKPOINTS = 12
@@ -44,7 +44,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Task:
-    """One evaluation: what it is called, how it is scored, its verdicts (latest checkpoint first)."""
+    """One evaluation with its verdicts, latest checkpoint first."""
 
     name: str
     metric: str
@@ -54,13 +54,13 @@ class Task:
 
 @in_project()
 def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
-    """Every task with its chart and its verdicts."""
-    mine = Evaluation.objects.filter(run__project=project)
-    found = mine.order_by("name", "metric").distinct("name", "metric")
+    """All tasks with their charts and verdicts."""
+    evaluations = Evaluation.objects.filter(run__project=project)
+    names = evaluations.order_by("name", "metric").distinct("name", "metric")
     arms = Arms(project)
     tasks = [
         Task(name, metric, higher, _verdicts(project, arms, name, metric, higher))
-        for name, metric, higher in found.values_list("name", "metric", "higher_is_better")[:MOST_TASKS]
+        for name, metric, higher in names.values_list("name", "metric", "higher_is_better")[:MOST_TASKS]
     ]
     template = (
         "pages/_evaluations.html" if request.headers.get("HX-Target") == "tasks" else "pages/evaluations.html"
@@ -95,40 +95,40 @@ def scores(request: HttpRequest, project: Project) -> HttpResponse:
     rows = Evaluation.objects.filter(run__project=project, name=name, metric=metric).select_related("run")
     steps = sorted(set(rows.order_by().values_list("step", flat=True).distinct()))[-MOST_CHECKPOINTS:]
     runs = list(rows.order_by().values_list("run_id", "run__created_at").distinct())
-    newest = [run_id for run_id, _ in sorted(runs, key=lambda each: each[1])[-MOST_RUNS:]]
+    newest = [run_id for run_id, _ in sorted(runs, key=lambda pair: pair[1])[-MOST_RUNS:]]
     shown = list(
         rows.filter(step__in=steps, run_id__in=newest).order_by("run__created_at", "run_id", "step", "seq")
     )
     if not shown:
-        return empty_answer("No scores yet. Log some with run.log_eval(…).")
+        return empty_answer("No scores yet. Log them with run.log_eval(…).")
     points = _points(shown, Arms(project), project.alpha)
     bands = _bands(project, name, metric, steps)
     drawn = scores_figure(points, bands, options.theme, y_title=metric, compact=options.compact)
     last = [point for point in points if point.step == steps[-1]]
-    told = "; ".join(f"{point.name} {number(point.score)}" for point in last)
-    return figure_answer(drawn, f"{name}, {metric} at step {steps[-1]}: {told}.")
+    listed = "; ".join(f"{point.name} {number(point.score)}" for point in last)
+    return figure_answer(drawn, f"{name}, {metric} at step {steps[-1]}: {listed}.")
 
 
 def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list[ScorePoint]:
-    """One per run and checkpoint; of a checkpoint evaluated twice, the latest."""
+    """One point per run and checkpoint. If a checkpoint was evaluated twice, the latest counts."""
     points: dict[tuple[str, int], ScorePoint] = {}
-    labels = arm_labels(arms, {each.run_id: each.run for each in evaluations}.values())
-    for each in evaluations:
-        items = np.asarray(each.items, np.float64)
+    labels = arm_labels(arms, {evaluation.run_id: evaluation.run for evaluation in evaluations}.values())
+    for evaluation in evaluations:
+        items = np.asarray(evaluation.items, np.float64)
         if not len(items) or not np.isfinite(items).all():
             continue
         low = high = None
         try:
-            score = Score(items, each.item_ids, each.clusters)
-            (low, high), _ = item_interval(score, alpha, proportion=each.kind == "proportion")
+            score = Score(items, evaluation.item_ids, evaluation.clusters)
+            (low, high), _ = item_interval(score, alpha, proportion=evaluation.kind == "proportion")
         except ValueError:
-            # Too few items for an interval: the dot stands alone.
+            # Too few items for an interval: the point is drawn without one.
             pass
-        points[str(each.run_id), each.step] = ScorePoint(
-            each.step,
-            each.run.name,
-            labels[str(each.run_id)],
-            arms.of(each.run).slot,
+        points[str(evaluation.run_id), evaluation.step] = ScorePoint(
+            evaluation.step,
+            evaluation.run.name,
+            labels[str(evaluation.run_id)],
+            arms.of(evaluation.run).slot,
             float(items.mean()),
             low,
             high,
@@ -137,7 +137,7 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
 
 
 def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> list[ScoreBand]:
-    """The baseline's interval at each checkpoint, from the newest comparison there."""
+    """The baseline's interval at evaluation checkpoint, from the newest comparison there."""
     rows = EvaluationComparison.objects.filter(
         run__project=project, name=name, metric=metric, step__in=steps
     ).order_by("step", "run__created_at")

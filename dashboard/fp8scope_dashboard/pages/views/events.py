@@ -1,4 +1,4 @@
-"""The streams that keep open pages up to date."""
+"""The event streams that update open pages."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ async def _events(
 ) -> HttpResponseBase:
     user = await request.auser()
     if not isinstance(user, User) or not user.is_active:
-        # No redirect: an EventSource would follow it to a page that is no stream.
+        # No redirect: an EventSource would follow it to a page that is not an event stream.
         return HttpResponse("Sign in first.\n", status=401, content_type="text/plain")
 
-    def found() -> tuple[str, QuerySet[Run]]:
+    def find_runs() -> tuple[str, QuerySet[Run]]:
         try:
             return find(user)
         finally:
-            # Back to the pool: the stream may live for many minutes.
+            # Return the connection to the pool: the stream can stay open for minutes.
             release_connections()
 
     try:
-        channel, runs = await sync_to_async(found)()
+        channel, runs = await sync_to_async(find_runs)()
     except Http404:
         return HttpResponse("No such run.\n", status=404, content_type="text/plain")
     session = str(request.session.session_key or user.pk)
@@ -65,13 +65,13 @@ async def _events(
         stream(channel, lambda: fingerprint_of(runs), session), content_type="text/event-stream"
     )
     answer["Cache-Control"] = "no-store"
-    # nginx would hold events back until its buffer is full.
+    # Without this, nginx delays events until its buffer is full.
     answer["X-Accel-Buffering"] = "no"
     return answer
 
 
 def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
-    """For each kind of change something that differs after it."""
+    """For each kind of change, a value that differs after such a change."""
     events = Event.objects.filter(run__in=runs)
     return {
         "rows": runs.aggregate(count=Count("pk"), latest=Max("heartbeat_at")),

@@ -1,4 +1,4 @@
-"""Figures as JSON: drawn by plotly in the browser, built here."""
+"""Figures of a run as JSON, built here and drawn by plotly in the browser."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ Builder = Callable[[HttpRequest, Run, Options], HttpResponse]
 
 
 def figure_answer(figure: go.Figure, summary: str) -> HttpResponse:
-    """A figure and what it shows in one sentence, for those who cannot see it."""
+    """A figure with a one-sentence description for screen readers."""
     body = f'{{"figure":{figure.to_json(validate=False)},"summary":{json.dumps(summary)}}}'
     return HttpResponse(body, content_type="application/json")
 
 
 def empty_answer(text: str) -> HttpResponse:
-    """Why there is nothing to draw, and what would change it."""
+    """A text that says why there is no figure and how to get one."""
     return HttpResponse(json.dumps({"empty": text}), content_type="application/json")
 
 
 @gzip_page
 @in_project()
 def figure(request: HttpRequest, project: Project, run_id: UUID, name: str) -> HttpResponse:
-    """A figure of one run by its name."""
+    """The figure `name` of a run."""
     if name not in BUILDERS:
         raise Http404("No such figure.")
     return BUILDERS[name](request, run_of(project, run_id), Options.of(request.GET))
@@ -70,10 +70,12 @@ def figure(request: HttpRequest, project: Project, run_id: UUID, name: str) -> H
 
 def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
     baselines = lineage.baseline_runs(run)[-SEEDS_SHOWN:] if request.GET.get("baseline", "1") == "1" else []
-    curves = loss_curves([run, *baselines], Arms(run.project), options, quiet=[one.id for one in baselines])
+    curves = loss_curves(
+        [run, *baselines], Arms(run.project), options, quiet=[baseline.id for baseline in baselines]
+    )
     mine = [curve for curve in curves if not curve.quiet]
     if not mine:
-        return empty_answer("No loss yet. It appears with the first step.log(loss=…).")
+        return empty_answer("No loss yet. Log it with step.log(loss=…).")
     marks = [*alert_marks(run), *annotation_marks(run)] if options.axis == "step" else []
     drawn = curves_figure(
         curves,
@@ -85,17 +87,17 @@ def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         y_title="loss",
         marks=marks,
     )
-    return figure_answer(drawn, _about(run, "loss", mine[0].y))
+    return figure_answer(drawn, _describe(run, "loss", mine[0].y))
 
 
 def _scalar(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
     name = request.GET.get("name", "")
     known = queries.scalar_names(run.id)
     if not name:
-        name = next((each for each in UNITS if each in known), "")
+        name = next((scalar for scalar in UNITS if scalar in known), "")
     curves = scalar_curves([run], name, Arms(run.project), options) if name in known else []
     if not curves:
-        return empty_answer("Nothing logged here yet. Pass tokens=… to run.step() for tokens per second.")
+        return empty_answer("No values yet. Pass tokens=… to run.step() to get tokens per second.")
     unit = UNITS.get(name, glossary.title(name))
     y_range = None if options.zoomed else central_range([curves[0].y], from_zero=name in UNITS)
     drawn = curves_figure(
@@ -107,35 +109,43 @@ def _scalar(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         x_title=AXIS_TITLES[options.axis],
         y_title=unit,
     )
-    return figure_answer(drawn, _about(run, unit, curves[0].y))
+    return figure_answer(drawn, _describe(run, unit, curves[0].y))
 
 
 def _heatmap(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
     statistic = request.GET.get("statistic", "overflow_rate")
     if statistic not in queries.statistic_names(run.id):
-        return empty_answer(
-            "No tensor telemetry yet. Convert the model, call run.watch(model), and it appears here."
-        )
-    chosen = _chosen_tensors(request, run)
-    if not chosen:
-        return empty_answer("No tensor has this in its name.")
+        return empty_answer("No tensor telemetry yet. Convert the model and call run.watch(model).")
+    tensor_indices = _chosen_tensors(request, run)
+    if not tensor_indices:
+        return empty_answer("No tensor matches the filter.")
     columns = COMPACT_COLUMNS if options.compact else COLUMNS
-    found = queries.heatmap(
-        run.id, statistic, tensors=chosen, first=options.first, last=options.last, columns=columns
+    heatmap = queries.heatmap(
+        run.id,
+        statistic,
+        tensors=tensor_indices,
+        first=options.first,
+        last=options.last,
+        columns=columns,
     )
-    order = _rows(found.values, worst_first=request.GET.get("order") == "worst")
-    names, indices = [found.names[i] for i in order], [found.indices[i] for i in order]
-    values = found.values[order]
-    drawn = heatmap_figure(names, found.step_edges, values, statistic, options.theme, compact=options.compact)
-    # The browser needs them to know which tensor was clicked.
+    order = _rows(heatmap.values, worst_first=request.GET.get("order") == "worst")
+    names, indices = [heatmap.names[i] for i in order], [heatmap.indices[i] for i in order]
+    values = heatmap.values[order]
+    drawn = heatmap_figure(
+        names, heatmap.step_edges, values, statistic, options.theme, compact=options.compact
+    )
+    # The browser needs these to map a click to a tensor.
     drawn.update_layout(meta={"indices": indices, "names": names})
     return figure_answer(
-        drawn, f"{glossary.title(statistic)} of {len(names)} tensors of {run.name}, step by step."
+        drawn, f"{glossary.title(statistic)} of {len(names)} tensors of {run.name} over steps."
     )
 
 
 def _rows(values: NDArray[np.float64], *, worst_first: bool) -> NDArray[np.intp]:
-    """The heat map's rows that have any value (an optimizer's state never overflows); all if none has."""
+    """The rows with at least one value; all rows if none has one.
+
+    Some statistics do not exist for some tensors: optimizer states have no overflow, for example.
+    """
     seen = ~np.isnan(values).all(axis=1)
     rows = np.flatnonzero(seen if seen.any() else ~seen)
     if not worst_first:
@@ -154,20 +164,19 @@ def _chosen_tensors(request: HttpRequest, run: Run) -> list[int]:
     return list(tensors.values_list("index", flat=True)[:MOST_TENSORS])
 
 
-def _wanted_tensor(request: HttpRequest, run: Run) -> Tensor | None:
-    wanted = request.GET.get("tensor", "")
-    place = (
-        {"index": int(wanted)}
-        if wanted.isascii() and wanted.isdigit() and len(wanted) < 9
-        else {"name": wanted}
-    )
-    return Tensor.objects.filter(run=run, **place).first()
+def _requested_tensor(request: HttpRequest, run: Run) -> Tensor | None:
+    """The tensor whose name or index is in the address."""
+    text = request.GET.get("tensor", "")
+    tensors = Tensor.objects.filter(run=run)
+    if text.isascii() and text.isdigit() and len(text) < 9:
+        return tensors.filter(index=int(text)).first()
+    return tensors.filter(name=text).first()
 
 
 def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    tensor = _wanted_tensor(request, run)
+    tensor = _requested_tensor(request, run)
     if tensor is None:
-        return empty_answer("Choose a tensor: click a row of the map above, or type its name.")
+        return empty_answer("Select a tensor: click a row of the heat map above or type a name.")
     known = queries.statistic_names(run.id)
     lines: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
     for statistic in ("amax", "scale", "overflow_rate", "underflow_rate", "subnormal_rate"):
@@ -178,7 +187,7 @@ def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
             if len(series):
                 lines[statistic] = (series.steps, series.values)
     if not lines:
-        return empty_answer("This tensor has not been observed in these steps.")
+        return empty_answer("No values of this tensor in these steps.")
     drawn = tensor_figure(
         TensorLines(tensor.name, tensor.format, lines), options.theme, compact=options.compact
     )
@@ -186,29 +195,29 @@ def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
 
 
 def _exponents(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    tensor = _wanted_tensor(request, run)
+    tensor = _requested_tensor(request, run)
     if tensor is None:
-        return empty_answer("Its exponents show here, once a tensor is chosen.")
-    found = queries.histogram(run.id, tensor.index, _at_step(request))
-    if found is None or not found.total:
+        return empty_answer("Select a tensor to see its exponents.")
+    histogram = queries.histogram(run.id, tensor.index, _at_step(request))
+    if histogram is None or not histogram.total:
         return empty_answer(
-            "No histogram of this tensor has been taken by then. run.watch(model, every=N) takes one in step "
-            "1 and every N steps after it: of FP8 layers, and of others with shadow=…"
+            "No histogram of this tensor up to this step. run.watch(model, every=N) records one on step 1 "
+            "and every N steps after that, for FP8 layers and, with shadow=…, for other layers."
         )
-    used = queries.tensor_series(run.id, tensor.index, "scale", first=found.step, last=found.step)
-    scale = float(used.values[0]) if len(used) else float("nan")
-    blocks = queries.tensor_series(run.id, tensor.index, "blocks", first=found.step, last=found.step)
+    scales = queries.tensor_series(run.id, tensor.index, "scale", first=histogram.step, last=histogram.step)
+    scale = float(scales.values[0]) if len(scales) else float("nan")
+    blocks = queries.tensor_series(run.id, tensor.index, "blocks", first=histogram.step, last=histogram.step)
     exponents = Exponents(
         MIN_EXPONENT,
-        found.counts,
-        found.zeros,
-        found.nonfinite,
+        histogram.counts,
+        histogram.zeros,
+        histogram.nonfinite,
         scale,
         range_of(tensor.format),
         in_blocks=len(blocks) > 0,
     )
     drawn = exponents_figure(exponents, options.theme, compact=options.compact)
-    return figure_answer(drawn, summary_of(exponents, f"{tensor.name} at step {found.step}"))
+    return figure_answer(drawn, summary_of(exponents, f"{tensor.name} at step {histogram.step}"))
 
 
 def _at_step(request: HttpRequest) -> int | None:
@@ -220,21 +229,19 @@ def _efficiency(request: HttpRequest, run: Run, options: Options) -> HttpRespons
     points = COMPACT_COLUMNS if options.compact else COLUMNS
     split = read_split(run.id, first=options.first, last=options.last, points=points)
     if not len(split.x):
-        return empty_answer(
-            "The parts of a step show here once a model is watched: run.watch(model, optimizer)."
-        )
-    # On a phone the legend takes a line for each part.
+        return empty_answer("No step times yet. Call run.watch(model, optimizer).")
+    # On a narrow screen the legend has one line for each phase.
     height = 400 if options.compact else 320
     drawn = efficiency_figure(split, options.theme, compact=options.compact, height=height)
     shares = ", ".join(f"{glossary.title(name)} {percent(share)}" for name, share in split.shares.items())
-    return figure_answer(drawn, f"Where a step's time goes in {run.name}: {shares}.")
+    return figure_answer(drawn, f"Step time of {run.name} by phase: {shares}.")
 
 
-def _about(run: Run, what: str, values: NDArray[np.float64]) -> str:
+def _describe(run: Run, quantity: str, values: NDArray[np.float64]) -> str:
     broken = int(np.count_nonzero(~np.isfinite(values)))
-    note = f" Not finite at {broken} of the points shown." if broken else ""
+    note = f" {broken} of the points shown are not finite." if broken else ""
     first, last = number(float(values[0])), number(float(values[-1]))
-    return f"{what} of {run.name}: {last} at the last step, {first} at the first.{note}"
+    return f"{quantity} of {run.name}: {last} at the last step, {first} at the first.{note}"
 
 
 BUILDERS: Final[dict[str, Builder]] = {

@@ -1,4 +1,4 @@
-"""Where a person arrives."""
+"""The start page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fp8scope_dashboard.pages.access import person
 @never_cache
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
-    """The person's only project, or the list of them."""
+    """The list of the user's projects, or a redirect if there is only one."""
     projects = projects_of(person(request))
     slugs = list(projects.values_list("slug", flat=True)[:2])
     if len(slugs) == 1:

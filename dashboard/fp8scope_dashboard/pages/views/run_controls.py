@@ -1,4 +1,4 @@
-"""Asking a training process to do something, and what it reports."""
+"""Commands to a training process, and figures of its reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BARS, COMPACT_BARS = 20, 12
 
 @in_project()
 def commands(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The card of commands alone, for a refresh."""
+    """The card of commands, for a refresh."""
     run = run_of(project, run_id)
     context = {"run": run, "modules": modules_of(run), **steering(run)}
     return page(request, project, "runs", "pages/_commands.html", context)
@@ -35,7 +35,7 @@ def commands(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
 
 @in_project()
 def reports(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The cards of reference windows and bisections alone, for a refresh."""
+    """The cards of reference windows and bisections, for a refresh."""
     run = run_of(project, run_id)
     return page(request, project, "runs", "pages/_reports.html", {"run": run, **findings(run)})
 
@@ -43,7 +43,7 @@ def reports(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
 @require_POST
 @in_project(Role.MEMBER)
 def command_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """Give a command; back to its card."""
+    """Create a command and redirect to the card of commands."""
     run = run_of(project, run_id)
     kind = request.POST.get("kind", "")
     try:
@@ -57,8 +57,10 @@ def command_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRes
     except CommandError as error:
         messages.error(request, str(error))
     else:
-        what = command.get_kind_display().lower()
-        messages.success(request, f"Asked for: {what}. The training process gets it with its next message.")
+        kind_name = command.get_kind_display().lower()
+        messages.success(
+            request, f"Command created: {kind_name}. The training process receives it with its next message."
+        )
     return redirect(f"{reverse('run', args=[project.slug, run.id])}#commands")
 
 
@@ -70,30 +72,33 @@ def _arguments(request: HttpRequest, kind: str) -> dict[str, Any]:
         try:
             return {"seconds": round(60 * float(minutes))}
         except (ValueError, OverflowError):
-            raise CommandError("The minutes of a pause are a number, such as 10.") from None
+            raise CommandError("The duration of a pause must be a number of minutes, such as 10.") from None
     return {}
 
 
 @gzip_page
 @in_project()
 def report_figure(request: HttpRequest, project: Project, run_id: UUID, name: str) -> HttpResponse:
-    """A reference window's curves or a bisection's ranking: the chosen one, else the newest."""
+    """The chart of the selected reference window or bisection, else of the newest."""
     run, options = run_of(project, run_id), Options.of(request.GET)
     if name not in ("reference", "bisect"):
         raise Http404("No such figure.")
-    chosen = request.GET.get("report", "")
-    found = Report.objects.filter(run=run, kind=name)
-    if chosen.isascii() and chosen.isdigit() and len(chosen) < 19:
-        found = found.filter(pk=int(chosen))
-    report = found.order_by("-step", "-id").first() if name == "reference" else found.order_by("-id").first()
+    report_id = request.GET.get("report", "")
+    reports = Report.objects.filter(run=run, kind=name)
+    if report_id.isascii() and report_id.isdigit() and len(report_id) < 19:
+        reports = reports.filter(pk=int(report_id))
+    order = ("-step", "-id") if name == "reference" else ("-id",)
+    report = reports.order_by(*order).first()
     if report is None:
-        return empty_answer("Nothing has been reported here.")
+        return empty_answer("No report yet.")
     if name == "reference":
         drawn = window_figure(report.document, report.step, options.theme, compact=options.compact)
         delta = percent(float(report.document["delta"]), signed=True)
-        return figure_answer(drawn, f"Losses from step {report.step} in FP8 and in BF16: {delta} apart.")
+        return figure_answer(
+            drawn, f"Losses from step {report.step} on in FP8 and BF16. Difference: {delta}."
+        )
     ranking = ranking_of(report, COMPACT_BARS if options.compact else BARS)
-    rows = [(one.layer, one.product, one.error, one.cosine) for one in ranking.products]
+    rows = [(product.layer, product.name, product.error, product.cosine) for product in ranking.products]
     drawn = ranking_figure(rows, ranking.total_error, options.theme, compact=options.compact)
     worst = rows[0]
-    return figure_answer(drawn, f"{worst[0]} {worst[1]} changes the gradient most: {percent(worst[2])}.")
+    return figure_answer(drawn, f"Largest gradient error: {percent(worst[2])}, from {worst[0]} {worst[1]}.")

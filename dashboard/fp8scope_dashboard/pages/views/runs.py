@@ -1,4 +1,4 @@
-"""The list of a project's runs, and one run."""
+"""The list of a project's runs, and the page of one run."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 
 RUNS_A_PAGE = 50
-# Tensors that the search field proposes.
-MOST_PROPOSED = 2_000
+# The most tensors that the search field suggests.
+MOST_SUGGESTED = 2_000
 SECONDARY = ("tokens_per_second", "step_seconds", "grad_norm", "learning_rate")
 SEARCH_LENGTH = 100
 SEEDS_COMPARED = 8
 
 
 class Row:
-    """One run in the list."""
+    """One row of the list."""
 
     def __init__(self, run: Run, arm: Arm, baselines: set[str]) -> None:
         self.run = run
@@ -54,14 +54,14 @@ class Row:
 
 @in_project()
 def project(request: HttpRequest, project: Project) -> HttpResponse:
-    """The runs, newest first. Without any: how to get the first."""
-    wanted = request.GET.get("q", "").strip()[:SEARCH_LENGTH]
+    """The runs, newest first. A project without runs shows how to send the first."""
+    search = request.GET.get("q", "").strip()[:SEARCH_LENGTH]
     state = request.GET.get("state", "")
     runs = Run.objects.filter(project=project).select_related("comparison")
     total = runs.count()
-    if wanted:
+    if search:
         runs = runs.filter(
-            Q(name__icontains=wanted) | Q(group__icontains=wanted) | Q(tags__contains=[wanted])
+            Q(name__icontains=search) | Q(group__icontains=search) | Q(tags__contains=[search])
         )
     if state in STATES:
         runs = runs.filter(state=state)
@@ -73,8 +73,8 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
         "rows": [Row(run, arms.of(run), baselines) for run in shown],
         "pages": shown,
         "total": total,
-        "wanted": wanted,
-        "wanted_state": state,
+        "search": search,
+        "selected_state": state,
         "states": STATES,
         "server_url": settings.BASE_URL,
     }
@@ -84,7 +84,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
 
 @in_project()
 def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """One run. Its head alone for a refresh."""
+    """The page of a run, or only its head for a refresh."""
     shown = run_of(project, run_id)
     baselines = lineage.baseline_runs(shown)
     context: dict[str, Any] = {
@@ -92,7 +92,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         "run": shown,
         "state": state_badge(standing_now(shown)),
         "arm": Arms(project).of(shown),
-        "compare_ids": [shown.id, *(one.id for one in baselines[-SEEDS_COMPARED:])],
+        "compare_ids": [shown.id, *(baseline.id for baseline in baselines[-SEEDS_COMPARED:])],
     }
     if request.headers.get("HX-Target") == "run-head":
         return page(request, project, "runs", "pages/_run_head.html", context)
@@ -104,7 +104,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         "scalars": sorted(
             scalars, key=lambda name: (SECONDARY.index(name) if name in SECONDARY else 99, name)
         ),
-        "tensors": tensors.order_by("index")[:MOST_PROPOSED],
+        "tensors": tensors.order_by("index")[:MOST_SUGGESTED],
         "tensor_count": tensors.count(),
         "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
         "baselines": baselines,
@@ -119,7 +119,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
 
 @in_project()
 def ranks(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The card with the run's ranks and attempts, for a refresh."""
+    """The card of ranks and attempts, for a refresh."""
     shown = run_of(project, run_id)
     context = {"run": shown, "ranks": ranks_of(shown)}
     return page(request, project, "runs", "pages/_ranks.html", context)
@@ -127,7 +127,7 @@ def ranks(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
 
 @in_project(cacheable=True)
 def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The run's loss as a small image. Its address carries the number of rows, so it may be kept for ever."""
+    """The run's loss as a small image. Its address contains the number of rows, so browsers may cache it."""
     shown = run_of(project, run_id)
     series = queries.scalar(shown.id, "loss", points=WIDTH)
     image = sparkline(series.steps.astype(float), series.values, Arms(project).of(shown).slot)

@@ -1,4 +1,4 @@
-"""A project's tokens, webhooks, rules and margins."""
+"""The settings of a project: tokens, webhooks, alert rules and margins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECRET_LENGTH = 200
 
 @in_project()
 def settings(request: HttpRequest, project: Project) -> HttpResponse:
-    """All of a project's settings."""
+    """The settings page."""
     return page(request, project, "settings", "pages/settings.html", _context(project))
 
 
@@ -48,8 +48,8 @@ def _context(project: Project) -> dict[str, Any]:
 def _rule(rule: Rule) -> dict[str, Any]:
     kind = rule_kinds.kind_of(rule.kind)
     fields = [
-        {"name": name, "value": rule.parameters.get(name, one.default), "parameter": one}
-        for name, one in kind.parameters.items()
+        {"name": name, "value": rule.parameters.get(name, parameter.default), "parameter": parameter}
+        for name, parameter in kind.parameters.items()
     ]
     return {"rule": rule, "kind": kind, "fields": fields}
 
@@ -57,43 +57,43 @@ def _rule(rule: Rule) -> dict[str, Any]:
 @require_POST
 @in_project(Role.MEMBER)
 def token_create(request: HttpRequest, project: Project) -> HttpResponse:
-    """Make a token; the answer is the only place where it is ever shown."""
+    """Create a token. Only this response contains it."""
     name = request.POST.get("name", "").strip() or f"{person(request).username}'s token"
     live = ApiToken.objects.filter(project=project, revoked_at=None).count()
     context: dict[str, Any] = {"project": project, "server_url": django_settings.BASE_URL}
     if live >= MOST_TOKENS:
-        context["problem"] = f"The project has {live} tokens. Revoke those that nobody uses any more."
+        context["problem"] = (
+            f"The project has {live} tokens, which is the maximum. Revoke tokens that are no longer used."
+        )
     else:
         try:
             context["token"], context["secret"] = create_token(project, name, person(request))
         except ValidationError as error:
             context["problem"] = " ".join(error.messages)
     if "HX-Request" not in request.headers:
-        # The page's scripts had not loaded yet, or never will.
+        # The browser has not loaded the page's scripts, or does not run scripts.
         return page(request, project, "settings", "pages/settings.html", {**_context(project), **context})
     answer = render(request, "pages/_token.html", context)
-    # The table of tokens fetches itself again.
+    # This event makes the table of tokens reload itself.
     answer["HX-Trigger"] = "fp8:tokens"
     return answer
 
 
 @in_project()
 def token_list(request: HttpRequest, project: Project) -> HttpResponse:
-    """The table of tokens alone."""
+    """The table of tokens, for a refresh."""
     return page(request, project, "settings", "pages/_tokens.html", _context(project))
 
 
 @require_POST
 @in_project(Role.MEMBER)
 def token_revoke(request: HttpRequest, project: Project, token_id: int) -> HttpResponse:
-    """Make a token useless."""
+    """Revoke a token."""
     token = ApiToken.objects.filter(project=project, pk=token_id).first()
     if token is None:
         raise Http404("No such token.")
     revoke_token(token)
-    messages.success(
-        request, f"Revoked the token “{token.name}”. Processes that use it are refused from now on."
-    )
+    messages.success(request, f"Revoked the token “{token.name}”. The server refuses processes that use it.")
     return _settings(project, "tokens")
 
 
@@ -103,17 +103,17 @@ def channel_create(request: HttpRequest, project: Project) -> HttpResponse:
     """Add a webhook."""
     name = request.POST.get("name", "").strip()[:128] or "Webhook"
     if Channel.objects.filter(project=project).count() >= MOST_CHANNELS:
-        messages.error(request, f"A project may have {MOST_CHANNELS} webhooks. Remove one first.")
+        messages.error(request, f"A project can have at most {MOST_CHANNELS} webhooks. Remove one first.")
         return _settings(project, "webhooks")
     if (config := _channel_config(request)) is None:
         return _settings(project, "webhooks")
     Channel.objects.create(project=project, kind="webhook", name=name, config=config)
-    messages.success(request, f"Alerts now go to “{name}” as well.")
+    messages.success(request, f"Added the webhook “{name}”.")
     return _settings(project, "webhooks")
 
 
 def _channel_config(request: HttpRequest) -> dict[str, str] | None:
-    """The address and the secret that were posted; None, with a message, where they cannot be used."""
+    """The posted address and secret. If they are invalid: None, and a message on the next page."""
     config = {"url": request.POST.get("url", "").strip()}
     if secret := request.POST.get("secret", "").strip():
         config["secret"] = secret[:SECRET_LENGTH]
@@ -128,7 +128,7 @@ def _channel_config(request: HttpRequest) -> dict[str, str] | None:
 @require_POST
 @in_project(Role.ADMIN)
 def channel_change(request: HttpRequest, project: Project, channel_id: int) -> HttpResponse:
-    """Switch a webhook on or off, replace its address and secret, or remove it."""
+    """Enable or disable a webhook, replace its address and secret, or remove it."""
     channel = Channel.objects.filter(project=project, pk=channel_id).first()
     if channel is None:
         raise Http404("No such webhook.")
@@ -141,7 +141,7 @@ def channel_change(request: HttpRequest, project: Project, channel_id: int) -> H
             channel.config = config
             channel.save(update_fields=["config"])
             signed = "signed" if "secret" in config else "not signed"
-            messages.success(request, f"“{channel.name}” sends to the new address from now on, {signed}.")
+            messages.success(request, f"Replaced the address of “{channel.name}”. Its messages are {signed}.")
     elif action in ("enable", "disable"):
         channel.enabled = action == "enable"
         channel.save(update_fields=["enabled"])
@@ -152,7 +152,7 @@ def channel_change(request: HttpRequest, project: Project, channel_id: int) -> H
 @require_POST
 @in_project(Role.MEMBER)
 def rule_change(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
-    """Change a rule's parameters, its severity, and whether it is on."""
+    """Change a rule's parameters, severity and action, and whether it is enabled."""
     rule = Rule.objects.filter(project=project, pk=rule_id).first()
     if rule is None:
         raise Http404("No such rule.")
@@ -174,36 +174,36 @@ def rule_change(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
 
 
 def _numbers(request: HttpRequest, rule: Rule) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name in rule_kinds.kind_of(rule.kind).parameters:
         text = request.POST.get(name, "").strip()
         if text:
             try:
-                found[name] = float(text)
+                numbers[name] = float(text)
             except ValueError:
                 raise rule_kinds.RuleError(f"{name} must be a number, not {text[:40]!r}.") from None
-    return found
+    return numbers
 
 
 @require_POST
 @in_project(Role.ADMIN)
 def margins(request: HttpRequest, project: Project) -> HttpResponse:
-    """Change the project's margin (entered in per cent) and alpha."""
+    """Change the project's margin, entered in per cent, and alpha."""
     try:
         project.margin = float(request.POST.get("margin", "")) / 100.0
         project.alpha = float(request.POST.get("alpha", ""))
-        # NaN passes every validator: no comparison with it is true.
+        # Validators accept NaN, because comparisons with it are false.
         if not math.isfinite(project.margin + project.alpha):
             raise ValueError
         project.full_clean()
     except ValidationError as error:
-        told = (f"{field}: {' '.join(texts)}" for field, texts in error.message_dict.items())
-        messages.error(request, " ".join(told))
+        texts_by_field = (f"{field}: {' '.join(texts)}" for field, texts in error.message_dict.items())
+        messages.error(request, " ".join(texts_by_field))
     except ValueError:
         messages.error(request, "Margin and alpha must be numbers, such as 0.25 and 0.05.")
     else:
         project.save(update_fields=["margin", "alpha"])
-        messages.success(request, "Saved. Verdicts are computed anew within a minute.")
+        messages.success(request, "Saved. Verdicts are computed again within a minute.")
     return _settings(project, "margins")
 
 

@@ -1,4 +1,4 @@
-"""Boards: several devices and paces, one catalogue; and what a step costs where nothing is sampled."""
+"""Statistics tables: several devices, one catalogue, and the cost of an unsampled step."""
 
 from collections import Counter
 from typing import Any
@@ -10,9 +10,9 @@ from agent.helpers.watching import AMAX, NUMEL, Watched
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fp8scope.observe.assembly import Assembly
 from fp8scope.observe.collector import Collector
-from fp8scope.observe.tensors import Boards
+from fp8scope.observe.snapshot import Assembly
+from fp8scope.observe.tensors import StatisticsTables
 from fp8scope.observe.tensors.buffers import NOTES, SAMPLED_STATISTICS
 from fp8scope_kernels import E4M3, SAMPLE_SIZE, STATISTICS, DelayedScaling, convert
 
@@ -27,21 +27,21 @@ def fp8_model(layers: int = 2) -> nn.Sequential:
 
 
 def test_it_works() -> None:
-    """A model on two devices: each has a board, and the catalogue is one."""
-    boards = Boards()
-    first, second, sampled = boards.on(CPU), boards.on(OTHER), boards.on(CPU, every_step=False)
-    assert boards.on(CPU) is first and first is not second and first is not sampled
-    for board, name in ((first, "a"), (second, "b"), (first, "c"), (sampled, "d")):
-        board.buffer.register(f"{name}.input", format=E4M3, shape=(4,), role="input")
-        boards.place()
-    assert [info.name for info in boards.catalogue] == ["a.input", "b.input", "c.input", "d.input"]
+    """A model on two devices: each has a table, and the catalogue is one."""
+    tables = StatisticsTables()
+    first, second, sampled = tables.on(CPU), tables.on(OTHER), tables.on(CPU, every_step=False)
+    assert tables.on(CPU) is first and first is not second and first is not sampled
+    for table, name in ((first, "a"), (second, "b"), (first, "c"), (sampled, "d")):
+        table.buffer.register(f"{name}.input", format=E4M3, shape=(4,), role="input")
+        tables.place()
+    assert [info.name for info in tables.catalogue] == ["a.input", "b.input", "c.input", "d.input"]
     assert (first.positions, second.positions, sampled.positions) == ([0, 2], [1], [3])
 
     assembly = Assembly(sampled=False)
     rows = {first: [[1.0] * 7, [3.0] * 7], second: [[2.0] * 7]}
-    for board, values in rows.items():
+    for table, values in rows.items():
         flat = np.array([value for row in values for value in row] + [9.0, 9.0])
-        assert assembly.add(board, len(values), flat) == 7 * len(values)
+        assert assembly.add(table, len(values), flat) == 7 * len(values)
     observed = assembly.finish({})
     assert observed.statistics.tolist() == [[1.0] * 7, [2.0] * 7, [3.0] * 7]
 
@@ -60,34 +60,34 @@ def test_a_model_on_two_devices_can_be_watched() -> None:
 
 
 def test_the_same_name_on_two_boards_is_one_tensor() -> None:
-    boards = Boards()
+    tables = StatisticsTables()
     for device in (CPU, OTHER):
-        boards.on(device).buffer.register("a.input", format=E4M3, shape=(4,), role="input")
-    boards.place()
-    assert len(boards.catalogue) == 1
+        tables.on(device).buffer.register("a.input", format=E4M3, shape=(4,), role="input")
+    tables.place()
+    assert len(tables.catalogue) == 1
     for seen in (0, 1):
         assembly = Assembly(sampled=False)
-        for index, board in enumerate(boards.all):
-            assembly.add(board, 1, np.full(7, 5.0 if index == seen else 0.0))
+        for index, table in enumerate(tables.all):
+            assembly.add(table, 1, np.full(7, 5.0 if index == seen else 0.0))
         assert assembly.finish({}).statistics.tolist() == [[5.0] * 7]
 
 
 def test_sampled_statistics_are_there_where_they_were_taken() -> None:
-    boards = Boards()
-    board = boards.on(CPU)
-    slots = [board.buffer.register(f"{name}.input", format=E4M3, shape=(4,), role="input") for name in "abcd"]
-    boards.place()
-    boards.sample(True)
+    tables = StatisticsTables()
+    table = tables.on(CPU)
+    slots = [table.buffer.register(f"{name}.input", format=E4M3, shape=(4,), role="input") for name in "abcd"]
+    tables.place()
+    tables.sample(True)
     for slot in slots[:3]:
         slot.row[0] = 4
     slots[0].block_row[:] = torch.tensor([8.0, 1.0, 0.5, 1.0, 2.0])
     sample = slots[1].sample_row
     assert sample is not None
     sample[0], sample[1], sample[2 + 150] = 0.25, 9.0, 4.0
-    board.note("update_ratio", [slots[2], slots[3]], torch.tensor([0.125, 7.0]))
+    table.note("update_ratio", [slots[2], slots[3]], torch.tensor([0.125, 7.0]))
     assembly = Assembly(sampled=True)
-    flat = torch.cat([part.reshape(-1) for part in board.parts()]).numpy()
-    assert assembly.add(board, 4, flat) == len(flat) == 4 * (len(STATISTICS) + 5 + SAMPLE_SIZE + len(NOTES))
+    flat = torch.cat([part.reshape(-1) for part in table.parts()]).numpy()
+    assert assembly.add(table, 4, flat) == len(flat) == 4 * (len(STATISTICS) + 5 + SAMPLE_SIZE + len(NOTES))
     observed = assembly.finish({"loss": 1.0})
     extras = observed.extras
     assert set(extras) == {*SAMPLED_STATISTICS[:7], "update_ratio"} and observed.scalars == {"loss": 1.0}
@@ -96,17 +96,17 @@ def test_sampled_statistics_are_there_where_they_were_taken() -> None:
     # A tensor that was not seen in this step says nothing.
     np.testing.assert_array_equal(extras["update_ratio"], [np.nan, np.nan, 0.125, np.nan])
     assert observed.histogram_tensors.tolist() == [1] and observed.histogram_counts[0, 150] == 4.0
-    board.clear()
-    assert not board.buffer.data.any() and torch.isnan(board.notes).all()
+    table.clear()
+    assert not table.buffer.data.any() and torch.isnan(table.notes).all()
 
 
 def test_boards_grow_with_what_was_noted() -> None:
-    board = Boards().on(CPU, capacity=2)
+    table = StatisticsTables().on(CPU, capacity=2)
     slots = []
     for index in range(9):
-        slots.append(board.buffer.register(f"{index}.input", format=E4M3, shape=(4,), role="input"))
-        board.note("history_amax", [slots[-1]], torch.tensor([float(index)]))
-    assert board.notes[:, NOTES.index("history_amax")].tolist() == list(range(9))
+        slots.append(table.buffer.register(f"{index}.input", format=E4M3, shape=(4,), role="input"))
+        table.note("history_amax", [slots[-1]], torch.tensor([float(index)]))
+    assert table.notes[:, NOTES.index("history_amax")].tolist() == list(range(9))
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
-// Charts. The server builds them as JSON; here they are fetched, drawn with plotly, and kept up to date.
+// Charts: fetches figures as JSON from the server, draws them with plotly, and keeps them up to date.
 //
 //   <div class="figure" id="loss" data-figure="/…/loss.json" data-on="rows" [data-zoom] [data-clickable]>
-//   <form data-controls="loss">   its fields become parameters of the address
+//   <form data-controls="loss">   its fields become query parameters
 //
-// Fires fp8:point on the element when something in it is clicked.
+// Dispatches fp8:point on the element when a point is clicked.
 
 const COMPACT_BELOW = 620;
 const NEAR = "250px";
@@ -11,7 +11,7 @@ const CONFIG = {
   responsive: true,
   displaylogo: false,
   showTips: false,
-  // Plotly's mode bar offers to upload a chart to its vendor's cloud unless it is told not to.
+  // By default plotly's mode bar offers to upload charts to its vendor's cloud.
   showSendToCloud: false,
   plotlyServerURL: "",
   topojsonURL: "",
@@ -24,7 +24,7 @@ const plotly = new Promise((resolve, reject) => {
   else if (!script) reject(new Error("plotly is not on this page"));
   else {
     script.addEventListener("load", () => resolve(window.Plotly));
-    script.addEventListener("error", () => reject(new Error("the charts' script did not load")));
+    script.addEventListener("error", () => reject(new Error("the chart script did not load")));
   }
 });
 plotly.catch(() => {});
@@ -34,7 +34,7 @@ const isDark = () => getComputedStyle(document.documentElement).colorScheme === 
 
 const figures = new Map();
 const nearby = new IntersectionObserver((entries) => {
-  for (const entry of entries) figures.get(entry.target)?.seen(entry.isIntersecting);
+  for (const entry of entries) figures.get(entry.target)?.setNear(entry.isIntersecting);
 }, { rootMargin: NEAR });
 
 class Figure {
@@ -45,7 +45,7 @@ class Figure {
     this.isNear = false;
     this.isDue = true;
     this.zoom = null;
-    this.took = 0;
+    this.loadTime = 0;
     this.compact = this.isCompact();
     nearby.observe(element);
     new ResizeObserver(() => {
@@ -55,7 +55,7 @@ class Figure {
 
   isCompact() { return this.element.clientWidth < COMPACT_BELOW; }
 
-  seen(isNear) {
+  setNear(isNear) {
     this.isNear = isNear;
     if (isNear && this.isDue) this.load();
   }
@@ -87,20 +87,20 @@ class Figure {
     this.again = false;
     const isFirst = !this.drawn;
     if (isFirst) this.show("loading");
-    const began = performance.now();
+    const start = performance.now();
     try {
-      await this.draw(await this.fetched());
+      await this.draw(await this.fetchFigure());
       delete this.element.dataset.stale;
     } catch (error) {
       if (isFirst) this.fail(error); else this.element.dataset.stale = "";
     } finally {
-      this.took = performance.now() - began;
+      this.loadTime = performance.now() - start;
       this.loading = false;
     }
-    if (this.again) setTimeout(() => this.refresh(), Math.min(4000, 2 * this.took));
+    if (this.again) setTimeout(() => this.refresh(), Math.min(4000, 2 * this.loadTime));
   }
 
-  async fetched() {
+  async fetchFigure() {
     const answer = await fetch(this.address(), { headers: { Accept: "application/json" } });
     if (answer.redirected) { location.reload(); throw new Error("signed out"); }
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
@@ -123,20 +123,20 @@ class Figure {
     await Plotly.react(this.plot, data, layout, CONFIG);
     this.plot.setAttribute("role", "img");
     this.plot.setAttribute("aria-label", answer.summary);
-    if (!this.drawn) this.listen();
+    if (!this.drawn) this.addListeners();
     this.drawn = true;
     this.show("ready");
   }
 
-  listen() {
-    if (this.listens) return;
-    this.listens = true;
+  addListeners() {
+    if (this.hasListeners) return;
+    this.hasListeners = true;
     this.plot.on("plotly_click", (event) => {
       const point = event.points?.[0];
       if (point) this.element.dispatchEvent(new CustomEvent("fp8:point", { bubbles: true, detail: { point, meta: this.meta } }));
     });
     if (!("zoom" in this.element.dataset)) return;
-    // A closer look gets data of its own: what was thinned out for the whole is there in the part.
+    // Zooming loads new data, because the data of the whole range is downsampled.
     this.plot.on("plotly_relayout", (change) => {
       const axis = ["xaxis", "xaxis2"].find((name) => `${name}.range[0]` in change || `${name}.autorange` in change);
       if (!axis || this.loading) return;
@@ -161,7 +161,7 @@ class Figure {
 
   fail(error) {
     const line = document.createElement("p");
-    line.textContent = `The chart could not be loaded: ${error.message}.`;
+    line.textContent = `Cannot load the chart: ${error.message}.`;
     const button = document.createElement("button");
     button.type = "button";
     button.className = "button button--small";
@@ -187,7 +187,7 @@ const scan = () => {
   }
 };
 
-const controlled = (event) => {
+const onControlChange = (event) => {
   const form = event.target.closest?.("form[data-controls]");
   if (!form) return;
   for (const id of form.dataset.controls.split(" ")) {
@@ -198,12 +198,12 @@ const controlled = (event) => {
   }
 };
 
-document.addEventListener("change", controlled);
+document.addEventListener("change", onControlChange);
 let typing;
 document.addEventListener("input", (event) => {
   if (event.target.type !== "search") return;
   clearTimeout(typing);
-  typing = setTimeout(() => controlled(event), 300);
+  typing = setTimeout(() => onControlChange(event), 300);
 });
 document.addEventListener("submit", (event) => {
   if (event.target.matches("form[data-controls]") && !event.target.action) event.preventDefault();

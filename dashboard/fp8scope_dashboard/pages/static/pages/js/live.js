@@ -1,12 +1,12 @@
-// Listens to the server's events and has what is visible refreshed: charts by fp8:change, parts of the page
-// (data-refresh-on="rows state") by htmx. A hidden tab listens to nothing: browsers allow few connections.
+// Receives the server's events and refreshes the page: charts by fp8:change, parts of the page
+// (data-refresh-on="rows state") by htmx. A hidden tab closes its stream, because browsers allow few connections.
 
 const source = document.body.dataset.events;
 const indicator = document.querySelector("[data-live]");
 const WORDS = { live: "Live", polling: "Live, every 2 s", waiting: "Reconnecting…", paused: "Paused", off: "" };
-// Parts are refreshed at most this often, and without news this often while there is no connection.
-const PAUSE = 1000;
-const WITHOUT_NEWS = 10000;
+// Milliseconds: the shortest time between two refreshes, and the interval of refreshes while disconnected.
+const REFRESH_DELAY = 1000;
+const OFFLINE_INTERVAL = 10000;
 
 let stream = null;
 let kinds = new Set();
@@ -15,9 +15,9 @@ let retry = null;
 let failures = 0;
 let wasConnected = false;
 
-const say = (state) => {
-  if (!indicator || indicator.dataset.said === state) return;
-  indicator.dataset.said = state;
+const showState = (state) => {
+  if (!indicator || indicator.dataset.shown === state) return;
+  indicator.dataset.shown = state;
   indicator.dataset.state = state === "polling" ? "live" : state;
   indicator.querySelector("span").textContent = WORDS[state];
 };
@@ -27,16 +27,16 @@ const flush = (all = false) => {
   kinds = new Set();
   document.dispatchEvent(new CustomEvent("fp8:change", { detail }));
   for (const element of document.querySelectorAll("[data-refresh-on]")) {
-    const wanted = element.dataset.refreshOn.split(" ");
-    // Nobody likes text that vanishes while it is read, or a form while it is filled in.
+    const refreshKinds = element.dataset.refreshOn.split(" ");
+    // Do not replace an open help text or a form that has the focus.
     const isInUse = element.querySelector("details[open]") || element.querySelector("input:focus, select:focus");
-    if (!isInUse && (all || wanted.some((kind) => detail.kinds.has(kind)))) window.htmx?.trigger(element, "fp8:refresh");
+    if (!isInUse && (all || refreshKinds.some((kind) => detail.kinds.has(kind)))) window.htmx?.trigger(element, "fp8:refresh");
   }
 };
 
 const note = (kind) => {
   kinds.add(kind);
-  timer ??= setTimeout(() => { timer = null; flush(); }, kinds.has("alert") ? 100 : PAUSE);
+  timer ??= setTimeout(() => { timer = null; flush(); }, kinds.has("alert") ? 100 : REFRESH_DELAY);
 };
 
 const connect = () => {
@@ -45,17 +45,17 @@ const connect = () => {
   stream = new EventSource(source);
   stream.addEventListener("ready", (event) => {
     failures = 0;
-    say(JSON.parse(event.data).source === "polling" ? "polling" : "live");
-    // What happened while nobody listened.
+    showState(JSON.parse(event.data).source === "polling" ? "polling" : "live");
+    // Catch up with events missed while disconnected.
     if (wasConnected) flush(true);
-    // What changes rarely, and has changed between the page's rendering and now, would not be told again.
+    // Parts that change rarely may have changed between rendering and now.
     else for (const element of document.querySelectorAll("[data-catch-up]")) window.htmx?.trigger(element, "fp8:refresh");
     wasConnected = true;
   });
   stream.addEventListener("change", (event) => note(JSON.parse(event.data).kind));
   stream.addEventListener("busy", () => again(30000));
   stream.addEventListener("error", () => {
-    say("waiting");
+    showState("waiting");
     if (stream.readyState === EventSource.CLOSED) again(Math.min(60000, 2000 * 2 ** failures));
     failures += 1;
   });
@@ -73,15 +73,15 @@ if (source) {
     if (document.hidden) {
       stream?.close();
       clearTimeout(retry);
-      say("paused");
+      showState("paused");
     } else connect();
   });
   addEventListener("pagehide", () => stream?.close());
   addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
   setInterval(() => {
     if (!document.hidden && stream?.readyState !== EventSource.OPEN) flush(true);
-  }, WITHOUT_NEWS);
-  // "12 s ago" must not stand still while nothing comes.
+  }, OFFLINE_INTERVAL);
+  // Keep ages such as "12 s ago" current without events.
   setInterval(() => {
     if (!document.hidden) {
       const head = document.querySelector("[data-ticks]");
@@ -90,7 +90,7 @@ if (source) {
   }, 15000);
 }
 
-// The list's small images stay in place (hx-preserve) while rows are replaced; a newer one is put in when it is loaded.
+// hx-preserve keeps a row's image when the row is replaced; a newer image replaces it once it is loaded.
 document.addEventListener("htmx:afterSettle", () => {
   for (const row of document.querySelectorAll("[data-spark]")) {
     const image = row.querySelector("img");

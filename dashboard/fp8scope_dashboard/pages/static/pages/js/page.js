@@ -1,4 +1,4 @@
-// Small things: copying, menus that close, and the run page's way from a tensor in the map to its own chart.
+// Copy buttons, closing menus, and selecting a tensor on the run page.
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -11,7 +11,7 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(text);
     label.textContent = "Copied";
   } catch {
-    // Without https the clipboard is closed to scripts: select it, so that one key does it.
+    // Without HTTPS scripts cannot use the clipboard: select the text for Ctrl+C.
     if (source) getSelection().selectAllChildren(source);
     label.textContent = source ? "Press Ctrl+C" : "Copy the address above";
   }
@@ -31,7 +31,7 @@ document.addEventListener("keydown", (event) => {
     details.querySelector("summary").focus();
   }
 });
-// A help text near the right edge opens towards the left.
+// Keep a help text within the right edge of the window.
 document.addEventListener("toggle", (event) => {
   const text = event.target.open && event.target.matches?.("details.help") && event.target.querySelector(".help__text");
   if (!text) return;
@@ -40,17 +40,17 @@ document.addEventListener("toggle", (event) => {
   if (over > 0) text.style.left = `${-8 - over}px`;
 }, true);
 
-// Where there is no room beside it, the choice of runs must not stand before the verdict.
+// On a narrow screen the list of runs is above the verdict, so it starts closed.
 if (matchMedia("(max-width: 1100px)").matches) document.querySelector("details.chooser")?.removeAttribute("open");
 
-// The address names what is shown, also where nobody chose it: the link is worth sharing at once.
+// Put the default selection into the address, so that the link can be shared.
 const compared = document.getElementById("compared");
 if (compared && !location.search) history.replaceState(history.state, "", compared.dataset.query);
 
 const tensorField = document.getElementById("tensor-field");
 const choose = (name) => {
   tensorField.value = name;
-  // Whoever looks at a tensor may want to change its layer.
+  // Suggest the tensor's layer in the form of commands.
   const layer = document.getElementById("layer-field");
   if (layer) layer.value = name.slice(0, name.lastIndexOf("."));
   tensorField.dispatchEvent(new Event("change", { bubbles: true }));
@@ -70,7 +70,7 @@ if (tensorField) {
   });
 }
 
-// Signed out meanwhile: show the sign-in page as a page, not as a part of this one.
+// After a sign-out, show the sign-in page instead of inserting it into this page.
 document.addEventListener("htmx:beforeSwap", (event) => {
   if (new URL(event.detail.xhr.responseURL).pathname.startsWith("/signin/")) {
     event.detail.shouldSwap = false;

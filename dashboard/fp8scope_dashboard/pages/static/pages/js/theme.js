@@ -1,4 +1,4 @@
-// Runs before the page is drawn, so that it never flashes in the wrong colours.
+// Runs before the first paint, so that the page does not flash in the wrong colours.
 (() => {
   const key = "fp8scope-theme";
   const root = document.documentElement;
@@ -11,8 +11,8 @@
     const button = document.querySelector("[data-theme-toggle]");
     if (button) {
       button.dataset.choice = choice;
-      button.setAttribute("aria-label", `Theme: ${choice === "auto" ? "as the system" : choice}. Change.`);
-      button.title = `Theme: ${choice === "auto" ? "as the system" : choice}`;
+      button.setAttribute("aria-label", `Theme: ${choice === "auto" ? "system" : choice}. Change.`);
+      button.title = `Theme: ${choice === "auto" ? "system" : choice}`;
     }
   };
   const changed = () => document.dispatchEvent(new CustomEvent("fp8:theme"));
@@ -25,7 +25,7 @@
     apply(stored());
     document.querySelector("[data-theme-toggle]")?.addEventListener("click", () => {
       const next = order[(order.indexOf(stored()) + 1) % order.length];
-      try { localStorage.setItem(key, next); } catch { /* private window: it holds for this page */ }
+      try { localStorage.setItem(key, next); } catch { /* private window: applies to this page only */ }
       apply(next);
       changed();
     });

@@ -1,0 +1,68 @@
+"""What the kernels use of torch that is not public API, in one place.
+
+A new version of torch may change any of it. Each name says what happens where torch does not have it.
+"""
+
+import functools
+import platform
+from collections.abc import Callable
+from functools import cache
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch._C import _current_graph_task_id as current_graph_task_id
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.compiler import is_dynamo_compiling
+
+__all__ = [
+    "break_graph",
+    "current_graph_task_id",
+    "has_bf16_units",
+    "is_functorch_wrapped_tensor",
+    "scaled_mm",
+    "torch_library_path",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# `current_graph_task_id()` is -1 outside of a backward pass. A forward call inside of one recomputes what
+# activation checkpointing has dropped.
+
+scaled_mm = torch._scaled_mm
+"""The product of two FP8 matrices. There is no public function for it before torch 2.10."""
+
+torch_library_path: str = torch._C.__file__
+"""The library that Python loads torch from. It is linked with torch's OpenMP runtime."""
+
+
+def break_graph(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate `function` so that compiled graphs break at its call, as `torch.compiler.disable` does.
+
+    `torch.compiler.disable` imports torch._dynamo immediately, which costs more than a second of CPU time.
+    torch's lazy form imports it only when something is compiled; it is used where this version has it.
+    """
+    lazy: Callable[[Callable[P, R]], Callable[P, R]] | None = getattr(torch, "_disable_dynamo", None)
+    in_graph = lazy(function) if lazy is not None else torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return in_graph(*args, **kwargs) if is_dynamo_compiling() else function(*args, **kwargs)
+
+    return call
+
+
+@cache
+def has_bf16_units() -> bool:
+    """Whether this CPU multiplies BF16 in hardware: AVX512-BF16 or AMX on x86, else what oneDNN reports.
+
+    Without such units a BF16 product takes torch 1.2 to 1.5 times (AVX-512) or 35 to 88 times (AVX2) as long
+    as a float32 product. If torch cannot tell, the answer is False: multiplying in float32 is always right.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names)
