@@ -234,7 +234,7 @@ def one_round(
                 began = time.perf_counter()
                 call()
                 times[call].append(time.perf_counter() - began)
-    every = run._budget.every
+    every = run.session.steps.budget.every
     run.finish()
     without, with_agent = (np.array(seconds) for seconds in times.values())
     return without, with_agent, every

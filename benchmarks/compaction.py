@@ -1,12 +1,12 @@
-"""How fast does compaction go, and what does it take from ingest? One JSON line.
+"""Measure the speed of compaction and its cost for ingest. Prints one JSON line.
 
-A whole installation on this machine. `points_per_s`: a run of `--points` points (1,000 tensors x 7
-statistics, telemetry recorded from a real FP8 training run) waits as chunks as the agents sent them;
-compacting it by compaction's own code in one process, until nothing is left: blocks, merges and roll-ups.
+Uses a whole installation on this machine. For `points_per_s`, a run of `--points` points (1,000 tensors x 7
+statistics of a recorded FP8 training run) is stored as chunks, and one process compacts it completely:
+blocks, merges and roll-ups.
 
-`ingest_share`: points a second that senders get acknowledged while another process compacts without a pause,
-over the same alone; rounds by turns, the median of their ratios. The senders post bodies encoded beforehand
-(ingest.py's agents).
+`ingest_share` is the ingest throughput while another process compacts continuously, relative to ingest
+alone. It is the median of the ratios of alternating rounds. The senders post bodies that are encoded
+beforehand (see ingest.py).
 
     python benchmarks/compaction.py [--recording DIR] [--points 20000000] [--rounds 3] [--seconds 8]
 """
@@ -32,7 +32,7 @@ TENSORS, ROWS = 1_000, 64
 
 
 def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
-    """A run's batches, stored as ingest stores them."""
+    """Store the batches of a run as ingest does."""
     from django.db import transaction
 
     from fp8scope_dashboard.accounts.models import Project
@@ -70,7 +70,7 @@ def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
 
 
 def compact(recording_at: Path, points: int, forever: bool) -> None:
-    """In a process of its own: store and compact; prints the seconds that compaction took."""
+    """In a separate process: store and compact, and print the seconds of compaction."""
     import django
 
     django.setup()
@@ -111,7 +111,7 @@ def start(
 
 
 def ingest_rate(url: str, token: str, options: argparse.Namespace) -> float:
-    """Points a second acknowledged to two agents."""
+    """Points per second acknowledged to two agents."""
     import ingest
 
     context = multiprocessing.get_context("spawn")
@@ -134,7 +134,7 @@ def ingest_rate(url: str, token: str, options: argparse.Namespace) -> float:
 
 def main() -> None:
     """Measure, and print one JSON line."""
-    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    # PYTHONSAFEPATH, which the server processes set, leaves this folder out.
     sys.path.insert(0, str(Path(__file__).parent))
     import store_data
 

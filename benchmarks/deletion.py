@@ -1,9 +1,9 @@
-"""How long does it take to delete a run of 600 million points, and what does it leave? One JSON line.
+"""Measure deleting a run of 600 million points, and what is left behind. Prints one JSON line.
 
-The run lies in the store as compaction leaves it: 1,000 tensors x 6 statistics x 100,000 steps in tiles of
-about one byte a point, which hold random bytes here (a deletion does not look at them), and a receipt for
-each of 20,000 messages. A second, small run lies in the same tables and must stay. `peak_mb` is what the
-deleting process's memory grew by.
+The run is stored as after compaction: 1,000 tensors x 6 statistics x 100,000 steps in tiles of about one byte
+per point, and a receipt for each of 20,000 messages. The tiles hold random bytes, which a deletion does not
+read. A second, small run is in the same tables and must stay. `peak_mb` is the growth of the memory of the
+deleting process.
 
     python benchmarks/deletion.py [--points 600000000]
 """

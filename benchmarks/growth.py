@@ -1,10 +1,10 @@
-"""Several machines' worth of processes, one of each kind killed: is anything lost, do pages answer?
+"""Kill one process of each kind in a deployment of several machines, and check for lost data.
 
-Three web processes on addresses of their own behind a round-robin proxy, three Celery workers, a primary
-and a streaming replica made by pg_basebackup, Redis with its append-only file: what docs/operating.md
-describes, on one machine. Senders load it through the proxy while a page's figures are asked for again and
-again. Then a web process, a worker and the replica get SIGKILL, one after the other, and stay dead. At the
-end every stored row is compared with what was acknowledged. One JSON line.
+Sets up what docs/operating.md describes, on one machine: three web processes on their own addresses behind a
+round-robin proxy, three Celery workers, a primary and a streaming replica made by pg_basebackup, and Redis
+with an append-only file. Senders load it through the proxy, while the figures of a page are requested again
+and again. Then a web process, a worker and the replica are killed (SIGKILL) one after the other and stay
+dead. At the end, every stored row is compared with what was acknowledged. Prints one JSON line.
 
     python benchmarks/growth.py [--seconds 30] [--senders 3]
 """
@@ -33,7 +33,7 @@ from typing import Any
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 WORKERS = 3
 
-# Prints the cookie of somebody who is signed in.
+# Prints the cookie of a signed-in user.
 SIGN_IN = """
 import django; django.setup()
 from importlib import import_module

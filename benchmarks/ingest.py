@@ -1,20 +1,19 @@
-"""How many points a second does the server take, until they are committed? One JSON line, peers included.
+"""Measure ingest throughput: points per second that the server commits. Prints one JSON line.
 
 A point is one number: one statistic of one tensor at one step. `--agents` processes, spread over `--runs`
-runs, send rows of 1,000 tensors x 4 statistics over HTTP to the real server (`fp8scope up`: web, worker,
-PostgreSQL with fsync, Redis), as the agent does it: one message at a time, encoded by its batcher and sent
-by its transport, as large as its settings make it (8 MiB of rows), the next one once the last was
-acknowledged. Counted are points that the server says it committed, within `--seconds` after a warm-up.
-Senders share this machine's cores.
+runs, send rows of 1,000 tensors x 4 statistics over HTTP to a real installation (`fp8scope up`: web, worker,
+PostgreSQL with fsync, Redis). Like the agent, each sends one message at a time, of up to 8 MiB of rows, and
+waits for its acknowledgement. The result counts the points acknowledged within `--seconds` after a warm-up.
+The senders share the cores of this machine.
 
-The values move like those of a run: amax a random walk of float32, scales that follow its history, counts
-of which most are zero. `points_per_s` sends bodies encoded beforehand, because senders are other machines;
-for `points_per_s_encoding` each body is encoded in the measured time, on the same cores. `web_mb` is the
-web process's memory at the beginning and at the end.
+The values resemble those of a run: amax is a random walk of float32, scales follow its history, and most
+counts are zero. `points_per_s` sends bodies that are encoded beforehand, as if the senders were other
+machines; `points_per_s_encoding` includes the encoding. `web_mb` is the memory of the web process at the
+beginning and at the end.
 
-Peers get the same numbers the way their own clients send them: trackio's `bulk_log` with 4,000 metrics a
-row, MLflow's `log_batch` with its greatest batch (1,000 metrics), to `trackio show` and `mlflow server` (on
-SQLite).
+The peers get the same numbers through their own clients: `bulk_log` of trackio with 4,000 metrics per row,
+and `log_batch` of MLflow with its largest batch (1,000 metrics), sent to `trackio show` and `mlflow server`
+(on SQLite).
 
     python benchmarks/ingest.py [--seconds 20] [--agents 4] [--runs 2] [--peers-venv DIR] [--no-peers]
 """
@@ -40,7 +39,7 @@ PEERS = ("trackio", "mlflow")
 
 
 def rows(count: int, seed: int) -> Any:
-    """float64[count, TENSORS, STATISTICS] that moves like a run's."""
+    """float64[count, TENSORS, STATISTICS] that resembles a run."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -55,7 +54,7 @@ def rows(count: int, seed: int) -> Any:
 
 
 class Agent:
-    """One sending process: the agent's batcher and transport, without a training step in front of them."""
+    """A sending process: the encoder and transport of the agent, without training."""
 
     def __init__(self, url: str, token: str, run: str, rank: int, size: int | None) -> None:
         from fp8scope.config import Settings
@@ -95,7 +94,7 @@ class Agent:
             time.sleep(outcome.wait or 0.05)
 
     def encode(self) -> bytes:
-        """The next message's body."""
+        """The body of the next message."""
         from fp8scope.delivery.arrow_encoding import encode_batch
 
         begin = self.seq * self.size
@@ -114,7 +113,7 @@ class Agent:
         return batch.body
 
     def send(self, body: bytes) -> int:
-        """Returns the points that the server acknowledged."""
+        """Send a message. Returns the points that the server acknowledged."""
         from fp8scope.delivery.arrow_encoding import CONTENT_TYPE
 
         answer = self.post("POST", f"/runs/{self.run}/batches", body, CONTENT_TYPE)
@@ -125,7 +124,7 @@ class Agent:
 def work(
     agent: tuple[str, str, str, int], options: argparse.Namespace, encoding: bool, ready: Any, results: Any
 ) -> None:
-    """Send for `seconds` after everybody is ready; puts (points, bytes, messages)."""
+    """Send for `seconds` once all processes are ready; puts (points, bytes, messages)."""
     me, seconds = Agent(*agent, options.rows), options.seconds
     # Enough bodies for ten times the goal; encoded before the clock begins.
     bodies = [] if encoding else [me.encode() for _ in range(int(20 + seconds * options.bodies))]
@@ -134,7 +133,7 @@ def work(
     while (now := time.monotonic()) < begin + WARM_UP + seconds:
         body = me.encode() if encoding else bodies.pop(0)
         stored = me.send(body)
-        # What is acknowledged after the end does not count, what was sent before the beginning neither.
+        # Count only messages that are sent after the beginning and acknowledged before the end.
         if now >= begin + WARM_UP and time.monotonic() <= begin + WARM_UP + seconds:
             points, size, messages = points + stored, size + len(body), messages + 1
         encoding |= not bodies
@@ -142,7 +141,7 @@ def work(
 
 
 def measure(url: str, token: str, options: argparse.Namespace, encoding: bool, web: int) -> dict[str, Any]:
-    """All agents at once; memory of the web process (MB, resident) at the beginning and at the end."""
+    """Run all agents concurrently. Also returns the resident memory of the web process, before and after."""
     import psutil
 
     context = multiprocessing.get_context("spawn")
@@ -176,7 +175,7 @@ def measure(url: str, token: str, options: argparse.Namespace, encoding: bool, w
 
 
 def ours(options: argparse.Namespace) -> dict[str, Any]:
-    """Start an installation and load it, first with bodies made beforehand, then encoding."""
+    """Start an installation and load it, first with prepared bodies, then while encoding."""
     from chaos import make_token
 
     from fp8scope_dashboard.servers.supervisor import Supervisor

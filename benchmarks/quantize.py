@@ -109,7 +109,7 @@ def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
     order = list(runs)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(repeats):
-        # Whoever comes next finds the caches as the one before left them: take turns.
+        # Each measurement finds the caches as the previous one left them: take turns.
         order.append(order.pop(0))
         for name in order:
             run = runs[name]

@@ -1,17 +1,18 @@
-"""How fast is a chart's data there? One JSON line.
+"""Measure how long the data of a chart takes. Prints one JSON line.
 
-A whole installation (`fp8scope up`) holds a run of `--tensors` x `--statistics` x `--steps` points (600M by
-default) and one ten times longer with a tenth of the tensors (the same number of points; `--long-tensors`
-chooses another). Both are made of resampled telemetry recorded from a real FP8 training run (see
-store_fill.py), by the store's own encoders and roll-up code.
+An installation (`fp8scope up`) holds a run of `--tensors` x `--statistics` x `--steps` points (600 million by
+default) and a run ten times longer with a tenth of the tensors (`--long-tensors` changes the number). Both
+consist of resampled telemetry of a real FP8 training run (see store_fill.py), written by the encoders and the
+roll-up code of the store.
 
-Asked over HTTP, from the request to the last byte, one after the other:
-- `series_ms_*`: one series as 2,000 points of all its steps; another tensor and statistic each time.
-- `heatmap_ms_*`: all tensors x 400 columns of all steps; another statistic each time, rates (which are
-  computed) among them. `warm` after every question has been asked once, `cold` each after PostgreSQL has
-  been restarted (empty shared buffers; the system's cache is left as it is) and the web process has
-  answered one question about another run. p50 and p95 without a suffix are warm. `growth` is the greater of
-  the two p50 on the longer run over that of a run of `--steps` with as many tensors.
+Requests go over HTTP, one after the other, timed until the last byte:
+- `series_ms_*`: one series as 2,000 points over all steps; another tensor and statistic each time.
+- `heatmap_ms_*`: all tensors x 400 columns over all steps; another statistic each time, including rates.
+
+p50 and p95 are warm: every request was made once before. For `cold`, PostgreSQL is restarted before each
+request (empty shared buffers, warm system cache), and the web process first answers a request about another
+run. `growth` compares p50 on the longer run with that on a run of `--steps` and as many tensors; it is the
+larger of the two ratios.
 
     python benchmarks/query.py [--recording DIR] [--tensors 1000] [--steps 100000] [--directory DIR]
 """
@@ -37,14 +38,14 @@ POINTS, COLUMNS = 2_000, 400
 
 
 class Reader:
-    """Asks one installation, over one connection."""
+    """Sends requests to one installation over one connection."""
 
     def __init__(self, url: str, token: str) -> None:
         self._pool = urllib3.PoolManager(headers={"authorization": f"Bearer {token}"}, retries=20)
         self._url = url
 
     def get(self, path: str) -> float:
-        """Milliseconds until the last byte."""
+        """Return the milliseconds until the last byte."""
         begin = time.perf_counter()
         answer = self._pool.request("GET", self._url + path)
         took = (time.perf_counter() - begin) * 1000
@@ -53,7 +54,7 @@ class Reader:
         return took
 
     def series(self, run: dict[str, Any], i: int) -> float:
-        """One series, another one for each i."""
+        """Request one series, a different one for each i."""
         index = i * 37 % run["tensors"]
         name = run["names"][index].replace("#", "%23")
         statistic = STATISTICS[i % len(STATISTICS)]
@@ -62,7 +63,7 @@ class Reader:
         )
 
     def heatmap(self, run: dict[str, Any], i: int) -> float:
-        """All tensors, another statistic for each i."""
+        """Request all tensors, with a different statistic for each i."""
         return self.get(
             f"/api/v1/runs/{run['run']}/heatmap?statistic={STATISTICS[i % len(STATISTICS)]}&columns={COLUMNS}"
         )
@@ -71,7 +72,7 @@ class Reader:
 def fill(
     environment: dict[str, str], options: argparse.Namespace, tensors: int, steps: int
 ) -> dict[str, Any]:
-    """Put a run into the store, unless an earlier benchmark has."""
+    """Store a run, unless an earlier benchmark has stored it."""
     import psycopg
 
     name = f"{tensors} x {steps}"
@@ -96,7 +97,7 @@ def fill(
 def measure(
     ask: Callable[[dict[str, Any], int], float], run: dict[str, Any], rounds: int
 ) -> dict[str, float]:
-    """p50 and p95 of so many questions, all of them asked once before."""
+    """p50 and p95 of requests that were all made once before."""
     for i in range(len(STATISTICS)):
         ask(run, i)
     return quantiles([ask(run, i) for i in range(rounds)])
@@ -105,11 +106,11 @@ def measure(
 def measure_cold(
     supervisor: Any, reader: Reader, run: dict[str, Any], other: dict[str, Any], rounds: int
 ) -> dict[str, float]:
-    """The same, PostgreSQL having been restarted before each pair of questions."""
+    """As `warm`, but with a restart of PostgreSQL before each pair of requests."""
     series, heatmaps = [], []
     for i in range(rounds):
         restart_postgres(supervisor)
-        # The web process finds its connection dead once, and PostgreSQL its catalogue unread.
+        # Reconnects the web process and loads the catalogue of PostgreSQL.
         reader.series(other, i)
         series.append(reader.series(run, i))
         heatmaps.append(reader.heatmap(run, i))
@@ -147,7 +148,7 @@ def quantiles(times: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure, and print one JSON line."""
-    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    # PYTHONSAFEPATH, which the server processes set, leaves this folder out.
     sys.path.insert(0, str(Path(__file__).parent))
     import store_data
 

@@ -1,9 +1,9 @@
-"""How many of 50 one-step spikes are in the chart's own first answer? One JSON line.
+"""Count how many of 50 one-step spikes the first response of a chart shows. Prints one JSON line.
 
-A run of 100,000 steps has 50 steps at which one tensor's amax is ten times (or more) as high as at any
-other. The chart of the run's page (the figure that the browser fetches when the page is opened, signed in,
-no zoom) is asked for once over HTTP, and the spikes in it are counted: points at that very step with that
-very height. `shown_longer` is the same on a run ten times longer, which is drawn from roll-ups.
+In a run of 100,000 steps, the amax of one tensor is at least ten times as high at 50 steps as at any other.
+The benchmark requests the chart of the run page once over HTTP, signed in and without zoom, as the browser
+does. It counts the spikes that are points at the right step with the right height. `shown_longer` is the same
+for a run ten times longer, which is drawn from roll-ups.
 
     python benchmarks/spikes.py [--recording DIR] [--steps 100000] [--spikes 50]
 """
@@ -36,7 +36,7 @@ def fill(environment: dict[str, str], recording: Path, steps: int, spikes: int) 
 
 
 def session(supervisor: Any) -> str:
-    """The cookie of a person who has signed in and may see everything."""
+    """The session cookie of an administrator."""
     script = (
         "import django; django.setup()\n"
         "from django.contrib.auth import SESSION_KEY, BACKEND_SESSION_KEY, HASH_SESSION_KEY, get_user_model\n"
@@ -58,7 +58,7 @@ def session(supervisor: Any) -> str:
 
 
 def chart(url: str, cookie: str, run: dict[str, Any]) -> dict[str, Any]:
-    """The figure of a tensor as the page asks for it first."""
+    """The first figure of a tensor that the page requests."""
     tensor = run["tensor"].replace("#", "%23")
     address = f"{url}/p/{run['project']}/runs/{run['run']}/figures/tensor.json?tensor={tensor}"
     answer = urllib3.request("GET", address, headers={"cookie": cookie}, redirect=False)
@@ -69,7 +69,7 @@ def chart(url: str, cookie: str, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(figure: dict[str, Any], spikes: list[int]) -> int:
-    """How many of the spikes are points of a line, higher than every point that is none."""
+    """Count the spikes among the points of a line; all must be higher than all other points."""
     best = 0
     for line in figure["data"]:
         x, y = numbers(line.get("x")), numbers(line.get("y"))
@@ -102,7 +102,7 @@ def numbers(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def main() -> None:
     """Measure, and print one JSON line."""
-    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    # PYTHONSAFEPATH, which the server processes set, leaves this folder out.
     sys.path.insert(0, str(Path(__file__).parent))
     import store_data
 

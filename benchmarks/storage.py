@@ -1,20 +1,19 @@
-"""How many bytes does a point take, once compacted? One JSON line; peers in the same run.
+"""Measure the stored bytes per point after compaction, beside other trackers. Prints one JSON line.
 
-A real FP8 training run is recorded by the agent (see store_data.py: 108 tensors x 7 statistics and some
-scalars at every step), sent to a whole installation (`fp8scope up`: web, worker, beat, PostgreSQL) by
-`fp8scope sync`, and compacted by the worker. `bytes_per_point` is the growth of all tables of the database,
-with their indexes and TOAST (receipts, catalogue and everything else that a run brings included), over the
-points stored: those two halves are in `tables`. Dead rows are vacuumed as autovacuum does, before as well as
-after (a table's first vacuum adds its maps of free and visible pages, 32 KB, whoever's rows are in it);
-nothing is rewritten. Points are the values that are not null.
+The agent records a real FP8 training run (see store_data.py: 108 tensors x 7 statistics and some scalars at
+every step). `fp8scope sync` sends it to an installation (`fp8scope up`: web, worker, beat, PostgreSQL), and
+the worker compacts it. `bytes_per_point` is the growth of all tables of the database, including indexes,
+TOAST, receipts and the catalogue, divided by the number of stored points; `tables` has both numbers. Dead
+rows are vacuumed before and after, as autovacuum does, because the first vacuum of a table adds 32 KB of
+maps. Nothing is rewritten. Points are the values that are not null.
 
-The peers get the same statistics of the first `--peer-steps` steps, as their own libraries log them on the
-same machine: trackio to its SQLite, MLflow to its file store and to SQLite, TensorBoard to its event file.
-Their bytes are the growth of their directory from a run of one step to one of all.
+The peers get the same statistics of the first `--peer-steps` steps through their own libraries on the same
+machine: trackio to its SQLite, MLflow to its file store and to SQLite, TensorBoard to its event file. Their
+bytes are the difference between a directory with all steps and one with a single step.
 
     python benchmarks/storage.py [--recording DIR] [--steps 2400] [--peer-steps 200] [--peers-venv DIR]
 
-The recording is made when there is none (some minutes) and kept for the next time.
+The recording is made if it does not exist, which takes some minutes, and is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PEERS = ("trackio", "mlflow_files", "mlflow_sqlite", "tensorboard")
 
 
 def ours(recording: Path) -> dict[str, Any]:
-    """Store the recording in an installation of its own."""
+    """Store the recording in a new installation."""
     import psycopg
     from chaos import make_token
 
@@ -69,7 +68,7 @@ def ours(recording: Path) -> dict[str, Any]:
 
 
 def wait_until_compacted(database: Any) -> None:
-    """Until the worker has nothing left to do."""
+    """Wait until the worker has nothing left to do."""
     begin = time.monotonic()
     while time.monotonic() < begin + WAIT_SECONDS:
         (chunks,) = database.execute("SELECT count(*) FROM telemetry_chunk").fetchone()
@@ -81,7 +80,7 @@ def wait_until_compacted(database: Any) -> None:
 
 
 def table_sizes(database: Any) -> dict[str, int]:
-    """Bytes of every table with its indexes and TOAST, partitions counted under their parent's name."""
+    """Bytes of every table with indexes and TOAST; partitions count under the name of their parent."""
     rows = database.execute(
         """
         SELECT coalesce(i.inhparent::regclass::text, c.oid::regclass::text),
@@ -94,7 +93,7 @@ def table_sizes(database: Any) -> dict[str, int]:
 
 
 def peers(recording: Path, venv: Path | None, steps: int) -> dict[str, float]:
-    """Bytes per point of each peer, in the environment that ingest.py's peers have as well."""
+    """Bytes per point of each peer, in the environment that ingest.py uses too."""
     import ingest_peers
     from store_data import read_recording
 
@@ -116,7 +115,7 @@ def peers(recording: Path, venv: Path | None, steps: int) -> dict[str, float]:
 
 
 def log(python: Path, peer: str, scratch: Path, steps: int) -> int:
-    """Bytes on disk after a peer has logged so many steps in a process of its own."""
+    """Bytes on disk after a peer has logged a number of steps in a separate process."""
     directory = scratch / f"{peer}-{steps}"
     directory.mkdir()
     environment = {**os.environ, "TRACKIO_DIR": str(directory), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "",
@@ -128,7 +127,7 @@ def log(python: Path, peer: str, scratch: Path, steps: int) -> int:
 
 
 def log_to(peer: str, source: str, directory: str, steps: int) -> None:
-    """In the peer's own process: log the values and leave."""
+    """In the process of the peer: log the values."""
     data = np.load(source)
     names = [str(name).replace("/", "_") for name in data["names"]]
     rows = data["values"][:steps]
@@ -171,7 +170,7 @@ def main() -> None:
         peer, source, directory, steps = sys.argv[2:]
         log_to(peer, source, directory, int(steps))
         return
-    # Python does not look there by itself under PYTHONSAFEPATH, which the servers' processes run with.
+    # PYTHONSAFEPATH, which the server processes set, leaves this folder out.
     sys.path.insert(0, str(Path(__file__).parent))
     import store_data
 

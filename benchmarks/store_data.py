@@ -1,8 +1,8 @@
-"""Telemetry of a real FP8 training run, for the benchmarks of the store: recorded once, by the agent itself.
+"""Record telemetry of a real FP8 training run once, for the benchmarks of the store.
 
-A byte-level GPT of nine blocks is trained in FP8 with delayed scaling by fp8scope's own kernels, every
-tensor of every linear layer watched at every step (108 tensors x 7 statistics). The agent runs offline: its
-spool in DIRECTORY is the recording, which `fp8scope sync` can send and `read_recording` reads.
+A byte-level GPT of nine blocks is trained in FP8 with delayed scaling and the kernels of fp8scope. The agent
+watches every tensor of every linear layer at every step (108 tensors x 7 statistics), offline: its spool in
+DIRECTORY is the recording, which `fp8scope sync` can send and `read_recording` reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 LAYERS, WIDTH, CONTEXT, BATCH = 9, 128, 64, 8
 DONE = "steps"
 RECORDING = Path(__file__).parents[1] / ".benchmarks" / "recording"
-"""Where the benchmarks keep theirs, unless they are told another directory."""
+"""The default directory of the recording."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def record(directory: Path, steps: int) -> None:
 
 def read_recording(directory: Path) -> Recording:
     """The rows of a recording, in memory."""
-    from fp8scope.recording.records import Kind, Row, load_json
+    from fp8scope.recording.records import RecordKind, Row, load_json
     from fp8scope.recording.spool import Spool
     from fp8scope_kernels.statistics import STATISTICS
 
@@ -91,9 +91,9 @@ def read_recording(directory: Path) -> Recording:
     names: list[str] = []
     position = 0
     while (record := spool.read(position)) is not None:
-        if record.kind is Kind.ROW:
+        if record.kind is RecordKind.ROW:
             rows.append(Row.decode(record.payload))
-        elif record.kind is Kind.TENSORS and not names:
+        elif record.kind is RecordKind.TENSORS and not names:
             names = [str(tensor["name"]) for tensor in load_json(record.payload)["tensors"]]
         position = record.end
     spool.close()

@@ -1,12 +1,12 @@
-"""Fills an installation's store with a long run, for query.py and spikes.py.
+"""Fill the store of an installation with a long run, for query.py and spikes.py.
 
     python benchmarks/store_fill.py --recording DIR --tensors T --statistics S --steps N [--spikes K] --name
     NAME
 
-in the environment of the installation. Blocks are made by the store's own encoders out of resampled recorded
-telemetry: each tensor is one of the recorded ones, its values scaled by a factor of its own, its time run
-through in stretches that begin at random places. They are rolled up by the store's own code. What is held in
-memory is one tile of one block. Prints the run's id, its project, and the steps of the spikes, as JSON.
+Run it in the environment of the installation. The encoders of the store make blocks of resampled recorded
+telemetry: each tensor is a recorded one, multiplied by its own factor, in stretches that begin at random
+steps. The roll-up code of the store rolls them up. Memory holds one tile of one block at a time. Prints the
+id of the run, its project and the steps of the spikes as JSON.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from fp8scope.config import Settings
     from fp8scope.control.command_queue import Command
-    from fp8scope.delivery.alert import Alert
+    from fp8scope.delivery.inbox import Alert
     from fp8scope.observe.budget import Overhead
+    from fp8scope.recording.finish_report import FinishReport
     from fp8scope.run import Run
-    from fp8scope.session.pipeline import FinishReport
     from fp8scope.step import Step
     from fp8scope_kernels import (
         MXFP8,
@@ -66,9 +66,9 @@ __all__ = [
 _KERNELS = ("BlockScaling", "CurrentScaling", "DelayedScaling", "MXFP8", "RowwiseScaling", "convert")
 _LATER = {
     **dict.fromkeys(_KERNELS, "fp8scope_kernels"),
-    "Alert": "fp8scope.delivery.alert",
+    "Alert": "fp8scope.delivery.inbox",
     "Command": "fp8scope.control.command_queue",
-    "FinishReport": "fp8scope.session.pipeline",
+    "FinishReport": "fp8scope.recording.finish_report",
     "Run": "fp8scope.run",
     "Step": "fp8scope.step",
 }
@@ -160,7 +160,7 @@ def init(
     exit_hooks.install()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
     run.shadow = shadow
-    run.look_up_repository()
+    run.session.registration.look_up_repository()
     return run
 
 
@@ -246,6 +246,7 @@ def finish(timeout: float | None = None) -> "FinishReport | None":
 
 
 def _current_run() -> "Run | None":
+    # Not from `fp8scope.run`: a program that begins no run does not import NumPy and Arrow.
     from fp8scope.process.open_runs import current_run
 
     return cast("Run | None", current_run())

@@ -54,6 +54,10 @@ class Guard:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start counting from zero. A forked child does this; its parent may have held the lock."""
         self.errors = 0
         self.dropped = 0
         self.refused = 0
@@ -80,7 +84,7 @@ class Guard:
             self.errors += 1
         key = f"error {kind} {type(exception).__name__ if exception else message}"
         text = "%s failed (%s). Training goes on; further failures of this kind are only counted."
-        self.tell_once(key, text, kind, message)
+        self.warn_once(key, text, kind, message)
         if exception is not None:
             logger.debug("%s failed", kind, exc_info=exception)
 
@@ -92,13 +96,13 @@ class Guard:
         """Count rows that are lost for good."""
         with self._lock:
             self.dropped += rows
-        self.tell_once(f"drop {why}", "steps are being dropped: %s. They are counted on the run's page.", why)
+        self.warn_once(f"drop {why}", "steps are being dropped: %s. They are counted on the run's page.", why)
 
     def counts(self) -> tuple[int, int]:
-        """Rows dropped and errors since `start_anew`."""
+        """Rows dropped and errors since `begin_writer`."""
         return self.dropped - self._dropped_before, self.errors - self._errors_before
 
-    def start_anew(self) -> None:
+    def begin_writer(self) -> None:
         """Another writer begins, whose counts the server adds to those of the one before."""
         with self._lock:
             self._dropped_before, self._errors_before = self.dropped, self.errors
@@ -108,7 +112,7 @@ class Guard:
         with self._lock:
             self.refused += 1
 
-    def tell_once(self, key: str, message: str, *arguments: object) -> None:
+    def warn_once(self, key: str, message: str, *arguments: object) -> None:
         """Log a warning the first time that `key` comes up."""
         if self.is_first(key):
             logger.warning(message, *arguments)

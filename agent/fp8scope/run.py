@@ -2,36 +2,46 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from fp8scope.config import ArgumentTypeError, Settings
-from fp8scope.control.controller import Controls
-from fp8scope.delivery.alert import Alert
+from fp8scope.control.command_queue import PAUSE_SECONDS, Callback
+from fp8scope.control.controller import RunController
+from fp8scope.delivery.inbox import Alert
 from fp8scope.observe.budget import Overhead, check_overhead
-from fp8scope.observe.collector import is_tensor, whole_steps
 from fp8scope.process import open_runs
 from fp8scope.recording.entries import Document
 from fp8scope.recording.evaluation import evaluation_document
-from fp8scope.recording.records import Kind, dump_json
-from fp8scope.recording.registration import blank_registration, check_registration
-from fp8scope.session.entries import Entries, plain_entries
+from fp8scope.recording.finish_report import FinishReport
+from fp8scope.recording.records import RecordKind, dump_json
+from fp8scope.recording.registration import (
+    Entries,
+    blank_registration,
+    check_registration,
+    plain_entries,
+)
+from fp8scope.scalars import is_tensor
 from fp8scope.session.resume import Identity
-from fp8scope.session.steps import Stepping
-from fp8scope.step import MAX_SCALARS, Step, as_mapping
+from fp8scope.session.session import FINISH_SECONDS, Session
+from fp8scope.step import Step, as_mapping
 
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope.autolog.attachment import Attachment
+    from fp8scope.control.bisection import Bisection, LossFunction
+    from fp8scope.control.precision import Pattern, Precision
+    from fp8scope.control.reference_window import Policy, TrainStep
     from fp8scope_kernels import Recipe
     from fp8scope_kernels.convert import Selection
 
-LOOKUP_AT_END = 0.5
-"""Seconds that the end of a run waits for git, if no step was recorded since it answered."""
 
+class Run:
+    """A run that is being recorded; made by `fp8scope.init`. Only one thread at a time may use it.
 
-class Run(Controls, Stepping):
-    """A run that is being recorded; made by `fp8scope.init`. One thread at a time may use it."""
+    `session` and `controller` are for fp8scope's own parts; a training script does not need them.
+    """
 
     def __init__(
         self,
@@ -42,13 +52,55 @@ class Run(Controls, Stepping):
         identity: Identity | None = None,
         commands: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(settings, registration, identity or Identity(str(uuid.uuid4())), rank=rank)
-        self._init_controls(commands)
-        self._attachment: Attachment | None = None
+        self.session = Session(settings, registration, identity or Identity(str(uuid.uuid4())), rank=rank)
+        self.controller = RunController(self.session, commands)
+        self.guard = self.session.guard
         self.shadow: Recipe | None = None
-        """The recipe of `watch` where it is given none."""
-        self._start()
+        """The recipe of `watch` where none is given."""
+        self._steps = self.session.steps
+        self.session.start(self.controller)
         open_runs.opened(self)
+
+    # What it is
+
+    @property
+    def id(self) -> str:
+        """The run's UUID."""
+        return self.session.writers.run
+
+    @property
+    def name(self) -> str:
+        """The run's name, as given to `init`."""
+        return self.session.name
+
+    @property
+    def url(self) -> str:
+        """The address of the run's page, once the server has answered; empty before."""
+        return self.session.page
+
+    @property
+    def directory(self) -> Path:
+        """The folder of this run's spool."""
+        return self.session.writers.pipeline.directory
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return self.session.report is not None
+
+    @property
+    def attempt(self) -> int:
+        """How many times this run was begun before, here or elsewhere."""
+        return self.session.writers.origin.attempt
+
+    @property
+    def margin(self) -> float | None:
+        """The project's margin: relative differences of the loss up to it count as none. None before the
+        server has answered.
+        """
+        return self.controller.margin
+
+    # Watching
 
     def watch(
         self,
@@ -63,23 +115,25 @@ class Run(Controls, Stepping):
     ) -> int:
         """Observe `model` from the next step on; returns the number of tensors observed.
 
-        Each step's time, memory and FLOP/s are measured as well; with its `optimizer` also the learning rate
-        and the gradients' norm. `fp8scope.observe.timing` has the list.
+        FP8 layers are observed (fp8scope's, torchao's, Transformer Engine's), and the linear layers that
+        `convert` would make FP8. Of the latter, which are not quantised, amax and non-finite elements are
+        recorded, so that a BF16 run can be compared with an FP8 run.
 
-        Observed are FP8 layers (ours, torchao's, Transformer Engine's), and the linear layers that `convert`
-        would make FP8: of these, which are not quantised, amax and non-finite elements, so that a BF16 run
-        can be laid beside an FP8 one. `shadow`: a recipe under which these are quantised beside the training,
-        which stays as it is; `include` names other modules than the linear layers for it, `scaler` the
-        GradScaler whose factor is to be divided out of their gradients.
+        Each step's time, memory and FLOP/s are measured; with `optimizer` also the learning rate and the
+        gradient norm. `fp8scope.observe.timing` lists these values.
 
-        What is dear is taken only in step 1 and every `every`-th step after it (100; 0: never): the shadow's
-        casts, exponents and quantisation error, and with `optimizer` also gradients of the weights, moments
-        and updates. docs/watching.md has the list.
+        `shadow`: a recipe under which the linear layers' tensors are quantised as well, without changing the
+        training. `include` selects other modules for it. `scaler`: the GradScaler whose factor is divided out
+        of the gradients.
 
-        `overhead`: the share of the steps' time that watching may take, above 0 and at most 1. The agent
-        measures what it takes, and reads the tensors of layers that are not FP8 only in every second, fourth,
-        ... step where that is needed to stay inside; losses and FP8 layers' counters come with every step.
-        None reads every tensor at every step. By default FP8SCOPE_OVERHEAD, else 0.02; it holds for the run.
+        `every`: expensive statistics are collected only on step 1 and every `every` steps after that (100;
+        0: never). These are the shadow's casts, exponents and quantisation errors, and with `optimizer` also
+        weight gradients, moments and updates. docs/watching.md lists them.
+
+        `overhead`: the share of the steps' time that watching may take, above 0 and at most 1; None for no
+        limit. The default is FP8SCOPE_OVERHEAD, else 0.02. The agent measures its time and, to stay within
+        the limit, reads the tensors of layers that are not FP8 in fewer steps (every second, fourth, ...).
+        Losses and the counters of FP8 layers are recorded at every step. The limit holds for the whole run.
 
         Raises ConfigurationError if `overhead` is invalid, and nothing else.
 
@@ -87,46 +141,41 @@ class Run(Controls, Stepping):
         """
         count = 0
         if overhead != "default":
-            self._budget.limit(check_overhead(overhead))
+            self._steps.budget.limit(check_overhead(overhead))
         with self.guard.shield("watching the model"):
-            if self._active():
-                self._measures.watch(model, optimizer)
-                self._watch_layers(model)
-                from fp8scope.observe.tensors import Watching
-
-                if every is not None:
-                    self._collector.every = whole_steps(every)
-                how = Watching(shadow=shadow or self.shadow, include=include, scaler=scaler)
-                count = self._collector.watch(model, optimizer, how)
-                if count == 0:
-                    self.guard.tell_once(
-                        "watch",
-                        "no FP8 layer found in the model, and none that could be one.",
-                    )
-                elif (recipe := self._collector.recipe) and not self._registration["recipe"]:
-                    self._registration["recipe"] = dict(recipe)
-                    if self._registration["precision"] == "unknown" and "shadow" not in recipe:
-                        self._registration["precision"] = "fp8"
-                    self._register()
+            if self._steps.active:
+                self.controller.watch(model)
+                count = self.session.watch(
+                    model,
+                    optimizer,
+                    every=every,
+                    shadow=shadow or self.shadow,
+                    include=include,
+                    scaler=scaler,
+                )
         return count
+
+    # Steps and values
 
     def step(self, tokens: int = 0, *, number: int | None = None) -> Step:
         """A `with` block around one optimizer step that trains on `tokens` tokens.
 
-        Steps are numbered from 1; `number` sets the number, and those after it go on from there.
+        Steps are numbered from 1. `number` sets the number of this step, and later steps continue from it.
         """
         if number is not None or type(tokens) is not int:
             return self._numbered_step(tokens, number)
-        self._step = following = self._step + 1
+        steps = self._steps
+        steps.number = following = steps.number + 1
         try:
-            self._collector.begin(following)
+            steps.collector.begin(following)
         except Exception as error:
             self.guard.caught("beginning a step", error)
-        return Step(self, following, tokens)
+        return Step(steps, following, tokens)
 
     def _numbered_step(self, tokens: Any, number: Any) -> Step:
-        """`step` in all but the most frequent case."""
-        following, counted = self._step + 1, 0
+        """`step` with a number, or with tokens that are not a plain integer."""
+        steps, counted = self._steps, 0
+        following = steps.number + 1
         with self.guard.shield("beginning a step"):
             if number is not None:
                 if int(number) < 0:
@@ -135,94 +184,38 @@ class Run(Controls, Stepping):
             if is_tensor(tokens):
                 raise TypeError("tokens must be a plain number: reading a tensor would wait for the device")
             counted = int(tokens)
-            self._collector.begin(following)
-        self._step = following
-        return Step(self, following, counted)
+            steps.collector.begin(following)
+        steps.number = following
+        return Step(steps, following, counted)
 
     def log(
         self, scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any
     ) -> None:
-        """Add values to the step that is open, as `Step.log` does; before the first one, to that.
+        """Add values to the open step, as `Step.log` does; before the first step, to that.
 
-        After `fp8scope.attach` a step is open until the next one's forward pass begins, so that what is
-        logged right after `optimizer.step()` belongs to it. `tokens=` is how many tokens this step trains on.
+        After `fp8scope.attach` a step is open until the forward pass of the next one begins, so values that
+        are logged right after `optimizer.step()` belong to it. `tokens=` sets how many tokens the step trains
+        on.
 
-        `step` is the number of the step that the values belong to. A script that has no steps otherwise makes
-        them by it: calls with the same number make one step, which is recorded when a later one begins. An
-        earlier number is counted as an error, and its values are not recorded. Where steps are made by
-        `run.step` or found by `attach`, these are what values are added to, whatever number is given.
+        `step` is the number of the step that the values belong to. Use it in a script that has no steps
+        otherwise: calls with the same number make one step, which is recorded when a later one begins. Values
+        for an earlier number are counted as an error and not recorded. If steps are made by `run.step` or
+        found by `attach`, values are added to those, whatever number is given.
         """
         values = as_mapping(self.guard, scalars, named)
-        if self.finished:
-            self.guard.tell_once("log", "run.log: the run is finished; what is logged now is not recorded.")
+        if self.session.report is not None:
+            self.guard.warn_once("log", "run.log: the run is finished; what is logged now is not recorded.")
             return
+        steps = self._steps
         if step is not None:
             with self.guard.shield("logging at a step"):
-                if self._active():
-                    self._log_at(step, values)
-            return
-        if self._open is None:
-            if len(self._early) < MAX_SCALARS:
-                self._early |= values
-            return
-        if "tokens" in values:
-            with self.guard.shield("logging 'tokens'"):
-                tokens = values["tokens"]
-                if is_tensor(tokens) and tokens.device.type != "cpu":
-                    raise TypeError("tokens must be a plain number: reading one would wait for the device")
-                self._open.count_tokens(int(tokens) - self._open.tokens)
-            values = {name: value for name, value in values.items() if name != "tokens"}
-        self._open.log(values)
-
-    def log_config(self, config: Mapping[str, Any]) -> None:
-        """Add to the run's configuration, as given to `init`; a key that is there already is replaced."""
-        with self.guard.shield("recording the configuration"):
-            if self._active():
-                self._registration["config"] = {**self._registration["config"], **plain_entries(config)}
-                self._register()
-
-    @property
-    def config(self) -> Entries:
-        """The run's configuration. Entries can be set while it runs, `log_config` sets them at once."""
-        return Entries(lambda: self._registration["config"], lambda new: self._add_entries("config", new))
-
-    @property
-    def summary(self) -> Entries:
-        """Results of the run as a whole, such as its best score; what the script sets, nothing by itself."""
-        return Entries(
-            lambda: self._registration.get("summary", {}), lambda new: self._add_entries("summary", new)
-        )
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """The run's tags, 50 at most. To set them replaces them: `run.tags += ("diverged",)`."""
-        return tuple(self._registration["tags"])
-
-    @tags.setter
-    def tags(self, tags: Sequence[str]) -> None:
-        with self.guard.shield("setting the tags"):
-            chosen = list(dict.fromkeys(map(str, (tags,) if isinstance(tags, str) else tags)))
-            check_registration({**self._registration, "tags": chosen})
-            if not self._is_over("tags"):
-                # Else other ranks, who say again how they began, would undo it.
-                self._registration["replace_tags"] = True
-                self._describe("tags", chosen)
-
-    def _add_entries(self, kind: str, new: Mapping[str, Any]) -> None:
-        with self.guard.shield(f"setting the {kind}"):
-            if not self._is_over(kind):
-                self._describe(kind, {**self._registration.get(kind, {}), **plain_entries(new)})
-
-    def _is_over(self, kind: str) -> bool:
-        if self.finished:
-            self.guard.tell_once(kind, "run.%s: the run is finished; what is set now is not recorded.", kind)
-        return self.finished
-
-    def detach(self) -> None:
-        """Undo `fp8scope.attach`: steps are no longer found by themselves. The run goes on."""
-        attachment, self._attachment = self._attachment, None
-        if attachment is not None:
-            attachment.end()
+                if steps.active:
+                    steps.log_at(step, values)
+        elif steps.open is not None and "tokens" not in values:
+            # The common case, without a further call.
+            steps.open.log(values)
+        else:
+            steps.log(values)
 
     def log_eval(
         self,
@@ -238,10 +231,10 @@ class Run(Controls, Stepping):
     ) -> None:
         """Record an evaluation's score of every item, so that its interval can be computed.
 
-        `items`: a sequence, array or tensor of numbers; 0 or 1 for `kind="proportion"`, anything finite for
-        `"mean"`. `step` defaults to the last one. `item_ids` pair the items with those of other runs;
-        `clusters` name items that belong together (questions on one text). An unusable evaluation is left out
-        and told once.
+        `items`: a sequence, array or tensor of numbers; 0 or 1 for `kind="proportion"`, any finite number for
+        `"mean"`. `step` defaults to the last one. `item_ids` pair the items with those of other runs.
+        `clusters` name items that belong together, such as questions about one text. An invalid evaluation is
+        left out, with one warning.
         """
         with self.guard.shield(f"recording the evaluation {name!r}"):
             if is_tensor(items):
@@ -251,65 +244,206 @@ class Run(Controls, Stepping):
                 metric,
                 items,
                 kind=kind,
-                step=self._step if step is None else step,
+                step=self._steps.number if step is None else step,
                 higher_is_better=higher_is_better,
                 item_ids=item_ids,
                 clusters=clusters,
             )
-            if self._active():
-                self._pipeline.put(Document(Kind.EVALUATION, lambda: dump_json(document)))
+            if self._steps.active:
+                self.session.writers.put(Document(RecordKind.EVALUATION, lambda: dump_json(document)))
+
+    # What describes it
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Add entries to the run's configuration; existing keys are replaced."""
+        registration = self.session.registration
+        with self.guard.shield("recording the configuration"):
+            if self._steps.active:
+                known = registration.document["config"]
+                registration.document["config"] = {**known, **plain_entries(config)}
+                registration.send()
+
+    @property
+    def config(self) -> Entries:
+        """The run's configuration. Entries can be set while it runs; `log_config` sends them at once."""
+        return self._entries("config")
+
+    @property
+    def summary(self) -> Entries:
+        """Results of the whole run, such as its best score. Only the script sets them."""
+        return self._entries("summary")
+
+    def _entries(self, kind: str) -> Entries:
+        document = self.session.registration.document
+        return Entries(lambda: document.get(kind, {}), lambda new: self._add_entries(kind, new))
+
+    def _add_entries(self, kind: str, new: Mapping[str, Any]) -> None:
+        registration = self.session.registration
+        with self.guard.shield(f"setting the {kind}"):
+            if not self._is_over(kind):
+                registration.set(kind, {**registration.document.get(kind, {}), **plain_entries(new)})
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The run's tags, at most 50. Setting them replaces them: `run.tags += ("diverged",)`."""
+        return tuple(self.session.registration.document["tags"])
+
+    @tags.setter
+    def tags(self, tags: Sequence[str]) -> None:
+        registration = self.session.registration
+        with self.guard.shield("setting the tags"):
+            chosen = list(dict.fromkeys(map(str, (tags,) if isinstance(tags, str) else tags)))
+            check_registration({**registration.document, "tags": chosen})
+            if not self._is_over("tags"):
+                # Without it other ranks, which still send their first tags, would undo the change.
+                registration.document["replace_tags"] = True
+                registration.set("tags", chosen)
+
+    def _is_over(self, kind: str) -> bool:
+        if self.finished:
+            self.guard.warn_once(kind, "run.%s: the run is finished; what is set now is not recorded.", kind)
+        return self.finished
+
+    # Control
 
     def on_alert(self, callback: Callable[[Alert], object]) -> None:
-        """Call `callback(alert)` for every alert the server raises for this run.
+        """Call `callback(alert)` for every alert that the server raises for this run.
 
-        It is called by the training thread, at the end of a step or in `finish`, so it may touch the model.
-        What it raises is raised there.
+        The training thread calls it at the end of a step or in `finish`, so it may touch the model. Its
+        exceptions are raised there.
         """
         if not callable(callback):
             raise ArgumentTypeError(f"on_alert needs something to call, got {callback!r}.")
-        self._callbacks.append(callback)
+        self.session.alerts.callbacks.append(callback)
+
+    def on_command(self, name: str, callback: Callback) -> None:
+        """Call `callback(command)` when somebody asks for `name` on the run's page, e.g. "checkpoint".
+
+        The training thread calls it at the end of a step, so it may touch model and optimizer. A text that it
+        returns is shown as the result. Its exceptions are shown, and raised there. Raises TypeError or
+        ConfigurationError at once for an invalid callback or name.
+        """
+        self.controller.on_command(name, callback)
+
+    def allow_pause(self, seconds: float = PAUSE_SECONDS) -> None:
+        """Let people hold the training between two steps, for at most `seconds` at a time (3600 at most).
+
+        If several ranks wait for each other, it must be less than the timeout of their collectives.
+        """
+        self.controller.allow_pause(seconds)
+
+    def annotate(self, text: str, why: str = "", name: str = "note") -> None:
+        """Mark the current step in the run's loss chart: what was done, and why."""
+        self.controller.annotate(text, why, name)
+
+    def fallback(
+        self, pattern: "Pattern | Sequence[Pattern]", precision: "Precision" = "bf16", why: str = ""
+    ) -> tuple[str, ...]:
+        """Compute the watched layers that `pattern` matches in BF16 (or, `precision="fp8"`, in FP8 again).
+
+        `pattern`: a glob over module paths such as `blocks.*.mlp.down`, a compiled regular expression, or
+        several of them. The change takes effect at the next step boundary (at once in a callback of
+        `on_alert` or `on_command`) and is marked on the run's page with `why`. Returns the layers' paths.
+
+        Layers that cannot be switched (Transformer Engine, FP8 gathered by FSDP) cause a warning. CUDA graphs
+        that were captured before do not change. A layer that returns to FP8 starts with fresh scales.
+        """
+        return self.controller.fallback(pattern, precision, why)
+
+    def reference_window(
+        self,
+        train_step: "TrainStep",
+        model: "torch.nn.Module",
+        optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer]",
+        *,
+        every: int,
+        steps: int,
+        scheduler: Any = None,
+        also: Sequence[Any] = (),
+        policy: "Policy" = "report",
+        tolerance: float | None = None,
+        keep_on: str = "cpu",
+    ) -> "TrainStep":
+        """Every `every` calls, train `steps` batches in BF16 as well, compare the losses, restore the run.
+
+        `train_step` makes one whole step of a batch (forward, backward, optimizer) and returns the loss. Call
+        the returned function in its place; see `fp8scope.control.reference_window`. Raises ConfigurationError
+        if an argument is invalid.
+        """
+        return self.controller.reference_window(
+            train_step, model, optimizer,
+            every=every, steps=steps, scheduler=scheduler, also=also,
+            policy=policy, tolerance=tolerance, keep_on=keep_on,
+        )  # fmt: skip
+
+    def bisect(
+        self, batch: Any, loss_fn: "LossFunction", model: "torch.nn.Module | None" = None
+    ) -> "Bisection":
+        """Rank the matrix products by how much FP8 changes the gradient, each in FP8 alone against all-BF16.
+
+        `loss_fn(batch)` computes the loss with the watched model (or `model`), without calling backward. It
+        takes three forward and backward passes for every FP8 layer, and memory for two more sets of
+        gradients. Model, gradients, random state and scales are restored. Call it between two steps.
+
+        Returns the ranking, and shows it on the run's page. Raises ValueError if there is no FP8 layer, and
+        whatever `loss_fn` raises.
+        """
+        return self.controller.bisect(batch, loss_fn, model)
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save in a checkpoint, so that the run can be continued from it: plain numbers and texts.
+
+        Pass it to `init(resume=...)`, or to `load_state_dict` right after `init`.
+        """
+        return self.session.identity.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint was taken: in its run, after its last step.
+
+        If this process has recorded steps of another run, that run ends. Without any step it leaves no trace,
+        unless the server knows of it already, which happens two seconds after `init`.
+        """
+        with self.guard.shield("loading the run's state"):
+            self.session.load(state)
+
+    # The end
+
+    def detach(self) -> None:
+        """Undo `fp8scope.attach`: steps are no longer found automatically. The run goes on."""
+        self.session.detach()
+
+    def finish(self, timeout: float = FINISH_SECONDS) -> FinishReport:
+        """End the run and wait, at most `timeout` seconds, until the server has everything.
+
+        Data that is left then stays on disk for `fp8scope sync`. Calling it again returns the first report.
+        """
+        if self.session.report is not None:
+            return self.session.report
+        report = self.session.finish(timeout)
+        open_runs.closed(self)
+        # Last, because a callback may raise.
+        self.session.alerts.deliver()
+        return report
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.session.note_failure(error)
+        self.finish()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A copy of a model that holds its run refers to the same run.
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process gets a run that records nothing: this one goes on recording.
+        # Another process gets a disabled run: this process goes on recording.
         return disabled_run, (self.name,)
-
-    # Behind the scenes
-
-    def _before_finish(self) -> None:
-        with self.guard.shield("looking at the repository"):
-            self._complete_environment(LOOKUP_AT_END)
-        self._end_attachment()
-        with self.guard.shield("describing the run"):
-            self._describe_if_due(now=True)
-        self._end_controls()
-        with self.guard.shield("ending the measures"):
-            self._count_kernel_failures()
-            self._measures.close()
-            self._collector.close()
-
-    def _after_finish(self) -> None:
-        self._deliver_alerts()
-
-    def _announce_again(self) -> None:
-        self._collector.after_fork()
-        self._announce_controls()
-
-    def _end_attachment(self) -> None:
-        # Alerts are delivered once the run is finished: what a callback raises must not keep it from that.
-        # And that a step before was recorded well does not undo how the program ended.
-        (callbacks, self._callbacks), failure = (self._callbacks, []), self._failure
-        with self.guard.shield("ending the attachment"):
-            self.detach()
-            self._end_logged()
-        self._callbacks, self._failure = callbacks, failure
-        if self._early:
-            names = ", ".join(sorted(map(str, self._early)))[:200]
-            self.guard.tell_once(
-                "early",
-                "no step followed that %s could be recorded with: use `with run.step()`, or run.log(..., "
-                "step=number).",
-                names,
-            )
 
 
 def disabled_run(name: str = "") -> Run:

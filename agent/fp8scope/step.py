@@ -4,25 +4,26 @@ import re
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from fp8scope.observe.collector import host_number, is_tensor, tensor_number
+from fp8scope.guard import Guard
+from fp8scope.scalars import host_number, is_tensor, tensor_number
 
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope.guard import Guard
     from fp8scope.observe.snapshot import PlainSnapshot, Snapshot
     from fp8scope.observe.timing import Reading
-    from fp8scope.run import Run
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+MAX_NAME = 128
+NAME_RULE = f"a name is 1 to {MAX_NAME} of the characters A-Z a-z 0-9 _ . / -"
 MAX_SCALARS = 1900
-"""The server takes 2000 a step; the agent adds a few of its own."""
+"""The server takes 2000 values a step; the agent adds a few of its own."""
 
 
-def as_mapping(guard: "Guard", scalars: Any, named: dict[str, Any]) -> dict[str, Any]:
-    """Both together; what is no mapping is left out, and counted."""
+def as_mapping(guard: Guard, scalars: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """Merge both arguments of `log`. A `scalars` that is not a mapping counts as an error."""
     if scalars is None:
         return named
     with guard.shield("logging"):
@@ -34,62 +35,83 @@ def as_mapping(guard: "Guard", scalars: Any, named: dict[str, Any]) -> dict[str,
     return named
 
 
+class StepOwner(Protocol):
+    """Measures and records the steps that it makes: `fp8scope.session.steps.Steps`."""
+
+    guard: Guard
+    active: bool
+    """Whether anything is being recorded."""
+    known_names: set[str]
+    """Names of scalars that were checked before."""
+
+    def begin_step(self, step: "Step") -> None:
+        """A step begins."""
+
+    def measure_step(self, step: "Step") -> None:
+        """The work of the step is done; take its times."""
+
+    def end_step(self, step: "Step", error: BaseException | None) -> None:
+        """The step's block was left; record it."""
+
+
 class Step:
-    """One optimizer step; made by `Run.step`."""
+    """One optimizer step; made by `Run.step`.
 
-    # As a step begins; here, since to set them is the training's time.
-    _began = _ended = 0.0
-    _ended_at = 0
-    _reading: "Reading | None" = None
-    _taken: "Snapshot | PlainSnapshot | None" = None
-    _is_taken = False
+    Scripts use `number`, `tokens`, `seconds` and `log`; the other attributes belong to the agent.
+    """
 
-    def __init__(self, run: "Run", number: int, tokens: int) -> None:
+    # Defaults of the class, because setting them on each step would take time from the training.
+    began = ended = 0.0
+    ended_at = 0
+    """When the step ended, in microseconds since 1970 (UTC)."""
+    reading: "Reading | None" = None
+    """Times, memory and other scalars that were measured in this step."""
+    taken: "Snapshot | PlainSnapshot | None" = None
+    is_taken = False
+    """Whether `taken` is the step's snapshot, so that no other may be taken."""
+
+    def __init__(self, owner: StepOwner, number: int, tokens: int) -> None:
         self.number = number
-        self._run = run
-        self._tokens = tokens
-        self._scalars: dict[str, float] = {}
-        self._device_scalars: dict[str, torch.Tensor] = {}
+        self.tokens = tokens
+        """The tokens that this step trains on, as far as they are known."""
+        self.scalars: dict[str, float] = {}
+        self.device_scalars: dict[str, torch.Tensor] = {}
+        self._owner = owner
 
     @property
     def seconds(self) -> float:
-        """From its beginning to its end, of a step that has ended."""
-        return self._ended - self._began
-
-    @property
-    def tokens(self) -> int:
-        """The tokens that this step trains on, as far as they were told."""
-        return self._tokens
+        """The duration of a step that has ended."""
+        return self.ended - self.began
 
     def count_tokens(self, tokens: int) -> None:
-        """This step trains on so many tokens more."""
-        self._tokens += tokens
+        """Add to the tokens that this step trains on."""
+        self.tokens += tokens
 
     def stop_clock(self, began: float = 0.0) -> None:
-        """The step's work is done: its times end here. Values can be logged until the block is left.
+        """Take the step's times now. Values can still be logged until the block is left.
 
-        `began`: when it began (`time.perf_counter`), of a step without a block.
+        `began`: the start (`time.perf_counter`) of a step that has no block.
         """
-        if not self._ended:
+        if not self.ended:
             if began:
-                self._began = began
-            self._ended, self._ended_at = time.perf_counter(), time.time_ns() // 1000
-            self._run._measure_step(self)
+                self.began = began
+            self.ended, self.ended_at = time.perf_counter(), time.time_ns() // 1000
+            self._owner.measure_step(self)
 
     def take(self, snapshot: "Snapshot | PlainSnapshot | None") -> None:
-        """What was counted in this step: what is counted from now on belongs to the next."""
-        self._taken, self._is_taken = snapshot, True
-        self._device_scalars = {}
+        """Set the step's snapshot; what the layers count after it belongs to the next step."""
+        self.taken, self.is_taken = snapshot, True
+        self.device_scalars = {}
 
-    def keep_taken(self) -> None:
-        """Values on a device that were logged after `take` went without them: wait for them now."""
-        if self._is_taken and self._device_scalars:
-            late, self._device_scalars = self._device_scalars, {}
-            self._scalars |= {name: float(value.item()) for name, value in late.items()}
+    def read_late_scalars(self) -> None:
+        """Read device values that were logged after `take`; waits for the device."""
+        if self.is_taken and self.device_scalars:
+            late, self.device_scalars = self.device_scalars, {}
+            self.scalars |= {name: float(value.item()) for name, value in late.items()}
 
     def __contains__(self, name: object) -> bool:
         """Whether a value of this name was logged."""
-        return name in self._scalars or name in self._device_scalars
+        return name in self.scalars or name in self.device_scalars
 
     def log_default(self, name: str, value: Any) -> None:
         """Log a value unless the script has logged one of this name."""
@@ -99,34 +121,34 @@ class Step:
     def log(self, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Add values to this step: numbers, NumPy scalars, or tensors of one element on any device.
 
-        A mapping's values are logged under its name: `{"train": {"loss": 1.0}}` is `train/loss`. Nothing here
-        waits for a device. A name logged twice keeps its last value; a value that is no number is left out
-        and told once.
+        Values of a nested mapping are logged under its name: `{"train": {"loss": 1.0}}` is `train/loss`.
+        Logging never waits for a device. A name that is logged twice keeps its last value. A value that is
+        not a number is left out, with one warning.
         """
-        run = self._run
-        if not run._active():
+        owner = self._owner
+        if not owner.active:
             return
-        known, held = run._known_names, self._scalars
+        known, own = owner.known_names, self.scalars
         if scalars is not None and (named or not isinstance(scalars, dict)):
-            scalars = as_mapping(run.guard, scalars, named)
+            scalars = as_mapping(owner.guard, scalars, named)
         for name, value in (scalars or named).items():
-            # The common case, short: this is the training's time.
-            if type(value) is float and name in known and not self._device_scalars:
-                held[name] = value
+            # The common case, kept short because it runs in the training's time.
+            if type(value) is float and name in known and not self.device_scalars:
+                own[name] = value
                 continue
             try:
                 self._add(name, value)
             except Exception as error:
-                run.guard.caught(f"logging {name!r}", error)
+                owner.guard.caught(f"logging {name!r}", error)
 
     def _add(self, name: str, value: Any) -> None:
-        known = self._run._known_names
+        known = self._owner.known_names
         if name not in known and not isinstance(value, Mapping):
             if not SCALAR_NAME.fullmatch(name):
-                raise ValueError("a name is 1 to 128 of the characters A-Z a-z 0-9 _ . / -")
+                raise ValueError(NAME_RULE)
             if len(known) < MAX_SCALARS:
                 known.add(name)
-        if len(self._scalars) + len(self._device_scalars) >= MAX_SCALARS:
+        if len(self.scalars) + len(self.device_scalars) >= MAX_SCALARS:
             raise ValueError(f"a step holds at most {MAX_SCALARS} values")
         tensor = is_tensor(value)
         if not tensor and isinstance(value, Mapping):
@@ -137,30 +159,30 @@ class Step:
                 raise ValueError(
                     f"a scalar has one element, this tensor has {value.numel()}: reduce it (.mean())"
                 )
-            self._device_scalars[name] = value.detach()
-            self._scalars.pop(name, None)
+            self.device_scalars[name] = value.detach()
+            self.scalars.pop(name, None)
             return
-        self._scalars[name] = tensor_number(value) if tensor else host_number(value)
-        if self._device_scalars:
-            self._device_scalars.pop(name, None)
+        self.scalars[name] = tensor_number(value) if tensor else host_number(value)
+        if self.device_scalars:
+            self.device_scalars.pop(name, None)
 
     def _add_nested(self, name: str, values: Mapping[str, Any]) -> None:
-        if len(name) > 128:
-            raise ValueError("a name is 1 to 128 of the characters A-Z a-z 0-9 _ . / -")
+        if len(name) > MAX_NAME:
+            raise ValueError(NAME_RULE)
         for key, value in values.items():
             full = f"{name}/{key}"
             try:
                 self._add(full, value)
             except Exception as error:
-                self._run.guard.caught(f"logging {full[:200]!r}", error)
+                self._owner.guard.caught(f"logging {full[:200]!r}", error)
 
     def __enter__(self) -> Self:
-        self._run._begin_step(self)
-        self._began = time.perf_counter()
+        self._owner.begin_step(self)
+        self.began = time.perf_counter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop_clock()
-        self._run._end_step(self, error)
+        self._owner.end_step(self, error)

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import setup_logging, worker_init
+from django.conf import settings
 
 from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_parent_exit
 
@@ -19,7 +20,7 @@ app.autodiscover_tasks()
 
 
 def load_before_forking(**_: Any) -> None:
-    """Import scipy once for all of the worker's children, which share its memory."""
+    """Import scipy in the parent process, so that the pool processes share its memory."""
     for name in ("scipy.stats", "scipy.optimize"):
         importlib.import_module(name)
 
@@ -29,13 +30,11 @@ worker_init.connect(load_before_forking)
 
 @setup_logging.connect  # type: ignore[untyped-decorator]
 def log_as_the_web_server_does(loglevel: int | str | None = None, **_: Any) -> None:
-    """Keep secrets out of the worker's log as well: Celery's own handlers have no such filter."""
-    from django.conf import settings
-
+    """Use the logging of the web server, which redacts secrets, instead of that of Celery."""
     logging.config.dictConfig(settings.LOGGING)
     if loglevel is not None:
         logging.getLogger().setLevel(loglevel)
 
 
-# At import, not when the worker is ready: it may be orphaned while it still waits for a Redis that is gone.
+# At import, because the worker may become an orphan while it still waits for Redis.
 kill_after_parent_exit()

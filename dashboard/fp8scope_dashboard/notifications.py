@@ -1,8 +1,8 @@
-"""Telling the rest of the system that a run changed: open pages by Redis channels, jobs by Celery.
+"""Announce changes of runs: to open pages over Redis channels, and to Celery jobs.
 
-The one place where a request's work meets Redis. A request only leaves a note; a thread of this process
-carries it over. So Redis may be slow, hang or be gone: no request waits for it or fails by it. What is lost
-that way is found again by the sweepers of alerts and analysis, and by the pages when they reconnect.
+This is the only place where a request uses Redis, and a dedicated thread of each process does the work. So
+Redis may be slow, hang or be down: no request waits for it or fails because of it. The sweeps of alerts and
+analysis, and pages when they reconnect, recover whatever is lost.
 """
 
 from __future__ import annotations
@@ -24,129 +24,142 @@ from redis.retry import Retry
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal[
+ChangeKind = Literal[
     "rows", "histogram", "evaluation", "alert", "comparison", "state", "tensors", "command", "report"
 ]
 
-# The jobs that new data calls for, by name: this module must not import those that import it.
+# The jobs that each kind of change starts. By name, because the tasks' modules import this one.
 EVALUATE_RUN = "fp8scope_dashboard.alerts.tasks.evaluate_run"
 COMPARE_RUN = "fp8scope_dashboard.analysis.tasks.compare_run"
-JOBS: dict[Kind, tuple[str, ...]] = {
+JOBS: dict[ChangeKind, tuple[str, ...]] = {
     "rows": (EVALUATE_RUN, COMPARE_RUN),
     "evaluation": (COMPARE_RUN,),
     "state": (EVALUATE_RUN, COMPARE_RUN),
 }
-# A job starts this long after the change that called for it; changes in between need no job of their own.
-# The mark that says "one is due" must be gone before the job reads, or the last change would be missed.
+# A job starts this long after the change, so that one job serves all changes in between. The mark that
+# suppresses further jobs must expire before the job reads, or the job would miss the last change.
 JOB_DELAY_SECONDS = 1.0
 JOB_MARK_MILLISECONDS = 900
-# After a failure Redis is left alone for this long.
+# Redis is not tried again for this long after a failure.
 PAUSE_SECONDS = 5.0
-# The least time between two trips to Redis: notes of many batches in between are carried as one.
-GAP_SECONDS = 0.05
-# Notes kept while Redis is away; beyond it they are dropped, as the sweepers do not need them.
-NOTES_KEPT = 10_000
+# The shortest time between two round trips to Redis; changes in between are published together.
+MIN_INTERVAL_SECONDS = 0.05
+# Changes that wait while Redis is down; further ones are dropped and left to the sweeps.
+MAX_WAITING = 10_000
 
 
 def run_channel(run_id: UUID | str) -> str:
-    """The Redis channel that carries the changes of one run."""
+    """The Redis channel for changes of one run."""
     return f"fp8scope:run:{run_id}"
 
 
 def project_channel(project_id: int) -> str:
-    """The Redis channel that carries the changes of all runs of a project."""
+    """The Redis channel for changes of all runs of a project."""
     return f"fp8scope:project:{project_id}"
 
 
-def run_changed(run_id: UUID, project_id: int, kind: Kind, step: int | None = None) -> None:
-    """Announce a change once the current transaction has committed (at once when there is none).
+def run_changed(run_id: UUID, project_id: int, kind: ChangeKind, step: int | None = None) -> None:
+    """Announce a change once the current transaction commits, or at once outside a transaction.
 
-    Publishes {"run", "kind", "step"} on the run's and the project's channel and has the jobs started that
-    the kind of change calls for, each run's at most about once a second. Never raises and never waits.
+    Publishes {"run", "kind", "step"} on the channels of the run and of the project, and starts the jobs for
+    this kind of change, each at most about once a second per run. Never raises and never blocks.
     """
-    transaction.on_commit(lambda: _courier().leave(run_id, project_id, kind, step))
+    transaction.on_commit(lambda: _publisher().put(run_id, project_id, kind, step))
 
 
 def flush(timeout: float = 5.0) -> bool:
-    """Wait until every note left so far was carried over (or dropped). For tests and for shutdown."""
-    return _courier().flush(timeout)
+    """Wait until all changes announced so far are published or dropped. Returns False on a timeout."""
+    return _publisher().flush(timeout)
 
 
-class Courier:
-    """Carries notes to Redis on a thread of its own. Notes of the same run and kind are carried as one."""
+class Publisher:
+    """Publishes changes to Redis on its own thread.
 
-    def __init__(self, url: str) -> None:
+    Of several waiting changes with the same run and kind only the last is published.
+    """
+
+    def __init__(self, url: str, *, max_waiting: int = MAX_WAITING, start: bool = True) -> None:
         self._client = redis.Redis.from_url(
             url, socket_connect_timeout=1.0, socket_timeout=2.0, retry=Retry(NoBackoff(), 0)
         )
-        self._notes: dict[tuple[UUID, int, Kind], int | None] = {}
+        self._max_waiting = max_waiting
+        self._waiting: dict[tuple[UUID, int, ChangeKind], int | None] = {}
         self._changed = threading.Condition()
-        self._carrying = False
+        self._publishing = False
         self._resume_at = 0.0
         self._failing = False
-        threading.Thread(target=self._work, name="fp8scope-events", daemon=True).start()
+        if start:
+            threading.Thread(target=self._work, name="fp8scope-events", daemon=True).start()
 
-    def leave(self, run_id: UUID, project_id: int, kind: Kind, step: int | None) -> None:
-        """Leave a note; the newest step of a kind wins."""
+    @property
+    def waiting(self) -> dict[tuple[UUID, int, ChangeKind], int | None]:
+        """The step of each waiting change, by run, project and kind."""
         with self._changed:
-            note = (run_id, project_id, kind)
-            if note in self._notes or len(self._notes) < NOTES_KEPT:
-                self._notes[note] = step
+            return dict(self._waiting)
+
+    def put(self, run_id: UUID, project_id: int, kind: ChangeKind, step: int | None) -> None:
+        """Queue a change; it replaces a waiting one of the same run and kind."""
+        with self._changed:
+            change = (run_id, project_id, kind)
+            if change in self._waiting or len(self._waiting) < self._max_waiting:
+                self._waiting[change] = step
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
+        """Wait until no change is waiting. Returns False on a timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._notes and not self._carrying, timeout)
+            return self._changed.wait_for(lambda: not self._waiting and not self._publishing, timeout)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._notes))
-                notes, self._notes = self._notes, {}
-                self._carrying = True
+                self._changed.wait_for(lambda: bool(self._waiting))
+                changes, self._waiting = self._waiting, {}
+                self._publishing = True
             try:
                 if time.monotonic() >= self._resume_at:
-                    self._carry(notes)
+                    self._publish(changes)
             finally:
                 with self._changed:
-                    self._carrying = False
+                    self._publishing = False
                     self._changed.notify_all()
-            time.sleep(GAP_SECONDS)
+            time.sleep(MIN_INTERVAL_SECONDS)
 
-    def _carry(self, notes: dict[tuple[UUID, int, Kind], int | None]) -> None:
+    def _publish(self, changes: dict[tuple[UUID, int, ChangeKind], int | None]) -> None:
         try:
-            for (run_id, project_id, kind), step in notes.items():
+            for (run_id, project_id, kind), step in changes.items():
                 message = json.dumps({"run": str(run_id), "kind": kind, "step": step})
                 self._client.publish(run_channel(run_id), message)
                 self._client.publish(project_channel(project_id), message)
                 for job in JOBS.get(kind, ()):
                     self._start(job, run_id)
-        except (
-            Exception
-        ) as error:  # whatever Redis or Celery raise: telemetry is stored, and that is what counts
+        # Any failure of Redis or Celery: the telemetry itself is stored already.
+        except Exception as error:
             self._resume_at = time.monotonic() + PAUSE_SECONDS
             if not self._failing:
-                logger.warning("Redis is away (%s): pages and jobs catch up later.", type(error).__name__)
+                logger.warning(
+                    "Redis is unavailable (%s): pages and jobs catch up later.", type(error).__name__
+                )
             self._failing = True
         else:
             if self._failing:
-                logger.info("Redis is back.")
+                logger.info("Redis is available again.")
             self._failing = False
 
     def _start(self, job: str, run_id: UUID) -> None:
-        due = f"fp8scope:due:{job}:{run_id}"
-        if self._client.set(due, 1, px=JOB_MARK_MILLISECONDS, nx=True):
+        mark = f"fp8scope:due:{job}:{run_id}"
+        if self._client.set(mark, 1, px=JOB_MARK_MILLISECONDS, nx=True):
             current_app.send_task(job, args=[str(run_id)], countdown=JOB_DELAY_SECONDS)
 
 
 _lock = threading.Lock()
-_couriers: dict[int, Courier] = {}
+_publishers: dict[int, Publisher] = {}
 
 
-def _courier() -> Courier:
-    # One per process: a thread does not survive a fork.
+def _publisher() -> Publisher:
+    # By process id, because threads do not survive a fork.
     with _lock:
-        if os.getpid() not in _couriers:
-            _couriers.clear()
-            _couriers[os.getpid()] = Courier(settings.REDIS_URL)
-        return _couriers[os.getpid()]
+        if os.getpid() not in _publishers:
+            _publishers.clear()
+            _publishers[os.getpid()] = Publisher(settings.REDIS_URL)
+        return _publishers[os.getpid()]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from agent.helpers.faulty_http import Fault
 from agent.helpers.wire_server import WireServer
+from agent.helpers.writer import settle
 
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
@@ -154,7 +155,7 @@ def test_files_that_may_not_grow_further_lose_nothing(server: WireServer, settin
     run = Run(settings, blank_registration("full"))
     with disk_of(20_000):
         record(run, 300, values=20)
-        run._settle()
+        settle(run)
         assert len(list(run.directory.glob("*.log"))) > 1
         server.plan = lambda method, path: None
         report = run.finish()
@@ -184,7 +185,7 @@ def test_a_broken_collector_does_not_break_the_training(
     def broken(*arguments: object) -> None:
         raise RuntimeError("planned")
 
-    monkeypatch.setattr(run._collector, "snapshot", broken)
+    monkeypatch.setattr(run.session.steps.collector, "snapshot", broken)
     record(run, 3)
     assert run.watch("not a model") == 0  # type: ignore[arg-type]
     report = run.finish()

@@ -125,7 +125,7 @@ def test_a_repository_that_cannot_be_read(
 
     monkeypatch.setattr(git, "describe_repository", broken)
     run = Run(settings, blank_registration("repository"))
-    run.look_up_repository()
+    run.session.registration.look_up_repository()
     assert run.finish().errors == 1
 
 
@@ -152,7 +152,7 @@ def test_leftovers_that_cannot_be_sent(
     with first.step():
         pass
     first.finish()
-    monkeypatch.setattr("fp8scope.delivery.resend.sync_one", broken)
+    monkeypatch.setattr("fp8scope.session.leftovers.send_spool", broken)
     run = fp8scope.init(
         name="next", resume=first.id, url=server.url, token=server.token, directory=settings.directory
     )
@@ -169,7 +169,7 @@ def test_a_run_whose_end_fails_keeps_no_other_from_its_own(
         raise RuntimeError("planned")
 
     first, second = (Run(settings, blank_registration(name)) for name in ("first", "second"))
-    monkeypatch.setattr(first, "_terminate", broken)
+    monkeypatch.setattr(first.session, "terminate", broken)
     open_runs.exit_hooks.terminate(5.0)
     assert first.guard.errors == 1 and second.finished
     first.finish()

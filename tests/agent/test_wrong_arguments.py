@@ -194,7 +194,7 @@ def test_nothing_raises_once_a_run_has_begun(value: str, server: WireServer, set
         with run.step() as step:
             step.log(VALUES[value])
         call(run, VALUES[value])
-        run.guard.tell_once("the call is named where a test fails", "%s with %s", name, value)
+        run.guard.warn_once("the call is named where a test fails", "%s with %s", name, value)
         with run.step() as step:
             step.log(loss=1.0)
         run.finish(20)

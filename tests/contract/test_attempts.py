@@ -11,7 +11,7 @@ from helpers.live_servers import Server
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.delivery.resend import sync_one
+from fp8scope.delivery.resend import send_spool
 from fp8scope.recording.spool import find_spools
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
@@ -34,7 +34,7 @@ def test_it_works(server: Server, tmp_path: Path) -> None:
     assert subprocess.run(command, env={**os.environ, **where}, check=False).returncode == -9
     settings = Settings(url=server.url, token=server.token, directory=tmp_path)
     (spool,) = find_spools(tmp_path)
-    assert sync_one(spool, settings, 60.0, lambda done, total: None).killed
+    assert send_spool(spool, settings, 60.0).killed
     stored = Run.objects.get(pk=name)
     assert stored.state == RunState.FAILED and "was killed" in stored.error
     assert list(queries.scalar(stored.id, "loss").steps) in (list(range(1, 10)), list(range(1, 11)))

@@ -93,7 +93,7 @@ def test_what_it_finds_out_arrives(training: Training) -> None:
         training.train_step, training.model, training.optimizer, every=6, steps=3, policy="fallback"
     )
     training.train_step = train_step  # type: ignore[method-assign]
-    training.until(lambda: run._step > 16)
+    training.until(lambda: run.session.step > 16)
     found = run.bisect(torch.randn(16, 32), training.loss)
     assert run.finish().complete
     first, second = Report.objects.filter(kind="reference").order_by("step")

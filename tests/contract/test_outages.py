@@ -122,5 +122,5 @@ def test_redis_stops_answers_and_goes(
         for seq in range(20, 40):
             assert client.send(client.batch(seq, [seq], scalars={"loss": [1.0]})).status == 201
     assert rows_stored(postgres) == (40, 40)
-    assert log.read_text().count("Redis is away") <= 1
+    assert log.read_text().count("Redis is unavailable") <= 1
     assert "Traceback" not in log.read_text()

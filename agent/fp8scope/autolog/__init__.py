@@ -1,1 +1,1 @@
-"""Steps and losses found by themselves in an ordinary training loop."""
+"""Finds the steps and losses of an ordinary training loop."""

@@ -11,7 +11,7 @@ from fp8scope.autolog.attachment import Attachment
 from fp8scope.autolog.inspection import is_one_graph, models_and_optimizers
 from fp8scope.config import ConfigurationError
 from fp8scope.observe.tensors.base import unwrapped
-from fp8scope.process.open_runs import is_interactive, live_runs
+from fp8scope.process.open_runs import OpenRun, is_interactive, live_runs
 from fp8scope.recording.registration import whole
 
 if TYPE_CHECKING:
@@ -42,11 +42,18 @@ def check(
     for given, _ in models_and_optimizers(model, optimizer).values():
         # In a notebook, where a cell is run again, `init` finishes the runs before.
         for run in () if is_interactive() else live_runs:
-            if run._attachment is not None and run._attachment.name_of(given) is not None:
+            attachment = attachment_of(run)
+            if attachment is not None and attachment.name_of(given) is not None:
                 raise ConfigurationError(
                     f"the model is attached to the run {run.name!r} already: call finish() or detach() of it "
                     "first."
                 )
+
+
+def attachment_of(run: "Run | OpenRun") -> Attachment | None:
+    """What follows the training of `run`, if `fp8scope.attach` or `fp8scope run` has made it."""
+    follower = run.session.follower
+    return follower if isinstance(follower, Attachment) else None
 
 
 def attach_run(
@@ -64,7 +71,7 @@ def attach_run(
     Without `counts_inputs`, somebody else says how many tokens a forward pass trains on. `watching`:
     arguments of `Run.watch`.
     """
-    if run._settings.mode == "disabled" or run.finished:
+    if run.session.settings.mode == "disabled" or run.finished:
         return None
     attachment = Attachment(
         run,
@@ -72,8 +79,7 @@ def attach_run(
         tokens_per_step=whole("tokens_per_step", tokens_per_step) or 0,
         counts_inputs=counts_inputs,
     )
-    run.detach()
-    run._attachment = attachment
+    run.session.attach(attachment)
     for name, (one, optimizers) in models_and_optimizers(model, optimizer).items():
         follow(run, attachment, name, one, optimizers, watching)
     return attachment
@@ -81,11 +87,10 @@ def attach_run(
 
 def attach_by_hand(run: "Run", model: nn.Module, *, tokens_per_step: int = 0) -> "Attachment | None":
     """As `attach_run`, of a model that the script updates without an optimizer."""
-    if run._settings.mode == "disabled" or run.finished:
+    if run.session.settings.mode == "disabled" or run.finished:
         return None
     attachment = Attachment(run, tokens_per_step=tokens_per_step)
-    run.detach()
-    run._attachment = attachment
+    run.session.attach(attachment)
     watch(run, model, None)
     attachment.follow("", model, [])
     return attachment
@@ -116,11 +121,11 @@ def watch(
     """Observe a model and an optimizer in the run, the model's tensors under names that begin with `name`."""
     watched = nn.ModuleDict({name: unwrapped(model)}) if name else model
     if is_one_graph(model):
-        run.guard.tell_once(
+        run.guard.warn_once(
             "one graph",
             "the model is compiled with fullgraph=True, and observing its tensors would break the graph: "
             "loss, times and gradients are recorded, the tensors inside are not.",
         )
-        run._measures.watch(watched, optimizer)
+        run.session.steps.measures.watch(watched, optimizer)
     else:
         run.watch(watched, optimizer, **(watching or {}))

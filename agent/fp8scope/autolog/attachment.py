@@ -93,6 +93,8 @@ class Attachment:
         self, run: "Run", *, reduction: str = "mean", tokens_per_step: int = 0, counts_inputs: bool = True
     ) -> None:
         self._run = run
+        self._steps = run.session.steps
+        self._budget = run.session.steps.budget
         self._counts_inputs = counts_inputs
         self._reduction = reduction
         self._tokens_per_step = tokens_per_step
@@ -169,7 +171,7 @@ class Attachment:
             handle.remove()
         self._handles.clear()
         self._close_if_due()
-        self._run._abandon_step()
+        self._steps.abandon_step()
         self._step = None
 
     # What the hooks tell
@@ -189,7 +191,7 @@ class Attachment:
             before = {followed.name: followed.gradients() for followed in self._followed}
             if not self._inside_losses:
                 self._forget_discarded(before)
-            self._run._budget.fixed_seconds += perf_counter() - began
+            self._budget.fixed_seconds += perf_counter() - began
             return before
         except Exception as error:
             self._run.guard.caught("looking at gradients", error)
@@ -199,7 +201,7 @@ class Attachment:
         began = perf_counter()
         try:
             reached = {f.name for f in self._followed if f.gradients() != before.get(f.name)}
-            self._run._budget.fixed_seconds += perf_counter() - began
+            self._budget.fixed_seconds += perf_counter() - began
             if not reached:
                 return
             self._begin()
@@ -266,8 +268,8 @@ class Attachment:
                 self._step.stop_clock()
             # The step before this one is to be on disk by now, whatever else the machine is doing.
             began = perf_counter()
-            self._run._settle()
-            self._run._budget.fixed_seconds += perf_counter() - began
+            self._steps.pipeline.settle()
+            self._budget.fixed_seconds += perf_counter() - began
         except Exception as error:
             self._run.guard.caught("ending a step", error)
         if self._due and not self._forward_seen:
@@ -300,7 +302,7 @@ class Attachment:
     def _wait_no_longer(self) -> None:
         for idle in self._awaited - self._stepped:
             self._awaited.discard(idle)
-            self._run.guard.tell_once(
+            self._run.guard.warn_once(
                 "idle",
                 "%s has made no step in %d of another optimizer: steps no longer wait for it.",
                 type(idle).__name__,
@@ -354,7 +356,7 @@ class Attachment:
 
     def _ask_for_the_loss(self, step: "Step") -> None:
         """A step is complete, and nothing in it showed its loss."""
-        self._run.guard.tell_once(
+        self._run.guard.warn_once(
             "no loss",
             "step %d has no loss: %s. Say what it is: run.log(loss=loss), after each optimizer.step() at the "
             "latest.",

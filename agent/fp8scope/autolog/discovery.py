@@ -1,10 +1,9 @@
-"""Find the model and the optimizer of a script that knows nothing of fp8scope, for `fp8scope run`.
+"""Finds the models and optimizers of an unmodified script, for `fp8scope run`.
 
-When an optimizer is made, the modules that hold its parameters are looked for among all that there are, and
-told to say when they are called. A model is found when it, or a part of it, is called to train: in training
-mode and with gradients enabled. Where one of the trainers that `fp8scope.integrations` knows is at work, its
-callback is added instead. A script that makes no optimizer and updates its model by hand shows it by its
-first backward pass: the run begins there.
+When an optimizer is made, the modules with its parameters get hooks. A model is found when it, or a part of
+it, is called in training mode with gradients enabled. If a trainer of `fp8scope.integrations` is running, its
+callback is added instead. A script that updates its model without an optimizer is found by its first backward
+pass, and the run begins there.
 """
 
 import functools
@@ -22,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fp8scope.autolog.attach import attach_by_hand, attach_run, follow, watch
+from fp8scope.autolog.attach import attach_by_hand, attach_run, attachment_of, follow, watch
 from fp8scope.autolog.inspection import holds_parameters_of, parameters_of, token_count
 from fp8scope.autolog.loss_capture import Loss, listen, unlisten
 from fp8scope.autolog.script_config import settings_of_model
@@ -33,12 +32,12 @@ from fp8scope.process.patches import Patch
 from fp8scope.run import Run
 
 MAX_LOOKS = 3
-"""Backward passes without an optimizer that are looked at: a script may differentiate what is no model."""
+"""Backward passes without an optimizer that are examined: a script may differentiate other functions."""
 logger = logging.getLogger("fp8scope")
 
 
 class CallHook:
-    """Tells of a module's first call that trains. A copy of the module has a hook that does nothing."""
+    """Notifies the discovery of a training call of a module. The hook of a copied module does nothing."""
 
     def __init__(self, discovery: "Discovery | None" = None) -> None:
         self._discovery = discovery
@@ -54,7 +53,7 @@ class CallHook:
 
 
 class Discovery:
-    """Looks for models and optimizers. `begin` makes the run; `convert` makes a model's layers FP8 ones."""
+    """Finds models and optimizers. `begin` begins the run; `convert` converts a model to FP8."""
 
     def __init__(
         self, begin: Callable[..., Run], convert: Callable[[nn.Module], object] | None, tokens_per_step: int
@@ -66,9 +65,9 @@ class Discovery:
         self._guard = Guard()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._models: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
-        """Of every module that may be called, the whole model."""
+        """The model that each hooked module is a part of."""
         self._handles: list[tuple[weakref.ref[nn.Module], RemovableHandle]] = []
-        """Hooks that wait for a call, and the models that they belong to."""
+        """The hooks, and the models that they belong to."""
         self._names: set[str] = set()
         self._ended = False
         self._patches: list[Patch] = []
@@ -124,7 +123,7 @@ class Discovery:
         optimizer.register_step_pre_hook(self._first_step)
 
     def _note_compiled(self, compiled: nn.Module) -> None:
-        """What is compiled runs no hooks: those of its wrapper have to do."""
+        """Hook the wrapper of a compiled model, which itself runs no hooks."""
         inner = getattr(compiled, "_orig_mod", None)
         if isinstance(inner, nn.Module) and not self._ended:
             self._await_call(compiled, self._models.get(inner, inner))
@@ -136,18 +135,19 @@ class Discovery:
         self._models[module] = model
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A module is called to train."""
+        """Called when a module is called to train."""
         with self._guard.shield("looking for the model"):
             model = self._models.get(module)
             if model is not None and not self._ended:
                 self._found(model, module)
-                if self.run is not None and self.run._attachment is not None:
+                attachment = attachment_of(self.run) if self.run is not None else None
+                if attachment is not None:
                     # The call that is under way began before the attachment's hook was there.
-                    self.run._attachment.forward_begins(token_count(args, kwargs))
+                    attachment.forward_begins(token_count(args, kwargs))
 
     def _first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer steps: if nobody told of its model, that is called from inside a compiled graph."""
-        attachment = self.run._attachment if self.run is not None else None
+        attachment = attachment_of(self.run) if self.run is not None else None
         if self._ended or (attachment is not None and optimizer in attachment.optimizers):
             return
         with self._guard.shield("looking for the model"):
@@ -161,7 +161,7 @@ class Discovery:
     # A script without an optimizer
 
     def before_backward(self) -> Any:
-        """The models that a backward pass may be for, and the gradients that they have."""
+        """Return the models that the backward pass may be for, and their gradients."""
         with self._guard.shield("looking for the model"):
             self._looked += 1
             if self._looked >= MAX_LOOKS:
@@ -174,7 +174,7 @@ class Discovery:
         self._guard.caught(kind, error)
 
     def after_backward(self, before: Any, loss: Loss | None) -> None:
-        """A backward pass, and no optimizer yet: the script updates by hand what the gradients are for."""
+        """Begin the run of a script that has no optimizer and updates its model itself."""
         with self._guard.shield("looking for the model"):
             models = [(one(), gradients) for one, gradients in before]
             trained = [one for one, had in models if one is not None and _gradients(one) != had]
@@ -194,15 +194,15 @@ class Discovery:
                 attachment.after_backward({}, loss)
 
     def before_scaler_step(self, optimizer: Optimizer) -> None:
-        """For `losses.listen`."""
+        """Nothing to do: part of `loss_capture.Listener`."""
 
     def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
-        """For `losses.listen`."""
+        """Nothing to do: part of `loss_capture.Listener`."""
 
     # What is made of it
 
     def _leave_to_script(self) -> bool:
-        """Whether the script records a run itself; then nothing is added to it."""
+        """Whether the script records a run itself; then stop looking."""
         if not any(run is not self.run for run in live_runs):
             return False
         logger.info("the script records a run itself: `fp8scope run` adds nothing to it.")
@@ -224,13 +224,13 @@ class Discovery:
             attach_run(self.run, outer, optimizers, tokens_per_step=self._tokens_per_step)
         else:
             self._add(self.run, outer, optimizers)
-        attachment = self.run._attachment
+        attachment = attachment_of(self.run)
         if attachment is not None and attachment.name_of(called) is None:
             attachment.follow_calls(attachment.name_of(outer) or "", called)
 
     def _add(self, run: Run, model: nn.Module, optimizers: list[Optimizer]) -> None:
         """Another model, or another optimizer of one that is followed."""
-        attachment = run._attachment
+        attachment = attachment_of(run)
         if attachment is None:
             return
         new = [one for one in optimizers if one not in attachment.optimizers]
@@ -257,7 +257,7 @@ class Discovery:
         return free
 
     def _join_trainer(self) -> bool:
-        """Have the trainer that is at work, if one is, use our callback; whether one is."""
+        """Add our callback to the trainer that is running; returns whether there is one."""
         found = _trainer_at_work(sys._getframe(1))
         if found is None:
             return False
@@ -270,7 +270,7 @@ class Discovery:
         self.run = run
 
     def _forget(self, model: nn.Module) -> None:
-        """The model was found: its parts need not tell any more."""
+        """Remove the hooks of a model that was found."""
         for of, handle in self._handles:
             if of() is model:
                 handle.remove()
@@ -288,17 +288,17 @@ class Discovery:
 
 
 def models_of(optimizer: Optimizer) -> list[nn.Module]:
-    """The modules that hold the optimizer's parameters and are part of no other module, largest first."""
+    """Return the outermost modules with parameters of the optimizer, largest first."""
     own = {id(parameter) for parameter in parameters_of(optimizer)}
     return models_where(lambda parameter: id(parameter) in own)
 
 
 def models_where(holds: Callable[[torch.Tensor], bool]) -> list[nn.Module]:
-    """The modules with a parameter for which `holds`, that are part of no other module; largest first."""
+    """Return the outermost modules with a parameter for which `holds` is true, largest first."""
     holding: dict[int, nn.Module] = {}
     parts: set[int] = set()
     for thing in gc.get_objects():
-        # By its type: some objects do things when they are asked for their class.
+        # Check the type: asking some objects for their class has side effects.
         if issubclass(type(thing), nn.Module) and "_parameters" in thing.__dict__:
             if any(holds(parameter) for parameter in thing.parameters()):
                 holding[id(thing)] = thing
@@ -308,20 +308,20 @@ def models_where(holds: Callable[[torch.Tensor], bool]) -> list[nn.Module]:
 
 
 def _gradients(model: nn.Module) -> list[tuple[int, int] | None]:
-    """Which gradients there are; reads no values."""
+    """Identify the gradients, without reading their values."""
     gradients = [parameter.grad for parameter in model.parameters()]
     return [None if one is None else (id(one), one._version) for one in gradients]
 
 
 def _trainer_at_work(frame: FrameType | None) -> tuple[Any, Any] | None:
-    """Our module for the trainer that is among the callers, and the trainer."""
+    """Return our integration for a trainer among the callers, and the trainer."""
     classes: list[tuple[type, str]] = []
     for package, name, ours in (
         ("transformers.trainer", "Trainer", "transformers"),
         ("lightning.pytorch", "Trainer", "lightning"),
         ("pytorch_lightning", "Trainer", "lightning"),
     ):
-        # Nothing is imported that the script has not imported.
+        # Import nothing that the script has not imported.
         known = getattr(sys.modules.get(package), name, None)
         if isinstance(known, type):
             classes.append((known, ours))

@@ -1,4 +1,4 @@
-"""What a training script hands over: models, optimizers, their wrappers, and the inputs of a forward pass."""
+"""Inspects models, optimizers, their wrappers, and the inputs of a forward pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ MAX_WRAPPERS = 8
 
 
 def is_one_graph(model: nn.Module) -> bool:
-    """Whether `torch.compile(fullgraph=True)` has this model: then nothing may be called from inside it."""
+    """Whether the model is compiled with `fullgraph=True`, so that no hook may run inside it."""
     contexts = [getattr(model, "dynamo_ctx", None)]
     # `Module.compile` keeps it in what it calls instead.
     compiled = getattr(unwrapped(model), "_compiled_call_impl", None)
@@ -24,7 +24,7 @@ def is_one_graph(model: nn.Module) -> bool:
 
 
 def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
-    """The optimizer whose `step` does the work: Accelerate's and Lightning's wrappers have no hooks."""
+    """Return the optimizer inside the wrappers of Accelerate and Lightning, which have no hooks."""
     for _ in range(MAX_WRAPPERS):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer):
@@ -34,19 +34,19 @@ def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Every parameter that the optimizer steps."""
+    """Yield every parameter of the optimizer."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def holds_parameters_of(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Whether the optimizer steps at least one parameter of the model."""
+    """Whether the optimizer has at least one parameter of the model."""
     own = {id(parameter) for parameter in model.parameters()}
     return any(id(parameter) in own for parameter in parameters_of(optimizer))
 
 
 def models_and_optimizers(model: Any, optimizer: Any) -> dict[str, tuple[nn.Module, list[Optimizer]]]:
-    """What was given to `attach`, by name; one model has the name ''.
+    """Return the models and optimizers given to `attach` by name; a single model has the name ''.
 
     `model` is a module, with an optimizer or a sequence of optimizers; or a mapping of names to modules, with
     a mapping of the same names. Raises ConfigurationError when it is none of these, when a model has no
@@ -71,19 +71,21 @@ def _checked(name: str, model: Any, optimizer: Any) -> tuple[nn.Module, list[Opt
     given = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     if not given:
         raise ConfigurationError(f"{what} has no optimizer: attach finds the steps through it.")
-    for one in given:
-        if not isinstance(one, Optimizer):
-            raise ConfigurationError(f"the optimizer must be a torch.optim.Optimizer, got {_kind(one)}.")
+    for candidate in given:
+        if not isinstance(candidate, Optimizer):
+            raise ConfigurationError(
+                f"the optimizer must be a torch.optim.Optimizer, got {_kind(candidate)}."
+            )
     if next(model.parameters(), None) is None:
         raise ConfigurationError(f"{what} has no parameters: there is nothing to train or to watch.")
-    unwrapped = [unwrap_optimizer(one) for one in given]
-    for one in unwrapped:
-        if not holds_parameters_of(one, model):
+    inner = [unwrap_optimizer(candidate) for candidate in given]
+    for candidate in inner:
+        if not holds_parameters_of(candidate, model):
             raise ConfigurationError(
-                f"{type(one).__name__} holds no parameter of {what}: was it made for another one, or before "
-                "the parameters were replaced?"
+                f"{type(candidate).__name__} has no parameter of {what}: was it made for another one, or "
+                "before the parameters were replaced?"
             )
-    return model, unwrapped
+    return model, inner
 
 
 def _kind(value: object) -> str:
@@ -95,20 +97,20 @@ def _names(mapping: Mapping[str, Any]) -> str:
 
 
 def token_count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The tokens that a forward pass with these arguments trains on; 0 where that is not plain.
+    """Return the number of tokens in the arguments of a forward pass; 0 if that is not clear.
 
     `input_ids` counts, by name, also inside a dictionary. Else all int64 or int32 tensors of two or more
     dimensions must have the same shape, such as inputs and targets. Padding is counted. Reads no values.
     """
-    places = [kwargs, *(value for value in args if isinstance(value, Mapping))]
-    for place in places:
-        named = place.get("input_ids")
+    mappings = [kwargs, *(value for value in args if isinstance(value, Mapping))]
+    for mapping in mappings:
+        named = mapping.get("input_ids")
         if isinstance(named, Tensor) and named.dtype in _TOKEN_DTYPES:
             return named.numel()
-    values = [*args, *(value for place in places for value in place.values())]
-    found = [
+    values = [*args, *(value for mapping in mappings for value in mapping.values())]
+    token_tensors = [
         value
         for value in values
         if isinstance(value, Tensor) and value.dtype in _TOKEN_DTYPES and value.ndim > 1
     ]
-    return found[0].numel() if len({value.shape for value in found}) == 1 else 0
+    return token_tensors[0].numel() if len({value.shape for value in token_tensors}) == 1 else 0

@@ -1,4 +1,4 @@
-"""Remembers what `argparse` returns to a script that knows nothing of fp8scope, for `fp8scope run`."""
+"""Keeps what `argparse` returns to an unmodified script, for `fp8scope run`."""
 
 import argparse
 import functools
@@ -16,10 +16,10 @@ _OURS = str(Path(__file__).resolve().parent)
 
 
 class ParsedArguments:
-    """The namespaces that parsers have returned between `install` and `restore`, oldest first.
+    """The namespaces that parsers returned between `install` and `restore`, oldest first.
 
-    They are kept by reference: scripts change them after parsing, and what counts is what they hold when the
-    training begins.
+    They are kept by reference: scripts change them after parsing, and the values at the beginning of the
+    training are recorded.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class ParsedArguments:
         self._nested = threading.local()
 
     def install(self) -> None:
-        """Replace the methods of `argparse.ArgumentParser` by which everything is parsed."""
+        """Wrap the parsing methods of `argparse.ArgumentParser`."""
         for name in _METHODS:
             original = getattr(argparse.ArgumentParser, name)
             noting = self._noting(original)
@@ -36,7 +36,7 @@ class ParsedArguments:
             setattr(argparse.ArgumentParser, name, noting)
 
     def restore(self) -> None:
-        """Put the methods back, unless somebody else has replaced them since; remember nothing."""
+        """Restore the methods, unless they were replaced again, and drop the namespaces."""
         for name, (original, noting) in self._replaced.items():
             if getattr(argparse.ArgumentParser, name) is noting:
                 setattr(argparse.ArgumentParser, name, original)
@@ -48,7 +48,7 @@ class ParsedArguments:
         def noting(
             parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None, *more: Any, **named: Any
         ) -> Any:
-            # A subcommand is parsed by a parser inside of the first: the outermost has it all.
+            # A subcommand is parsed inside the call of the main parser, whose result includes it.
             depth = getattr(self._nested, "depth", 0)
             self._nested.depth = depth + 1
             try:
@@ -62,10 +62,7 @@ class ParsedArguments:
         return noting
 
     def _is_of_script(self, args: Any, frame: FrameType | None) -> bool:
-        """Whether the program's own command line was parsed, or the script itself asked for it.
-
-        Libraries use argparse for things of their own as well.
-        """
+        """Whether the command line was parsed, or the script called the parser, not a library."""
         if args is None or list(args) == sys.argv[1:]:
             return True
         while frame is not None and frame.f_code.co_filename == argparse.__file__:
@@ -82,7 +79,7 @@ class ParsedArguments:
 
 
 def is_script_file(filename: str) -> bool:
-    """Whether code of this file is somebody's script: not Python's, not an installed package's, not ours."""
+    """Whether the file is a user's script: not of Python, an installed package or fp8scope."""
     if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
         return False
     return not filename.startswith(_library_folders())

@@ -1,10 +1,10 @@
-"""`fp8scope bisect`: which product hurts in a training script that knows nothing of it.
+"""`fp8scope bisect`: rank the matrix products of an unmodified training script by their FP8 error.
 
-The script is run until its model has been called for training, and `backward` after it, as often as asked
-for. What the model was called with, the random state, and the gradient v of the loss with respect to what it
-returned are kept then, and the products of its FP8 layers ranked by the gradient of v . model(inputs).
-That is the gradient of the script's own loss, with what the loss itself does (a softmax, say) taken as it was
-in that pass. Any factor that the loss was scaled with drops out of relative errors. Then the script is ended.
+The script runs until its model was called for training, and `backward` after it, the given number of times.
+Then the inputs of the model, the random state and the gradient v of the loss with respect to the output are
+kept, and the products of the FP8 layers are ranked by the gradient of v . model(inputs). This is the gradient
+of the script's loss, linearised in the model's output. A factor that scales the loss cancels in relative
+errors. After that the script is ended.
 """
 
 import argparse
@@ -33,11 +33,11 @@ NOTE = "gradient of one batch of a script, with the loss linear in the model's o
 
 
 class _DoneError(BaseException):
-    """Ends the script: not an Exception, which it may handle."""
+    """Ends the script. Not an Exception, which the script may handle."""
 
 
 class _NothingError(Exception):
-    """There is nothing to bisect; the message says why."""
+    """There is nothing to bisect, and the message says why."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,18 +69,22 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fp8scope bisect",
-        description="Rank the matrix products of a script's FP8 layers by what they do to the gradient.",
-        usage="fp8scope bisect [--step N] [--convert RECIPE] [--json] SCRIPT [ARGUMENTS OF ITS OWN]",
+        description="Rank the matrix products of a script's FP8 layers by their effect on the gradient.",
+        usage="fp8scope bisect [--step N] [--convert RECIPE] [--json] SCRIPT [SCRIPT ARGUMENTS]",
     )
     parser.add_argument(
         "--step", type=_positive, default=1, help="the pass to bisect, from 1 (default: the first)"
     )
     parser.add_argument(
-        "--convert", choices=sorted(RECIPES), help="make its linear layers FP8 by this recipe first"
+        "--convert",
+        choices=sorted(RECIPES),
+        help="convert the model's linear layers to FP8 with this recipe first",
     )
-    parser.add_argument("--json", action="store_true", help="print the whole ranking as one JSON line")
-    parser.add_argument("--top", type=_positive, default=SHOWN, help="lines of the table")
-    parser.add_argument("script", type=Path)
+    parser.add_argument("--json", action="store_true", help="print the complete ranking as a line of JSON")
+    parser.add_argument(
+        "--top", type=_positive, default=SHOWN, help="rows of the table (default: %(default)s)"
+    )
+    parser.add_argument("script", type=Path, help="the training script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     return parser
 
@@ -100,7 +104,7 @@ def _show(found: Bisection, options: argparse.Namespace) -> None:
 
 
 class Capture:
-    """Sees the script's passes go by, and bisects the one that is asked for."""
+    """Watches the training passes of the script, and bisects pass number `step`."""
 
     def __init__(self, step: int, recipe: str | None) -> None:
         self.found: Bisection | None = None
@@ -114,14 +118,14 @@ class Capture:
         self._busy = False
 
     def progress(self) -> str:
-        """What is still missing."""
+        """Return what did not happen before the script ended."""
         if self._root is None:
             return "a model with FP8 layers was called for training; --convert makes them"
         return f"pass {self._step}: it made {self._passes}"
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """See every module's calls and every backward pass."""
+        """Watch the calls of all modules and all backward passes; restored afterwards."""
         call, backward = nn.Module.__call__, torch.autograd.backward
         nn.Module.__call__ = self._seeing(call)  # type: ignore[method-assign]
         # Tensor.backward calls it by this name.
@@ -149,7 +153,7 @@ class Capture:
         return call
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, RandomState] | None:
-        """What the model is called with, if this is the pass that is asked for."""
+        """Return the arguments and the random state if this is the pass to bisect."""
         if self._recipe is not None and not any(True for _ in fp8_layers_of(module)):
             fp8scope_kernels.convert(module, self._recipe)
         if not any(True for _ in fp8_layers_of(module)):
@@ -175,11 +179,13 @@ class Capture:
         root, call = self._root, self._call
         outputs = _differentiable(self._output)
         if root is None or call is None or not isinstance(loss, Tensor) or loss.numel() != 1 or not outputs:
-            raise _NothingError("the script calls backward on something that is no scalar loss of its model.")
+            raise _NothingError(
+                "the script calls backward on something other than a scalar loss of its model."
+            )
         (args, kwargs), random_state = call
         slopes: Sequence[Any] = torch.autograd.grad(loss, outputs, allow_unused=True)
         weighted = [index for index, slope in enumerate(slopes) if slope is not None]
-        # A model that returns its loss beside what the loss was computed from: the loss says it all.
+        # If the model returns its loss, the other outputs are not needed.
         weighted = [index for index in weighted if outputs[index].numel() == 1] or weighted
         if not weighted:
             raise _NothingError("the loss does not depend on what the model returned.")
@@ -200,15 +206,15 @@ class Capture:
             raise _NothingError(str(error)) from error
         run = current_run()
         if run is not None:
-            run._tell("bisect", **self.found.document())
+            run.session.send_report("bisect", **self.found.document())
 
 
 def _differentiable(output: Any) -> list[Tensor]:
-    """The tensors of a model's output that a gradient comes through: of a tensor, a sequence or a mapping."""
+    """Return the tensors of a model's output that require gradients: a tensor, sequence or mapping."""
     if isinstance(output, Tensor):
         return [output] if output.requires_grad else []
     if isinstance(output, Mapping):
         output = list(output.values())
     if isinstance(output, list | tuple):
-        return [tensor for one in output for tensor in _differentiable(one)]
+        return [tensor for value in output for tensor in _differentiable(value)]
     return []

@@ -28,7 +28,7 @@ import urllib3
 from fp8scope.cli.server import UNKNOWN_RUN, probe
 from fp8scope.config import GIB, MIB, ConfigurationError, Settings, settings_from
 from fp8scope.metadata.environment import gpu_names, version_of
-from fp8scope.recording.records import Kind
+from fp8scope.recording.records import RecordKind
 from fp8scope.recording.spool import Spool
 
 ANSWER_SECONDS = 10.0
@@ -180,7 +180,7 @@ def check_spool(directory: Path) -> Finding:
     try:
         with tempfile.TemporaryDirectory(dir=nearest, prefix=".fp8scope-doctor-") as folder:
             spool = Spool(Path(folder), durable=True)
-            spool.append(Kind.EVALUATION, b"{}")
+            spool.append(RecordKind.EVALUATION, b"{}")
             record, in_memory = spool.read(0), spool.in_memory()
             spool.close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Do something as soon as a module has been imported, by whomever; nothing is imported for it."""
+"""Calls a function as soon as the program has imported a module."""
 
 import importlib.abc
 import importlib.util
@@ -12,9 +12,9 @@ from fp8scope.guard import before_any_run
 
 
 def when_imported(name: str, call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call()` right after the module `name` was imported; now, if it was already.
+    """Call `call()` right after the module `name` is imported, or now if it already is.
 
-    Returns a function that takes this back, where the module has not been imported.
+    Returns a function that cancels this.
     """
     if name in sys.modules:
         call()
@@ -30,7 +30,7 @@ def when_imported(name: str, call: Callable[[], None]) -> Callable[[], None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the others find the module, and wraps its loader."""
+    """Lets the other finders find the module, and wraps its loader."""
 
     def __init__(self, name: str, call: Callable[[], None]) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: types.ModuleType) -> None:
                 execute(module)
-                # So that whoever asks for its loader later finds it as it was.
+                # Restore the loader.
                 del loader.exec_module
                 try:
                     call()

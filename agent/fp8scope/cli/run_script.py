@@ -1,10 +1,11 @@
-"""`fp8scope run`: record a training script that knows nothing of it.
+"""`fp8scope run`: record an unmodified training script.
 
-The script is run in this process, as its `__main__`, with the arguments, the search path, the exit status and
-the traceback that it would have alone. What is recorded begins with its first training step.
+The script runs in this process as `__main__`, with the arguments, the search path, the exit status and the
+traceback that it has without fp8scope. Recording starts with its first training step.
 """
 
 import argparse
+import atexit
 import logging
 import os
 import sys
@@ -36,11 +37,11 @@ logger = logging.getLogger("fp8scope")
 
 
 def run(arguments: list[str]) -> int:
-    """Run an unmodified training script, and record it."""
+    """Run an unmodified training script and record it."""
     own, target, module, rest = split(arguments)
     options = _parser().parse_args(own)
     if target is None:
-        _parser().error("which script? Like: fp8scope run train.py --lr 1e-3")
+        _parser().error("no script given; for example: fp8scope run train.py --lr 1e-3")
     configure_logging()
     try:
         _check(options)
@@ -61,28 +62,28 @@ def run(arguments: list[str]) -> int:
         program.execute()
     finally:
         watching.end()
-        watching.tell()
+        watching.warn_if_nothing_was_recorded()
     return 0
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], str | None, bool, list[str]]:
-    """Our options, the script or module, whether it is a module, and the arguments that are its own.
+    """Split into our options, the script or module, whether it is a module, and its arguments.
 
-    As Python does: everything after the script, or after `-m MODULE`, belongs to it.
+    As in Python, everything after the script or after `-m MODULE` belongs to the script.
     """
     values = {flag for action in _parser()._actions for flag in action.option_strings if action.nargs != 0}
     own: list[str] = []
     index = 0
     while index < len(arguments):
-        one = arguments[index]
-        if one == "-m":
-            found = arguments[index + 1] if index + 1 < len(arguments) else None
-            return own, found, True, list(arguments[index + 2 :])
-        if one == "--" or not one.startswith("-") or one == "-":
-            index += one == "--"
-            found = arguments[index] if index < len(arguments) else None
-            return own, found, False, list(arguments[index + 1 :])
-        width = 2 if one in values else 1
+        argument = arguments[index]
+        if argument == "-m":
+            module = arguments[index + 1] if index + 1 < len(arguments) else None
+            return own, module, True, list(arguments[index + 2 :])
+        if argument == "--" or not argument.startswith("-") or argument == "-":
+            index += argument == "--"
+            script = arguments[index] if index < len(arguments) else None
+            return own, script, False, list(arguments[index + 1 :])
+        width = 2 if argument in values else 1
         own += arguments[index : index + width]
         index += width
     return own, None, False, []
@@ -91,33 +92,39 @@ def split(arguments: Sequence[str]) -> tuple[list[str], str | None, bool, list[s
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fp8scope run",
-        description="Run a training script and record it; nothing in it needs to be changed.",
-        usage="fp8scope run [OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS OF ITS OWN]",
+        description="Run a training script and record it. The script does not have to be changed.",
+        usage="fp8scope run [OPTIONS] (SCRIPT | -m MODULE) [SCRIPT ARGUMENTS]",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--convert", choices=sorted(RECIPES), help="make its linear layers FP8 by this recipe"
+        "--convert", choices=sorted(RECIPES), help="convert the model's linear layers to FP8 with this recipe"
     )
-    parser.add_argument("--project", help="which login to use, where there are several")
-    parser.add_argument("--name", help="the run's name (default: the script's, and the time)")
-    parser.add_argument("--group", default="", help="the runs that differ from this one only in their seed")
-    parser.add_argument("--baseline", default="", help="the group to compare with")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--tag", action="append", default=[], dest="tags")
-    parser.add_argument("--tokens-per-step", type=int, default=0, help="where they cannot be counted")
+    parser.add_argument("--project", help="the project whose login to use")
+    parser.add_argument("--name", help="the name of the run (default: the script and the time)")
+    parser.add_argument("--group", default="", help="the group of runs that differ only in their seed")
+    parser.add_argument("--baseline", default="", help="the group to compare this run with")
+    parser.add_argument("--seed", type=int, help="the seed of the run")
+    parser.add_argument("--tag", action="append", default=[], dest="tags", help="a tag; can be repeated")
+    parser.add_argument(
+        "--tokens-per-step", type=int, default=0, help="tokens of a step, if they cannot be counted"
+    )
     parser.add_argument(
         "--overhead",
-        help="share of the steps' time that watching may take (default: 0.02; none: no limit)",
+        help="share of the step time that watching may take (default: 0.02; none: no limit)",
     )
-    parser.add_argument("--mode", choices=("online", "offline", "disabled"))
+    parser.add_argument(
+        "--mode",
+        choices=("online", "offline", "disabled"),
+        help="send the run, only store it, or record nothing",
+    )
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ConfigurationError now for what `init` would refuse in the middle of the script."""
+    """Raise ConfigurationError now, instead of in the middle of the script, if an option is invalid."""
     if options.overhead is not None:
         overhead_from(options.overhead, "--overhead")
-        # Also for the processes that the script starts, and whatever makes the run.
+        # For processes that the script starts, and for `init`.
         os.environ["FP8SCOPE_OVERHEAD"] = options.overhead
     settings_from(project=options.project, mode=options.mode)
     given = {key: getattr(options, key) for key in ("group", "baseline", "seed", "tags")}
@@ -127,7 +134,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 class _Watching:
-    """What is found out about the script, once it imports torch."""
+    """Observes the script, from its import of torch on, and restores everything afterwards."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -136,15 +143,20 @@ class _Watching:
         self._cancel: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
-        """The script is about to run."""
+        """Called before the script runs."""
         self._arguments.install()
         self._cancel = when_imported("torch", self._install)
 
     def end(self) -> None:
-        """The script has ended: what was replaced is put back, unless a thread of it goes on."""
+        """Called after the script: restore what was replaced; at exit if a thread of the script goes on."""
         others = set(threading.enumerate()) - {threading.current_thread()}
         if any(not thread.daemon for thread in others):
-            return
+            # The thread may train: the interpreter waits for it before it runs the exit handlers.
+            atexit.register(self._restore)
+        else:
+            self._restore()
+
+    def _restore(self) -> None:
         self._cancel()
         self._arguments.restore()
         if self._discovery is not None:
@@ -167,7 +179,7 @@ class _Watching:
         import fp8scope
 
         options = self._options
-        told = {
+        given = {
             "project": options.project,
             "name": options.name,
             "group": options.group,
@@ -176,27 +188,27 @@ class _Watching:
             "tags": options.tags,
             "mode": options.mode,
         }
-        config, trouble = self._config(known.get("config") or {})
-        given = {key: value for key, value in told.items() if value not in (None, "", [])}
-        run = fp8scope.init(**(known | {"config": config} | given))
-        if trouble is not None:
-            run.guard.caught("reading the script's configuration", trouble)
+        config, failure = self._config(known.get("config") or {})
+        chosen = {key: value for key, value in given.items() if value not in (None, "", [])}
+        run = fp8scope.init(**(known | {"config": config} | chosen))
+        if failure is not None:
+            run.guard.caught("reading the script's configuration", failure)
         return run
 
     def _config(self, known: Mapping[str, Any]) -> tuple[Mapping[str, Any], Exception | None]:
-        """The run's configuration, and what went wrong with it."""
+        """Return the run's configuration, and the exception of reading it, if any."""
         try:
             return collect(self._arguments.namespaces, known), None
         except Exception as error:
             return known, error
 
-    def tell(self) -> None:
-        """Say so when nothing was recorded."""
+    def warn_if_nothing_was_recorded(self) -> None:
+        """Log a warning if no run was begun."""
         if self._options.mode == "disabled" or live_runs:
             return
         if self._discovery is None or self._discovery.run is None:
             logger.warning(
-                "nothing was recorded: no training step was seen. A step is a torch optimizer's, or without "
-                "one a backward pass, over parameters of a torch.nn.Module that was called in training mode "
-                "in this process."
+                "nothing was recorded: no training step was found. A step is a call of a torch optimizer, or "
+                "without one a backward pass, for parameters of a torch.nn.Module that was called in "
+                "training mode in this process."
             )

@@ -1,4 +1,4 @@
-"""A script or a module, found and run as Python would: as `__main__`, with its own end and traceback."""
+"""Finds and runs a script or module as Python does: as `__main__`, with the same exit and traceback."""
 
 import importlib.abc
 import importlib.util
@@ -13,16 +13,16 @@ from types import CodeType, TracebackType
 
 from fp8scope.process.open_runs import live_runs
 
-_kept: list[object] = []
-"""What must live as long as the process."""
+_immortal: list[object] = []
+"""Modules that must live as long as the process."""
 
 
 class ProgramNotFoundError(Exception):
-    """There is no such script or module."""
+    """The script or module does not exist."""
 
 
 class Program:
-    """Something to be executed as `__main__`."""
+    """A script or module that can be executed as `__main__`."""
 
     def __init__(
         self, argv0: str, directory: str, code: Callable[[], CodeType], spec: ModuleSpec | None
@@ -33,7 +33,7 @@ class Program:
         self.spec = spec
 
     def execute(self) -> None:
-        """Run it as `__main__`, and end as it would have ended alone."""
+        """Run it as `__main__`; exceptions leave it as they would without fp8scope."""
         module = types.ModuleType("__main__")
         spec = self.spec
         module.__dict__.update(
@@ -44,8 +44,8 @@ class Program:
             __package__=None if spec is None else spec.parent,
             __spec__=spec,
         )
-        # What the process began as goes on to use its own names; and the script's must be there at its exit.
-        _kept.extend((sys.modules["__main__"], module))
+        # The original `__main__` still runs, and the exit handlers need the module of the script.
+        _immortal.extend((sys.modules["__main__"], module))
         sys.modules["__main__"] = module
         try:
             code = self.code()
@@ -53,22 +53,21 @@ class Program:
             exec(code, module.__dict__)
         except SystemExit as error:
             for run in list(live_runs):
-                run._note_failure(error)
+                run.session.note_failure(error)
             raise
         except BaseException as error:
             error.__traceback__ = without_ours(error.__traceback__)
             sys.excepthook(type(error), error, error.__traceback__)
-            # It was shown, as the script's own; the interpreter does the rest (status, signals, exit
-            # handlers).
+            # It was shown above; the interpreter does the rest (status, signals, exit handlers).
             sys.excepthook = lambda kind, value, trace: None
             raise
 
 
 def find_script(path: str) -> Program:
-    """The script in a file. Raises ProgramNotFoundError when there is none."""
+    """Return the script in a file. Raises ProgramNotFoundError if there is none."""
     file = Path(path)
     if file.is_dir():
-        raise ProgramNotFoundError(f"{path} is a directory: name the script in it.")
+        raise ProgramNotFoundError(f"{path} is a directory, not a script.")
     if not file.is_file():
         raise ProgramNotFoundError(f"there is no script {path} (in {Path.cwd()}).")
 
@@ -76,12 +75,12 @@ def find_script(path: str) -> Program:
         with io.open_code(str(file.absolute())) as source:
             return compile(source.read(), str(file.absolute()), "exec", dont_inherit=True)
 
-    # Python puts the folder of the file itself first, not that of a link to it.
+    # Python resolves links: the first search path is the folder of the file itself.
     return Program(path, str(file.resolve().parent), code, None)
 
 
 def find_module(name: str) -> Program:
-    """What `python -m name` would run. Raises ProgramNotFoundError when there is no such module."""
+    """Return what `python -m name` runs. Raises ProgramNotFoundError if there is no such module."""
     directory, before = os.getcwd(), sys.path[0]
     if not sys.flags.safe_path:
         sys.path[0] = directory
@@ -93,7 +92,7 @@ def find_module(name: str) -> Program:
         sys.path[0] = before
         raise ProgramNotFoundError(f"there is no module {name} ({error}).") from None
     if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
-        raise ProgramNotFoundError(f"there is no module {name} that could be run.")
+        raise ProgramNotFoundError(f"the module {name} cannot be run.")
     loader, found = spec.loader, spec
 
     def code() -> CodeType:
@@ -105,17 +104,17 @@ def find_module(name: str) -> Program:
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of this package that lie between those of the script."""
+    """Return the traceback without the frames of this package between those of the script."""
     package = os.path.dirname(os.path.abspath(__file__)) + os.sep
     frames = []
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
     kept = None
-    for one in reversed(frames):
-        ours = one.tb_frame.f_code.co_filename.startswith(package)
-        # Where ours is the last, the error is ours: then it shows.
-        if not ours or kept is None and one is frames[-1] and one.tb_frame.f_code.co_filename != __file__:
-            one.tb_next = kept
-            kept = one
+    for entry in reversed(frames):
+        ours = entry.tb_frame.f_code.co_filename.startswith(package)
+        # A last frame of this package is shown: the error is ours.
+        if not ours or kept is None and entry is frames[-1] and entry.tb_frame.f_code.co_filename != __file__:
+            entry.tb_next = kept
+            kept = entry
     return kept

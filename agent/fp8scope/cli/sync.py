@@ -7,7 +7,7 @@ from pathlib import Path
 from fp8scope.cli.progress import MIB, ProgressLine
 from fp8scope.cli.server import server_settings
 from fp8scope.config import ConfigurationError, Settings
-from fp8scope.delivery.resend import SyncReport, sync_one
+from fp8scope.delivery.resend import SyncReport, send_spool
 from fp8scope.guard import configure_logging
 from fp8scope.recording.spool import find_spools
 
@@ -47,7 +47,7 @@ def sync(arguments: list[str]) -> int:
 def _send(spool: Path, settings: Settings, patience: float) -> SyncReport:
     line = ProgressLine(f"{spool.parent.name[:8]}/{spool.name[:8]}", unit="MiB", scale=MIB)
     try:
-        return sync_one(spool, settings, patience, line.update)
+        return send_spool(spool, settings, patience, line.update)
     finally:
         line.end()
 

@@ -32,7 +32,7 @@ MAX_WAITING = 1000
 MAX_HANDLERS = 24
 MAX_TEXT = 500
 
-State = Literal["accepted", "done", "refused", "failed"]
+CommandState = Literal["accepted", "done", "refused", "failed"]
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,14 @@ class RefusedError(Exception):
 
 
 Callback: TypeAlias = Callable[[Command], object]
-Answer: TypeAlias = Callable[[Command, State, str], None]
+Answer: TypeAlias = Callable[[Command, CommandState, str], None]
 
 
-class Desk:
-    """Where commands arrive, and what is done about them. `take` is the sender's, the rest the training
-    thread's.
+class CommandQueue:
+    """Commands that arrive (`take`, on the sender's thread) and are run on the training thread (`work`).
 
-    `answer(command, state, message)` tells the server; `fall_back(command)` does that, or raises
-    RefusedError; `listen(True)` has the sender ask often, until `listen(False)`.
+    `answer(command, state, message)` tells the server; `fall_back(command)` runs a `fallback` or raises
+    RefusedError; `listen(True)` makes the sender ask often, until `listen(False)`.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Desk:
         listen: Callable[[bool], object],
     ) -> None:
         self.allowed = frozenset(allowed)
-        self.most_pause = PAUSE_SECONDS if self.allowed & {"pause", "resume"} else 0.0
+        self.longest_pause = PAUSE_SECONDS if self.allowed & {"pause", "resume"} else 0.0
         self._answer = answer
         self._listen = listen
         self._fall_back = fall_back
@@ -103,7 +102,7 @@ class Desk:
         found = set(self._handlers)
         if has_layers and "fallback" in self.allowed:
             found.add("fallback")
-        if self.most_pause:
+        if self.longest_pause:
             found |= {"pause", "resume"}
         return sorted(found)
 
@@ -163,17 +162,17 @@ class Desk:
     def _own(self, kind: str) -> Callback | None:
         if kind == "fallback" and "fallback" in self.allowed:
             return self._fall_back
-        if kind == "pause" and self.most_pause:
+        if kind == "pause" and self.longest_pause:
             return self._pause
-        if kind == "resume" and self.most_pause:
+        if kind == "resume" and self.longest_pause:
             return lambda command: "It was not paused."
         return None
 
     def _pause(self, command: Command) -> str:
         """Hold the training thread until `resume` comes or the time is over. Other commands wait."""
         asked = command.arguments.get("seconds")
-        seconds = float(asked) if isinstance(asked, int | float) and asked > 0 else self.most_pause
-        seconds = min(seconds, self.most_pause)
+        seconds = float(asked) if isinstance(asked, int | float) and asked > 0 else self.longest_pause
+        seconds = min(seconds, self.longest_pause)
         began = time.monotonic()
         self._answer(command, "accepted", f"Paused, for {seconds:.0f} s at most.")
         self._listen(True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fp8scope.config import ConfigurationError
-from fp8scope.observe.collector import host_number
+from fp8scope.scalars import host_number
 
 MARGIN = 0.0025
 """Relative difference that counts as none, unless the project or the script says otherwise."""

@@ -35,7 +35,7 @@ _configurations: "weakref.WeakKeyDictionary[nn.Module, Any]" = weakref.WeakKeyDi
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class MatchedLayers:
     """What patterns match: layers that can be switched, and why others cannot."""
 
     layers: tuple[tuple[str, nn.Module], ...] = ()
@@ -53,7 +53,7 @@ def fp8_layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path_of(path), module
 
 
-def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> Found:
+def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> MatchedLayers:
     """The layers whose path a pattern matches: a glob (`blocks.*.mlp.down`), or a compiled regular expression
     that matches anywhere in it.
     """
@@ -73,7 +73,7 @@ def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> 
     if layers:
         # A pattern that means FP8 layers may cover others.
         problems = [problem for problem in problems if not problem.endswith(NOT_FP8)]
-    return Found(tuple(layers), tuple(problems))
+    return MatchedLayers(tuple(layers), tuple(problems))
 
 
 def precision_of(layer: nn.Module) -> Precision:
@@ -152,7 +152,7 @@ def _matches(pattern: Pattern, path: str) -> bool:
     return fnmatchcase(path, pattern) if isinstance(pattern, str) else pattern.search(path) is not None
 
 
-class Layers:
+class WatchedLayers:
     """The layers of the watched models, and which of them fell back. Keeps no model alive."""
 
     def __init__(self) -> None:
@@ -172,10 +172,10 @@ class Layers:
         """Whether there is anything to switch."""
         return any(True for model in self.models for _ in fp8_layers_of(model))
 
-    def find(self, patterns: Pattern | Sequence[Pattern]) -> Found:
+    def find(self, patterns: Pattern | Sequence[Pattern]) -> MatchedLayers:
         return find(self.models, patterns)
 
-    def switch(self, found: Found, precision: Precision, *, only_fallen: bool = False) -> list[str]:
+    def switch(self, found: MatchedLayers, precision: Precision, *, only_fallen: bool = False) -> list[str]:
         """Switch what was found; returns the paths of those that were in the other precision.
 
         `only_fallen`: to `fp8` only those that `switch` has taken to `bf16`.

@@ -21,9 +21,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,7 +37,13 @@ from fp8scope.control.loss_comparison import (
     host_numbers,
     loss_of,
 )
-from fp8scope.control.precision import Found, fp8_layers_of, precision_of, set_precision
+from fp8scope.control.precision import (
+    MatchedLayers,
+    Precision,
+    fp8_layers_of,
+    precision_of,
+    set_precision,
+)
 from fp8scope.control.training_state import (
     RandomState,
     TrainingState,
@@ -45,10 +51,8 @@ from fp8scope.control.training_state import (
     restore_settings,
     settings_of,
 )
+from fp8scope.guard import Guard
 from fp8scope.recording.records import wire_number
-
-if TYPE_CHECKING:
-    from fp8scope.control.controller import Controls
 
 logger = logging.getLogger("fp8scope")
 
@@ -79,12 +83,47 @@ class Window:
     batches: list[Batch] = field(default_factory=list)
 
 
+class WindowHost(Protocol):
+    """The run of a reference window: `fp8scope.control.controller.RunController`."""
+
+    guard: Guard
+    report: Callable[..., None]
+    """Sends a report of a kind, given with its fields."""
+
+    @property
+    def margin(self) -> float | None:
+        """The project's margin; None before the server has answered."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+
+    @property
+    def step(self) -> int:
+        """The number of the step that was begun last."""
+
+    @property
+    def is_in_block(self) -> bool:
+        """Whether the script's own `with run.step()` is open."""
+
+    def call_at_boundary(self, action: Callable[[], object]) -> None:
+        """Call `action` once, when the open step has ended."""
+
+    def switch(self, matches: MatchedLayers, precision: Precision, why: str) -> list[str]:
+        """Switch layers now and mark it on the run's page."""
+
+    def unrecorded(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> AbstractContextManager[None]:
+        """Record nothing within the block."""
+
+
 class ReferenceWindow:
     """What `Run.reference_window` returns: call it in the place of the script's own training step."""
 
     def __init__(
         self,
-        run: "Controls",
+        run: WindowHost,
         train_step: TrainStep,
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer],
@@ -172,11 +211,11 @@ class ReferenceWindow:
         with self._shielded("opening a reference window"):
             self._come_back()
             if not self._layers():
-                self._run.guard.tell_once("reference", "no reference window: the model has no layer in FP8.")
+                self._run.guard.warn_once("reference", "no reference window: the model has no layer in FP8.")
                 return
             began = time.perf_counter()
             begin = TrainingState(self._model, self._optimizers, self._also, place=self._place)
-            self._window = Window(begin, self._run._step, time.perf_counter() - began)
+            self._window = Window(begin, self._run.step, time.perf_counter() - began)
             if self._calls - 1 == self._every:
                 size = 2 * begin.nbytes / 2**20
                 logger.info("a reference window holds up to %.0f MiB of copies (%s).", size, self._place)
@@ -196,17 +235,15 @@ class ReferenceWindow:
             return
         if not window.batches:
             # Known only now where the step is opened by the forward pass.
-            window.first_step = self._run._step
+            window.first_step = self._run.step
         with self._shielded("reading the loss of a training step"):
             batch.loss = loss_of(result)
             window.batches.append(batch)
         if batch.loss is None:
             self._window = None
         elif len(window.batches) == self._steps:
-            run = self._run
-            if run._open is not None and run._attachment is None:
-                # Inside of the script's own `with run.step()`: when that is over.
-                run._at_boundary.append(self._close)
+            if self._run.is_in_block:
+                self._run.call_at_boundary(self._close)
             else:
                 self._close()
 
@@ -235,7 +272,7 @@ class ReferenceWindow:
         losses: list[Any] = []
         self._inside = True
         try:
-            with self._run._quietly([self._model], self._optimizers):
+            with self._run.unrecorded([self._model], self._optimizers):
                 window.begin.restore()
                 for _, layer in layers:
                     set_precision(layer, "bf16")
@@ -268,7 +305,7 @@ class ReferenceWindow:
         # A loss that is not finite in both arms is not FP8's doing, and a lower one is no harm.
         worse = all(map(math.isfinite, bf16)) and not verdict.delta <= tolerance
         action = "fallback" if self._policy == "fallback" and worse else ""
-        run._tell(
+        run.report(
             "reference",
             step=window.first_step,
             fp8=[wire_number(loss) for loss in fp8],
@@ -285,7 +322,7 @@ class ReferenceWindow:
         )  # fmt: skip
         if action:
             why = f"reference window from step {window.first_step}: loss {verdict.delta:+.2%} against BF16"
-            run._switch(Found(tuple(layers)), "bf16", why)
+            run.switch(MatchedLayers(tuple(layers)), "bf16", why)
             self._fallen = [layer for _, layer in layers]
 
     def _come_back(self) -> None:
@@ -293,7 +330,7 @@ class ReferenceWindow:
         fallen, self._fallen = self._fallen, []
         back = tuple((path, layer) for path, layer in fp8_layers_of(self._model) if layer in fallen)
         if back:
-            self._run._switch(Found(back), "fp8", "the next reference window begins")
+            self._run.switch(MatchedLayers(back), "fp8", "the next reference window begins")
 
     def _layers(self) -> list[tuple[str, nn.Module]]:
         return [(path, one) for path, one in fp8_layers_of(self._model) if precision_of(one) == "fp8"]

@@ -17,7 +17,7 @@ _HEAD = struct.Struct("<II")
 
 
 @dataclass
-class Progress:
+class SendProgress:
     """What a sender must remember. Positions are the spool's.
 
     `seq` is the next message's. Everything before `position` has been answered for good. When `sealed_end` is
@@ -39,9 +39,9 @@ class Progress:
 
 
 class Cursor:
-    """The `Progress` of one spool, kept in `path` (None: in memory only)."""
+    """The `SendProgress` of one spool, kept in `path` (None: in memory only)."""
 
-    def __init__(self, path: Path | None, progress: Progress) -> None:
+    def __init__(self, path: Path | None, progress: SendProgress) -> None:
         self.progress = progress
         self._generation = 0
         self._descriptor = -1
@@ -71,7 +71,7 @@ class Cursor:
             self._descriptor = -1
 
     def _load(self) -> None:
-        known = {field.name for field in fields(Progress)}
+        known = {field.name for field in fields(SendProgress)}
         for index in range(2):
             raw = os.pread(self._descriptor, _SLOT_BYTES, index * _SLOT_BYTES)
             checksum, length = _HEAD.unpack_from(raw)
@@ -81,4 +81,4 @@ class Cursor:
             values = json.loads(body)
             if values["generation"] > self._generation:
                 self._generation = values["generation"]
-                self.progress = Progress(**{k: v for k, v in values.items() if k in known})
+                self.progress = SendProgress(**{k: v for k, v in values.items() if k in known})

@@ -1,6 +1,6 @@
 """What a server must have been told before it takes a message: the run, and who this writer is."""
 
-from fp8scope.delivery.cursor import Progress
+from fp8scope.delivery.cursor import SendProgress
 from fp8scope.delivery.messages import Reader
 from fp8scope.delivery.transport import Action, Outcome, Transport
 from fp8scope.recording.records import dump_json
@@ -8,7 +8,7 @@ from fp8scope.recording.records import dump_json
 CATALOGUE_CHUNK = 2000
 
 
-class Introduction:
+class Handshake:
     """Knows what the server was told, of what the reader has found in the spool."""
 
     def __init__(self, run: str, transport: Transport, reader: Reader) -> None:
@@ -33,7 +33,7 @@ class Introduction:
         """Whether the server knows everything that it needs."""
         return self._run_is_told() and self._writer_is_told()
 
-    def tell(self, progress: Progress) -> Outcome:
+    def tell(self, progress: SendProgress) -> Outcome:
         """Send the next part of what is missing (`is_complete` says whether there is any)."""
         return self._tell_writer(progress) if self._run_is_told() else self._tell_run()
 
@@ -65,7 +65,7 @@ class Introduction:
             self.margin = float(margin) if isinstance(margin, int | float) and 0 < margin <= 1 else None
         return outcome
 
-    def _tell_writer(self, progress: Progress) -> Outcome:
+    def _tell_writer(self, progress: SendProgress) -> Outcome:
         offset = self._tensors_told
         chunk = self._reader.catalogue[offset : offset + CATALOGUE_CHUNK]
         path = f"/runs/{self._run}/writers/{progress.writer}/tensors"

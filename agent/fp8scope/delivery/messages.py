@@ -7,20 +7,20 @@ from typing import Any
 
 from fp8scope.config import Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, encode_batch, encode_histograms
-from fp8scope.delivery.cursor import Progress
+from fp8scope.delivery.cursor import SendProgress
 from fp8scope.delivery.transport import Outcome
-from fp8scope.recording.records import Histograms, Kind, Record, Row, dump_json, load_json
+from fp8scope.recording.records import Histograms, Record, RecordKind, Row, dump_json, load_json
 from fp8scope.recording.spool import Spool
 
 JSON_TYPE = "application/json"
-JSON_PATHS = {Kind.EVALUATION: "evaluations", Kind.REPORT: "reports", Kind.FINISH: "finish"}
+JSON_PATHS = {RecordKind.EVALUATION: "evaluations", RecordKind.REPORT: "reports", RecordKind.FINISH: "finish"}
 
 
 @dataclass(frozen=True)
 class Message:
     """What is POSTed under one seq: the records from the cursor's position to `end`."""
 
-    kind: Kind
+    kind: RecordKind
     path: str
     body: bytes
     content_type: str
@@ -41,7 +41,7 @@ class Reader:
         self.registration = b""
         self.catalogue: list[dict[str, Any]] = []
         self.place: dict[str, Any] = {}
-        """The writer's rank, host and attempt; see `Place`."""
+        """The writer's rank, host and attempt; see `Origin`."""
         self.row_limit = settings.batch_rows
         self._run = run
         self._spool = spool
@@ -50,7 +50,7 @@ class Reader:
 
     def learn(self, record: Record) -> None:
         """Take in a registration or an extension of the catalogue."""
-        if record.kind is Kind.REGISTRATION:
+        if record.kind is RecordKind.REGISTRATION:
             self.registration = record.payload
             return
         document = load_json(record.payload)
@@ -61,9 +61,9 @@ class Reader:
         self._statistics = list(document["statistics"])
         self.place = {name: document[name] for name in ("rank", "hostname", "attempt")}
 
-    def build(self, first: Record, progress: Progress) -> Message:
+    def build(self, first: Record, progress: SendProgress) -> Message:
         """The message that begins with the record `first`."""
-        if first.kind is Kind.ROW:
+        if first.kind is RecordKind.ROW:
             rows, end = self._gather(first, progress.sealed_end)
             batch = encode_batch(
                 rows, self._statistics, run=self._run, writer=progress.writer, seq=progress.seq
@@ -72,12 +72,12 @@ class Reader:
             return Message(
                 first.kind, path, batch.body, CONTENT_TYPE, end, len(rows), batch.rows, batch.points
             )
-        if first.kind is Kind.HISTOGRAM:
+        if first.kind is RecordKind.HISTOGRAM:
             histograms = Histograms.decode(first.payload)
             body = encode_histograms(histograms, run=self._run, writer=progress.writer, seq=progress.seq)
             return Message(first.kind, "histograms", body, CONTENT_TYPE, first.end, 1, 0, 0)
         document = {**load_json(first.payload), "writer": progress.writer, "seq": progress.seq}
-        if first.kind is Kind.FINISH:
+        if first.kind is RecordKind.FINISH:
             document |= {"rows_sent": progress.rows_sent, "points_sent": progress.points_sent}
         path = JSON_PATHS[first.kind]
         return Message(first.kind, path, dump_json(document), JSON_TYPE, first.end, 1, 0, 0)
@@ -87,7 +87,7 @@ class Reader:
         rows, end, size = [Row.decode(first.payload)], first.end, len(first.payload)
         while sealed_end == 0 or end < sealed_end:
             record = self._spool.read(end)
-            if record is None or record.kind is not Kind.ROW:
+            if record is None or record.kind is not RecordKind.ROW:
                 break
             row = Row.decode(record.payload)
             size += len(record.payload)

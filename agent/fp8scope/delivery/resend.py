@@ -1,4 +1,4 @@
-"""Sends the spool of a training process that ended before everything was sent."""
+"""Send the spool of a process that has ended or was killed."""
 
 import contextlib
 import time
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8scope.config import Settings
-from fp8scope.delivery.cursor import Cursor
-from fp8scope.delivery.cursor import Progress as SendProgress
+from fp8scope.delivery.cursor import Cursor, SendProgress
 from fp8scope.delivery.sender import Sender
 from fp8scope.guard import Guard
-from fp8scope.recording.records import Kind, dump_json
+from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.reserve import Counts
 from fp8scope.recording.segments import Owner, SpoolBusyError
 from fp8scope.recording.spool import Spool
@@ -22,7 +21,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What became of one spool. `problem` is empty when everything in it was answered."""
+    """The result of sending one spool. `problem` is empty if everything in it was answered."""
 
     directory: Path
     rows: int = 0
@@ -30,15 +29,21 @@ class SyncReport:
     torn: int = 0
     problem: str = ""
     errors: int = 0
-    """What failed of our own while it was sent."""
+    """Failures of the agent itself while it sent the spool."""
     killed: bool = False
-    """Its process had ended without a word, and the server was told so."""
+    """Whether its process had ended without finishing the run; the server was told so."""
 
 
-def sync_one(directory: Path, settings: Settings, patience: float, on_progress: OnProgress) -> SyncReport:
-    """Send what one spool holds, and how its process ended; remove it when nothing is left.
+def _ignore_progress(done: int, total: int) -> None:
+    pass
 
-    Gives up after `patience` seconds in which nothing was acknowledged; what is left stays.
+
+def send_spool(
+    directory: Path, settings: Settings, patience: float, on_progress: OnProgress = _ignore_progress
+) -> SyncReport:
+    """Send what one spool holds, and how its process ended. Remove the spool if nothing is left.
+
+    Gives up after `patience` seconds in which nothing was acknowledged; the rest stays.
     """
     try:
         spool = Spool(directory)
@@ -52,7 +57,7 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
     problem, killed = "", False
     while not problem and not (sender.is_done() and (killed or not _was_killed(cursor, directory))):
         if sender.is_done():
-            spool.append(Kind.FINISH, _obituary(directory, cursor.progress.rows_sent))
+            spool.append(RecordKind.FINISH, _killed_document(directory, cursor.progress.rows_sent))
             killed = True
         pause = sender.advance()
         if cursor.progress.position != position:
@@ -83,25 +88,25 @@ def sync_one(directory: Path, settings: Settings, patience: float, on_progress: 
 
 
 def _was_killed(cursor: Cursor, directory: Path) -> bool:
-    """Whether the process that wrote the spool is gone from this machine without having said how it ended.
+    """Whether the process that wrote the spool has ended, on this machine, without finishing the run.
 
-    Its lock is ours, so nobody writes any more; but of a spool that was copied from elsewhere this says
-    nothing.
+    We hold the spool's lock, so no process writes to it. That says nothing about a spool that was copied from
+    another machine.
     """
     owner = Owner.of(directory)
     return not cursor.progress.finished and owner is not None and owner.host == Owner.me().host
 
 
-def _obituary(directory: Path, sent: int) -> bytes:
-    """How a run ended that could not say so itself. `sent`: the rows of the writer that the server has."""
+def _killed_document(directory: Path, sent: int) -> bytes:
+    """The FINISH document of a killed process. `sent`: the writer's rows that the server has."""
     owner = Owner.of(directory)
     assert owner is not None
     error = (
-        f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. Nobody could"
-        " say why: look for kill -9, for memory that ran out (dmesg), os._exit, or a crash in native code."
+        f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. The cause is"
+        " unknown: look for kill -9, for memory that ran out (dmesg), os._exit, or a crash in native code."
     )
     counts = Counts.of(directory)
-    # Steps that were in memory alone, since the disk was full, have died with the process.
+    # Steps that were only in memory, because the disk was full, are lost with the process.
     dropped = counts.dropped + max(0, counts.recorded - sent) if counts is not None else 0
     return dump_json(
         {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": dropped, "errors": 0}

@@ -12,12 +12,12 @@ from typing import Any
 
 from fp8scope.config import Settings
 from fp8scope.delivery.cursor import Cursor
-from fp8scope.delivery.handshake import Introduction
-from fp8scope.delivery.inbox import AlertSink, CommandSink, Tidings
+from fp8scope.delivery.handshake import Handshake
+from fp8scope.delivery.inbox import DocumentSink, Inbox
 from fp8scope.delivery.messages import Message, Reader, write_refused
 from fp8scope.delivery.transport import Action, Backoff, Outcome, Transport
 from fp8scope.guard import Guard
-from fp8scope.recording.records import Kind, Record, dump_json
+from fp8scope.recording.records import Record, RecordKind, dump_json
 from fp8scope.recording.spool import Spool
 
 logger = logging.getLogger("fp8scope")
@@ -34,8 +34,8 @@ class Sender:
         settings: Settings,
         guard: Guard,
         *,
-        on_alerts: AlertSink = lambda alerts: None,
-        on_commands: CommandSink | None = None,
+        on_alerts: DocumentSink = lambda alerts: None,
+        on_commands: DocumentSink | None = None,
         on_page: Callable[[str], None] = lambda page: None,
         live: bool = True,
     ) -> None:
@@ -51,14 +51,14 @@ class Sender:
         self.hurry = not live
         """Send what there is at once instead of waiting for more to go along."""
         # Commands are for a training that goes on.
-        self._tidings = Tidings(guard, on_alerts, on_commands if live else None)
+        self._inbox = Inbox(guard, on_alerts, on_commands if live else None)
         self.listening = False
         """Ask for commands often: somebody waits for one."""
         self._live = live
         self._on_page = on_page
         self._transport = Transport(settings)
         self._reader = Reader(run, spool, settings)
-        self._introduction = Introduction(run, self._transport, self._reader)
+        self._handshake = Handshake(run, self._transport, self._reader)
         self._backoff = Backoff(settings.backoff_base, settings.backoff_cap)
         self._heartbeat_at = time.monotonic() + settings.heartbeat_seconds
         self._batch_at = 0.0
@@ -72,7 +72,7 @@ class Sender:
         record = self._next_record()
         if record is None:
             return self._idle()
-        if record.kind in (Kind.REGISTRATION, Kind.TENSORS):
+        if record.kind in (RecordKind.REGISTRATION, RecordKind.TENSORS):
             self._reader.learn(record)
             self.cursor.progress.position = record.end
             return 0.0
@@ -86,16 +86,16 @@ class Sender:
     @property
     def page(self) -> str:
         """The address of the run's page, once registered."""
-        return self._introduction.page
+        return self._handshake.page
 
     @property
     def margin(self) -> float | None:
         """The project's margin, once registered."""
-        return self._introduction.margin
+        return self._handshake.margin
 
     def is_done(self) -> bool:
         """Whether everything in the spool has been answered and the run is known to the server."""
-        return self._next_record() is None and self._introduction.run_is_known
+        return self._next_record() is None and self._handshake.run_is_known
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -117,9 +117,9 @@ class Sender:
 
     def _introduce(self) -> float | None:
         """Say who is writing where the server does not know it yet; None when it does."""
-        if self._introduction.is_complete:
+        if self._handshake.is_complete:
             return None
-        outcome = self._introduction.tell(self.cursor.progress)
+        outcome = self._handshake.tell(self.cursor.progress)
         if outcome.action is not Action.DONE:
             return self._put_off(outcome)
         self._on_page(self.page)
@@ -132,7 +132,7 @@ class Sender:
         if progress.sealed_end == 0:
             progress.sealed_end, progress.sealed_digest = message.end, message.digest
             self._save(durable=True)
-        path = f"/runs/{self.run}/{message.path}{self._tidings.query(progress)}"
+        path = f"/runs/{self.run}/{message.path}{self._inbox.query(progress)}"
         outcome = self._transport.send("POST", path, message.body, message.content_type)
         if outcome.action is Action.DONE and self._is_for(outcome.answer, progress.seq):
             return self._acknowledge(message, outcome.answer)
@@ -158,14 +158,14 @@ class Sender:
     def _acknowledge(self, message: Message, answer: Mapping[str, Any]) -> float:
         progress = self.cursor.progress
         stored = answer.get("points")
-        if message.kind is Kind.ROW and isinstance(stored, int) and stored != message.points:
+        if message.kind is RecordKind.ROW and isinstance(stored, int) and stored != message.points:
             self._guard.error("storing", f"the server stored {stored} of {message.points} points")
         self._pass(message)
-        if message.kind is Kind.FINISH:
+        if message.kind is RecordKind.FINISH:
             progress.finished = True
         # Grow again after a 413: the next rows may be smaller, and the server's bound another.
         self._reader.row_limit = min(self._reader.row_limit * 2, self._settings.batch_rows)
-        self._tidings.take(answer, progress)
+        self._inbox.take(answer, progress)
         self._save()
         self.spool.forget(progress.position)
         self._through()
@@ -198,7 +198,7 @@ class Sender:
         """
         progress = self.cursor.progress
         self._guard.refuse()
-        self._guard.tell_once(
+        self._guard.warn_once(
             f"refused {outcome.code}",
             "the server refused a message (%s: %s). It is kept in %s; training and sending go on.",
             outcome.code or outcome.status,
@@ -211,7 +211,7 @@ class Sender:
         self._pass(message)
         progress.seq -= 1
         progress.messages_refused += 1
-        if message.kind is Kind.FINISH:
+        if message.kind is RecordKind.FINISH:
             progress.finished = True
         self._save()
         self.spool.forget(progress.position)
@@ -221,9 +221,9 @@ class Sender:
 
     def _put_off(self, outcome: Outcome) -> float:
         """Seconds until the next attempt, after doing what the answer asks for."""
-        if outcome.action is Action.REGISTER and self._introduction.forget_run():
+        if outcome.action is Action.REGISTER and self._handshake.forget_run():
             return self._backoff.next()
-        if outcome.action is Action.SEND_CATALOGUE and self._introduction.forget_writer():
+        if outcome.action is Action.SEND_CATALOGUE and self._handshake.forget_writer():
             return self._backoff.next()
         if outcome.action is Action.NEW_WRITER:
             return self._become_new_writer()
@@ -240,16 +240,16 @@ class Sender:
         progress = self.cursor.progress
         progress.writer, progress.seq = str(uuid.uuid4()), 0
         self._unseal()
-        self._introduction.forget_writer()
+        self._handshake.forget_writer()
         self._save(durable=True)
-        self._guard.tell_once("writer", "another process used this writer's id; going on under a new one.")
+        self._guard.warn_once("writer", "another process used this writer's id; going on under a new one.")
         return self._backoff.next()
 
     def _tell_trouble(self, outcome: Outcome) -> None:
         self.trouble = (outcome.message or outcome.code).rstrip(".")
         place = self.spool.directory or "memory"
         key = f"trouble {outcome.status} {outcome.code}"
-        self._guard.tell_once(
+        self._guard.warn_once(
             key,
             "%s: %s. Training goes on; what is seen is kept in %s.",
             self._transport.url,
@@ -277,7 +277,7 @@ class Sender:
             return self._settings.interval
         overdue = time.monotonic() >= self._heartbeat_at
         due = overdue or self.listening or self._guard.counts()[1] != self._errors_told
-        if self._introduction.run_is_known and due and not self.cursor.progress.finished:
+        if self._handshake.run_is_known and due and not self.cursor.progress.finished:
             return self._heartbeat()
         return self._settings.interval
 
@@ -289,13 +289,13 @@ class Sender:
             "errors": errors,
             "pending": int(self.spool.read(progress.position) is not None),
         }
-        path = f"/runs/{self.run}/heartbeat{self._tidings.query(progress)}"
+        path = f"/runs/{self.run}/heartbeat{self._inbox.query(progress)}"
         outcome = self._transport.send("POST", path, dump_json(document))
         self._heartbeat_at = time.monotonic() + self._settings.heartbeat_seconds
         # A heartbeat that does not arrive is not repeated: the next one says the same, later.
         self._errors_told = errors
         if outcome.action is not Action.DONE:
             return min(self._put_off(outcome), self._settings.heartbeat_seconds)
-        self._tidings.take(outcome.answer, progress)
+        self._inbox.take(outcome.answer, progress)
         self._through()
         return self._settings.interval

@@ -52,7 +52,7 @@ class Fp8scopeTracker(GeneralTracker):  # type: ignore[misc]
         run, found = self.run, scalars_of(values)
         if run is None or run.finished:
             return
-        if run._attachment is not None:
+        if run.session.follower is not None:
             run.log(found)
             return
         if self._step is not None and step is not None and step == self._step.number:

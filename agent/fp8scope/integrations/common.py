@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fp8scope.observe.collector import is_tensor
+from fp8scope.scalars import is_tensor
 
 if TYPE_CHECKING:
     import torch

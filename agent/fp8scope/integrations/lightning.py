@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import fp8scope
-from fp8scope.autolog.attach import attach_run, check
+from fp8scope.autolog.attach import attach_run, attachment_of, check
 from fp8scope.autolog.inspection import token_count
 from fp8scope.integrations.common import Begin, Convert, converter, kept, scalars_of
 from fp8scope.observe.timing.clock import BACKWARD, DATA, FORWARD, OTHER
@@ -86,13 +86,14 @@ class Fp8scopeCallback(Callback):
             counts_inputs=False,
         )
         if trainer.global_step:
-            self.run._step = trainer.global_step
+            self.run.session.steps.number = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A forward pass is about to begin."""
-        if self.run is not None and self.run._attachment is not None:
+        attachment = attachment_of(self.run) if self.run is not None else None
+        if attachment is not None:
             inputs = batch if isinstance(batch, tuple | list) else (batch,)
-            self.run._attachment.forward_begins(token_count(inputs, {}))
+            attachment.forward_begins(token_count(inputs, {}))
             self._mark(DATA if self._waiting else OTHER)
             self._waiting = True
 
@@ -111,7 +112,7 @@ class Fp8scopeCallback(Callback):
     def _mark(self, phase: int) -> None:
         if self.run is not None and not self.run.finished:
             with self.run.guard.shield("measuring a batch"):
-                self.run._measures.mark(phase)
+                self.run.session.steps.measures.mark(phase)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -144,7 +145,7 @@ class Fp8scopeCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Lightning ends the program itself after some of them."""
         if self.run is not None:
-            self.run._note_failure(exception)
+            self.run.session.note_failure(exception)
 
 
 def _facts(trainer: Any, pl_module: Any) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Fp8scopeCallback(TrainerCallback):
         # The Trainer divides what it accumulates itself, by passes or by tokens.
         attach_run(self.run, model, optimizer, reduction="sum", tokens_per_step=self._tokens_per_step)
         if state.global_step:
-            self.run._step = state.global_step
+            self.run.session.steps.number = state.global_step
 
     def on_log(
         self,

@@ -3,16 +3,15 @@
 Torch is imported when a model is watched, so that a program without torch can log scalars.
 """
 
-import operator
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fp8scope.observe.budget import Budget
 from fp8scope.observe.snapshot import Copied, HostBuffers, PlainSnapshot, Snapshot
+from fp8scope.scalars import host_number
 
 if TYPE_CHECKING:
     import torch
@@ -23,58 +22,6 @@ if TYPE_CHECKING:
 DEFAULT_EVERY = 100
 TENSOR_BYTES = 64
 """Bytes of a tensor's statistics in an unsampled step."""
-
-
-_tensor_type: type | None = None
-
-
-def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
-    """Whether `value` is a torch tensor; does not import torch."""
-    global _tensor_type
-    if _tensor_type is None:
-        _tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
-        if _tensor_type is None:
-            return False
-    return isinstance(value, _tensor_type)
-
-
-def tensor_number(x: "torch.Tensor") -> float:
-    """As `host_number`, of a tensor on the host."""
-    if x.dim():
-        if x.numel() != 1:
-            raise ValueError(f"a scalar has one element, this has {x.numel()}: reduce it first (.mean())")
-        x = x.reshape(())
-    # Not `.item()`, the call which on a device waits: this one reads the host's memory as it is.
-    number: Any = x.tolist()
-    return float(number)
-
-
-def host_number(value: object) -> float:
-    """A number that lives on the host, as a float. Raises TypeError or ValueError when it is none."""
-    if is_tensor(value):
-        return tensor_number(value)
-    if isinstance(value, np.ndarray):
-        if value.size != 1:
-            raise ValueError(f"a scalar has one element, this has {value.size}: reduce it first (.mean())")
-        return float(value.reshape(()) if value.ndim else value)
-    if isinstance(value, str | bytes):
-        raise TypeError(f"a scalar must be a number, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def whole_number(value: object) -> int:
-    """A step's number. Raises TypeError or ValueError when it is none, or negative."""
-    number = operator.index(value)  # type: ignore[arg-type]
-    if not 0 <= number < 2**63:
-        raise ValueError(f"a step's number is from 0 to 2**63 - 1, got {number}")
-    return number
-
-
-def whole_steps(every: object) -> int:
-    """`every` as given to `watch`. Raises ValueError when it is not a whole number from 0 on."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        raise ValueError(f"every must be a whole number of steps, or 0 for never, got {every!r}")
-    return every
 
 
 def _ignore(kind: str, error: Exception) -> None:

@@ -24,24 +24,55 @@ TERMINATED = (
 )
 
 
-class OpenRun(Protocol):
-    """The part of a run that the hooks need."""
+class OpenSession(Protocol):
+    """Records an open run: `fp8scope.session.session.Session`."""
 
-    name: str
     guard: Guard
-    _callbacks: list[Any]
-    _thread: int
-    _step: int
 
-    def finish(self, timeout: float) -> object: ...
+    @property
+    def follower(self) -> object:
+        """What finds the steps of the training loop, if anything does."""
 
-    def _note_failure(self, error: BaseException) -> None: ...
+    @property
+    def step(self) -> int:
+        """The number of the step that was begun last."""
 
-    def _note_exit(self, why: str) -> None: ...
+    @property
+    def thread(self) -> int:
+        """The ident of the thread that trains."""
 
-    def _terminate(self, why: str, timeout: float) -> None: ...
+    def note_failure(self, error: BaseException) -> None:
+        """Remember that the program failed with `error`."""
 
-    def _write_out(self) -> None: ...
+    def note_exit(self, why: str) -> None:
+        """Remember that the program ended with a failure status."""
+
+    def terminate(self, why: str, timeout: float) -> None:
+        """End the run as failed, from another thread than the training's."""
+
+    def write_out(self) -> None:
+        """Write and fsync everything that was handed over."""
+
+    def drop_callbacks(self) -> None:
+        """Deliver no more alerts."""
+
+    def send_report(self, kind: str, **fields: Any) -> None:
+        """Send a report of this kind."""
+
+
+class OpenRun(Protocol):
+    """A run that is being recorded: `fp8scope.run.Run`."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+
+    @property
+    def session(self) -> OpenSession:
+        """Records the run."""
+
+    def finish(self, timeout: float = ...) -> Any:
+        """End the run."""
 
 
 live_runs: list[OpenRun] = []
@@ -77,7 +108,7 @@ def finish_previous() -> None:
         return
     for run in list(live_runs):
         logging.getLogger("fp8scope").info("finishing run %s: a new one begins.", run.name)
-        run._callbacks.clear()
+        run.session.drop_callbacks()
         run.finish(NEXT_SECONDS)
 
 
@@ -139,25 +170,25 @@ class ExitHooks:
         self._last_exit = None
         try:
             if self._runs and sys_exit.exit_status(error.code):
-                steps = [(run, run._step) for run in self._runs]
+                steps = [(run, run.session.step) for run in self._runs]
                 self._last_exit = Exit(sys_exit.format_exit(error, frame), sys_exit.outermost(frame), steps)
         except Exception as ours:
             for run in list(self._runs):
-                run.guard.caught("noting an exit", ours)
+                run.session.guard.caught("noting an exit", ours)
 
     def terminate(self, patience: float) -> None:
         """Finish the open runs as failed, within `patience` seconds."""
         deadline = time.monotonic() + patience
         for run in list(self._runs):
             # A failure of one run must not keep the others from ending.
-            with run.guard.shield("ending the run"):
-                run._terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
+            with run.session.guard.shield("ending the run"):
+                run.session.terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
 
     def _at_exit(self) -> None:
         deadline = time.monotonic() + EXIT_SECONDS
         self._blame_exit()
         for run in list(self._runs):
-            run._callbacks.clear()
+            run.session.drop_callbacks()
             run.finish(max(0.5, deadline - time.monotonic()))
 
     def _blame_exit(self) -> None:
@@ -165,12 +196,12 @@ class ExitHooks:
         last = self._last_exit
         if last is not None and sys_exit.was_left_by_exception(last.outermost):
             for run, step in last.steps:
-                if run._step == step:
-                    run._note_exit(last.why)
+                if run.session.step == step:
+                    run.session.note_exit(last.why)
 
     def _note(self, error: BaseException) -> None:
         for run in list(self._runs):
-            run._note_failure(error)
+            run.session.note_failure(error)
 
     def _noting_uncaught(self, previous: Callable[..., object]) -> Callable[..., None]:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -184,8 +215,8 @@ class ExitHooks:
 
         def hook(arguments: Any) -> None:
             for run in list(self._runs):
-                if run._thread == threading.get_ident() and arguments.exc_value is not None:
-                    run._note_failure(arguments.exc_value)
+                if run.session.thread == threading.get_ident() and arguments.exc_value is not None:
+                    run.session.note_failure(arguments.exc_value)
             previous(arguments)
 
         return hook
@@ -203,7 +234,7 @@ class ExitHooks:
 
     def _write_out(self) -> None:
         for run in list(self._runs):
-            run._write_out()
+            run.session.write_out()
 
 
 exit_hooks = ExitHooks(live_runs)

@@ -1,6 +1,5 @@
 """Background threads, and what happens to them when the process forks."""
 
-import abc
 import contextlib
 import os
 import threading
@@ -88,23 +87,23 @@ class Worker:
             self._at_end()
 
 
-_forkable: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
+_after_fork: "list[weakref.WeakMethod[Callable[[], None]]]" = []
 
 
-class Forkable(abc.ABC):
-    """Notified in a forked child, where its threads do not run and its files belong to the parent."""
+def call_after_fork(method: Callable[[], None]) -> None:
+    """Call a bound method in every forked child, as long as its object lives.
 
-    def __init__(self) -> None:
-        _forkable.add(self)
-
-    @abc.abstractmethod
-    def after_fork_in_child(self) -> None:
-        """Called in the child, right after the fork."""
+    In the child the parent's threads do not run, and its files belong to the parent.
+    """
+    _after_fork[:] = [known for known in _after_fork if known() is not None]
+    _after_fork.append(weakref.WeakMethod(method))
 
 
 def _after_fork_in_child() -> None:
-    for forked in list(_forkable):
-        forked.after_fork_in_child()
+    for reference in list(_after_fork):
+        method = reference()
+        if method is not None:
+            method()
 
 
 if hasattr(os, "register_at_fork"):

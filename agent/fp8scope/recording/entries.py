@@ -1,52 +1,61 @@
-"""What is handed from the training thread to the recorder, and what a run's end reports."""
+"""What the training thread hands to the recorder: documents, the catalogue of tensors, steps, histograms.
+
+Entries are made on the training thread and only refer to a step's values. The recorder's thread makes bytes
+of them once the device has sent those values.
+"""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fp8scope.recording.records import Bytes, Kind
+from fp8scope.guard import Guard
+from fp8scope.observe.snapshot import NOTHING, PlainSnapshot, Snapshot
+from fp8scope.recording.records import Bytes, Histograms, RecordKind, Row
+from fp8scope.step import Step
+
+if TYPE_CHECKING:
+    from fp8scope_kernels import TensorInfo
 
 
 class Pending(Protocol):
-    """Values that are on their way from a device."""
+    """Values on their way from a device."""
 
     def is_ready(self) -> bool:
         """Whether they have arrived."""
 
     def wait(self) -> None:
-        """Wait until they have."""
+        """Wait until they have arrived."""
 
 
 class Entry(abc.ABC):
-    """Something for the spool. Its bytes are made once `wait` has returned, by whoever writes them."""
+    """One record for the spool. The thread that writes it calls `wait`, then `pieces`, then `done`."""
 
     __slots__ = ()
-    kind: Kind
+    kind: RecordKind
 
     @abc.abstractmethod
     def is_ready(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
 
     @abc.abstractmethod
     def wait(self) -> None:
-        """Wait for the device that the bytes come from."""
+        """Wait for the device that holds the values."""
 
     @abc.abstractmethod
     def pieces(self) -> Sequence[Bytes]:
-        """What a record's payload consists of; nothing where there is nothing to record."""
+        """The parts of the record's payload; empty if there is nothing to record."""
 
     def done(self) -> None:  # noqa: B027 - most have nothing to do
-        """It has been written, or given up: what its pieces lie in is free."""
+        """Called once the entry is written or dropped; its buffers may be reused."""
 
 
 class Document(Entry):
-    """What `payload` makes; `source` is what it reads from a device."""
+    """A record whose payload `payload()` returns; `source` is what that reads from a device."""
 
     __slots__ = ("kind", "payload", "source")
 
-    def __init__(self, kind: Kind, payload: Callable[[], bytes], source: Pending | None = None) -> None:
+    def __init__(self, kind: RecordKind, payload: Callable[[], bytes], source: Pending | None = None) -> None:
         self.kind = kind
         self.payload = payload
         self.source = source
@@ -79,8 +88,8 @@ class Catalogue:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a writer writes from: its rank and host, and which attempt at the run it belongs to."""
+class Origin:
+    """Where a writer runs: its rank and host, and the attempt at the run that it belongs to."""
 
     rank: int = 0
     hostname: str = ""
@@ -90,26 +99,81 @@ class Place:
         return {"rank": self.rank, "hostname": self.hostname, "attempt": self.attempt}
 
 
-@dataclass(frozen=True)
-class FinishReport:
-    """How a run ended. `complete`: the server has acknowledged everything that was recorded."""
+def catalogue_of(offset: int, tensors: "Sequence[TensorInfo]", statistics: Sequence[str]) -> Catalogue:
+    """The tensors from `offset` on, described in the server's terms."""
+    described = [
+        {
+            "name": tensor.name,
+            "module": tensor.module,
+            "role": tensor.role,
+            "format": tensor.format,
+            "shape": list(tensor.shape),
+            "numel": tensor.numel,
+        }
+        for tensor in tensors
+    ]
+    return Catalogue(offset, described, statistics)
 
-    complete: bool
-    rows_sent: int = 0
-    points_sent: int = 0
-    rows_dropped: int = 0
-    messages_refused: int = 0
-    errors: int = 0
-    directory: Path | None = None
-    """Where what is left lies, for `fp8scope sync`; None when nothing is left."""
 
-    def joined(self, earlier: "FinishReport") -> "FinishReport":
-        """The report of both: this process's last writer, and an earlier one of it."""
-        return replace(
-            self,
-            complete=self.complete and earlier.complete,
-            rows_sent=self.rows_sent + earlier.rows_sent,
-            points_sent=self.points_sent + earlier.points_sent,
-            messages_refused=self.messages_refused + earlier.messages_refused,
-            directory=self.directory or earlier.directory,
-        )
+class StepRow(Entry):
+    """A step's row: logged values, measured values that were not logged, and the tensors' statistics.
+
+    `tokens`: the tokens of all steps up to the end of this one.
+    """
+
+    __slots__ = ("_guard", "_snapshot", "_step", "_tokens")
+    kind = RecordKind.ROW
+
+    def __init__(
+        self, step: Step, tokens: int, snapshot: Snapshot | PlainSnapshot | None, guard: Guard
+    ) -> None:
+        self._step = step
+        self._tokens = tokens
+        self._snapshot = snapshot
+        self._guard = guard
+
+    def _source(self) -> Pending | None:
+        # A copy from a device ends after the events that time the step.
+        if self._snapshot is not None and self._snapshot.event is not None:
+            return self._snapshot
+        return self._step.reading
+
+    def is_ready(self) -> bool:
+        source = self._source()
+        return source is None or source.is_ready()
+
+    def wait(self) -> None:
+        source = self._source()
+        if source is not None:
+            source.wait()
+
+    def pieces(self) -> Sequence[Bytes]:
+        step, seconds = self._step, self._step.seconds
+        seen = self._snapshot.read() if self._snapshot is not None else NOTHING
+        values = {"step_seconds": seconds}
+        if step.tokens > 0:
+            values["tokens"] = float(self._tokens)
+            values["tokens_per_second"] = step.tokens / max(seconds, 1e-9)
+        if step.reading is not None:
+            values |= step.reading.read()
+        values |= step.scalars
+        values |= seen.scalars
+        dropped = self._guard.counts()[0]
+        return Row(step.number, step.ended_at, dropped, values, seen.statistics, seen.extras).pieces()
+
+    def done(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.release()
+
+
+def histograms_of(step: Step, snapshot: Snapshot | PlainSnapshot) -> Document:
+    """The exponent histograms of a sampled step; no record if none were taken."""
+    number, now = step.number, step.ended_at
+
+    def payload() -> bytes:
+        seen = snapshot.read()
+        if not len(seen.histogram_tensors):
+            return b""
+        return Histograms(number, now, seen.histogram_tensors, seen.histogram_counts).encode()
+
+    return Document(RecordKind.HISTOGRAM, payload, snapshot)

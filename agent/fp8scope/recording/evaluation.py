@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-Kind = Literal["proportion", "mean"]
+ScoreKind = Literal["proportion", "mean"]
 MAX_ITEMS = 100_000
 
 
@@ -22,8 +22,8 @@ def evaluation_document(
     clusters: Sequence[str] | None,
 ) -> dict[str, Any]:
     """What is sent for one evaluation, without writer and seq. Raises ValueError when it would be refused."""
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    if kind not in get_args(ScoreKind):
+        raise ValueError(f"kind must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
     for what, text, limit in (("name", name, 128), ("metric", metric, 64)):
         if not 1 <= len(str(text)) <= limit:
             raise ValueError(f"{what} must be a text of 1 to {limit} characters")

@@ -19,8 +19,8 @@ from typing import Any
 
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
-from fp8scope.recording.entries import Catalogue, Entry, Place
-from fp8scope.recording.records import Kind, dump_json
+from fp8scope.recording.entries import Catalogue, Entry, Origin
+from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.reserve import Counts
 from fp8scope.recording.spool import Spool, SpoolFullError
 
@@ -37,13 +37,13 @@ POLL_SECONDS = 0.0005
 class Recorder:
     """The queue of one writer. `spool` is set before the first `drain`."""
 
-    def __init__(self, settings: Settings, guard: Guard, place: Place) -> None:
+    def __init__(self, settings: Settings, guard: Guard, origin: Origin) -> None:
         self.spool: Spool | None = None
         self.lock = threading.Lock()
         """Held by whoever takes from the queue and appends to the spool."""
         self._settings = settings
         self._guard = guard
-        self._place = place
+        self._origin = origin
         self.waiting: deque[Entry | Catalogue] = deque()
         self.handed = 0
         """Entries that were handed over; what adds one to `waiting` counts it."""
@@ -147,21 +147,21 @@ class Recorder:
             pieces = entry.pieces()
             if not pieces:
                 return
-            if entry.kind is Kind.REGISTRATION:
+            if entry.kind is RecordKind.REGISTRATION:
                 self._registration = b"".join(pieces)
                 self.spool.append(entry.kind, *pieces)
             if self._tensors_recorded < len(self._tensors):
                 self._record_catalogue()
-            if entry.kind is not Kind.REGISTRATION:
+            if entry.kind is not RecordKind.REGISTRATION:
                 self.spool.append(entry.kind, *pieces)
-                self._rows += entry.kind is Kind.ROW
+                self._rows += entry.kind is RecordKind.ROW
                 if self.spool.trouble is not None:
                     self._note_counts()
         except Exception as error:
-            if entry.kind is Kind.ROW:
+            if entry.kind is RecordKind.ROW:
                 self._guard.drop(1, str(error))
                 self._note_counts()
-            if entry.kind is not Kind.ROW or not isinstance(error, SpoolFullError):
+            if entry.kind is not RecordKind.ROW or not isinstance(error, SpoolFullError):
                 raise
 
     def _note_counts(self) -> None:
@@ -172,17 +172,19 @@ class Recorder:
     def _record_catalogue(self) -> None:
         """The tensors that the spool does not have yet; without any, only who this writer is."""
         assert self.spool is not None
-        self.spool.append(Kind.TENSORS, self._catalogue(max(0, self._tensors_recorded), len(self._tensors)))
+        self.spool.append(
+            RecordKind.TENSORS, self._catalogue(max(0, self._tensors_recorded), len(self._tensors))
+        )
         self._tensors_recorded = len(self._tensors)
 
     def _catalogue(self, begin: int, end: int) -> bytes:
         tensors, statistics = self._tensors[begin:end], list(self._statistics)
         document = {"offset": begin, "tensors": tensors, "statistics": statistics}
-        return dump_json({**self._place.to_dict(), **document})
+        return dump_json({**self._origin.to_dict(), **document})
 
-    def preamble(self) -> list[tuple[Kind, bytes]]:
+    def preamble(self) -> list[tuple[RecordKind, bytes]]:
         """What each segment of the spool begins with, so that it can be read without those before it."""
-        head = [(Kind.REGISTRATION, self._registration)] if self._registration else []
+        head = [(RecordKind.REGISTRATION, self._registration)] if self._registration else []
         if self._tensors_recorded >= 0:
-            head.append((Kind.TENSORS, self._catalogue(0, self._tensors_recorded)))
+            head.append((RecordKind.TENSORS, self._catalogue(0, self._tensors_recorded)))
         return head

@@ -28,7 +28,7 @@ _ROW = struct.Struct("<qqqIIHI")
 _HISTOGRAM = struct.Struct("<qqII")
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """ROW is `Row.encode`, HISTOGRAM is `Histograms.encode`; the others are JSON."""
 
     REGISTRATION = 1
@@ -48,13 +48,13 @@ class TornRecordError(ValueError):
 class Record:
     """A record and where it lies: from position `begin` of the spool up to `end`."""
 
-    kind: Kind
+    kind: RecordKind
     payload: bytes
     begin: int
     end: int
 
 
-def frame(kind: Kind, *payload: Bytes) -> bytes:
+def frame(kind: RecordKind, *payload: Bytes) -> bytes:
     """What comes before a record's payload, which may be given in pieces."""
     return FRAME.pack(size_of(payload), _checksum(kind, *payload), kind)
 
@@ -64,13 +64,13 @@ def size_of(pieces: Sequence[Bytes]) -> int:
     return sum([piece.nbytes if isinstance(piece, memoryview) else len(piece) for piece in pieces])
 
 
-def check_frame(header: bytes, payload: bytes) -> Kind:
+def check_frame(header: bytes, payload: bytes) -> RecordKind:
     """The kind of a framed payload. Raises TornRecordError when length, kind or checksum do not fit."""
     length, checksum, kind = FRAME.unpack(header)
     if length != len(payload) or checksum != _checksum(kind, payload):
         raise TornRecordError("the checksum does not fit")
     try:
-        return Kind(kind)
+        return RecordKind(kind)
     except ValueError:
         raise TornRecordError(f"there is no record kind {kind}") from None
 

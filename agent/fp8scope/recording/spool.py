@@ -22,8 +22,8 @@ from fp8scope.recording.records import (
     FRAME,
     MAX_PAYLOAD,
     Bytes,
-    Kind,
     Record,
+    RecordKind,
     TornRecordError,
     check_frame,
     frame,
@@ -41,7 +41,7 @@ RESERVE_BYTES = 16 << 20
 RETRY_SECONDS = 1.0
 """While the log goes on in memory: how often to try the disk again."""
 
-Preamble = Callable[[], Sequence[tuple[Kind, bytes]]]
+Preamble = Callable[[], Sequence[tuple[RecordKind, bytes]]]
 OnDisk = Callable[[OSError | None], None]
 """Called with the reason when the log goes on in memory, and with None when all is on the disk again."""
 
@@ -131,7 +131,7 @@ class Spool:
         with self._mutex:
             return any(isinstance(segment, MemorySegment) for segment in self._segments)
 
-    def append(self, kind: Kind, *payload: Bytes) -> None:
+    def append(self, kind: RecordKind, *payload: Bytes) -> None:
         """Add a record: once this returns it survives the death of the process (unless `in_memory`).
 
         The payload may come in pieces. Raises SpoolFullError when the bounds are reached.
@@ -140,7 +140,7 @@ class Spool:
         if size > MAX_PAYLOAD:
             raise SpoolFullError(f"a record of {size} bytes is too large")
         size += FRAME.size
-        if kind is Kind.ROW and self._end - self.begin + size > self._max_bytes:
+        if kind is RecordKind.ROW and self._end - self.begin + size > self._max_bytes:
             raise SpoolFullError(f"the spool has reached its bound of {self._max_bytes >> 20} MiB")
         if self.trouble is not None and time.monotonic() >= self._retry_at:
             self.save()
@@ -154,7 +154,7 @@ class Spool:
             self._append_elsewhere(kind, size, header, *payload)
         self._end = self._active.end
 
-    def _append_elsewhere(self, kind: Kind, size: int, *pieces: Bytes) -> None:
+    def _append_elsewhere(self, kind: RecordKind, size: int, *pieces: Bytes) -> None:
         """The file takes no more. Perhaps another one does, else memory."""
         end = self._end
         self._roll(kind, size)
@@ -174,7 +174,7 @@ class Spool:
     def _size_of(self, segment: Segment) -> int:
         return self._memory_segment_bytes if isinstance(segment, MemorySegment) else self._segment_bytes
 
-    def _roll(self, kind: Kind, size: int) -> None:
+    def _roll(self, kind: RecordKind, size: int) -> None:
         """Begin a segment: in a file when that works, else in memory."""
         head = self._head()
         segment: Segment | None = None
@@ -183,7 +183,7 @@ class Spool:
         if segment is None:
             with self._mutex:
                 held = sum(s.length for s in self._segments if isinstance(s, MemorySegment))
-            bound = self._memory_bytes + (0 if kind is Kind.ROW else RESERVE_BYTES)
+            bound = self._memory_bytes + (0 if kind is RecordKind.ROW else RESERVE_BYTES)
             if held + len(head) + max(size, self._memory_segment_bytes) > bound:
                 why = self.trouble.strerror if self.trouble is not None else "there is none"
                 raise SpoolFullError(
@@ -294,7 +294,7 @@ class Spool:
                 file.delete()
         return [record for record in records[kept:] if record.begin >= self._answered]
 
-    def end_with(self, kind: Kind, payload: bytes) -> None:
+    def end_with(self, kind: RecordKind, payload: bytes) -> None:
         """After `rescue`: put a last record where room was kept for it. Raises OSError where that fails.
 
         A reader learns from what comes before who writes; where that does not fit, from earlier segments.
@@ -391,7 +391,7 @@ class Spool:
         found: list[Record] = []
         at = segment.base if segment is not None else position
         while at < position and (record := self.read(at)) is not None and record.begin < position:
-            if record.kind in (Kind.REGISTRATION, Kind.TENSORS):
+            if record.kind in (RecordKind.REGISTRATION, RecordKind.TENSORS):
                 found.append(record)
             at = record.end
         return found

@@ -19,19 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from fp8scope.config import Settings
-from fp8scope.delivery.cursor import Cursor, Progress
-from fp8scope.delivery.inbox import AlertSink, CommandSink
+from fp8scope.delivery.cursor import Cursor, SendProgress
+from fp8scope.delivery.inbox import DocumentSink
 from fp8scope.delivery.sender import Sender
 from fp8scope.guard import Guard
-from fp8scope.process.failure_report import count_lost
 from fp8scope.process.threads import Worker
-from fp8scope.recording.entries import Catalogue, Document, Entry, FinishReport, Place
+from fp8scope.recording.entries import Catalogue, Document, Entry, Origin
+from fp8scope.recording.finish_report import FinishReport
 from fp8scope.recording.recorder import Recorder
-from fp8scope.recording.records import Kind, dump_json
+from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.segments import Owner
 from fp8scope.recording.spool import Spool
-
-__all__ = ["Catalogue", "Entry", "FinishReport", "Pipeline", "Place"]
+from fp8scope.session.leftovers import count_lost
 
 logger = logging.getLogger("fp8scope")
 
@@ -51,11 +50,11 @@ class Pipeline:
         run: str,
         guard: Guard,
         *,
-        place: Place | None = None,
+        origin: Origin | None = None,
         writer: str | None = None,
         child: bool = False,
-        on_alerts: AlertSink = lambda alerts: None,
-        on_commands: CommandSink | None = None,
+        on_alerts: DocumentSink = lambda alerts: None,
+        on_commands: DocumentSink | None = None,
         on_page: Callable[[str], None] = lambda page: None,
     ) -> None:
         self.writer = writer or str(uuid.uuid4())
@@ -69,21 +68,21 @@ class Pipeline:
         self._on_alerts = on_alerts
         self._on_commands = on_commands
         self._on_page = on_page
-        self._queue = Recorder(settings, guard, place or Place())
+        self._queue = Recorder(settings, guard, origin or Origin())
         self.waiting = self._queue.waiting
         """What was handed over and not yet been taken up."""
         self._closing = False
         self._dozing = False
         """Whether the recorder has to be woken; else it looks again by itself, soon."""
         self._gap = self._last = 0.0
-        self._spool: Spool | None = None
+        self.spool: Spool | None = None
         self._cursor: Cursor | None = None
         self._complete = False
         self._keeping = threading.Lock()
         """Held by who sees to it that nothing is left in memory."""
         self._kept = False
         self._recorder = Worker("recorder", self._record, guard, self._recorder_ended)
-        self._sending = Worker("sender", self._send, guard, self._sender_ended)
+        self.sending = Worker("sender", self._send, guard, self._sender_ended)
         self._flusher = Worker("flusher", self._flush, guard)
 
     def put(self, entry: Entry | Catalogue) -> None:
@@ -152,20 +151,20 @@ class Pipeline:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             # The lock comes first: `fp8scope sync` must not take this for the spool of a dead process.
-            self._spool = self._new_spool(self.directory)
-            self._cursor = Cursor(self.directory / "cursor", Progress(self.writer))
+            self.spool = self._new_spool(self.directory)
+            self._cursor = Cursor(self.directory / "cursor", SendProgress(self.writer))
         except Exception as error:
             self._guard.error("opening the spool", f"{error}; what is seen is kept in memory only", error)
-            if self._spool is not None:
-                self._spool.close()
+            if self.spool is not None:
+                self.spool.close()
             # Half a spool is none: nothing could be sent from it.
             shutil.rmtree(self.directory, ignore_errors=True)
-            self._spool, self._cursor = self._new_spool(None), Cursor(None, Progress(self.writer))
-        self._queue.spool = self._spool
+            self.spool, self._cursor = self._new_spool(None), Cursor(None, SendProgress(self.writer))
+        self._queue.spool = self.spool
         if self._settings.mode == "online":
             self.sender = Sender(
                 self._run,
-                self._spool,
+                self.spool,
                 self._cursor,
                 self._settings,
                 self._guard,
@@ -173,7 +172,7 @@ class Pipeline:
                 on_commands=self._on_commands,
                 on_page=self._on_page,
             )
-            self._sending.start()
+            self.sending.start()
         self._flusher.start()
 
     def _new_spool(self, directory: Path | None) -> Spool:
@@ -190,17 +189,17 @@ class Pipeline:
     def _disk_changed(self, error: OSError | None) -> None:
         if error is not None:
             text = "the disk takes no more steps (%s): they are kept in memory, and lost with the process."
-            self._guard.tell_once("disk", text, error.strerror or error)
+            self._guard.warn_once("disk", text, error.strerror or error)
         elif self._guard.is_first("disk again"):
             logger.info("the disk takes steps again, those that were in memory too.")
 
     def _recorder_ended(self) -> None:
         self._flusher.stop()
         if self._settings.mode == "online":
-            self._sending.wake()
-        elif self._spool is not None and self._cursor is not None:
+            self.sending.wake()
+        elif self.spool is not None and self._cursor is not None:
             self._keep()
-            self._spool.close()
+            self.spool.close()
             self._cursor.close()
 
     # The sender's and the flusher's threads
@@ -213,49 +212,49 @@ class Pipeline:
         if recorded:
             if sender.is_done():
                 self._complete = True
-                self._sending.stop()
+                self.sending.stop()
             pause = min(pause, CLOSING_PAUSE)
         return pause
 
     def _sender_ended(self) -> None:
-        assert self.sender is not None and self._spool is not None and self._cursor is not None
+        assert self.sender is not None and self.spool is not None and self._cursor is not None
         self.sender.close()
         self._cursor.close()
         if self._complete and not self._cursor.progress.messages_refused:
-            self._spool.remove()
+            self.spool.remove()
             with contextlib.suppress(OSError):
                 # The run's folder goes with its last writer; it is not empty before.
                 self.directory.parent.rmdir()
         else:
             self._keep()
-            self._spool.close()
+            self.spool.close()
 
     def _keep(self) -> None:
         """Nothing more will be sent: what is in memory goes to the disk, and what it does not take is
         counted, here and in what the spool says of the run's end.
         """
-        if self._spool is None or self._cursor is None:
+        if self.spool is None or self._cursor is None:
             return
         with self._keeping, self._guard.shield("keeping what was not sent"):
             if self._kept:
                 return
             self._kept = True
-            lost = self._spool.rescue()
+            lost = self.spool.rescue()
             if not lost:
                 return
-            last_words = count_lost(lost, self._guard, self._spool.trouble)
+            last_words = count_lost(lost, self._guard, self.spool.trouble)
             progress = self._cursor.progress
-            following = self._spool.read(progress.position)
+            following = self.spool.read(progress.position)
             if progress.sealed_end and (following is None or following.begin >= progress.sealed_end):
                 # Of the message under way nothing is left: what comes next is another one.
                 progress.sealed_end, progress.sealed_digest = 0, ""
                 self._cursor.save()
-            if last_words and self._spool.directory is not None:
-                self._spool.end_with(Kind.FINISH, last_words)
+            if last_words and self.spool.directory is not None:
+                self.spool.end_with(RecordKind.FINISH, last_words)
 
     def _flush(self) -> float:
-        if self._spool is not None:
-            self._spool.flush()
+        if self.spool is not None:
+            self.spool.flush()
         return self._settings.fsync_seconds or IDLE_SECONDS
 
     # The end
@@ -272,7 +271,7 @@ class Pipeline:
         """As `finish`, without waiting: the threads end when everything was answered."""
         if self.started and not self._closing:
             if document is not None:
-                self.put(Document(Kind.FINISH, lambda: dump_json(document())))
+                self.put(Document(RecordKind.FINISH, lambda: dump_json(document())))
             self._closing = True
             self._recorder.wake()
 
@@ -283,12 +282,12 @@ class Pipeline:
             return FinishReport(complete=True)
         if self._recorder.join(deadline) and self.sender is not None:
             self.sender.hurry, self.sender.held = True, False
-            self._sending.wake()
-            while not self._sending.join(min(deadline, time.monotonic() + 0.05)):
+            self.sending.wake()
+            while not self.sending.join(min(deadline, time.monotonic() + 0.05)):
                 if time.monotonic() >= deadline or self.sender.held:
                     break
-            self._sending.stop()
-            if not self._sending.join(min(deadline, time.monotonic() + 1.0)):
+            self.sending.stop()
+            if not self.sending.join(min(deadline, time.monotonic() + 1.0)):
                 # It waits for an answer, and the process may be gone when that comes.
                 self._keep()
         elif left := len(self.waiting):
@@ -296,7 +295,7 @@ class Pipeline:
         return self._report()
 
     def _report(self) -> FinishReport:
-        progress = self._cursor.progress if self._cursor is not None else Progress(self.writer)
+        progress = self._cursor.progress if self._cursor is not None else SendProgress(self.writer)
         left = not self._complete or progress.messages_refused > 0
         return FinishReport(
             complete=self._complete,
@@ -315,14 +314,14 @@ class Pipeline:
         self._recorder.stop()
         self._recorder.join(time.monotonic() + CLOSING_PAUSE)
         self._complete = True
-        self._sending.stop()
-        if self.sender is None and self._spool is not None:
-            self._spool.remove()
+        self.sending.stop()
+        if self.sender is None and self.spool is not None:
+            self.spool.remove()
         return True
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's files without touching what is in them."""
-        if self._spool is not None:
-            self._spool.abandon()
+        if self.spool is not None:
+            self.spool.abandon()
         if self._cursor is not None:
             self._cursor.close()

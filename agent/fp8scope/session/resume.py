@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import os
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +17,9 @@ from typing import Any
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.transport import Action, Transport
 from fp8scope.process.launch_ranks import Job
-from fp8scope.recording.spool import find_spools
 
 ASK_SECONDS = 3.0
 """A resumed run waits at most about this long for the server to say which attempt was the last."""
-LEFTOVER_PATIENCE = 60.0
 LEDGER = "latest.json"
 _begun = itertools.count()
 MAX_LEDGER_BYTES = 4096
@@ -161,31 +158,3 @@ def write_ledger(
         # A full disk leaves an empty file.
         with contextlib.suppress(OSError):
             draft.unlink()
-
-
-# What earlier attempts left on this machine
-
-
-def send_leftovers(
-    run: str, settings: Settings, own: Path, failed: Failed = lambda kind, error: None
-) -> threading.Thread | None:
-    """In the background, send what dead processes have left of this run; None when there is nothing.
-
-    Calls `failed` with the exception if it cannot.
-    """
-    left = [spool for spool in find_spools(settings.directory / run) if spool != own]
-    if settings.mode != "online" or not left:
-        return None
-
-    def send() -> None:
-        from fp8scope.delivery.resend import sync_one
-
-        for spool in left:
-            try:
-                sync_one(spool, settings, LEFTOVER_PATIENCE, lambda done, total: None)
-            except Exception as error:
-                failed("sending what an earlier process has left", error)
-
-    thread = threading.Thread(target=send, name="fp8scope-leftovers", daemon=True)
-    thread.start()
-    return thread

@@ -1,4 +1,4 @@
-"""The page on which people set and change their own password."""
+"""The page on which users set and change their password."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.people import withdraw_links
 
 LINK_AT = "signed_in_with_link_at"
-# A link is made for people who have lost their password: for so long they need not know the old one. Not for
-# the whole session, which a stranger may find open.
+# For this long after a sign-in by link, the old password is not asked for: links are for users who have lost
+# it. Not for the whole session, which somebody else may find open.
 LINK_SECONDS = 3600.0
-LONGEST_PASSWORD = 4096
+MAX_PASSWORD_LENGTH = 4096
 
 
 class _ChangeForm(PasswordChangeForm):
-    """Django's own, but the old password is hashed where all are."""
+    """PasswordChangeForm that checks the old password in the hashing threads of accounts.passwords."""
 
     @sensitive_variables("old_password")
     def clean_old_password(self) -> str:
@@ -46,37 +46,37 @@ class _ChangeForm(PasswordChangeForm):
 @sensitive_post_parameters()
 @require_http_methods(["GET", "HEAD", "POST"])
 def account(request: HttpRequest) -> HttpResponse:
-    """Set a password, or change it. Other sessions of the person end; this one stays."""
+    """Set or change the password. Ends all other sessions of the user."""
     user = request.user
     assert isinstance(user, User)
     needs_old = _needs_old_password(request, user)
     form_class: type[SetPasswordForm[User]] = _ChangeForm if needs_old else SetPasswordForm
     form = form_class(user, request.POST if request.method == "POST" else None)
     for field in form.fields.values():
-        # Hashing takes longer the longer the text is.
-        field.validators.append(MaxLengthValidator(LONGEST_PASSWORD))
+        # The time to hash grows with the length.
+        field.validators.append(MaxLengthValidator(MAX_PASSWORD_LENGTH))
     if request.method != "POST" or not form.is_valid():
         status = 422 if request.method == "POST" else 200
         return render(request, "accounts/account.html", {"form": form, "needs_old": needs_old}, status=status)
-    # Before the transaction: it takes long.
+    # Hash before the transaction, because it is slow.
     user.password = passwords.encode(form.cleaned_data["new_password1"])
     with transaction.atomic():
         user.save(update_fields=["password"])
         withdraw_links(user)
     request.session.pop(LINK_AT, None)
     update_session_auth_hash(request, user)
-    messages.success(request, "The password is set. All your other sessions are signed out.")
+    messages.success(request, "Your password is set. All your other sessions are signed out.")
     return redirect("account")
 
 
 def recommend_password(request: HttpRequest, user: User) -> None:
-    """After a sign-in with a link: remember it, and say how to get in the next time."""
+    """After a sign-in by link: recommend a password, and note the time of the sign-in."""
     request.session[LINK_AT] = time.time()
     change = "Set a new password" if user.has_usable_password() else "Set a password"
     messages.warning(
         request,
         format_html(
-            'The link worked once. <a href="{}">{}</a> to sign in again: this session ends after 14 days.',
+            'This link works only once. <a href="{}">{}</a> to sign in again; this session ends in 14 days.',
             reverse("account"),
             change,
         ),
@@ -84,5 +84,5 @@ def recommend_password(request: HttpRequest, user: User) -> None:
 
 
 def _needs_old_password(request: HttpRequest, user: User) -> bool:
-    at = request.session.get(LINK_AT, 0.0)
-    return user.has_usable_password() and not 0.0 <= time.time() - at < LINK_SECONDS
+    signed_in_at = request.session.get(LINK_AT, 0.0)
+    return user.has_usable_password() and not 0.0 <= time.time() - signed_in_at < LINK_SECONDS

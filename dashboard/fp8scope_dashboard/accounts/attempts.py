@@ -1,9 +1,8 @@
-"""How fast passwords can be tried: after some attempts at a name, or from an address, each further one waits.
+"""Throttle password attempts by user name and by client address.
 
-An attempt is counted before its password is looked at, so that many at the same moment are many. All web
-processes count in Redis. Where Redis does not answer, each counts in its memory, so that nobody is locked out
-and nobody may try without bound. Sign-in links are never counted: the wait ends by itself, and a link goes
-around it.
+After a number of free attempts, each further one must wait. An attempt counts before its password is checked,
+so that concurrent attempts all count. The counts are in Redis, shared by all web processes; if Redis fails,
+each process counts in memory. Sign-in links do not count, so a throttled user can still use one.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 logger = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-# People behind one address (an office, a proxy that is not trusted) share its attempts.
+# All users behind an address, such as an office or an untrusted proxy, share its attempts.
 FREE_ATTEMPTS = 5
 FREE_ATTEMPTS_PER_ADDRESS = 20
-LONGEST_WAIT = 60.0
-# A name or an address is forgotten after so long without an attempt; in memory also when so many others have
-# been tried since.
-MEMORY_SECONDS = 900.0
-MOST_KEYS = 10_000
+MAX_WAIT_SECONDS = 60.0
+# A count expires after this long without an attempt. In memory, at most this many are kept.
+EXPIRY_SECONDS = 900.0
+MAX_KEYS = 10_000
 NAME_LENGTH = 150
 TIMEOUT_SECONDS = 0.5
-# After a failure Redis is left alone for so long.
+# Redis is not tried again for this long after a failure.
 PAUSE_SECONDS = 5.0
 KEY_PREFIX = "fp8scope:signin:"
 
-# KEYS: each key that an attempt counts for. ARGV: the longest wait, the memory, and for each key its free
-# attempts. Returns the milliseconds to wait and for which key; 0: go ahead, the attempt is counted.
+# KEYS: the keys that an attempt counts for. ARGV: the longest wait and the expiry in milliseconds, then the
+# free attempts of each key. Returns the milliseconds to wait and the key that requires it. A wait of 0 means
+# that the attempt is allowed and counted.
 ADMIT = """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -63,7 +62,7 @@ for _, key in ipairs(KEYS) do
 end
 return {0, 0}
 """
-# KEYS: name, address. The name begins again; the address gets this one attempt back.
+# KEYS: name, address. Resets the name and gives the address one attempt back.
 FORGIVE = """
 redis.call('DEL', KEYS[1])
 if (tonumber(redis.call('HGET', KEYS[2], 'count')) or 0) > 0 then
@@ -75,23 +74,31 @@ return 0
 
 @dataclass(frozen=True)
 class Key:
-    """Something that attempts are counted for."""
+    """A key that attempts are counted for, and its number of free attempts."""
 
     text: str
     free: int
 
 
 class MemoryCounts:
-    """Attempts counted in this process's memory."""
+    """Counts attempts in the memory of this process. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        expiry: float = EXPIRY_SECONDS,
+        max_keys: int = MAX_KEYS,
+    ) -> None:
         self._clock = clock
+        self._expiry = expiry
+        self._max_keys = max_keys
         self._lock = threading.Lock()
-        # The count of attempts, and when the last was.
+        # The number of attempts and the time of the last one.
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def admit(self, keys: Sequence[Key]) -> tuple[float, Key]:
-        """Seconds to wait, and the key that asks for them; 0: go ahead, the attempt is counted."""
+        """Count an attempt unless it must wait. Returns the seconds to wait, 0 if counted, and their key."""
         with self._lock:
             now = self._clock()
             wait, which = max(((self._wait(key, now), key) for key in keys), key=lambda pair: pair[0])
@@ -100,33 +107,37 @@ class MemoryCounts:
             for key in keys:
                 self._counts[key.text] = (self._of(key.text, now)[0] + 1, now)
                 self._counts.move_to_end(key.text)
-            while len(self._counts) > MOST_KEYS:
+            while len(self._counts) > self._max_keys:
                 self._counts.popitem(last=False)
             return 0.0, which
 
     def forgive(self, name: Key, address: Key) -> None:
-        """The password was right."""
+        """Reset the name and give the address one attempt back, after a correct password."""
         with self._lock:
             self._counts.pop(name.text, None)
             count, last = self._of(address.text, self._clock())
             if count > 0:
                 self._counts[address.text] = (count - 1, last)
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def _wait(self, key: Key, now: float) -> float:
         count, last = self._of(key.text, now)
         if count < key.free:
             return 0.0
-        return max(0.0, last + min(LONGEST_WAIT, 2.0 ** min(count - key.free, 16)) - now)
+        return max(0.0, last + min(MAX_WAIT_SECONDS, 2.0 ** min(count - key.free, 16)) - now)
 
     def _of(self, text: str, now: float) -> tuple[int, float]:
         count, last = self._counts.get(text, (0, 0.0))
-        return (count, last) if now - last < MEMORY_SECONDS else (0, 0.0)
+        return (count, last) if now - last < self._expiry else (0, 0.0)
 
 
 class RedisCounts:
-    """Attempts counted in Redis, by its clock, for all web processes."""
+    """Counts attempts in Redis, for all web processes."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, expiry: float = EXPIRY_SECONDS) -> None:
+        self._expiry = expiry
         client = redis.Redis.from_url(
             url,
             socket_connect_timeout=TIMEOUT_SECONDS,
@@ -140,78 +151,80 @@ class RedisCounts:
         """As `MemoryCounts.admit`.
 
         Raises:
-            redis.RedisError: it does not answer, or cannot store.
+            redis.RedisError: Redis does not answer or cannot store.
         """
-        bounds = [int(1000 * LONGEST_WAIT), int(1000 * MEMORY_SECONDS), *(key.free for key in keys)]
+        bounds = [int(1000 * MAX_WAIT_SECONDS), int(1000 * self._expiry), *(key.free for key in keys)]
         wait, which = self._admit(keys=[KEY_PREFIX + key.text for key in keys], args=bounds)
-        # 1 is the first key; 0, none, becomes the last, which does not matter.
+        # Lua counts from 1. Without a wait, 0 selects the last key, which callers ignore.
         return int(wait) / 1000, keys[int(which) - 1]
 
     def forgive(self, name: Key, address: Key) -> None:
         """As `MemoryCounts.forgive`.
 
         Raises:
-            redis.RedisError: as above.
+            redis.RedisError: Redis does not answer or cannot store.
         """
         self._forgive(keys=[KEY_PREFIX + name.text, KEY_PREFIX + address.text])
 
 
 class Attempts:
-    """Attempts by name and by address, counted in Redis, or in memory while Redis is away. Thread-safe.
+    """Throttles attempts by name and by address. Thread-safe.
 
-    Names need not exist.
+    Counts in `shared`, or in memory if that is None or fails. Names need not exist.
     """
 
     def __init__(
-        self, shared: RedisCounts | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        shared: RedisCounts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_keys: int = MAX_KEYS,
     ) -> None:
         self._shared = shared
-        self._memory = MemoryCounts(clock)
+        self._memory = MemoryCounts(clock, max_keys=max_keys)
+        self._max_keys = max_keys
         self._clock = clock
         self._lock = threading.Lock()
         self._resume_at = float("-inf")
-        # Until when an address has to wait, as far as this process knows.
+        # By address, the time until which this process knows that it must wait.
         self._refused: OrderedDict[str, float] = OrderedDict()
 
     def admit(self, name: str, address: str) -> int:
-        """Whole seconds until an attempt at this name from this address is looked at.
-
-        0: go ahead; the attempt is counted.
-        """
-        keys = _keys(name, address)
-        wait, which = self._ask(lambda counts: counts.admit(keys))
+        """Count an attempt, unless it must wait. Returns the whole seconds to wait, 0 if it is counted."""
+        keys = keys_of(name, address)
+        wait, which = self._with_counts(lambda counts: counts.admit(keys))
         if wait > 0 and which == keys[1]:
             with self._lock:
                 self._refused[address] = self._clock() + wait
                 self._refused.move_to_end(address)
-                while len(self._refused) > MOST_KEYS:
+                while len(self._refused) > self._max_keys:
                     self._refused.popitem(last=False)
         return math.ceil(wait)
 
     def refused_for(self, address: str) -> int:
-        """Whole seconds that an address has to wait, as far as this process knows without asking Redis."""
+        """Whole seconds that an address must wait, as far as this process knows. Does not use Redis."""
         until = self._refused.get(address)
         return 0 if until is None else max(0, math.ceil(until - self._clock()))
 
     def succeeded(self, name: str, address: str) -> None:
-        """The password was right: the name begins again, and the address gets the attempt back."""
-        keys = _keys(name, address)
-        self._ask(lambda counts: counts.forgive(*keys))
+        """Reset the name and give the address one attempt back, after a correct password."""
+        keys = keys_of(name, address)
+        self._with_counts(lambda counts: counts.forgive(*keys))
 
-    def _ask(self, question: Callable[[RedisCounts | MemoryCounts], Answer]) -> Answer:
+    def _with_counts(self, operation: Callable[[RedisCounts | MemoryCounts], Result]) -> Result:
         if self._shared is not None and self._clock() >= self._resume_at:
             try:
-                return question(self._shared)
+                return operation(self._shared)
             except redis.RedisError as error:
                 self._resume_at = self._clock() + PAUSE_SECONDS
                 logger.warning(
-                    "Redis is away (%s): sign-in attempts are counted in this process.", type(error).__name__
+                    "Redis is unavailable (%s): counting sign-in attempts in memory.", type(error).__name__
                 )
-        return question(self._memory)
+        return operation(self._memory)
 
 
-def _keys(name: str, address: str) -> tuple[Key, Key]:
-    """The keys of a name and of an address, without either in the clear."""
+def keys_of(name: str, address: str) -> tuple[Key, Key]:
+    """The keys of a name and an address. Both are hashed, so that Redis stores no personal data."""
     folded = name.strip().casefold()[:NAME_LENGTH]
     digests = (hashlib.sha256(text.encode(errors="replace")).hexdigest()[:32] for text in (folded, address))
     return Key(f"name:{next(digests)}", FREE_ATTEMPTS), Key(

@@ -1,4 +1,4 @@
-"""People, projects, and the tokens by which training processes speak for a project."""
+"""Users, projects, and the API tokens of projects."""
 
 from typing import ClassVar
 
@@ -9,11 +9,11 @@ from django.utils import timezone
 
 
 class User(AbstractUser):
-    """A person. Signs in with a password, or once with a SignInLink."""
+    """A user, who signs in with a password, or once with a SignInLink."""
 
 
 class Project(models.Model):
-    """What runs, rules, channels and tokens belong to; people see the projects they are members of."""
+    """Owns runs, alert rules, channels and tokens. Users see the projects that they are members of."""
 
     slug = models.SlugField(max_length=64, unique=True)
     name = models.CharField(max_length=128)
@@ -31,7 +31,7 @@ class Project(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(36_500)],
-        help_text="Days for which tensors' values are kept; roll-ups and scalars stay. Empty: all does.",
+        help_text="Days to keep tensor values; roll-ups and scalars are kept. Empty: keep everything.",
     )
     created_at = models.DateTimeField(default=timezone.now)
 
@@ -60,11 +60,11 @@ class Membership(models.Model):
 
 
 class ApiToken(models.Model):
-    """A secret shown once. Only its SHA-256 is kept: with 256 random bits it needs no slow hash."""
+    """A token of a project. Only its SHA-256 is stored; with 256 random bits it needs no slow hash."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="tokens")
     name = models.CharField(max_length=128)
-    prefix = models.CharField(max_length=16, help_text="The first characters, to tell tokens apart.")
+    prefix = models.CharField(max_length=16, help_text="The first characters, to identify the token.")
     digest = models.BinaryField(max_length=32, unique=True)
     created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(default=timezone.now)
@@ -73,7 +73,7 @@ class ApiToken(models.Model):
 
 
 class SignInLink(models.Model):
-    """An address that signs one person in, once, within its lifetime."""
+    """A link that signs one user in, once, within its lifetime."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
     digest = models.BinaryField(max_length=32, unique=True)

@@ -1,4 +1,4 @@
-"""Passwords are hashed a few at a time, for each takes long, and without holding a database connection."""
+"""Hash passwords in a few low-priority threads, without holding a database connection."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from fp8scope_dashboard.accounts.models import User
 
 Result = TypeVar("Result")
 
-AT_A_TIME: Final = max(1, min(4, (os.cpu_count() or 1) // 2))
+MAX_CONCURRENT: Final = max(1, min(4, (os.cpu_count() or 1) // 2))
 NICENESS: Final = 10
 
 
 def hashing(work: Callable[[], Result]) -> Result:
-    """Do `work`, which hashes a password, in one of the few threads for it, and wait for the result.
+    """Run `work` in a hashing thread and return its result.
 
-    It must not touch the database: its threads give no connection back. Raises what `work` raises.
+    `work` must not use the database, because the hashing threads never return connections. Raises what `work`
+    raises.
     """
     return _threads.submit(work).result()
 
 
 def encode(password: str) -> str:
-    """The password's hash, as it is stored. Gives the database connection back for as long as it takes."""
+    """Return the hash of a password, as it is stored. Releases the database connection meanwhile."""
     _release_connection()
     return hashing(partial(make_password, password))
 
 
 def verify(password: str, encoded: str) -> tuple[bool, bool]:
-    """Whether this is the password, and whether its hash is outdated. Gives the connection back, too."""
+    """Return whether the password matches, and whether its hash is outdated. Releases the connection."""
     _release_connection()
     return hashing(partial(verify_password, password, encoded))
 
@@ -50,18 +51,17 @@ def _release_connection() -> None:
 
 
 def _give_way() -> None:
-    """Let everything else go first: the hash itself runs without the interpreter's lock, so nobody waits for
-    it."""
-    # On Linux each thread has a niceness.
+    """Lower the priority of this thread. Hashing releases the GIL, so nothing waits for it."""
+    # On Linux, each thread has its own niceness.
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-_threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="hash", initializer=_give_way)
+_threads = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="hash", initializer=_give_way)
 
 
 class PasswordBackend(ModelBackend):
-    """Django's own, but that no database connection is held while a password is hashed."""
+    """ModelBackend that holds no database connection while it hashes a password."""
 
     def authenticate(
         self,
@@ -70,16 +70,16 @@ class PasswordBackend(ModelBackend):
         password: str | None = None,
         **_: Any,
     ) -> User | None:
-        """The person with this name and password; None where a name or a password is not given.
+        """Return the user with this name and password; None if either is missing.
 
         Raises:
-            PermissionDenied: they do not match, or the person may not sign in: no other backend is to try.
+            PermissionDenied: they do not match, or the user is inactive. Stops further backends.
         """
         if username is None or password is None:
             return None
         user = User.objects.filter(username=username).first()
         if user is None:
-            # As long as for a name that exists.
+            # Take as long as for a name that exists.
             encode(password)
             raise PermissionDenied
         is_right, is_outdated = verify(password, user.password)

@@ -1,6 +1,6 @@
-"""Who can sign in, changed from the server's command line: links, passwords and new people.
+"""Manage users from the command line of the server: links, passwords, new users.
 
-The person at the server's shell can read the database anyway, so no permission is asked for here.
+Checks no permissions: whoever has a shell on the server can read the database anyway.
 """
 
 from __future__ import annotations
@@ -13,35 +13,37 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Membership, Project, Role, SignInLink, User
 from fp8scope_dashboard.accounts.services import ADMINISTRATOR
 
-MOST_NAMES = 10
+MAX_NAMES = 10
 
 
 class PeopleError(Exception):
-    """The request cannot be met; the message says what to do."""
+    """The request is invalid; the message says what to do."""
 
 
 def person_named(name: str | None) -> User:
-    """The active person of this name; without a name, the administrator of the installation.
+    """Return the active user with this name, or the administrator if `name` is None.
 
     Raises:
-        PeopleError: there is no such person, or they are deactivated.
+        PeopleError: the user does not exist or is deactivated.
     """
     user = _administrator() if name is None else User.objects.filter(username=name).first()
     if user is None:
         raise PeopleError(
-            f"there is no person {name!r}{_known_names()}. `fp8scope admin invite NAME` makes one"
+            f"there is no user {name!r}{_known_names()}. `fp8scope admin invite NAME` creates one"
         )
     if not user.is_active:
-        raise PeopleError(f"{user.username!r} is deactivated and cannot sign in. Name another with --user")
+        raise PeopleError(
+            f"{user.username!r} is deactivated and cannot sign in. Choose another user with --user"
+        )
     return user
 
 
 @transaction.atomic
 def set_password(user: User, password: str) -> None:
-    """Set a password. It ends the person's sessions, and links that were made before stop working.
+    """Set the password of a user. Ends all sessions and revokes unused sign-in links.
 
     Raises:
-        PeopleError: Django's validators refuse it; the message has their reasons.
+        PeopleError: a password validator of Django rejects it; the message has the reasons.
     """
     try:
         validate_password(password, user)
@@ -53,21 +55,21 @@ def set_password(user: User, password: str) -> None:
 
 
 def withdraw_links(user: User) -> None:
-    """Make the person's unused sign-in links useless: with a new password, nothing older lets anyone in."""
+    """Revoke the unused sign-in links of a user, for instance after a password change."""
     now = timezone.now()
     SignInLink.objects.filter(user=user, used_at=None, expires_at__gt=now).update(expires_at=now)
 
 
 @transaction.atomic
 def invite(name: str, email: str, project: Project | None, role: Role) -> User:
-    """Make a person without a password, and a member of `project` if one is given.
+    """Create a user without a password, as a member of `project` if given.
 
     Raises:
-        PeopleError: the name is taken or is not one, or the e-mail address is not one.
+        PeopleError: the name is taken, or the name or the e-mail address is invalid.
     """
     if User.objects.filter(username__iexact=name).exists():
         raise PeopleError(
-            f"there is a person {name!r} already. `fp8scope admin link --user {name}` makes a link for them"
+            f"user {name!r} already exists. `fp8scope admin link --user {name}` makes a sign-in link"
         )
     user = User(username=name, email=email)
     user.set_unusable_password()
@@ -83,31 +85,31 @@ def invite(name: str, email: str, project: Project | None, role: Role) -> User:
 
 
 def project_named(slug: str) -> Project:
-    """The project with this slug.
+    """Return the project with this slug.
 
     Raises:
-        PeopleError: there is none; the message names those that exist.
+        PeopleError: there is none; the message lists the existing projects.
     """
     project = Project.objects.filter(slug=slug).first()
     if project is None:
-        slugs = ", ".join(Project.objects.values_list("slug", flat=True)[:MOST_NAMES])
+        slugs = ", ".join(Project.objects.values_list("slug", flat=True)[:MAX_NAMES])
         raise PeopleError(f"there is no project {slug!r}; the projects are: {slugs or 'none yet'}")
     return project
 
 
 def _administrator() -> User:
-    """The administrator who was made first and can still sign in; made here if there is none at all."""
+    """Return the oldest active administrator, creating one if there is none."""
     administrators = User.objects.filter(is_superuser=True)
     user = administrators.order_by("-is_active", "pk").first()
     if user is not None:
         return user
     if User.objects.filter(username__iexact=ADMINISTRATOR).exists():
         raise PeopleError(
-            f"{ADMINISTRATOR!r} is not an administrator, and nobody else is. Name a person with --user"
+            f"{ADMINISTRATOR!r} is not an administrator, and nobody else is. Choose a user with --user"
         )
     return User.objects.create_superuser(ADMINISTRATOR)
 
 
 def _known_names() -> str:
-    names = ", ".join(User.objects.order_by("pk").values_list("username", flat=True)[:MOST_NAMES])
-    return f" (there are: {names})" if names else ""
+    names = ", ".join(User.objects.order_by("pk").values_list("username", flat=True)[:MAX_NAMES])
+    return f" (users: {names})" if names else ""

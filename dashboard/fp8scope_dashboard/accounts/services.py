@@ -1,4 +1,4 @@
-"""What can be done with people, projects and tokens."""
+"""Projects, API tokens, sign-in links and permissions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fp8scope_dashboard.db import replica, sql
 ADMINISTRATOR = "admin"
 DEFAULT_PROJECT = "default"
 LINK_LIFETIME = timedelta(hours=24)
-# `last_used_at` is for people to see which tokens are dead: it need not be written at every request.
+# `last_used_at` shows which tokens are unused; it need not be written with every request.
 LAST_USED_RESOLUTION = timedelta(minutes=1)
 
 TOKEN_FORM = re.compile(r"fp8s_[A-Za-z0-9]{8}_[A-Za-z0-9_-]{43}")
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-# Written out: the ORM takes longer to compose it than PostgreSQL to answer it, and every API request asks it.
+# Raw SQL, because every API request runs it and the ORM takes longer to build it than PostgreSQL to run it.
 _TOKEN_FIELDS = [field.attname for field in ApiToken._meta.concrete_fields]
 _PROJECT_FIELDS = [field.attname for field in Project._meta.concrete_fields]
 _TOKEN_OF_DIGEST = f"""
@@ -40,10 +40,10 @@ _RANKS = {Role.VIEWER.value: 0, Role.MEMBER.value: 1, Role.ADMIN.value: 2}
 
 @transaction.atomic
 def create_project(slug: str, name: str, owner: User | None = None) -> Project:
-    """Create a project with one alert rule of each kind; the owner becomes its administrator.
+    """Create a project with the default alert rules. The owner becomes its administrator.
 
     Raises:
-        ValidationError: the slug is taken or is not one, or the name is empty or too long.
+        ValidationError: the slug is taken or invalid, or the name is empty or too long.
     """
     project = Project(slug=slug, name=name)
     project.full_clean()
@@ -55,7 +55,7 @@ def create_project(slug: str, name: str, owner: User | None = None) -> Project:
 
 
 def create_token(project: Project, name: str, user: User | None = None) -> tuple[ApiToken, str]:
-    """Create a token of a project. The secret is returned here and never again: only its hash is kept.
+    """Create a token of a project. Returns it with its secret, of which only the hash is stored.
 
     Raises:
         ValidationError: the name is empty or too long.
@@ -71,56 +71,57 @@ def create_token(project: Project, name: str, user: User | None = None) -> tuple
 
 
 def authenticate_token(secret: str) -> ApiToken | None:
-    """The token (with its project) that a secret belongs to; None where it is unknown or revoked."""
+    """Return the token of a secret, with its project; None if it is unknown or revoked."""
     if not TOKEN_FORM.fullmatch(secret):
         return None
     rows = sql.fetch(_TOKEN_OF_DIGEST, {"digest": _digest(secret)}, replica.PRIMARY)
     if not rows:
         return None
     row = rows[0]
-    found = ApiToken.from_db(replica.PRIMARY, _TOKEN_FIELDS, row[: len(_TOKEN_FIELDS)])
-    found.project = Project.from_db(replica.PRIMARY, _PROJECT_FIELDS, row[len(_TOKEN_FIELDS) :])
-    _note_use(found)
-    return found
+    token = ApiToken.from_db(replica.PRIMARY, _TOKEN_FIELDS, row[: len(_TOKEN_FIELDS)])
+    token.project = Project.from_db(replica.PRIMARY, _PROJECT_FIELDS, row[len(_TOKEN_FIELDS) :])
+    _note_use(token)
+    return token
 
 
 def is_token(secret: str) -> bool:
-    """Whether a secret is a token that was not revoked. Writes nothing, unlike `authenticate_token`."""
+    """Whether a secret is a valid token. Unlike `authenticate_token`, writes nothing."""
     return ApiToken.objects.filter(digest=_digest(secret), revoked_at=None).exists()
 
 
 def revoke_token(token: ApiToken) -> None:
-    """Make a token useless from the next request on. Revoking twice is revoking once."""
+    """Revoke a token from the next request on. Idempotent."""
     ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
 
 
 def create_sign_in_link(user: User, base_url: str, lifetime: timedelta = LINK_LIFETIME) -> str:
-    """An address that signs this person in, once, within its lifetime. Only its hash is kept."""
+    """Return a link that signs the user in, once, within its lifetime. Only its hash is stored."""
     secret = secrets.token_urlsafe(32)
     SignInLink.objects.create(user=user, digest=_digest(secret), expires_at=timezone.now() + lifetime)
     return f"{base_url.rstrip('/')}/signin/{secret}/"
 
 
 def use_sign_in_link(secret: str) -> User | None:
-    """The person that a link signs in, and the link is used up; None where it is unknown, old or used."""
+    """Use up a sign-in link. Returns its user; None if the link is unknown, expired or used."""
     now = timezone.now()
     links = _usable_links(secret)
-    # The update decides between two clicks at the same moment.
+    # The update is atomic: of two concurrent requests only one succeeds.
     if not links.update(used_at=now):
         return None
     return SignInLink.objects.select_related("user").get(digest=_digest(secret)).user
 
 
 def is_usable_link(secret: str) -> bool:
-    """Whether `use_sign_in_link` would sign somebody in."""
+    """Whether `use_sign_in_link` would succeed."""
     return _usable_links(secret).exists()
 
 
 @transaction.atomic
 def create_administrator_link(base_url: str) -> str | None:
-    """A sign-in link for the administrator of a new installation; makes that person and a project if missing.
+    """Return a sign-in link for the first administrator of a new installation.
 
-    None once an administrator has signed in: from then on links are made by people.
+    Creates the administrator and a default project if missing. Returns None once any administrator has signed
+    in.
     """
     if User.objects.filter(is_superuser=True, last_login__isnull=False).exists():
         return None
@@ -135,14 +136,14 @@ def create_administrator_link(base_url: str) -> str | None:
 
 
 def projects_of(user: User) -> QuerySet[Project]:
-    """The projects that a person may see: those of their memberships, and all for an administrator."""
+    """The projects that a user may see: their memberships, or all for an administrator."""
     if user.is_superuser:
         return Project.objects.all()
     return Project.objects.filter(memberships__user=user)
 
 
 def role_in(user: User, project: Project) -> Role | None:
-    """What a person is in a project; administrators of the installation are administrators everywhere."""
+    """The role of a user in a project; None without one. Superusers are administrators of all projects."""
     if not user.is_active:
         return None
     if user.is_superuser:
@@ -152,18 +153,20 @@ def role_in(user: User, project: Project) -> Role | None:
 
 
 def require_project(user: User, slug: str, role: Role = Role.VIEWER) -> Project:
-    """The project, where the person has at least this role in it.
+    """Return the project if the user has at least this role in it.
 
     Raises:
-        Http404: no such project, or not one of theirs: which of the two is nobody's business.
-        PermissionDenied: they may see it, but the action asks for a higher role.
+        Http404: the project does not exist, or the user is not a member; the two look the same.
+        PermissionDenied: the user is a member with a lower role.
     """
     project = projects_of(user).filter(slug=slug).first()
     held = role_in(user, project) if project is not None else None
     if project is None or held is None:
         raise Http404("No such project.")
     if _RANKS[held.value] < _RANKS[role.value]:
-        raise PermissionDenied(f"This needs the role {role.value} in {project.name}; yours is {held.value}.")
+        raise PermissionDenied(
+            f"This requires the role {role.value} in {project.name}; yours is {held.value}."
+        )
     return project
 
 

@@ -1,4 +1,4 @@
-"""Signing in and out."""
+"""Sign in with a password or a link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fp8scope_dashboard.accounts.attempts import attempts
 
 
 class SignIn(LoginView):
-    """The page with name and password. Passwords may be tried only so fast: see accounts.attempts."""
+    """The sign-in page. Attempts are throttled; see accounts.attempts."""
 
     template_name = "accounts/signin.html"
     redirect_authenticated_user = True
@@ -28,7 +28,7 @@ class SignIn(LoginView):
         wait = attempts.admit(request.POST.get("username", ""), _address(request))
         if wait == 0:
             return super().post(request, *args, **kwargs)
-        # Not even looked at: whether it was right must not show.
+        # The password is not checked, so that the response does not show whether it is correct.
         context = self.get_context_data(form=self.get_form_class()(request), wait=wait)
         return self.render_to_response(context, status=429, headers={"Retry-After": str(wait)})
 
@@ -44,7 +44,7 @@ def _address(request: HttpRequest) -> str:
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def signin_link(request: HttpRequest, token: str) -> HttpResponse:
-    """A one-time link. Opening it only shows a button: chat programs open links to preview them."""
+    """A one-time sign-in link. Opening it only shows a button, because chat programs preview links."""
     if request.method != "POST":
         return _link_page(request, usable=services.is_usable_link(token))
     user = services.use_sign_in_link(token)
@@ -53,7 +53,7 @@ def signin_link(request: HttpRequest, token: str) -> HttpResponse:
     login(request, user, backend="django.contrib.auth.backends.ModelBackend")
     account_page.recommend_password(request, user)
     target = request.GET.get("next", "")
-    # Anybody may write a link: it must not lead to another site.
+    # `next` may come from anybody: it must not lead to another site.
     if url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
         return redirect(target)
     return redirect("home")

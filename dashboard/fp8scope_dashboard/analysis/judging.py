@@ -1,4 +1,4 @@
-"""From stored runs to the coverage of a verdict, and what a verdict says of a run as it stands now."""
+"""The coverage of a verdict from stored runs, and a stored verdict for the current state of its run."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def coverage_of_loss(
     theirs: Sequence[Curve],
     result: LossComparison,
 ) -> Coverage:
-    """How much of the first run's plan the comparison of its loss judges.
+    """How much of the first run's plan the comparison of its loss covers.
 
     Args:
-        arm: the run in question first, then others of its seed group; `ours` are their losses.
+        arm: the judged run first, then others of its seed group; `ours` are their losses.
         baseline: the runs of the baseline group; `theirs` are their losses.
-        result: of comparing them, in this order.
+        result: of their comparison, in this order.
     """
     run, basis = arm[0], result.basis
     reached = lineage.reached_steps([*arm, *baseline])
     used = [baseline[i] for i in basis.baselines] if basis else []
     arm_used = [arm[i] for i in basis.runs] if basis else [run]
-    gaps = {one.id: cadence(curve.steps.tolist()) for one, curve in zip(baseline, theirs, strict=True)}
+    gaps = {each.id: cadence(curve.steps.tolist()) for each, curve in zip(baseline, theirs, strict=True)}
     own = cadence(ours[0].steps.tolist())
     step_gap = max(basis.step_gap if basis else 1.0, own)
-    furthest = [reached[one.id] for one in used]
+    furthest = [reached[each.id] for each in used]
     coverage = Coverage(
         standing=standing_of(run.state, reached[run.id], run.total_steps, own),
         reached=reached[run.id],
         cadence=own,
-        waits=any(one.state == RunState.RUNNING for one in (*arm_used, *(used or baseline))),
+        waits=any(each.state == RunState.RUNNING for each in (*arm_used, *(used or baseline))),
         baseline=BaselineArm(
-            tuple(_standing(one, reached, gaps[one.id]) for one in used),
+            tuple(_standing(each, reached, gaps[each.id]) for each in used),
             max((step for step in furthest if step is not None), default=None),
             len(baseline) - len(used) if basis else 0,
         ),
@@ -68,7 +68,7 @@ def coverage_of_loss(
         return coverage
     planned = max(_end(curve, result.aligned_on) for curve in (ours[0], *theirs))
     if result.aligned_on == "steps":
-        planned = max(planned, *(float(one.total_steps or 0) for one in baseline))
+        planned = max(planned, *(float(each.total_steps or 0) for each in baseline))
     return replace(
         coverage,
         judged=basis.end,
@@ -82,13 +82,13 @@ def coverage_of_loss(
 def coverage_of_score(
     run: Run, baseline: Sequence[Run], reached: Mapping[UUID, int | None], step: int
 ) -> Coverage:
-    """How much of the run's plan a score at a step judges. `baseline`: the runs that scored there as well."""
-    furthest = [reached[one.id] for one in baseline]
+    """How much of the run's plan a score at a step covers. `baseline`: the runs with a score at that step."""
+    furthest = [reached[each.id] for each in baseline]
     plan: Plan = "total_steps" if run.total_steps else "longest_run"
-    # How long a run without a plan will be is known when it has ended.
+    # The length of a run without a plan is known once it has ended.
     lengths = [
-        float(one.total_steps or (0 if one.state == RunState.RUNNING else reached[one.id]) or 0)
-        for one in (run, *baseline)
+        float(each.total_steps or (0 if each.state == RunState.RUNNING else reached[each.id]) or 0)
+        for each in (run, *baseline)
     ]
     return Coverage(
         standing=standing_of(run.state, reached[run.id], run.total_steps),
@@ -96,19 +96,19 @@ def coverage_of_score(
         planned=float(run.total_steps) if run.total_steps else max(float(step), *lengths),
         plan=plan,
         reached=reached[run.id],
-        waits=any(one.state == RunState.RUNNING for one in baseline),
+        waits=any(each.state == RunState.RUNNING for each in baseline),
         baseline=BaselineArm(
-            tuple(_standing(one, reached) for one in baseline),
-            max((one for one in furthest if one is not None), default=None),
+            tuple(_standing(each, reached) for each in baseline),
+            max((step for step in furthest if step is not None), default=None),
         ),
     )
 
 
 def judged_now(run: Run, comparison: Comparison | EvaluationComparison) -> Judgement:
-    """What the stored comparison says of the run as it stands now.
+    """The judgement of a stored comparison for the current state of the run.
 
-    The run may have failed, or gone silent, since it was compared: a verdict must not wait for a worker to
-    say so.
+    The run may have failed or gone silent since it was compared. The verdict must show that at once, without
+    waiting for a worker.
     """
     measured = str(comparison.result.get("measured", comparison.verdict))
     stored = comparison.result.get("coverage")
@@ -133,19 +133,19 @@ def judged_now(run: Run, comparison: Comparison | EvaluationComparison) -> Judge
 
 
 def standing_now(run: Run) -> Standing:
-    """How the run stands, from its row and its comparison, without a query if that is loaded."""
+    """The standing of a run from its row and its comparison; needs no query if the comparison is loaded."""
     comparison = getattr(run, "comparison", None)
     stored = (comparison.result.get("coverage") or {}) if comparison is not None else {}
     reached = run.last_step
     if comparison is not None and comparison.to_step >= (run.last_step or 0) and "reached" in stored:
         reached = stored["reached"]
-    # Without a comparison the rows say how densely one process logs; several ranks have more.
+    # Without a comparison, the number of rows shows how often the run logs; several ranks log more rows.
     every = float(stored.get("cadence") or -(-((reached or 0) + 1) // max(1, run.rows_stored)))
     return standing_of(run.state, reached, run.total_steps, max(1.0, every))
 
 
 def _without_coverage(run: Run, measured: str) -> Judgement:
-    """An earlier version kept no coverage: the sweeper compares such runs again."""
+    """The judgement of a comparison by an earlier version, without coverage. The sweeper repeats it."""
     standing = standing_of(run.state, run.last_step, run.total_steps)
     judgement = conclude(measured, Coverage(standing, reached=run.last_step))
     if is_dead(standing) or measured not in GOOD:
@@ -158,5 +158,5 @@ def _standing(run: Run, reached: Mapping[UUID, int | None], gap: float = 1.0) ->
 
 
 def _end(curve: Curve, axis: Axis) -> float:
-    places = curve.tokens if axis == "tokens" else curve.steps
-    return float(places[-1]) if places is not None and len(places) else 0.0
+    x = curve.tokens if axis == "tokens" else curve.steps
+    return float(x[-1]) if x is not None and len(x) else 0.0

@@ -1,4 +1,4 @@
-"""Which runs are compared with which, and whether that was done with all they have stored."""
+"""Which runs are compared with which, and whether their comparisons include all stored data."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, Writer
 
-# Runs of one arm that a comparison reads; the newest, where there are more.
+# Runs of one arm that a comparison reads: the newest, if there are more.
 MOST_SEEDS = 32
-# Runs that one change may cause to be compared anew at once; the sweeper takes care of the others.
+# Runs that one change causes to be compared again at once; the sweeper finds the others.
 MOST_DEPENDENTS = 64
-# Sweepers look at projects in which something happened this recently.
+# Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
-# Begins `Comparison.inputs`. Raise it when a comparison's result gets something that it lacked.
+# Prefix of `Comparison.inputs`. Raise it when the result of a comparison gets a new field.
 VERSION = "v2"
 
 
 def baseline_runs(run: Run) -> list[Run]:
-    """The runs that a run is compared with, oldest first; empty when it names no baseline."""
+    """The runs that a run is compared with, oldest first; empty if it names no baseline."""
     if not run.baseline:
         return []
     group = Run.objects.filter(project_id=run.project_id, group=run.baseline).exclude(pk=run.pk)
-    return sorted(group.order_by("-created_at", "id")[:MOST_SEEDS], key=lambda one: (one.created_at, one.id))
+    return sorted(
+        group.order_by("-created_at", "id")[:MOST_SEEDS], key=lambda each: (each.created_at, each.id)
+    )
 
 
 def siblings(run: Run) -> list[Run]:
@@ -40,17 +42,19 @@ def siblings(run: Run) -> list[Run]:
     if not run.group:
         return []
     group = Run.objects.filter(project_id=run.project_id, group=run.group, baseline=run.baseline)
-    found = group.exclude(pk=run.pk).order_by("-created_at", "id")[: MOST_SEEDS - 1]
-    return sorted(found, key=lambda one: (one.created_at, one.id))
+    newest = group.exclude(pk=run.pk).order_by("-created_at", "id")[: MOST_SEEDS - 1]
+    return sorted(newest, key=lambda each: (each.created_at, each.id))
 
 
 def dependents(run: Run) -> list[UUID]:
     """The runs whose comparisons a run takes part in: those with its group as baseline, and its siblings."""
     if not run.group:
         return []
-    mine = Q(baseline=run.group) | (Q(group=run.group, baseline=run.baseline) & ~Q(baseline=""))
-    found = Run.objects.filter(mine, project_id=run.project_id).exclude(pk=run.pk).order_by("-heartbeat_at")
-    return list(found.values_list("id", flat=True)[:MOST_DEPENDENTS])
+    involved = Q(baseline=run.group) | (Q(group=run.group, baseline=run.baseline) & ~Q(baseline=""))
+    runs = (
+        Run.objects.filter(involved, project_id=run.project_id).exclude(pk=run.pk).order_by("-heartbeat_at")
+    )
+    return list(runs.values_list("id", flat=True)[:MOST_DEPENDENTS])
 
 
 def reached_steps(runs: Iterable[Run]) -> dict[UUID, int | None]:
@@ -64,9 +68,10 @@ def reached_steps(runs: Iterable[Run]) -> dict[UUID, int | None]:
 
 
 def inputs_of(run: Run) -> str:
-    """What a comparison of the run is computed from, in a few characters: equal when nothing has changed.
+    """A fingerprint of the data that a comparison of the run uses; equal if nothing has changed.
 
-    Read it before the data: what is stored meanwhile makes the comparison stale, not wrong for good.
+    Read it before the data. Then data that arrives in the meantime makes the comparison stale, so that it is
+    repeated.
     """
     groups = {run.group, run.baseline} - {""}
     involved = Run.objects.filter(Q(group__in=groups) | Q(pk=run.pk), project_id=run.project_id)
@@ -74,41 +79,41 @@ def inputs_of(run: Run) -> str:
 
 
 def rows_behind(run: Run) -> int:
-    """Rows of the run and of its baseline: what the detectors have to read."""
+    """Number of rows of the run and its baseline, which the detectors have to read."""
     groups = {run.baseline} - {""}
     involved = Run.objects.filter(Q(group__in=groups) | Q(pk=run.pk), project_id=run.project_id)
     return involved.aggregate(rows=Sum("rows_stored"))["rows"] or 0
 
 
 def active_projects() -> list[Project]:
-    """Projects of which some run was heard of lately."""
+    """Projects with a run that sent something recently."""
     recent = Run.objects.filter(heartbeat_at__gt=timezone.now() - ACTIVE_WITHIN)
     return list(Project.objects.filter(pk__in=recent.values("project_id")))
 
 
 def _projects_to_sweep() -> list[Project]:
-    """Those that are active, and those with comparisons of an earlier version, which lack their coverage."""
+    """Active projects, and those with comparisons of an earlier version, which have no coverage."""
     earlier = Comparison.objects.filter(run__deleted_at=None).exclude(inputs__startswith=VERSION)
-    concerned = (*active_projects(), *Project.objects.filter(pk__in=earlier.values("run__project_id")))
-    return list({project.pk: project for project in concerned}.values())
+    projects = (*active_projects(), *Project.objects.filter(pk__in=earlier.values("run__project_id")))
+    return list({project.pk: project for project in projects}.values())
 
 
 def uncompared_runs() -> list[UUID]:
-    """Runs with a baseline whose latest comparison was computed from less than is stored now."""
-    found = []
+    """Runs with a baseline whose latest comparison does not include all stored data."""
+    stale = []
     for project in _projects_to_sweep():
         runs = Run.objects.filter(project=project)
         stored = _stored(runs)
         for run in runs.exclude(baseline="").select_related("comparison"):
             comparison = getattr(run, "comparison", None)
             if comparison is None or comparison.inputs != _inputs(run, project, stored):
-                found.append(run.id)
-    return found
+                stale.append(run.id)
+    return stale
 
 
 @dataclass
 class _Stored:
-    """What is stored of the runs of one group: rows, evaluations, and how each run stands."""
+    """The stored data of the runs of one group: rows, evaluations and the state of each run."""
 
     rows: int = 0
     evaluations: int = 0
@@ -116,7 +121,7 @@ class _Stored:
 
 
 def _stored(runs: QuerySet[Run]) -> dict[str, _Stored]:
-    """By group, and by id where a run has no group."""
+    """Stored data by group, and by id for runs without a group."""
     scored = Evaluation.objects.filter(run__in=runs).values_list("run_id")
     evaluations: dict[UUID, int] = dict(scored.annotate(Count("id")))
     totals: dict[str, _Stored] = defaultdict(_Stored)

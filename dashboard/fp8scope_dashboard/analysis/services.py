@@ -1,4 +1,4 @@
-"""Computing and keeping the comparisons of runs and of their evaluations."""
+"""Compute and store the comparisons of runs and of their evaluations."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
 
-# While a run goes on, comparing it may take at most this part of a worker's time ...
+# While a run is running, its comparison may take at most this share of a worker's time ...
 TIME_SHARE = 0.05
-# ... and is done at most this often. What was put off the sweeper finds.
+# ... and happens at most this often. The sweeper finds comparisons that were postponed.
 LEAST_INTERVAL = timedelta(seconds=2)
 
-# (name, metric, step): what makes two evaluations comparable.
+# (name, metric, step): evaluations with the same task are comparable.
 Task = tuple[str, str, int]
 
 
 def refresh(run_id: UUID) -> None:
-    """Bring the comparisons up to date that a change of this run concerns: its own, and those it is part of.
+    """Update the comparisons that depend on this run: its own, and those that it is part of.
 
-    Twice, or in two workers at once, does no harm: each computes from what is stored, and says from what.
+    Repeated and concurrent calls do no harm: each computes from the stored data and records its inputs.
     """
     run = Run.objects.select_related("project", "comparison").filter(pk=run_id).first()
     if run is None:
         return
-    concerned = [
+    affected = [
         run,
         *Run.objects.select_related("project", "comparison").filter(pk__in=lineage.dependents(run)),
     ]
-    for one in concerned:
-        if one.baseline:
-            compare_evaluations(one.id)
-            if not _put_off(one):
-                compare(one.id)
+    for each in affected:
+        if each.baseline:
+            compare_evaluations(each.id)
+            if not _is_postponed(each):
+                compare(each.id)
 
 
 def compare(run_id: UUID) -> Comparison | None:
-    """The run's loss against its baseline group's, computed anew when anything it depends on has changed.
+    """Compare the run's loss with its baseline group's; computed again only if its inputs have changed.
 
-    None when the run is not there or names no baseline.
+    None if the run does not exist or names no baseline.
     """
     run = Run.objects.select_related("project", "comparison").filter(pk=run_id).first()
     if run is None or not run.baseline:
@@ -67,7 +67,7 @@ def compare(run_id: UUID) -> Comparison | None:
         return latest
     began = time.perf_counter()
     arm, baseline = [run, *lineage.siblings(run)], lineage.baseline_runs(run)
-    ours, theirs = ([read_curve(one.id) for one in runs] for runs in (arm, baseline))
+    ours, theirs = ([read_curve(each.id) for each in runs] for runs in (arm, baseline))
     result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha)
     judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
     comparison, _ = Comparison.objects.update_or_create(
@@ -87,36 +87,35 @@ def compare(run_id: UUID) -> Comparison | None:
 
 
 def read_curve(run_id: UUID) -> Curve:
-    """A run's loss, with its tokens where it logs them at every step that has a loss."""
+    """A run's loss, with tokens if it logs them at every step that has a loss."""
     loss = queries.scalar(run_id, "loss")
     tokens = queries.scalar(run_id, "tokens")
-    places = np.searchsorted(tokens.steps, loss.steps)
-    known = len(tokens) > 0 and bool((places < len(tokens)).all())
-    if known and np.array_equal(tokens.steps[places], loss.steps):
-        return Curve(loss.steps, loss.values, tokens.values[places])
+    indices = np.searchsorted(tokens.steps, loss.steps)
+    known = len(tokens) > 0 and bool((indices < len(tokens)).all())
+    if known and np.array_equal(tokens.steps[indices], loss.steps):
+        return Curve(loss.steps, loss.values, tokens.values[indices])
     return Curve(loss.steps, loss.values)
 
 
 def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
-    """The run's scores against its baseline group's at the same steps; only what has changed is computed.
+    """Compare the run's scores with its baseline group's at the same steps, where inputs have changed.
 
-    Returns the comparisons that were computed. Of several scores of a run for the same task and step the
-    latest counts.
+    Returns the computed comparisons. Of several scores of a run for the same task, the latest counts.
     """
     run = Run.objects.select_related("project").filter(pk=run_id).first()
     if run is None or not run.baseline:
         return []
-    baseline = {one.id: one for one in lineage.baseline_runs(run)}
+    baseline = {each.id: each for each in lineage.baseline_runs(run)}
     ours, theirs = _latest_scores([run.id])[run.id], _latest_scores(list(baseline))
     reached = lineage.reached_steps([run, *baseline.values()])
     known = {
-        (one.name, one.metric, one.step): one.inputs
-        for one in EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
+        (row.name, row.metric, row.step): row.inputs
+        for row in EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
     }
     computed = []
     for task, mine in ours.items():
-        scored = [one for one in baseline.values() if task in theirs[one.id]]
-        references = [theirs[one.id][task] for one in scored]
+        scored = [each for each in baseline.values() if task in theirs[each.id]]
+        references = [theirs[each.id][task] for each in scored]
         coverage = coverage_of_score(run, scored, reached, task[-1])
         inputs = _digest([mine, *references], run.project.alpha, coverage)
         if known.get(task) != inputs:
@@ -127,16 +126,17 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
 
 
 def _latest_scores(run_ids: Sequence[UUID]) -> dict[UUID, dict[Task, int]]:
-    """Ids of the evaluations that count, by run and task."""
-    found: dict[UUID, dict[Task, int]] = defaultdict(dict)
+    """Ids of the latest evaluations by run and task."""
+    latest: dict[UUID, dict[Task, int]] = defaultdict(dict)
     rows = Evaluation.objects.filter(run_id__in=run_ids).order_by("id")
     for pk, run_id, name, metric, step in rows.values_list("id", "run_id", "name", "metric", "step"):
-        found[run_id][name, metric, step] = pk
-    return found
+        latest[run_id][name, metric, step] = pk
+    return latest
 
 
 def _digest(evaluations: Iterable[int], alpha: float, coverage: Coverage) -> str:
-    # What changes with every row of a run that goes on would have its scores compared all the time.
+    # Without `reached`, which changes with every row of a running run: its scores would always be compared
+    # again.
     steady = replace(coverage, reached=None, baseline=replace(coverage.baseline, reached=None))
     return hashlib.sha256(f"{list(evaluations)} {alpha} {steady}".encode()).hexdigest()
 
@@ -147,7 +147,7 @@ def _compare_scores(
     evaluations = Evaluation.objects.in_bulk([mine, *references])
     result = compare_scores(
         _score(evaluations[mine]),
-        [_score(evaluations[one]) for one in references],
+        [_score(evaluations[reference]) for reference in references],
         proportion=evaluations[mine].kind == "proportion",
         alpha=run.project.alpha,
         higher_is_better=evaluations[mine].higher_is_better,
@@ -174,8 +174,8 @@ def _score(evaluation: Evaluation) -> Score:
     return Score(items, evaluation.item_ids, evaluation.clusters)
 
 
-def _put_off(run: Run) -> bool:
-    """Whether comparing the run again now would be too often for what it costs."""
+def _is_postponed(run: Run) -> bool:
+    """Whether the last comparison of the run is too recent, given its cost."""
     latest: Comparison | None = getattr(run, "comparison", None)
     if latest is None or run.state != RunState.RUNNING:
         return False

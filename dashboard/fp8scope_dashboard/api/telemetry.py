@@ -16,7 +16,7 @@ from fp8scope_dashboard.api.auth import check_run, tensor_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
-from fp8scope_dashboard.telemetry.downsample import FEWEST
+from fp8scope_dashboard.telemetry.downsample import MIN_POINTS
 from fp8scope_dashboard.text.numbers import json_number
 from fp8scope_dashboard.wire import schemas
 from fp8scope_dashboard.wire.errors import InvalidError
@@ -26,7 +26,7 @@ MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
 
 router = Router(tags=["telemetry"])
 Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; default: all that is stored.")]
-Points = Annotated[int, Query(ge=FEWEST, le=MOST_POINTS, description="Maximum number.")]
+Points = Annotated[int, Query(ge=MIN_POINTS, le=MOST_POINTS, description="Maximum number.")]
 Columns = Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="Maximum number.")]
 LINE_ANSWER = {
     "responses": {

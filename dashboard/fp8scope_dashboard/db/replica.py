@@ -1,8 +1,7 @@
-"""Figures may be read from a replica of the database: FP8SCOPE_REPLICA_URL.
+"""Route reads of figures to a read replica (FP8SCOPE_REPLICA_URL).
 
-Who only reads, and can be answered again from the primary, says so with `from_replica`. The replica is asked
-only while it has replayed what the primary had written a moment ago; when it lags, fails or is gone, the
-primary answers. Everything else, and every write, goes to the primary.
+Code that only reads, and can be repeated on the primary, runs within `from_replica`. The replica serves it
+while it is up to date; if it lags or fails, the primary does. All writes and all other reads use the primary.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from django.db.models import Model
 
 PRIMARY: Final = "default"
 REPLICA: Final = "replica"
-# A point must be seen within two seconds of its step: so far behind the replica may be.
-MOST_LAG_SECONDS = 1.0
-# How long an answer to "may it be asked?" holds.
+# A point must be visible within two seconds of its step.
+MAX_LAG_SECONDS = 1.0
+# How long the result of a health check is valid.
 GOOD_SECONDS = 0.5
 BAD_SECONDS = 5.0
 
-# What a lagging session or membership would do to people is not worth a query saved.
+# Not accounts: a lagging session or membership would confuse users.
 APPS: Final = frozenset({"runs", "telemetry", "evaluations", "analysis", "alerts"})
-# NULL from what is no replica. Of an idle primary the last transaction is old, and replayed all the same.
+# NULL on a server that is not a replica. If the primary is idle, its last transaction is old but replayed.
 FRESH: Final = """
     SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn
         OR now() - pg_last_xact_replay_timestamp() < make_interval(secs => %s)
@@ -38,7 +37,7 @@ _wanted: ContextVar[bool] = ContextVar("read from the replica", default=False)
 
 
 class _Health:
-    """Whether the replica may be asked, looked up at most once in a while by each process."""
+    """Caches whether the replica is up to date, per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +53,7 @@ class _Health:
             return self._good
 
     def failed(self) -> None:
-        """It was asked and failed."""
+        """Record that a query on the replica failed."""
         with self._lock:
             self._good, self._until = False, time.monotonic() + BAD_SECONDS
 
@@ -64,7 +63,7 @@ health = _Health()
 
 @contextmanager
 def from_replica() -> Iterator[None]:
-    """Within this, telemetry is read from the replica where there is one that is up to date."""
+    """Read telemetry from the replica within the context, if it is up to date."""
     wanted = REPLICA in settings.DATABASES and health.good()
     token = _wanted.set(wanted)
     try:
@@ -74,12 +73,12 @@ def from_replica() -> Iterator[None]:
 
 
 def database() -> str:
-    """The alias of the database that reads go to at this moment."""
+    """The alias of the database for reads in the current context."""
     return REPLICA if _wanted.get() else PRIMARY
 
 
 class Router:
-    """Django's database router: see DATABASE_ROUTERS."""
+    """Database router; see DATABASE_ROUTERS."""
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str:
         return database() if model._meta.app_label in APPS else PRIMARY
@@ -87,8 +86,8 @@ class Router:
     def db_for_write(self, model: type[Model], **hints: Any) -> str:
         return PRIMARY
 
-    def allow_relation(self, one: Model, other: Model, **hints: Any) -> bool:
-        # A replica has the same rows.
+    def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool:
+        # The replica has the same rows.
         return True
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
@@ -101,7 +100,7 @@ def _is_fresh() -> bool:
             primary.execute("SELECT pg_current_wal_flush_lsn()::text")
             (written,) = primary.fetchone()
         with connections[REPLICA].cursor() as replica:
-            replica.execute(FRESH, [written, MOST_LAG_SECONDS])
+            replica.execute(FRESH, [written, MAX_LAG_SECONDS])
             (fresh,) = replica.fetchone()
             return bool(fresh)
     except Error:

@@ -1,6 +1,7 @@
-"""Statements with bytes in them. psycopg's own cursor binds on the server, so that bytes travel as bytes.
+"""Run SQL with binary parameters and results.
 
-Django's would write them as text, of twice their size.
+The cursor of psycopg binds parameters on the server and transfers bytes as they are. The cursor of Django
+would send them as text of twice their size.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from fp8scope_dashboard.db.replica import database
 
 
 def stream(statement: str, parameters: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """A query's rows as PostgreSQL finds them; never all of them in memory.
+    """Iterate over the rows of a query without loading all of them.
 
-    The connection answers nothing else until the last row has been taken.
+    The connection cannot be used otherwise until the last row is read.
     """
     reading = connections[database()]
     reading.ensure_connection()
@@ -26,7 +27,7 @@ def stream(statement: str, parameters: dict[str, Any]) -> Iterator[tuple[Any, ..
 
 
 def fetch(statement: str, parameters: dict[str, Any], using: str | None = None) -> list[tuple[Any, ...]]:
-    """All of a query's rows, from the database `using` where that must not be a replica."""
+    """Return the rows of a query, from the database `using` or else the one for reads."""
     reading = connections[using or database()]
     reading.ensure_connection()
     with reading.wrap_database_errors, psycopg.Cursor(reading.connection) as cursor:
@@ -34,7 +35,7 @@ def fetch(statement: str, parameters: dict[str, Any], using: str | None = None) 
 
 
 def write(statement: str, rows: Iterable[Sequence[Any]]) -> None:
-    """The same statement for each of the rows, without waiting for the answers in between."""
+    """Run a statement for each row of parameters, without waiting for each result."""
     connection.ensure_connection()
     with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
         cursor.executemany(statement, rows)

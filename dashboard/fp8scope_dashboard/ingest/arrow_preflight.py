@@ -1,10 +1,10 @@
-"""What an Arrow IPC stream says about itself, read before anything is decompressed.
+"""Check the declared sizes of an Arrow IPC stream before decompressing it.
 
-A compressed buffer begins with the number of bytes that it decompresses to, and Arrow's reader believes it:
-a request of a few kilobytes could have it allocate gigabytes. So the sizes are added up first. For this the
-record batch headers (flatbuffers) are read here: only three fields of them, every access bounded.
+A compressed buffer begins with its decompressed size, and the Arrow reader trusts it: a request of a few
+kilobytes could make it allocate gigabytes. So this module adds up the declared sizes first. It reads three
+fields of the record batch headers (flatbuffers) and bounds every access.
 
-Layout: the Arrow columnar format's Message.fbs and the flatbuffers' internals, both as published.
+The layout is that of Message.fbs in the Arrow columnar format and of the flatbuffers internals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fp8scope_dashboard.wire.errors import MalformedError, NotArrowError, TooLar
 CONTINUATION = b"\xff\xff\xff\xff"
 END_OF_STREAM = CONTINUATION + b"\x00\x00\x00\x00"
 
-# Positions of the fields in their tables.
+# Indices of the fields in their tables.
 _MESSAGE_HEADER = 2
 _BATCH_LENGTH, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 2, 3
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
@@ -29,7 +29,7 @@ _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 
 @dataclass(frozen=True)
 class Envelope:
-    """An unread stream: its schema, its record batches, and what they claim to hold."""
+    """An unread stream: its schema, its record batches, and the sizes that they declare."""
 
     schema: pa.Schema
     batches: list[pa.ipc.Message]
@@ -38,17 +38,17 @@ class Envelope:
 
 
 def open_envelope(body: bytes) -> Envelope:
-    """Take a stream apart without decompressing.
+    """Split a stream into its messages without decompressing them.
 
     Raises:
-        NotArrowError: these are not the bytes of an Arrow IPC stream.
-        MalformedError: truncated or inconsistent, or it holds messages that do not belong in a batch.
-        TooLargeError: more rows, record batches or bytes than limits.py allows.
+        NotArrowError: the bytes are not an Arrow IPC stream.
+        MalformedError: the stream is truncated or inconsistent, or has a message of another type.
+        TooLargeError: the stream has more rows, record batches or bytes than limits.py allows.
     """
     if not body.startswith(CONTINUATION):
         raise NotArrowError(
             "The body is not an Arrow IPC stream.",
-            "Write it with an Arrow stream writer (not a file writer), or send application/json.",
+            "Write it with an Arrow stream writer, not a file writer, or send application/json.",
         )
     if not body.endswith(END_OF_STREAM):
         raise MalformedError(
@@ -60,7 +60,7 @@ def open_envelope(body: bytes) -> Envelope:
     except (pa.ArrowException, struct.error, ValueError, IndexError, OSError) as error:
         raise MalformedError(
             f"The Arrow stream cannot be read: {_brief(error)}",
-            "Send the writer's buffer as it is, unchanged.",
+            "Send the buffer of the writer unchanged.",
         ) from error
 
 
@@ -79,24 +79,24 @@ def _open(body: bytes) -> Envelope:
     rows = size = 0
     for message in messages:
         if message.type != "record batch":
-            raise ValueError(f"a {message.type} does not belong in a batch")
+            raise ValueError(f"a {message.type} is not allowed in a batch")
         batches.append(message)
-        batch_rows, batch_size = _claims(message)
+        batch_rows, batch_size = _declared_size(message)
         rows, size = rows + batch_rows, size + batch_size
         _check(len(batches), rows, size)
-    if sum(map(_length, [first, *batches])) + len(END_OF_STREAM) != len(body):
-        raise ValueError("it ends before its last byte")
+    if sum(map(_encoded_size, [first, *batches])) + len(END_OF_STREAM) != len(body):
+        raise ValueError("bytes follow the end of the stream")
     return Envelope(schema, batches, rows, size)
 
 
-def _length(message: pa.ipc.Message) -> int:
-    """Bytes that a message takes in the stream: a prefix of 8, the header and the buffers."""
+def _encoded_size(message: pa.ipc.Message) -> int:
+    """Bytes of a message in the stream: a prefix of 8, the header and the buffers."""
     buffers = message.body
     return len(CONTINUATION) + 4 + message.metadata.size + (buffers.size if buffers else 0)
 
 
 def _check(batches: int, rows: int, size: int) -> None:
-    hint = "Send it in several batches."
+    hint = "Split it into several batches."
     if rows > limits.ROWS:
         raise TooLargeError(f"The batch has more than {limits.ROWS} rows.", hint)
     if batches > limits.RECORD_BATCHES:
@@ -105,8 +105,8 @@ def _check(batches: int, rows: int, size: int) -> None:
         raise TooLargeError(f"The batch decompresses to more than {limits.DECOMPRESSED_BYTES} bytes.", hint)
 
 
-def _claims(message: pa.ipc.Message) -> tuple[int, int]:
-    """How many rows a record batch says it has, and how many bytes its buffers say they decompress to."""
+def _declared_size(message: pa.ipc.Message) -> tuple[int, int]:
+    """Rows and decompressed bytes that a record batch declares."""
     table = _Table.root(memoryview(message.metadata)).child(_MESSAGE_HEADER)
     rows = table.int64(_BATCH_LENGTH)
     if rows < 0:
@@ -115,22 +115,22 @@ def _claims(message: pa.ipc.Message) -> tuple[int, int]:
     body = np.frombuffer(memoryview(message.body or b""), np.uint8)
     offsets, lengths = buffers["offset"], buffers["length"]
     if (offsets < 0).any() or (lengths < 0).any() or (offsets > len(body) - lengths).any():
-        raise ValueError("a buffer lies outside of its record batch")
+        raise ValueError("a buffer lies outside its record batch")
     if not table.has(_BATCH_COMPRESSION):
         return rows, int(lengths.sum())
     offsets, lengths = offsets[lengths > 0], lengths[lengths > 0]
     if (lengths < 8).any():
-        raise ValueError("a compressed buffer is too short to say its size")
-    claimed = body[offsets[:, None] + np.arange(8)].view("<i8")[:, 0] if len(offsets) else offsets
-    # -1 says: not compressed after all.
-    claimed = np.where(claimed == -1, lengths - 8, claimed)
-    if (claimed < 0).any():
+        raise ValueError("a compressed buffer is too short to hold its size")
+    sizes = body[offsets[:, None] + np.arange(8)].view("<i8")[:, 0] if len(offsets) else offsets
+    # -1 means that the buffer is not compressed.
+    sizes = np.where(sizes == -1, lengths - 8, sizes)
+    if (sizes < 0).any():
         raise ValueError("a compressed buffer has a negative size")
-    return rows, sum(claimed.tolist())
+    return rows, sum(sizes.tolist())
 
 
 class _Table:
-    """A flatbuffers table: a position from which a vtable says where the fields are."""
+    """A flatbuffers table. Its vtable holds the offset of each field."""
 
     def __init__(self, data: memoryview, position: int) -> None:
         self._data = data
@@ -143,11 +143,11 @@ class _Table:
         return cls(data, struct.unpack_from("<I", data)[0])
 
     def has(self, field: int) -> bool:
-        return self._place(field) is not None
+        return self._field_position(field) is not None
 
     def int64(self, field: int) -> int:
-        place = self._place(field)
-        return 0 if place is None else self._read("<q", place)
+        position = self._field_position(field)
+        return 0 if position is None else self._read("<q", position)
 
     def child(self, field: int) -> _Table:
         return _Table(self._data, self._target(field))
@@ -159,12 +159,12 @@ class _Table:
         return np.frombuffer(self._data, dtype, count=self._read("<I", start), offset=start + 4)
 
     def _target(self, field: int) -> int:
-        place = self._place(field)
-        if place is None:
+        position = self._field_position(field)
+        if position is None:
             raise ValueError("a header lacks a field")
-        return place + self._read("<I", place)
+        return position + self._read("<I", position)
 
-    def _place(self, field: int) -> int | None:
+    def _field_position(self, field: int) -> int | None:
         slot = 4 + 2 * field
         if slot + 2 > self._vtable_size:
             return None
@@ -173,7 +173,7 @@ class _Table:
 
     def _read(self, form: str, position: int) -> int:
         if position < 0:
-            raise ValueError("a header points outside of itself")
+            raise ValueError("a header points outside itself")
         return int(struct.unpack_from(form, self._data, position)[0])
 
 

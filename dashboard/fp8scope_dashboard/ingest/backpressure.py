@@ -1,4 +1,4 @@
-"""Back-pressure: how much a web process takes on at a time."""
+"""Back-pressure: bound the bytes that one web process works on at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fp8scope_dashboard.wire.errors import SlowDownError
 
 
 class Gate:
-    """Lets work in as long as its bytes fit a budget; one piece of work always fits an empty gate."""
+    """Admits requests while their bytes fit a budget. An empty gate admits a request of any size."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -20,16 +20,16 @@ class Gate:
 
     @contextmanager
     def admit(self, size: int) -> Iterator[None]:
-        """Take `size` bytes of the budget for as long as the context lasts.
+        """Reserve `size` bytes of the budget within the context.
 
         Raises:
-            SlowDownError: they do not fit now.
+            SlowDownError: the bytes do not fit at the moment.
         """
         with self._lock:
             if self._inside and self._inside + size > self._budget:
                 raise SlowDownError(
                     "The server is busy with other batches.",
-                    "Wait for the seconds in Retry-After, then send again.",
+                    "Wait as long as Retry-After says, then send it again.",
                 )
             self._inside += size
         try:

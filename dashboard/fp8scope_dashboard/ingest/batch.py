@@ -1,4 +1,4 @@
-"""From the bytes of a batch to something that may be stored."""
+"""Validate the bytes of a batch."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ STATISTIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that keeps every rule which can be checked without the database.
+    """A batch that satisfies every rule that can be checked without the database.
 
     Attributes:
         body: the Arrow IPC stream to store.
-        width: the longest of the tensor lists: so long must the writer's catalogue be.
-        last_scalars: the latest value of each scalar in it.
+        width: length of the longest tensor list; the catalogue of the writer must be at least as long.
+        last_scalars: the latest value of each scalar.
     """
 
     run: UUID
@@ -53,7 +53,7 @@ class Batch:
 
 @dataclass
 class _Tally:
-    """What is added up record batch by record batch."""
+    """Totals over the record batches read so far."""
 
     rows: int = 0
     points: int = 0
@@ -63,16 +63,16 @@ class _Tally:
 
 
 def read_arrow(body: bytes) -> Batch:
-    """Validate an Arrow batch; one record batch is decompressed at a time.
+    """Validate an Arrow batch, decompressing one record batch at a time.
 
     Raises:
-        RefusalError: one of ingest.errors, with what is wrong.
+        RefusalError: the batch is invalid; the subclass and message say why.
     """
     return read_envelope(open_envelope(body), body)
 
 
 def read_envelope(envelope: Envelope, body: bytes) -> Batch:
-    """`read_arrow` in its second step, for who wants to look at the envelope first."""
+    """Validate an Arrow batch whose envelope is already open; see `read_arrow`."""
     try:
         metadata = read_metadata(envelope.schema)
         widths = _check_schema(envelope.schema)
@@ -82,9 +82,7 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
     for message in envelope.batches:
         _add(tally, decompress(message, envelope.schema))
     if tally.rows == 0:
-        raise InvalidError(
-            "The batch has no rows.", "Send nothing, or a heartbeat, when there is nothing to say."
-        )
+        raise InvalidError("The batch has no rows.", "Send a heartbeat instead of an empty batch.")
     return Batch(
         run=read_uuid(metadata, "fp8scope.run"),
         writer=read_uuid(metadata, "fp8scope.writer"),
@@ -102,12 +100,12 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
 
 
 def read_metadata(schema: pa.Schema) -> dict[str, str]:
-    """The schema's metadata, of a protocol version that is spoken here."""
+    """Return the metadata of a schema, after checking the protocol version."""
     metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     protocol = metadata.get("fp8scope.protocol")
     if protocol is None:
         raise MalformedError(
-            "The schema's metadata lacks fp8scope.protocol.",
+            "The schema metadata lacks fp8scope.protocol.",
             "Set fp8scope.protocol, fp8scope.run, fp8scope.writer and fp8scope.seq as schema metadata.",
         )
     check_protocol(protocol)
@@ -115,16 +113,16 @@ def read_metadata(schema: pa.Schema) -> dict[str, str]:
 
 
 def check_protocol(protocol: str) -> None:
-    """Raises ProtocolMismatchError unless it is the version spoken here."""
+    """Raise ProtocolMismatchError unless this is the supported version."""
     if protocol != PROTOCOL:
         raise ProtocolMismatchError(
-            f"The batch is of protocol version {protocol[:20]}; this dashboard speaks version {PROTOCOL}.",
-            "Install the same version of fp8scope on both sides, then run `fp8scope sync`.",
+            f"The batch uses protocol version {protocol[:20]}; this dashboard supports version {PROTOCOL}.",
+            "Install the same version of fp8scope on both machines, then run `fp8scope sync`.",
         )
 
 
 def read_uuid(metadata: Mapping[str, str], key: str) -> UUID:
-    """An entry of the metadata. Raises MalformedError when it is none."""
+    """Return a metadata entry as a UUID. Raises MalformedError if it is missing or not a UUID."""
     try:
         return UUID(metadata[key])
     except (KeyError, ValueError) as error:
@@ -134,7 +132,7 @@ def read_uuid(metadata: Mapping[str, str], key: str) -> UUID:
 
 
 def read_natural(metadata: Mapping[str, str], key: str) -> int:
-    """An entry of the metadata. Raises MalformedError when it is no number from 0 to 2^63 - 1."""
+    """Return a metadata entry as an integer. Raises MalformedError unless it is in 0 to 2^63 - 1."""
     text = metadata.get(key, "")
     if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > limits.LARGEST_INT:
         raise MalformedError(
@@ -145,13 +143,13 @@ def read_natural(metadata: Mapping[str, str], key: str) -> int:
 
 
 def _check_schema(schema: pa.Schema) -> dict[str, int]:
-    """Check names and types of all columns. Returns each statistic's list size."""
+    """Check the names and types of all columns. Returns the list size of each statistic."""
     names = schema.names
     if len(set(names)) != len(names):
         raise InvalidError("Two columns have the same name.", "Name each scalar and statistic once.")
     for name, expected in ((STEP, pa.int64()), (TIME, TIME_TYPE)):
         if name not in names or schema.field(name).type != expected:
-            raise InvalidError(f"The column {name} must be there, of type {expected}.", "See docs/wire.md.")
+            raise InvalidError(f"The column {name} of type {expected} is missing.", "See docs/wire.md.")
     widths: dict[str, int] = {}
     scalars = 0
     for column in schema:
@@ -177,8 +175,8 @@ def _check_schema(schema: pa.Schema) -> dict[str, int]:
 def _check_scalar(column: pa.Field[Any]) -> None:
     if not SCALAR_NAME.fullmatch(column.name.removeprefix(SCALAR)):
         raise InvalidError(
-            f"Bad scalar name {column.name.removeprefix(SCALAR)[:140]!r}.",
-            "Names are 1 to 128 of the characters A-Z a-z 0-9 _ . / -",
+            f"The scalar name {column.name.removeprefix(SCALAR)[:140]!r} is invalid.",
+            "A name has 1 to 128 of the characters A-Z a-z 0-9 _ . / -",
         )
     if column.type != pa.float64():
         raise InvalidError(
@@ -189,38 +187,38 @@ def _check_scalar(column: pa.Field[Any]) -> None:
 def _check_statistic(column: pa.Field[Any]) -> int:
     if not STATISTIC_NAME.fullmatch(column.name.removeprefix(TENSOR)):
         raise InvalidError(
-            f"Bad statistic name {column.name.removeprefix(TENSOR)[:50]!r}.",
+            f"The statistic name {column.name.removeprefix(TENSOR)[:50]!r} is invalid.",
             "The statistics are numel, amax, scale, saturated, underflow, subnormal and nonfinite.",
         )
     kind = column.type
     if not pa.types.is_fixed_size_list(kind) or kind.value_type not in (pa.float64(), pa.float32()):
         raise InvalidError(
             f"The column {column.name} must be a fixed_size_list of float64 or float32, not {kind}"[:300],
-            "One value per entry of the writer's catalogue; see docs/wire.md.",
+            "A list has one value per catalogue entry; see docs/wire.md.",
         )
     if kind.list_size > limits.TENSORS:
         raise TooLargeError(
-            f"The column {column.name} lists more than {limits.TENSORS} tensors.", "Watch fewer."
+            f"The column {column.name} has more than {limits.TENSORS} tensors.", "Watch fewer tensors."
         )
     return int(kind.list_size)
 
 
 def decompress(message: pa.ipc.Message, schema: pa.Schema) -> pa.RecordBatch:
-    """One record batch, every buffer checked. Raises MalformedError when it cannot be read."""
+    """Decompress a record batch and check every buffer. Raises MalformedError if it cannot be read."""
     try:
         batch = pa.ipc.read_record_batch(message, schema)
-        # Without this a buffer shorter than the rows that it claims to hold would be read beyond its end.
+        # Otherwise a buffer that is too short for its rows would be read beyond its end.
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise MalformedError(
             f"A record batch cannot be read: {str(error).splitlines()[0][:200]}",
-            "Send the writer's buffer as it is, unchanged.",
+            "Send the buffer of the writer unchanged.",
         ) from error
     return batch
 
 
 def _add(tally: _Tally, batch: pa.RecordBatch) -> None:
-    """Check the values of one record batch and add them up, without a loop over rows."""
+    """Check the values of a record batch and add them to the tally, without a loop over rows."""
     if batch.num_rows == 0:
         return
     _add_steps(tally, batch)
@@ -234,7 +232,7 @@ def _add(tally: _Tally, batch: pa.RecordBatch) -> None:
             if column.null_count:
                 raise InvalidError(
                     f"The column {name} has a null list.",
-                    "Write a list of null values where nothing was observed.",
+                    "Write a list of nulls if nothing was observed.",
                 )
             values = cast("pa.FixedSizeListArray[Any]", column).flatten()
             tally.points += len(values) - values.null_count
@@ -244,21 +242,19 @@ def _add(tally: _Tally, batch: pa.RecordBatch) -> None:
 def _add_steps(tally: _Tally, batch: pa.RecordBatch) -> None:
     steps, times = batch.column(STEP), batch.column(TIME)
     if steps.null_count or times.null_count:
-        raise InvalidError(
-            "step and time must have no nulls.", "Every row is one step that ended at a known time."
-        )
+        raise InvalidError("step and time must not contain nulls.", "Set both in every row.")
     numbers = steps.to_numpy()
     if numbers[0] < 0:
         raise InvalidError("A step is negative.", "Steps count from 0.")
     if (np.diff(numbers) < 0).any() or numbers[0] < tally.last_step:
         raise InvalidError(
-            "The steps decrease within the batch.", "Send a batch of its own after going back."
+            "The steps decrease within the batch.", "Begin a new batch after going back to an earlier step."
         )
     micros = times.cast(pa.int64()).to_numpy()
     if micros.min() < limits.FIRST_TIME_US or micros.max() > limits.LAST_TIME_US:
         raise InvalidError(
-            "A time lies before 2000 or after 2199.",
-            "time is in microseconds since 1970, UTC; check the clock.",
+            "A time is before 2000 or after 2199.",
+            "time is in microseconds since 1970, UTC. Check the clock.",
         )
     if tally.rows == 0:
         tally.first_step = int(numbers[0])
@@ -273,7 +269,7 @@ def _last_value(column: pa.Array[Any]) -> float:
 
 
 def to_json_number(value: float) -> float | str:
-    """A float as JSON can hold it: NaN and infinities as the strings of docs/wire.md."""
+    """Return a value for JSON: NaN and infinities become the strings of docs/wire.md."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -1,4 +1,4 @@
-"""The statements of every batch, in as few trips to PostgreSQL as can be."""
+"""SQL that ingest runs for every batch, in as few round trips as possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fp8scope_dashboard.runs.models import Run
 
 
 class KnownWriter(NamedTuple):
-    """What storing a batch needs of its writer."""
+    """The fields of a writer that storing a batch needs."""
 
     id: int
     rows_dropped: int
@@ -26,9 +26,9 @@ class KnownWriter(NamedTuple):
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Send the statements inside without waiting for each; errors come at the end at the latest.
+    """Send statements without waiting for each result (libpq pipeline mode).
 
-    libpq's pipeline mode: asking for a statement's rows fetches the answers of all before it.
+    Fetching the rows of a statement waits for all statements before it. Errors are raised there, or on exit.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors, connection.connection.pipeline():
@@ -36,7 +36,7 @@ def together() -> Iterator[None]:
 
 
 def ask_for_writer(run: Run, uuid: UUID) -> psycopg.Cursor[KnownWriter]:
-    """A cursor on the writer, empty where it is new. The catalogue stays where it is: it may be long."""
+    """Query a writer; the cursor is empty if it is new. Leaves out the catalogue, which may be long."""
     cursor = psycopg.Cursor(_connection(), row_factory=class_row(KnownWriter))
     cursor.execute(
         """
@@ -49,10 +49,11 @@ def ask_for_writer(run: Run, uuid: UUID) -> psycopg.Cursor[KnownWriter]:
 
 
 def count_rows(run: Run, writer_id: int, batch: Batch) -> None:
-    """Add a batch to the counters, as expressions of the stored ones: concurrent batches all count.
+    """Add a batch to the counters of its writer and run.
 
-    A batch that comes late adds scalars that are missing, but no older value for those that are there. Silent
-    becomes running, every other state stays. The writer comes before the run, as everywhere.
+    The counters are updated in SQL, so that concurrent batches all count. A late batch adds missing scalars
+    but never replaces a newer value. A silent run becomes running again. Locks the writer before the run, as
+    all code does.
     """
     scalars = {name: to_json_number(value) for name, value in batch.last_scalars.items()}
     values = {
@@ -66,7 +67,7 @@ def count_rows(run: Run, writer_id: int, batch: Batch) -> None:
         "statistics": list(batch.statistics),
     }
     cursor = psycopg.Cursor(_connection())
-    # LEAST and GREATEST pass over NULL.
+    # LEAST and GREATEST ignore NULL.
     cursor.execute(
         """
         UPDATE runs_writer SET
@@ -88,8 +89,8 @@ def count_rows(run: Run, writer_id: int, batch: Batch) -> None:
             last_scalars = CASE WHEN last_step > %(last_step)s THEN %(scalars)s::jsonb || last_scalars
                 ELSE last_scalars || %(scalars)s::jsonb END,
             statistics = statistics || ARRAY(
-                SELECT name FROM unnest(%(statistics)s::text[]) WITH ORDINALITY AS sent (name, place)
-                WHERE name <> ALL (statistics) ORDER BY place)
+                SELECT name FROM unnest(%(statistics)s::text[]) WITH ORDINALITY AS sent (name, position)
+                WHERE name <> ALL (statistics) ORDER BY position)
         WHERE id = %(run)s
         """,
         values,
@@ -98,5 +99,5 @@ def count_rows(run: Run, writer_id: int, batch: Batch) -> None:
 
 def _connection() -> psycopg.Connection[tuple[object, ...]]:
     connection.ensure_connection()
-    found: psycopg.Connection[tuple[object, ...]] = connection.connection
-    return found
+    raw: psycopg.Connection[tuple[object, ...]] = connection.connection
+    return raw

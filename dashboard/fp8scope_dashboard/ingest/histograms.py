@@ -1,4 +1,4 @@
-"""Histograms of exponents: from the bytes of a message to what is stored."""
+"""Validate and store histograms of exponents."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Histograms:
-    """A message that keeps every rule which can be checked without the database.
+    """A message that satisfies every rule that can be checked without the database.
 
     Attributes:
-        tensors: int32[n], places in the writer's catalogue, each once.
+        tensors: int32[n], distinct positions in the catalogue of the writer.
         body: the Arrow IPC stream to store.
     """
 
@@ -56,7 +56,7 @@ def read_histograms(envelope: Envelope, body: bytes) -> Histograms:
     """Validate a message.
 
     Raises:
-        RefusalError: one of ingest.errors, with what is wrong.
+        RefusalError: the message is invalid; the subclass and message say why.
     """
     try:
         metadata = read_metadata(envelope.schema)
@@ -66,12 +66,12 @@ def read_histograms(envelope: Envelope, body: bytes) -> Histograms:
     if not 1 <= envelope.rows <= limits.TENSORS:
         raise (InvalidError if envelope.rows < 1 else TooLargeError)(
             f"The message has {envelope.rows} histograms; it may have 1 to {limits.TENSORS}.",
-            "Send one row for each tensor that was sampled in a step.",
+            "Send one row for each tensor sampled in the step.",
         )
     batches = [decompress(message, envelope.schema) for message in envelope.batches]
     table = pa.Table.from_batches(batches, envelope.schema)
     if any(column.null_count for column in table.columns):
-        raise InvalidError("A value is null.", "Leave out tensors that were not sampled.")
+        raise InvalidError("A value is null.", "Omit tensors that were not sampled.")
     return Histograms(
         run=read_uuid(metadata, "fp8scope.run"),
         writer=read_uuid(metadata, "fp8scope.writer"),
@@ -88,14 +88,14 @@ def _check_columns(schema: pa.Schema) -> None:
             f"The columns must be {', '.join(COLUMNS)}.", "See POST /runs/{run}/histograms in docs/wire.md."
         )
     for name, expected in COLUMNS.items():
-        found = schema.field(name).type
-        same_list = pa.types.is_fixed_size_list(found) and (found.value_type, found.list_size) == (
+        actual = schema.field(name).type
+        same_list = pa.types.is_fixed_size_list(actual) and (actual.value_type, actual.list_size) == (
             pa.float64(),
             store.EXPONENT_BINS,
         )
-        if found != expected and not (name == "counts" and same_list):
+        if actual != expected and not (name == "counts" and same_list):
             raise InvalidError(
-                f"The column {name} must be {expected}, not {found}."[:300], "See docs/wire.md."
+                f"The column {name} must be {expected}, not {actual}."[:300], "See docs/wire.md."
             )
 
 
@@ -103,13 +103,13 @@ def _check_step(table: pa.Table) -> int:
     steps = table.column(STEP).to_numpy()
     if steps.min() != steps.max() or steps[0] < 0:
         raise InvalidError(
-            "The step must be the same in all rows, and not negative.", "Send each step as its own message."
+            "The step must be the same in all rows and not negative.", "Send one message per step."
         )
     micros = table.column(TIME).cast(pa.int64()).to_numpy()
     if micros.min() < limits.FIRST_TIME_US or micros.max() > limits.LAST_TIME_US:
         raise InvalidError(
-            "A time lies before 2000 or after 2199.",
-            "time is in microseconds since 1970, UTC; check the clock.",
+            "A time is before 2000 or after 2199.",
+            "time is in microseconds since 1970, UTC. Check the clock.",
         )
     return int(steps[0])
 
@@ -118,19 +118,19 @@ def _check_rows(table: pa.Table) -> NDArray[np.int32]:
     tensors: NDArray[np.int32] = table.column("tensor").to_numpy()
     if tensors.min() < 0 or len(np.unique(tensors)) != len(tensors):
         raise InvalidError(
-            "A tensor is negative or comes twice.", "tensor is the place in the writer's catalogue."
+            "A tensor is negative or repeated.", "tensor is a position in the catalogue of the writer."
         )
     for chunk in table.column("counts").chunks:
         counts = cast("pa.FixedSizeListArray[Any]", chunk).flatten()
         values = counts.to_numpy(zero_copy_only=False)
         if counts.null_count or not (np.isfinite(values) & (values >= 0)).all():
-            raise InvalidError("A count is null, negative or not finite.", "Counts are whole numbers from 0.")
+            raise InvalidError("A count is null, negative or not finite.", "Send counts of 0 or more.")
     return tensors
 
 
 @transaction.atomic
 def store_histograms(run: Run, message: dedup.MessageId, histograms: Histograms) -> bool:
-    """Store a message. False: it was stored before.
+    """Store a message. Returns False if it is already stored.
 
     Raises:
         WriterConflictError, CatalogueGapRefusalError: see docs/wire.md.
@@ -139,7 +139,7 @@ def store_histograms(run: Run, message: dedup.MessageId, histograms: Histograms)
     catalogue = np.array(Writer.objects.values_list("catalogue", flat=True).get(pk=writer.pk) or [], np.int64)
     if (last := int(histograms.tensors.max())) >= len(catalogue):
         raise CatalogueGapRefusalError(
-            f"A histogram is of tensor {last}; this writer's catalogue has {len(catalogue)}.",
+            f"A histogram has tensor {last}; the catalogue of this writer has {len(catalogue)} entries.",
             "Send the catalogue from offset 0, then this message again.",
         )
     if not dedup.record(message):

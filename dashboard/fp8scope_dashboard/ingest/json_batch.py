@@ -1,4 +1,4 @@
-"""A batch written as JSON, for small clients: turned into the same Arrow stream and validated as that."""
+"""Convert a JSON batch of a small client into an Arrow stream, which is then validated and stored."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NOT_FINITE = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """A JSON object from a request.
+    """Parse a JSON object.
 
     Raises:
-        MalformedError: it is not JSON, not an object, or nested too deeply.
+        MalformedError: the body is not JSON, not an object, or nested too deeply.
     """
     try:
         document = json.loads(body)
@@ -39,18 +39,18 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def writer_in(document: Mapping[str, Any]) -> UUID:
-    """Who sends it. Raises InvalidError where that is no UUID."""
+    """Return the writer of a batch. Raises InvalidError if it is not a UUID."""
     try:
         return UUID(document["writer"])
     except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise InvalidError("writer must be a UUID.", "One for each process of the run.") from error
+        raise InvalidError("writer must be a UUID.", "Each process of the run has its own.") from error
 
 
 def read_json(document: Mapping[str, Any], run: UUID, positions: Mapping[str, int]) -> Batch:
-    """Validate a batch; `positions` are the places of the tensors' names in the writer's catalogue.
+    """Validate a batch. `positions` maps each tensor name to its position in the catalogue of the writer.
 
     Raises:
-        RefusalError: one of ingest.errors, with what is wrong.
+        RefusalError: the batch is invalid; the subclass and message say why.
     """
     if "protocol" not in document:
         raise MalformedError("The batch lacks protocol.", 'Send {"protocol": 1, "writer": ..., ...}.')
@@ -64,9 +64,9 @@ def read_json(document: Mapping[str, Any], run: UUID, positions: Mapping[str, in
     }
     rows = document.get("rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise InvalidError("rows must be a list of objects, not empty.", "One object for each step.")
+        raise InvalidError("rows must be a non-empty list of objects.", "Send one object per step.")
     if len(rows) > limits.ROWS:
-        raise TooLargeError(f"The batch has more than {limits.ROWS} rows.", "Send it in several batches.")
+        raise TooLargeError(f"The batch has more than {limits.ROWS} rows.", "Split it into several batches.")
     return read_arrow(encode(_to_arrays(rows, positions), metadata=metadata))
 
 
@@ -101,7 +101,7 @@ def _object(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _width(tensors: Sequence[Mapping[str, Any]], positions: Mapping[str, int]) -> int:
-    """So long must the lists be to hold every tensor that is named."""
+    """The list length needed for every named tensor."""
     named: set[str] = set()
     for row in tensors:
         for statistic in row:
@@ -109,42 +109,42 @@ def _width(tensors: Sequence[Mapping[str, Any]], positions: Mapping[str, int]) -
     unknown = named - positions.keys()
     if unknown:
         raise CatalogueGapRefusalError(
-            f"The tensor {min(unknown)[:200]!r} is not in this writer's catalogue.",
+            f"The tensor {min(unknown)[:200]!r} is not in the catalogue of this writer.",
             "Register its tensors first: POST .../writers/{writer}/tensors",
         )
     return 1 + max((positions[name] for name in named), default=-1)
 
 
 def _check_size(rows: int, scalars: int, statistics: int, width: int) -> None:
-    """Arrays are as wide as the catalogue: a few values for a tensor at its end must not take gigabytes."""
+    """Bound the arrays: they are as wide as the catalogue, however few values the batch has."""
     cells = rows * (scalars + statistics * width)
     if scalars > limits.SCALARS or statistics > limits.STATISTICS or cells * 8 > limits.DECOMPRESSED_BYTES:
         raise TooLargeError(
             f"{rows} rows of {scalars} scalars and {statistics} statistics of {width} tensors are too many.",
-            "Send it in several batches, or as Arrow.",
+            "Split it into several batches, or send it as Arrow.",
         )
 
 
 def _number(value: object) -> float:
     if isinstance(value, str) and value in NOT_FINITE:
         return NOT_FINITE[value]
-    # true and false are ints in Python, but no measurements; json.loads reads a bare NaN, which is no JSON.
+    # Booleans are ints in Python; json.loads accepts a bare NaN, which JSON does not have.
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidError(
-            f"{str(value)[:50]!r} is not a number.", 'Not finite ones are "NaN", "Infinity" and "-Infinity".'
+            f"{str(value)[:50]!r} is not a number.", 'Write "NaN", "Infinity" or "-Infinity" as strings.'
         )
     try:
         return float(value)
     except OverflowError as error:
         raise InvalidError(
-            "A number is too large for float64.", 'Write "Infinity" if that is meant.'
+            "A number is too large for float64.", 'Write "Infinity" for an infinite value.'
         ) from error
 
 
 def _step(row: Mapping[str, Any]) -> int:
     step = row.get("step")
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= limits.LARGEST_INT:
-        raise InvalidError("step must be a whole number from 0 to 2^63 - 1.", "Every row is one step.")
+        raise InvalidError("step must be an integer from 0 to 2^63 - 1.", "Send one row per step.")
     return step
 
 
@@ -156,6 +156,6 @@ def _time(row: Mapping[str, Any]) -> np.datetime64:
         return np.datetime64(time.astimezone(UTC).replace(tzinfo=None), "us")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InvalidError(
-            f"time must be like 2026-01-01T00:00:00Z, not {str(row.get('time'))[:50]!r}.",
-            "With an offset or Z.",
+            f"time must look like 2026-01-01T00:00:00Z, not {str(row.get('time'))[:50]!r}.",
+            "Use ISO 8601 with an offset or Z.",
         ) from error

@@ -1,4 +1,4 @@
-"""Storing what was validated: each message in one transaction with its receipt and the run's counters."""
+"""Store validated messages, each in one transaction with its receipt and the counters of its run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fp8scope_dashboard.wire.errors import CatalogueGapRefusalError, InvalidErro
 
 @dataclass(frozen=True)
 class Ending:
-    """What a writer says when it is done; see docs/wire.md."""
+    """The final message of a writer; see docs/wire.md."""
 
     failed: bool
     error: str
@@ -32,15 +32,15 @@ class Ending:
     ends_run: bool = True
 
 
-# In every transaction below the locks are taken in the same order: receipt, writer, run.
+# Every transaction takes its locks in the same order: receipt, writer, run.
 
 
 @transaction.atomic
 def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
-    """Store a batch. False: it was stored before.
+    """Store a batch. Returns False if it is already stored.
 
-    Three trips to PostgreSQL, whatever is in it: who writes and the receipt, everything else, the commit. The
-    run's row, for which all of its ranks wait, is locked only by the last statement and the commit.
+    Takes three round trips to PostgreSQL, whatever the batch contains: the writer and the receipt, everything
+    else, and the commit. Only the last statement locks the row of the run, which all ranks compete for.
 
     Raises:
         WriterConflictError, CatalogueGapRefusalError, InvalidError: see docs/wire.md.
@@ -74,10 +74,10 @@ def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
 
 @transaction.atomic
 def store_finish(run: Run, message: dedup.MessageId, ending: Ending) -> bool:
-    """Store that a writer is done. False: it was stored before.
+    """Store the end of a writer. Returns False if it is already stored.
 
     Raises:
-        WriterConflictError: another message has this seq.
+        WriterConflictError: another message is stored under this seq.
     """
     writer = runs.writer_of(run, message.writer)
     if not dedup.record(message):
@@ -96,7 +96,7 @@ def store_finish(run: Run, message: dedup.MessageId, ending: Ending) -> bool:
 
 
 def tensor_positions(run: Run, writer: UUID) -> dict[str, int]:
-    """The place of each tensor's name in the writer's catalogue; empty for an unknown writer."""
+    """Return the position of each tensor in the catalogue of a writer, by name. Empty for a new writer."""
     catalogue = Writer.objects.filter(run=run, uuid=writer).values_list("catalogue", flat=True).first()
     if not catalogue:
         return {}
@@ -107,13 +107,13 @@ def tensor_positions(run: Run, writer: UUID) -> dict[str, int]:
 def _check_catalogue(length: int, batch: Batch) -> None:
     if batch.width > length:
         raise CatalogueGapRefusalError(
-            f"The tensor lists have {batch.width} entries, this writer's catalogue {length}.",
+            f"The tensor lists have {batch.width} entries, the catalogue of this writer {length}.",
             "Send the catalogue from offset 0, then this batch again.",
         )
 
 
 def _check_names(run: Run, batch: Batch) -> None:
-    """Names that come and go over the steps must not add up without bound."""
+    """Bound the number of names that a run accumulates over its steps."""
     _check_count("scalars", run.last_scalars, batch.last_scalars, limits.SCALARS)
     _check_count("statistics", run.statistics, batch.statistics, limits.STATISTICS)
 
@@ -123,5 +123,5 @@ def _check_count(what: str, known: Iterable[str], new: Iterable[str], most: int)
     if count > most:
         raise InvalidError(
             f"The run would have {count} different {what}; at most {most} are allowed.",
-            "Keep what varies, such as a step number, out of the names.",
+            "Keep step numbers and other changing values out of the names.",
         )

@@ -1,4 +1,4 @@
-"""The tensors that a writer numbers, and their places in the run."""
+"""Register the tensors of writers, and map them to the tensors of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fp8scope_dashboard.wire import limits
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor as a writer describes it; see runs.models.Tensor."""
+    """A tensor as described by a writer; see `runs.models.Tensor`."""
 
     name: str
     module: str
@@ -27,7 +27,7 @@ class TensorEntry:
 
 
 class CatalogueGapError(Exception):
-    """Entries before these are missing. `length` is that of the stored catalogue."""
+    """Entries before the offset are missing. `length` is the length of the stored catalogue."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -35,7 +35,7 @@ class CatalogueGapError(Exception):
 
 
 class CatalogueConflictError(Exception):
-    """An entry that is stored already is another one. `position` is its place."""
+    """A different entry is already stored at `position`."""
 
     def __init__(self, position: int) -> None:
         super().__init__(position)
@@ -43,7 +43,7 @@ class CatalogueConflictError(Exception):
 
 
 class RepeatedTensorError(Exception):
-    """The writer's catalogue would hold a tensor twice."""
+    """The catalogue would contain the tensor `name` twice."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -51,7 +51,7 @@ class RepeatedTensorError(Exception):
 
 
 class TooManyTensorsError(Exception):
-    """The run would have more than limits.TENSORS."""
+    """The run would have more than limits.TENSORS tensors."""
 
 
 @transaction.atomic
@@ -66,15 +66,16 @@ def extend(
     attempt: int = 0,
     imported: bool = False,
 ) -> int:
-    """Append entries to the writer's catalogue; those that it has must be the same. Returns its length.
+    """Append entries to the catalogue of a writer and return its length.
 
-    A tensor that another writer has registered by the same name is the same tensor of the run.
+    Entries that are already stored must be equal. Tensors of the same name are the same tensor of the run,
+    whichever writers register them.
 
     Raises:
-        CatalogueGapError, CatalogueConflictError, RepeatedTensorError, TooManyTensorsError: see there.
-        runs.services.TooManyWritersError: the writer would be one too many.
+        CatalogueGapError, CatalogueConflictError, RepeatedTensorError, TooManyTensorsError: see the classes.
+        runs.services.TooManyWritersError: the run already has the maximum number of writers.
     """
-    # Always the writer before the run: the order in which ingest takes its locks.
+    # Lock the writer before the run, in the same order as ingest.
     writer = Writer.objects.select_for_update(no_key=True).get(pk=writer_of(run, writer_uuid).pk)
     Run.objects.select_for_update(no_key=True).get(pk=run.pk)
     length = len(writer.catalogue)
@@ -85,26 +86,26 @@ def extend(
     for i, entry in enumerate(entries[:overlap], start=offset):
         if known.get(entry.name) != writer.catalogue[i]:
             raise CatalogueConflictError(i)
-    fresh = entries[overlap:]
-    _add_tensors(run, known, fresh)
-    places = set(writer.catalogue)
-    for entry in fresh:
-        if known[entry.name] in places:
+    new_entries = entries[overlap:]
+    _add_tensors(run, known, new_entries)
+    indices = set(writer.catalogue)
+    for entry in new_entries:
+        if known[entry.name] in indices:
             raise RepeatedTensorError(entry.name)
-        places.add(known[entry.name])
-    writer.catalogue = [*writer.catalogue, *(known[entry.name] for entry in fresh)]
+        indices.add(known[entry.name])
+    writer.catalogue = [*writer.catalogue, *(known[entry.name] for entry in new_entries)]
     is_new_attempt = attempt > writer.attempt
     writer.rank, writer.hostname, writer.attempt, writer.imported = rank, hostname, attempt, imported
     writer.save(update_fields=["catalogue", "rank", "hostname", "attempt", "imported"])
     if is_new_attempt:
         reopen(run, writer)
-    if fresh:
+    if new_entries:
         run_changed(run.id, run.project_id, "tensors")
     return len(writer.catalogue)
 
 
 def _add_tensors(run: Run, known: dict[str, int], entries: Sequence[TensorEntry]) -> None:
-    """Store the tensors that the run does not know yet, and add them to `known`."""
+    """Store tensors that are new to the run, and add their index to `known`."""
     new: list[Tensor] = []
     for entry in entries:
         if entry.name not in known:

@@ -14,22 +14,22 @@ class RunState(models.TextChoices):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
-    # No word from any writer for longer than runs.services.SILENT_AFTER: perhaps killed, perhaps cut off.
+    # No writer was heard from for runs.services.SILENT_AFTER: killed, or without a connection.
     SILENT = "silent"
 
 
 class KeptRuns(models.Manager["Run"]):
-    """All runs but those that are being deleted: nobody sees these any more."""
+    """Excludes runs that are being deleted, which are hidden everywhere."""
 
     def get_queryset(self) -> models.QuerySet["Run"]:
         return super().get_queryset().filter(deleted_at=None)
 
 
 class Run(models.Model):
-    """One training run. Its id is chosen by the agent, so that registering twice is registering once.
+    """A training run. The agent chooses its id, so that registering it twice creates one run.
 
-    `group` names the runs that differ only in their seed. `baseline` names the group (same project) that this
-    run is compared with; empty for a baseline itself.
+    Runs of the same `group` differ only in their seed. `baseline` names the group of the same project that
+    this run is compared with; it is empty for a baseline itself.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -41,7 +41,7 @@ class Run(models.Model):
     config = models.JSONField(default=dict, blank=True)
     environment = models.JSONField(default=dict, blank=True)
     summary = models.JSONField(
-        default=dict, blank=True, help_text="What the script says of the run as a whole."
+        default=dict, blank=True, help_text="Results of the whole run, from the script."
     )
     tags = ArrayField(models.CharField(max_length=64), default=list, blank=True)
     group = models.CharField(max_length=128, blank=True, default="")
@@ -54,23 +54,23 @@ class Run(models.Model):
     finished_at = models.DateTimeField(null=True, blank=True)
     error = models.TextField(blank=True, default="", help_text="Traceback of a failed run, from the agent.")
 
-    # What the run page's header shows, kept up to date by ingest in the same transaction as the data.
+    # Shown in the header of the run page; ingest updates them in the transaction that stores the data.
     last_step = models.BigIntegerField(null=True, blank=True)
     rows_stored = models.BigIntegerField(default=0)
     points_stored = models.BigIntegerField(default=0)
-    # Every scalar's latest value; NaN and infinities as the strings of docs/wire.md.
+    # The latest value of each scalar; NaN and infinities are the strings of docs/wire.md.
     last_scalars = models.JSONField(default=dict, blank=True)
     statistics = ArrayField(models.CharField(max_length=32), default=list, blank=True)
-    # What the agent counted: rows it had to drop, exceptions of its own that it kept from the training code.
+    # Counted by the agent: rows that it dropped, and internal errors that it kept from the training code.
     rows_dropped = models.BigIntegerField(default=0)
     agent_errors = models.BigIntegerField(default=0)
-    # What the writer said it had sent when it finished; equal to *_stored unless something was lost.
+    # Sums of what finished writers sent; equal to *_stored unless something was lost.
     rows_sent = models.BigIntegerField(null=True, blank=True)
     points_sent = models.BigIntegerField(null=True, blank=True)
 
-    # Set at once when somebody deletes it; its data goes bit by bit (telemetry.deletion).
+    # Set when a person deletes the run; telemetry.deletion then deletes its data in small transactions.
     deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
-    deleted_bytes = models.BigIntegerField(default=0, help_text="What it held when its deletion began.")
+    deleted_bytes = models.BigIntegerField(default=0, help_text="Size when the deletion began.")
 
     objects: ClassVar[models.Manager["Run"]] = KeptRuns()
     with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()
@@ -88,7 +88,7 @@ class Run(models.Model):
 
 
 class DeletedRun(models.Model):
-    """What is left of a deleted run: its id, so that an agent which goes on sending does not make it anew."""
+    """The id of a deleted run, so that an agent that still sends cannot create it again."""
 
     run_id = models.UUIDField(primary_key=True)
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="deleted_runs")
@@ -96,7 +96,7 @@ class DeletedRun(models.Model):
 
 
 class Tensor(models.Model):
-    """One observed tensor of a run. `index` is its row in the run's heat maps, in order of registration."""
+    """An observed tensor of a run. `index` is its row in heat maps, in order of registration."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="tensors")
     index = models.IntegerField()
@@ -116,14 +116,14 @@ class Tensor(models.Model):
 
 
 class Writer(models.Model):
-    """One process (rank) writing to a run.
+    """A process (rank) that writes to a run.
 
-    `attempt` counts the times that the run was begun: a run that is resumed, or goes back to an earlier step,
-    has new writers with the next number. All ranks of one attempt share it. `first_step` and `last_step` are
-    those stored; `failed` and `error` say how the process ended.
+    `attempt` counts the starts of the run: when it resumes or goes back to an earlier step, it gets new
+    writers with the next number. All ranks of an attempt share the number. `first_step` and `last_step` are
+    the stored steps; `failed` and `error` say how the process ended.
 
-    `catalogue[j]` is the Tensor.index of column j of the writer's tensor lists: each writer numbers the
-    tensors it sees in its own order, because it must be able to write before it can ask.
+    `catalogue[j]` is the Tensor.index of column j in the tensor lists of the writer. Each writer numbers its
+    tensors in its own order, because it writes before it has a connection to the server.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="writers")
@@ -131,7 +131,7 @@ class Writer(models.Model):
     rank = models.IntegerField(default=0)
     hostname = models.CharField(max_length=255, blank=True, default="")
     attempt = models.IntegerField(default=0)
-    # `fp8scope import` brings it: alert rules have judged it where it was recorded.
+    # Written by `fp8scope import`; alert rules judged the data where it was recorded.
     imported = models.BooleanField(default=False)
     first_step = models.BigIntegerField(null=True, blank=True)
     last_step = models.BigIntegerField(null=True, blank=True)
@@ -141,7 +141,7 @@ class Writer(models.Model):
     finished_at = models.DateTimeField(null=True, blank=True)
     failed = models.BooleanField(default=False)
     error = models.TextField(blank=True, default="")
-    # Latest counts of the agent in that process; the run's are their sums.
+    # Latest counts of the agent in this process; the run has their sums.
     rows_dropped = models.BigIntegerField(default=0)
     errors = models.BigIntegerField(default=0)
 

@@ -1,4 +1,4 @@
-"""The life of a run: registered, alive, silent, over."""
+"""The life cycle of a run: registration, heartbeats, silence, the end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import DeletedRun, Run, RunState, Writer
 
-# The first key of the pair that PostgreSQL's advisory locks take; the second is of a run's or writer's id.
+# The first key of the advisory lock; the second derives from the id of the run or writer.
 CREATION = 0x66703874
 # An agent sends a heartbeat at least every 10 s.
 SILENT_AFTER = timedelta(seconds=60)
-MOST_WRITERS = 20_000
-# Characters of JSON that a run's configuration may grow to.
-MOST_CONFIG = 8 << 20
-MOST_SUMMARY = 1 << 20
+MAX_WRITERS = 20_000
+# Characters of JSON.
+MAX_CONFIG = 8 << 20
+MAX_SUMMARY = 1 << 20
 
 
 class RunConflictError(Exception):
@@ -33,31 +33,31 @@ class RunConflictError(Exception):
 
 
 class RunDeletedError(Exception):
-    """A run of this id was deleted."""
+    """The run with this id was deleted."""
 
 
 class TooManyWritersError(Exception):
-    """The run has as many writers as it may."""
+    """The run has the maximum number of writers."""
 
 
 def register(
     run_id: UUID, project: Project, fields: Mapping[str, Any], *, replace_tags: bool = False
 ) -> tuple[Run, bool]:
-    """Create the run unless it is there. What was registered first stays; what it left open is filled in, and
-    configuration and summary grow with what is logged to them later. With `replace_tags` its tags are these.
+    """Create a run, or complete an existing one. Returns the run and whether it is new.
 
-    Returns the run and whether it is new.
+    Registered fields stay, empty ones are filled in. Later registrations may add to the configuration and the
+    summary. With `replace_tags`, the tags are replaced.
 
     Raises:
         RunConflictError: the id belongs to another project.
-        RunDeletedError: somebody has deleted the run of this id.
+        RunDeletedError: the run with this id was deleted.
     """
     if DeletedRun.objects.filter(run_id=run_id).exists():
         raise RunDeletedError
     run, created = Run.with_deleted.filter(id=run_id).first(), False
     if run is None:
         with transaction.atomic():
-            _one_at_a_time(run_id)
+            _lock_creation(run_id)
             run, created = Run.with_deleted.get_or_create(id=run_id, defaults={"project": project, **fields})
     if run.project_id != project.pk:
         raise RunConflictError
@@ -69,77 +69,79 @@ def register(
 
 
 def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
-    """Take over what is learnt only after a run began: its recipe and precision from a model that is watched,
-    what looking at the environment took a while to find, how many steps it is planned to take, configuration
-    and summary that the script logged on the way (a key that is there already takes the new value), and
-    changed tags. Returns whether there was anything.
+    """Store what the agent learns after registration. Returns whether anything changed.
+
+    This is the recipe and precision of a watched model, the environment, the planned number of steps,
+    configuration and summary (new values replace old ones) and, with `replace_tags`, the tags.
     """
     environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
-    late: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if environment.keys() - run.environment.keys():
-        late["environment"] = {**environment, **run.environment}
+        changes["environment"] = {**environment, **run.environment}
     if recipe and not run.recipe:
-        late["recipe"] = recipe
+        changes["recipe"] = recipe
         if run.precision == "unknown":
-            late["precision"] = fields.get("precision", "unknown")
-    for name, most in (("config", MOST_CONFIG), ("summary", MOST_SUMMARY)):
+            changes["precision"] = fields.get("precision", "unknown")
+    for name, max_size in (("config", MAX_CONFIG), ("summary", MAX_SUMMARY)):
         before = getattr(run, name)
         after = {**before, **(fields.get(name) or {})}
-        if after != before and len(json.dumps(after)) <= most:
-            late[name] = after
+        if after != before and len(json.dumps(after)) <= max_size:
+            changes[name] = after
     if replace_tags and fields.get("tags", []) != run.tags:
-        late["tags"] = fields.get("tags", [])
-    # A later attempt may have been given more steps; a message of an earlier one that comes late has fewer.
+        changes["tags"] = fields.get("tags", [])
+    # A later attempt may plan more steps; a late message of an earlier attempt has fewer.
     if (fields.get("total_steps") or 0) > (run.total_steps or 0):
-        late["total_steps"] = fields["total_steps"]
-    if not late:
+        changes["total_steps"] = fields["total_steps"]
+    if not changes:
         return False
-    Run.objects.filter(pk=run.pk).update(**late)
-    for name, value in late.items():
+    Run.objects.filter(pk=run.pk).update(**changes)
+    for name, value in changes.items():
         setattr(run, name, value)
     return True
 
 
 def writer_of(run: Run, uuid: UUID) -> Writer:
-    """The writer, created where it is new.
+    """Return the writer with this id, creating it if it is new.
 
     Raises:
-        TooManyWritersError: it would be one too many.
+        TooManyWritersError: the run already has the maximum number of writers.
     """
-    found = Writer.objects.filter(run=run, uuid=uuid).first()
-    if found is not None:
-        return found
-    if Writer.objects.filter(run=run).count() >= MOST_WRITERS:
+    writer = Writer.objects.filter(run=run, uuid=uuid).first()
+    if writer is not None:
+        return writer
+    if Writer.objects.filter(run=run).count() >= MAX_WRITERS:
         raise TooManyWritersError
     with transaction.atomic():
-        _one_at_a_time(uuid)
+        _lock_creation(uuid)
         return Writer.objects.get_or_create(run=run, uuid=uuid)[0]
 
 
-def _one_at_a_time(key: UUID) -> None:
-    """Until the transaction ends, let nobody else create what has this id: ranks begin their run all at once,
-    and each insert that comes second would be an error in PostgreSQL's log.
+def _lock_creation(key: UUID) -> None:
+    """Serialise the creation of this id until the transaction ends.
+
+    Ranks register their run concurrently; without the lock, PostgreSQL would log an error for every duplicate
+    insert.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [CREATION, key.int & 0x7FFFFFFF])
 
 
 def note_life(run: Run, writer: Writer) -> None:
-    """A writer was heard: a silent run runs again."""
+    """Record that a writer is alive. A silent run becomes running."""
     now = timezone.now()
     Writer.objects.filter(pk=writer.pk).update(seen_at=now)
     Run.objects.filter(pk=run.pk).update(heartbeat_at=now, state=alive_state())
 
 
 def alive_state() -> Case:
-    """For updates: silent becomes running, every other state stays."""
+    """For updates: silent becomes running, any other state stays."""
     return Case(When(state=RunState.SILENT, then=Value(RunState.RUNNING.value)), default=F("state"))
 
 
 def count_losses(run: Run, writer: Writer, *, dropped: int, errors: int | None = None) -> None:
-    """Take over a writer's counts, which only grow; the run's are the sums. Within a transaction.
+    """Store the counts of a writer and add the difference to the run. Call within a transaction.
 
-    A message that comes late brings smaller counts than are known: these change nothing.
+    Counts only grow: the smaller counts of a late message change nothing.
     """
     if dropped <= writer.rows_dropped and (errors is None or errors <= writer.errors):
         return
@@ -156,7 +158,7 @@ def count_losses(run: Run, writer: Writer, *, dropped: int, errors: int | None =
 
 @transaction.atomic
 def heartbeat(run: Run, writer_uuid: UUID, *, dropped: int, errors: int) -> RunState:
-    """A writer lives. Returns the state of the run."""
+    """Record a heartbeat of a writer. Returns the state of the run."""
     writer = writer_of(run, writer_uuid)
     note_life(run, writer)
     count_losses(run, writer, dropped=dropped, errors=errors)
@@ -167,18 +169,18 @@ def heartbeat(run: Run, writer_uuid: UUID, *, dropped: int, errors: int) -> RunS
 
 
 def last_attempt(run: Run) -> int | None:
-    """The number of the run's latest attempt; None before the first writer."""
+    """The number of the latest attempt; None if the run has no writer."""
     latest: int | None = Writer.objects.filter(run=run).aggregate(latest=Max("attempt"))["latest"]
     return latest
 
 
 def reopen(run: Run, writer: Writer) -> None:
-    """A writer of a later attempt has come: a run that was over runs again. Within a transaction."""
+    """Set an ended run to running for the first writer of a later attempt. Call within a transaction."""
     others = Writer.objects.filter(run=run, attempt__gte=writer.attempt).exclude(pk=writer.pk)
-    over = Run.objects.filter(pk=run.pk, state__in=(RunState.FINISHED, RunState.FAILED))
+    ended = Run.objects.filter(pk=run.pk, state__in=(RunState.FINISHED, RunState.FAILED))
     if others.exists() or writer.finished_at is not None:
         return
-    if over.update(state=RunState.RUNNING, finished_at=None, error="", heartbeat_at=timezone.now()):
+    if ended.update(state=RunState.RUNNING, finished_at=None, error="", heartbeat_at=timezone.now()):
         run_changed(run.id, run.project_id, "state")
 
 
@@ -192,11 +194,11 @@ def finish(
     points_sent: int,
     ends_run: bool = True,
 ) -> None:
-    """One writer is done: within the transaction that stores its receipt.
+    """End a writer, and its run if it is the last. Call within the transaction that stores the receipt.
 
-    The run is over when no other writer of the latest attempt is still at it, and at once when one of these
-    failed; then the first one's error stays, because it is what made the others fail. Without `ends_run`, and
-    for a writer of an earlier attempt, only the writer is done.
+    The run finishes when no other writer of the latest attempt is alive. It fails as soon as one of them
+    fails; the first error stays, because it usually causes the others. Without `ends_run`, and for a writer
+    of an earlier attempt, the run goes on.
     """
     now = timezone.now()
     Writer.objects.filter(pk=writer.pk).update(finished_at=now, seen_at=now, failed=failed, error=error)
@@ -206,7 +208,7 @@ def finish(
         "points_sent": Coalesce(F("points_sent"), 0) + points_sent,
     }
     later = Writer.objects.filter(run=run, attempt__gt=writer.attempt)
-    at_it = Writer.objects.filter(
+    alive = Writer.objects.filter(
         run=run, attempt=writer.attempt, finished_at=None, seen_at__gt=now - SILENT_AFTER
     ).exclude(pk=writer.pk)
     if not ends_run or later.exists():
@@ -214,7 +216,7 @@ def finish(
     elif failed:
         first = Case(When(state=RunState.FAILED, then=F("error")), default=Value(error, TextField()))
         changes |= {"state": RunState.FAILED, "error": first, "finished_at": now}
-    elif not at_it.exists():
+    elif not alive.exists():
         changes |= {
             "state": Case(
                 When(state=RunState.FAILED, then=F("state")), default=Value(RunState.FINISHED.value)
@@ -226,20 +228,20 @@ def finish(
 
 
 def mark_silent() -> int:
-    """Runs that nobody has heard of for SILENT_AFTER become silent. Returns how many.
+    """Mark running runs without a heartbeat for SILENT_AFTER as silent. Returns how many.
 
-    Where the process that began the run has finished, and others have only not said so (a killed child, a
-    rank that was cut off), the run is finished.
+    If the process that began the run has finished, the run is marked as finished instead: the other processes
+    were killed or lost their connection.
     """
     overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=timezone.now() - SILENT_AFTER)
     count = 0
     for run_id, project_id in list(Run.objects.filter(overdue).values_list("id", "project_id")):
-        # Asked again in the update: it may have spoken meanwhile.
         first = Writer.objects.filter(run=run_id).order_by("-attempt", "rank", "created_at").first()
-        is_over = first is not None and first.finished_at is not None
-        changes: dict[str, Any] = {"state": RunState.FINISHED if is_over else RunState.SILENT}
-        if is_over and first is not None:
+        is_finished = first is not None and first.finished_at is not None
+        changes: dict[str, Any] = {"state": RunState.FINISHED if is_finished else RunState.SILENT}
+        if is_finished and first is not None:
             changes["finished_at"] = first.finished_at
+        # Check again in the update: a heartbeat may have arrived in between.
         if Run.objects.filter(overdue, pk=run_id).update(**changes):
             run_changed(run_id, project_id, "state")
             count += 1
@@ -247,5 +249,5 @@ def mark_silent() -> int:
 
 
 def page_url(run: Run) -> str:
-    """The address of the run's page, for people."""
+    """The URL of the run page."""
     return f"{settings.BASE_URL}/p/{run.project.slug}/runs/{run.id}/"

@@ -1,3 +1,5 @@
+"""Celery tasks of the life cycle of runs."""
+
 from celery import shared_task
 
 from fp8scope_dashboard.runs import services
@@ -5,5 +7,5 @@ from fp8scope_dashboard.runs import services
 
 @shared_task  # type: ignore[untyped-decorator]
 def mark_silent() -> None:
-    """Runs whose processes have gone without a word become silent."""
+    """Mark runs without recent heartbeats as silent."""
     services.mark_silent()

@@ -1,8 +1,7 @@
-"""Every setting comes from the environment; nothing here differs between machines by hand.
+"""Django settings, read from environment variables.
 
-FP8SCOPE_BASE_URL decides the security posture: with `https://` (or unset) cookies, redirects and HSTS are
-strict; with `http://` (what `fp8scope up` sets for a loopback address) they are off, because a browser
-would refuse them.
+FP8SCOPE_BASE_URL controls security: with `https://` or unset, secure cookies, redirects and HSTS are on; with
+`http://`, as `fp8scope up` sets it for a loopback address, they are off, because browsers would refuse them.
 """
 
 import os
@@ -26,8 +25,8 @@ if _base.scheme not in ("http", "https") or not _base.hostname:
     raise ImproperlyConfigured(f"FP8SCOPE_BASE_URL must look like https://host[:port], not {BASE_URL!r}")
 SECURE = _base.scheme == "https"
 
-# A random key lets management commands run without configuration; asgi.py refuses to serve with it, because
-# sessions would not survive a restart nor be shared between web processes.
+# A random key lets management commands run without configuration. asgi.py refuses to serve with it, because
+# sessions would not survive a restart or be shared between web processes.
 SECRET_KEY = os.environ.get("FP8SCOPE_SECRET_KEY", "")
 SECRET_KEY_IS_RANDOM = not SECRET_KEY
 if SECRET_KEY_IS_RANDOM:
@@ -37,7 +36,7 @@ DEBUG = False
 ALLOWED_HOSTS = [_base.hostname, *filter(None, os.environ.get("FP8SCOPE_ALLOWED_HOSTS", "").split(","))]
 CSRF_TRUSTED_ORIGINS = [BASE_URL]
 
-# The reverse proxies whose X-Forwarded-For is believed: addresses or networks, separated by commas.
+# Reverse proxies whose X-Forwarded-For header is trusted: comma-separated addresses or networks.
 TRUSTED_PROXIES = networks_from_text(os.environ.get("FP8SCOPE_TRUSTED_PROXIES", ""))
 
 INSTALLED_APPS = [
@@ -95,7 +94,7 @@ TEMPLATES = [
     },
 ]
 
-# PostgreSQL only. A pool instead of persistent connections: there are more threads than connections.
+# PostgreSQL only. A pool, not persistent connections: there are more threads than connections.
 DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/fp8scope")
 DATABASES: dict[str, Any] = {
     "default": {
@@ -105,16 +104,16 @@ DATABASES: dict[str, Any] = {
             "pool": {
                 "min_size": 1,
                 "max_size": int(os.environ.get("FP8SCOPE_DB_POOL", "16")),
-                # A request waits so long for a connection, then it is answered with 503.
+                # A request waits this long for a connection, then gets status 503.
                 "timeout": 5,
-                # The pause between attempts doubles until here and begins anew: however long PostgreSQL was
-                # away, it is noticed within seconds that it is back.
+                # The pause between attempts doubles up to this, then starts over, so that a recovered
+                # PostgreSQL is noticed within seconds.
                 "reconnect_timeout": 4,
             }
         },
     }
 }
-# A read replica for figures; see telemetry/replica.py. It may fail: then it must do so quickly.
+# A read replica for figures; see db/replica.py. It may fail, but must fail fast.
 if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
     DATABASES["replica"] = {
         **database_from_url(REPLICA_URL, "FP8SCOPE_REPLICA_URL"),
@@ -126,7 +125,7 @@ if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
         "TEST": {"MIRROR": "default"},
     }
     DATABASE_ROUTERS = ["fp8scope_dashboard.db.replica.Router"]
-# Where the private PostgreSQL keeps its data: telemetry/disk_space.py looks how much room is left.
+# The data directory of the embedded PostgreSQL; telemetry/disk_space.py watches its free space.
 DATABASE_DIR = os.environ.get("FP8SCOPE_DATABASE_DIR", "")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -140,7 +139,7 @@ CACHES = {
 }
 
 AUTH_USER_MODEL = "accounts.User"
-# The second is for sign-in links, and never asked for a password: the first refuses what it does not accept.
+# The second is for sign-in links. It never checks passwords: the first backend stops failed attempts.
 AUTHENTICATION_BACKENDS = [
     "fp8scope_dashboard.accounts.passwords.PasswordBackend",
     "django.contrib.auth.backends.ModelBackend",
@@ -167,7 +166,7 @@ STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "fp8scope_dashboard.settings.storage.StaticFiles"},
 }
-# Nothing refers to a file but by its hashed name, and source maps are for the few: compress what is served.
+# Pages use hashed names only, and source maps are rarely requested: compress only what is served.
 WHITENOISE_KEEP_ONLY_HASHED_FILES = True
 WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [*Compressor.SKIP_COMPRESS_EXTENSIONS, "map"]
 
@@ -179,11 +178,11 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else Non
 SESSION_COOKIE_SECURE = SECURE
 CSRF_COOKIE_SECURE = SECURE
 SECURE_REFERRER_POLICY = "same-origin"
-# No window that a page opens can ask it for anything: a script's "share" button included.
+# Isolate windows that a page opens.
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
-# Ingest bounds itself (ingest/limits.py); this is the ceiling for everything else.
+# Ingest has its own limits (wire/limits.py); this is for everything else.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 32 * 1024 * 1024
 
 CELERY_BROKER_URL = broker_from_url(REDIS_URL)
@@ -193,7 +192,7 @@ CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
-# A request must not wait for a dead Redis: fail at once, the sweeper finds the work later.
+# Fail at once if Redis is down; a sweep finds the work later.
 CELERY_TASK_PUBLISH_RETRY = False
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "socket_connect_timeout": 1.0,
@@ -223,7 +222,7 @@ LOGGING = {
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]},
     },
-    # On DEBUG it logs the paths that it asks for: a webhook's is a secret.
+    # At level DEBUG it logs request paths, and that of a webhook is secret.
     "loggers": {"urllib3": {"level": "INFO"}},
     "root": {"handlers": ["console"], "level": os.environ.get("FP8SCOPE_LOG_LEVEL", "INFO")},
 }

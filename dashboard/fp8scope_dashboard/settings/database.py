@@ -1,4 +1,4 @@
-"""Reading the servers' addresses into the forms that Django and Celery want."""
+"""Convert server URLs into the forms that Django and Celery expect."""
 
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -7,26 +7,26 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-ENCODE = "Percent-encode what is special in an address (: / ? # @ %) where it stands in a user or password."
+ENCODE = "Percent-encode the characters : / ? # @ % in the user and the password."
 
 
 def database_from_url(url: str, variable: str = "DATABASE_URL") -> dict[str, Any]:
-    """Return Django's DATABASES entry (without OPTIONS) for a libpq URL that came in `variable`.
+    """Return the DATABASES entry, without OPTIONS, for a libpq URL. `variable` is its name in errors.
 
-    Anything libpq understands works, unix sockets included (`postgresql://user@/name?host=/run/pg`).
+    Any libpq URL works, including Unix sockets (`postgresql://user@/name?host=/run/pg`).
 
     Raises:
-        ImproperlyConfigured: the address is not PostgreSQL's, or names no database.
+        ImproperlyConfigured: the URL is invalid, not for PostgreSQL, or names no database.
     """
     if not url.startswith(("postgresql://", "postgres://")):
         raise ImproperlyConfigured(
-            f"{variable} must begin with postgresql://; fp8scope runs on PostgreSQL only."
+            f"{variable} must begin with postgresql://. fp8scope supports only PostgreSQL."
         )
     try:
         parts = conninfo_to_dict(url)
     except ProgrammingError:
-        # The URL may hold a password, and libpq's own words quote it.
-        raise ImproperlyConfigured(f"{variable} cannot be parsed as a PostgreSQL address. {ENCODE}") from None
+        # The message of libpq quotes the URL, which may contain a password.
+        raise ImproperlyConfigured(f"{variable} is not a valid PostgreSQL URL. {ENCODE}") from None
     name = parts.get("dbname")
     if not name:
         raise ImproperlyConfigured(f"{variable} names no database: postgresql://user:password@host/NAME")
@@ -41,19 +41,19 @@ def database_from_url(url: str, variable: str = "DATABASE_URL") -> dict[str, Any
 
 
 def broker_from_url(url: str) -> str:
-    """Return Celery's form of a redis-py URL: `unix:///path?db=N` becomes `redis+socket:///path?virtual_host=N`.
+    """Convert a redis-py URL for Celery: `unix:///path?db=N` to `redis+socket:///path?virtual_host=N`.
 
-    Other schemes (`redis://`, `rediss://`) mean the same to both.
+    Other schemes (`redis://`, `rediss://`) are the same for both.
 
     Raises:
-        ImproperlyConfigured: it is no address.
+        ImproperlyConfigured: the URL is invalid.
     """
     try:
         parts = urlsplit(url)
-        # Python's own words would quote what it takes for the port: the beginning of a password.
+        # The message of Python quotes the port, which may be the beginning of a password.
         _ = parts.port
     except ValueError:
-        raise ImproperlyConfigured(f"REDIS_URL cannot be parsed as an address. {ENCODE}") from None
+        raise ImproperlyConfigured(f"REDIS_URL is not a valid URL. {ENCODE}") from None
     if parts.scheme != "unix":
         return url
     database = parse_qs(parts.query).get("db", ["0"])[0]

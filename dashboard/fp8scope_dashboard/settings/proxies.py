@@ -1,4 +1,4 @@
-"""Reading the reverse proxies that are trusted."""
+"""Parse the list of trusted reverse proxies."""
 
 from ipaddress import ip_network
 
@@ -6,10 +6,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 
 def networks_from_text(text: str) -> list[str]:
-    """Addresses and networks separated by commas, such as `127.0.0.1, 10.0.0.0/8, fd00::/8`, each normalised.
+    """Parse comma-separated addresses and networks, such as `127.0.0.1, 10.0.0.0/8`, and normalise them.
 
     Raises:
-        ImproperlyConfigured: a part is neither.
+        ImproperlyConfigured: a part is neither an address nor a network.
     """
     networks = []
     for part in filter(None, map(str.strip, text.split(","))):

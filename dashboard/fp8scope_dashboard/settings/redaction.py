@@ -1,17 +1,16 @@
-"""Keeping secrets out of the logs, whoever writes the line."""
+"""Keep secrets out of all log records, including those of libraries."""
 
 import logging
 import re
 
-# A sign-in link's secret is a part of its address, which Django logs with every 404 and 500; an API token
-# may stand in an error that somebody else's library words.
+# Sign-in links, whose path Django logs with every 404 and 500, and API tokens in messages of libraries.
 SECRET = re.compile(r"(/signin/|\bBearer |\bfp8s_)[\w.~+/-]{16,}=*/?")
-# The password in an address such as DATABASE_URL's or REDIS_URL's; it may hold the characters of an address.
+# The password in a URL such as DATABASE_URL; it may contain the special characters of a URL.
 PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@'\"]*:)[^\s'\"]+(?=@)", re.IGNORECASE)
 
 
 class RedactSecrets(logging.Filter):
-    """Replace what looks like one of our secrets in a record's message and in its traceback."""
+    """Redacts secrets in the message and the traceback of a record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -26,7 +25,7 @@ class RedactSecrets(logging.Filter):
 
 
 def redact(text: str) -> str:
-    """The text without secrets."""
+    """Replace the secrets in a text."""
     return PASSWORD.sub(r"\1[redacted]", SECRET.sub(r"\1[redacted]", text))
 
 

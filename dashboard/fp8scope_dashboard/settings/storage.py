@@ -1,4 +1,4 @@
-"""How collected static files are kept."""
+"""Storage of collected static files."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from whitenoise.storage import CompressedManifestStaticFilesStorage  # type: ign
 
 
 class StaticFiles(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
-    """Hashed names and gzip. No Brotli: where it is installed it holds up the first start by ten seconds."""
+    """Hashed names and gzip. Not Brotli, which delays the first start by ten seconds if installed."""
 
     def create_compressor(self, **options: Any) -> Compressor:
         return Compressor(use_brotli=False, **options)

@@ -1,20 +1,16 @@
-"""What is kept of a bucket of neighbouring steps. Pure functions of arrays.
+"""Aggregate values over buckets of neighbouring steps. Pure functions of arrays.
 
-Parts, each float64[series, buckets], NaN where the bucket has no value:
+The parts of a bucket, each float64[series, buckets], NaN if the bucket has no value:
 
 | part | |
 |---|---|
-| `max`, `min` | the largest and the smallest value; infinities count, NaN does not |
-| `argmax`, `argmin` | the first step that has it, minus the bucket's first step |
-| `last`, `sum`, `count` | of the values that are not NaN; their mean is sum / count; count is 0 where there
-is none |
-| `undefined` | the first step, minus the bucket's first, with a value of NaN; only scalars have such |
+| `max`, `min` | the largest and the smallest value, including infinities but not NaN |
+| `argmax`, `argmin` | the first step with that value, minus the first step of the bucket |
+| `last`, `sum`, `count` | over the values that are not NaN; count is 0 if there are none |
+| `undefined` | the first step with a value of NaN, minus the first step of the bucket; scalars only |
 
-Of a few values, or of one that does not change, most parts say the same: those that `implied` computes from
-others need not be stored.
-
-From a point's `max` and `argmax` a line can be drawn through points that are really there, at their own
-steps.
+If a bucket has few values or a constant value, several parts are equal; those that `implied` computes need
+not be stored. `max` with `argmax` gives real points at their real steps, so charts show no averages.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from fp8scope_dashboard.telemetry.rank_merge import DERIVED
 PARTS: Final = ("max", "min", "argmax", "argmin", "last", "sum", "count", "undefined")
 Parts = dict[str, Float64s]
 BLANK: Final = {part: 0.0 if part == "count" else np.nan for part in PARTS}
-"""Of a bucket without values."""
+"""The parts of a bucket without values."""
 IMPLIED_FROM: Final[Mapping[str, tuple[str, ...]]] = {
     "min": ("max",),
     "argmin": ("argmax",),
@@ -39,7 +35,7 @@ IMPLIED_FROM: Final[Mapping[str, tuple[str, ...]]] = {
     "count": ("max",),
     "sum": ("max", "min", "count"),
 }
-"""Parts that others may stand for. The order is that in which they can be restored."""
+"""The parts that `implied` can compute, in the order of computation, and what from."""
 
 FINEST: Final = 64
 FACTOR: Final = 8
@@ -49,10 +45,10 @@ STRIDES: Final = tuple(FINEST * FACTOR**level for level in range(5))
 def aggregate(
     steps: Int64s, values: Float64s, stride: int, first: int, buckets: int, *, nan_is_value: bool = False
 ) -> Parts:
-    """Parts of float64[K, N] at increasing steps (int64[N]) for the buckets first..first + buckets - 1.
+    """Aggregate float64[K, N] at increasing steps, int64[N], into the buckets first..first + buckets - 1.
 
-    Bucket j holds the steps j * stride <= step < (j + 1) * stride; all steps lie in these buckets. NaN is
-    'no value' unless `nan_is_value`.
+    Bucket j holds the steps j * stride <= step < (j + 1) * stride. All steps must be in these buckets. NaN
+    means no value, unless `nan_is_value`.
     """
     parts = blank(len(values), buckets)
     if not len(steps):
@@ -63,8 +59,8 @@ def aggregate(
     offsets = steps - (bucket + first) * stride
     segments = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(steps)))
     nan = np.isnan(values)
-    there = ~nan
-    count = np.add.reduceat(there, starts, axis=1, dtype=np.int64)
+    has_value = ~nan
+    count = np.add.reduceat(has_value, starts, axis=1, dtype=np.int64)
     some = count > 0
     parts["count"][:, filled] = count
     for name, extreme in (("max", np.fmax), ("min", np.fmin)):
@@ -72,11 +68,11 @@ def aggregate(
         parts[name][:, filled] = best
         at = _first(values == best[:, segments], offsets, starts, stride)
         parts[f"arg{name}"][:, filled] = np.where(some, at, np.nan)
-    with np.errstate(invalid="ignore"):  # the sum of both infinities is NaN
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN
         total = np.add.reduceat(np.where(nan, 0.0, values), starts, axis=1)
     parts["sum"][:, filled] = np.where(some, total, np.nan)
-    places = np.where(there, np.arange(len(steps), dtype=np.int32), np.int32(-1))
-    newest = np.maximum.reduceat(places, starts, axis=1)
+    positions = np.where(has_value, np.arange(len(steps), dtype=np.int32), np.int32(-1))
+    newest = np.maximum.reduceat(positions, starts, axis=1)
     last = np.take_along_axis(values, np.maximum(newest, 0).astype(np.int64), axis=1)
     parts["last"][:, filled] = np.where(some, last, np.nan)
     if nan_is_value and nan.any():
@@ -86,7 +82,7 @@ def aggregate(
 
 
 def combine(fine: Parts, stride: int) -> Parts:
-    """Parts of buckets FACTOR times as long, out of those of `stride` steps: [K, FACTOR * B] to [K, B]."""
+    """Combine buckets of `stride` steps into buckets FACTOR times as long: [K, FACTOR * B] to [K, B]."""
     grouped = {name: array.reshape(len(array), -1, FACTOR) for name, array in fine.items()}
     shift = np.arange(FACTOR) * float(stride)
     count = grouped["count"].sum(axis=2)
@@ -108,47 +104,66 @@ def combine(fine: Parts, stride: int) -> Parts:
     return coarse
 
 
+def unite(known: Parts, added: Parts) -> Parts:
+    """Add the values of `added` to the buckets of `known`, each float64[K, B] by part.
+
+    Used for rows that arrive after retention has deleted the raw values of their steps. Exact and idempotent
+    for `max`, `min`, `argmax`, `argmin` and `undefined`. `last`, `sum` and `count` of a bucket that already
+    has values stay as they are, because some of the added rows may be counted in them already.
+    """
+    result = {}
+    for name, extreme in (("max", np.fmax), ("min", np.fmin)):
+        best = extreme(known[name], added[name])
+        steps = [np.where(parts[name] == best, parts[f"arg{name}"], np.nan) for parts in (known, added)]
+        result[name], result[f"arg{name}"] = best, np.fmin(*steps)
+    result["undefined"] = np.fmin(known["undefined"], added["undefined"])
+    has_values = known["count"] > 0
+    for name in ("last", "sum", "count"):
+        result[name] = np.where(has_values, known[name], added[name])
+    return result
+
+
 def blank(series: int, buckets: int) -> Parts:
-    """Parts of buckets without values."""
+    """Return the parts of empty buckets."""
     return {part: np.full((series, buckets), nothing) for part, nothing in BLANK.items()}
 
 
 def implied(part: str, parts: Mapping[str, Float64s]) -> Float64s:
-    """A part (of IMPLIED_FROM) as it is where each bucket has one value, or the same again and again."""
+    """Compute a part of IMPLIED_FROM for buckets that have one value, or a constant value."""
     if part == "count":
         return (~np.isnan(parts["max"])).astype(np.float64)
     if part == "sum":
-        with np.errstate(invalid="ignore"):  # infinity times no values
+        with np.errstate(invalid="ignore"):  # inf * 0
             total = parts["max"] * parts["count"]
-        # Both infinities have no sum.
+        # The sum is known only for a constant value.
         return np.where(parts["max"] == parts["min"], total, np.nan)
     return parts[IMPLIED_FROM[part][0]]
 
 
 def spare(parts: Parts) -> set[str]:
-    """The parts that are as `implied` says, down to the sign of a zero."""
+    """The parts that `implied` reproduces exactly, including the sign of zeros."""
     return {part for part in IMPLIED_FROM if _identical(implied(part, parts), parts[part])}
 
 
 def with_stand_ins(parts: Iterable[str]) -> tuple[str, ...]:
-    """These parts, and those that they may be implied from."""
-    found = dict.fromkeys(parts)
-    for part in tuple(found):
-        found |= dict.fromkeys(IMPLIED_FROM.get(part, ()))
-    return tuple(found)
+    """These parts and the parts that they may be implied from, each once."""
+    closure = dict.fromkeys(parts)
+    for part in tuple(closure):
+        closure |= dict.fromkeys(IMPLIED_FROM.get(part, ()))
+    return tuple(closure)
 
 
 def needed(statistic: str, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts of a derived statistic's terms that `from_terms` computes these parts from."""
+    """The parts of the terms that `from_terms` needs to compute these parts of a statistic."""
     more = ("max", "min") if {"argmax", "argmin"} & set(parts) else ("max",)
     return tuple(dict.fromkeys((*parts, *more))) if statistic in DERIVED else parts
 
 
 def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part: str) -> Float64s:
-    """A part of a derived statistic from those of its terms, float64[K, B].
+    """Compute a part of a derived statistic from the parts of its terms, float64[K, B].
 
-    It is the statistic's own where in each bucket the terms are counted over the same, constant number, and
-    no two of them change: `same_from_terms` asks whether that is so.
+    Exact if, within each bucket, the denominator is constant and at most one term changes; `same_from_terms`
+    checks this.
     """
     ratio = DERIVED[statistic]
     over = [terms[name] for name in ratio.over]
@@ -158,7 +173,7 @@ def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part
     if part == "count":
         return np.where(under["max"] > 0, under["count"], 0.0)
     if part.startswith("arg"):
-        # An array of its own: the caller may write into it.
+        # A new array, because the caller may write to it.
         return np.where(under["max"] > 0, _changing(over, part), np.nan)
     divisor = under["last"] if part == "last" else under["max"]
     total = sum((term[part] for term in over), np.zeros_like(divisor))
@@ -166,9 +181,7 @@ def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part
 
 
 def same_from_terms(statistic: str, terms: Mapping[str, Parts], direct: Parts) -> bool:
-    """Whether `from_terms` gives these parts (of sums, but for the last digits), so that none need be
-    stored.
-    """
+    """Whether `from_terms` reproduces these parts (sums up to rounding), so that none need be stored."""
     for part in PARTS:
         computed = from_terms(statistic, terms, part)
         if part == "sum":
@@ -181,20 +194,18 @@ def same_from_terms(statistic: str, terms: Mapping[str, Parts], direct: Parts) -
 
 
 def _changing(over: list[Mapping[str, Float64s]], part: str) -> Float64s:
-    """The place of the extreme: of the term that changes within the bucket."""
-    place = over[0][part]
+    """The offset of the extreme, taken from the term that changes within the bucket."""
+    offset = over[0][part]
     for term in over[1:]:
-        place = np.where(term["max"] != term["min"], term[part], place)
-    return place
+        offset = np.where(term["max"] != term["min"], term[part], offset)
+    return offset
 
 
 def _first(hit: NDArray[np.bool_], offsets: Int64s, starts: Int64s, stride: int) -> NDArray[np.int32]:
-    """The smallest offset of each segment's hits, `stride` where there is none."""
+    """The smallest offset of a hit in each segment, `stride` if it has none."""
     return np.minimum.reduceat(np.where(hit, offsets.astype(np.int32), np.int32(stride)), starts, axis=1)
 
 
-def _identical(one: Float64s, other: Float64s) -> bool:
-    known = ~np.isnan(other)
-    return np.array_equal(one, other, equal_nan=True) and bool(
-        (np.signbit(one[known]) == np.signbit(other[known])).all()
-    )
+def _identical(a: Float64s, b: Float64s) -> bool:
+    known = ~np.isnan(b)
+    return np.array_equal(a, b, equal_nan=True) and bool((np.signbit(a[known]) == np.signbit(b[known])).all())

@@ -1,7 +1,6 @@
-"""Writing blocks: chunks into a block, blocks into a larger one. Always within the caller's transaction.
+"""Write blocks: chunks into a block, and blocks into a larger block, within the transaction of the caller.
 
-A body is decoded for one statistic at a time, so that what is held in memory is one statistic's rows, not the
-block's.
+Decodes one statistic at a time, so that memory holds the rows of one statistic rather than of the block.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ Encoded = tuple[list[int], bytes]
 
 @dataclass(frozen=True)
 class Rows:
-    """A block's axes, in the order in which the rows were sent.
+    """The steps, times and seqs of the rows of a block, in the order in which they were sent.
 
-    `order`: where each row comes from in its parts laid one after the other; None where they are in order.
+    `order` maps each row to its index in the concatenated parts; None if they are already in order.
     """
 
     steps: Int64s
@@ -56,7 +55,7 @@ class Rows:
 
 
 def from_chunks(chunks: Sequence[Chunk], catalogue: Int64s) -> Block:
-    """Put the chunks of one writer (by seq) into a new block and delete them."""
+    """Move the chunks of one writer, ordered by seq, into a new block."""
     bare = [decode(chunk.body, scalars=(), statistics=()) for chunk in chunks]
     rows = Rows.of(
         np.concatenate([data.steps for data in bare]),
@@ -69,7 +68,7 @@ def from_chunks(chunks: Sequence[Chunk], catalogue: Int64s) -> Block:
 
 
 def from_blocks(blocks: Sequence[Block]) -> Block:
-    """Replace blocks of one writer (by seq) by one."""
+    """Replace blocks of one writer, ordered by seq, by a single block."""
     run_id, writer = blocks[0].run_id, blocks[0].writer
     stored = Tile.objects.filter(run_id=run_id, writer=writer, seq__in=[block.seq for block in blocks])
     axes: dict[int, list[memoryview]] = {
@@ -82,7 +81,7 @@ def from_blocks(blocks: Sequence[Block]) -> Block:
     )
     rows = Rows.of(steps, times.view("datetime64[us]"), seqs)
     names = list(stored.exclude(name=AXIS).order_by("name", "tile").values_list("name", "tile").distinct())
-    # The smallest seq stays: what is new is written under it once what is old is gone.
+    # The new block has the smallest seq of the old ones, so they are deleted before it is written.
     tiles = [(name, tile, _rewritten(stored, blocks, rows, name, tile)) for name, tile in names]
     stored.delete()
     Block.objects.filter(run_id=run_id, writer=writer, seq__in=[block.seq for block in blocks]).delete()
@@ -139,7 +138,7 @@ def _tiles_of_chunks(
 
 
 def _matrix(chunks: Sequence[Chunk], bare: list[ChunkData], name: str) -> Float64s:
-    """One statistic of all chunks: float64[rows, widest]."""
+    """One statistic of all chunks: float64[rows, largest width]."""
     parts = [decode(chunk.body, scalars=(), statistics=(name,)).statistics.get(name) for chunk in chunks]
     widths = {part.shape[1] for part in parts if part is not None}
     if len(widths) == 1 and all(part is not None for part in parts):
@@ -154,7 +153,7 @@ def _matrix(chunks: Sequence[Chunk], bare: list[ChunkData], name: str) -> Float6
 
 
 def _tensor_tiles(matrix: Float64s, catalogue: Int64s) -> Iterator[tuple[int, Encoded | None]]:
-    """From a writer's columns to the run's tiles."""
+    """Encode the columns of a writer as tiles of the run."""
     indices = catalogue[: matrix.shape[1]]
     for tile in np.unique(indices // WIDTH).tolist():
         columns = np.flatnonzero(indices // WIDTH == tile)

@@ -1,4 +1,4 @@
-"""Writing chunks."""
+"""Write chunks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def append(
     rows: int,
     points: int,
 ) -> None:
-    """Store a validated batch as it came, within the caller's transaction.
+    """Store a validated batch unchanged, within the transaction of the caller.
 
-    The caller's receipt makes it happen once; the primary key would refuse a second time.
+    The receipt of the caller ensures that this happens once; a second time violates the primary key.
     """
     values = [run_id, writer, seq, seq, first_step, last_step, rows, points, body]
     connection.ensure_connection()
-    # psycopg's own cursor binds on the server: the body travels as bytes, not as text of twice its size.
+    # The cursor of psycopg sends the body as bytes, that of Django as text of twice the size.
     with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
         cursor.execute(
             """

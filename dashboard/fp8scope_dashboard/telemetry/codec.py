@@ -1,7 +1,7 @@
-"""A chunk's bytes to arrays and back.
+"""Encode and decode chunks.
 
-A chunk is an Arrow IPC stream with the columns of docs/wire.md. Merged chunks carry one column more, `seq`,
-which says for each row in which message it came.
+A chunk is an Arrow IPC stream with the columns of docs/wire.md. Merged chunks have an additional column,
+`seq`, with the message of each row.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class ChunkData:
 
     Attributes:
         steps: int64[R].
-        times: datetime64[us][R], UTC, when each step ended.
-        scalars: float64[R] per name; NaN where not logged, and where NaN was logged: ask `logged`.
-        logged: bool[R] per scalar: true where the row has a value, be it NaN.
-        statistics: float64[R, n] per statistic, column j being entry j of the writer's catalogue; NaN where
+        times: datetime64[us][R], UTC, the end of each step.
+        scalars: float64[R] per name. NaN is either a logged value or no value; `logged` tells which.
+        logged: bool[R] per scalar: whether the row has a value, including NaN.
+        statistics: float64[R, n] per statistic; column j is entry j of the catalogue of the writer, NaN if
             not observed. n may differ between statistics and between chunks.
-        seqs: int64[R], the message that each row came in; None where all rows came in the chunk's one.
+        seqs: int64[R], the message of each row; None if all rows come from the message of the chunk.
     """
 
     steps: Int64s
@@ -49,7 +49,7 @@ class ChunkData:
         return len(self.steps)
 
     def rows(self, chosen: slice | NDArray[np.bool_] | Int64s) -> ChunkData:
-        """The same columns for some of the rows (a slice, a mask or indices)."""
+        """Select rows by a slice, a mask or indices."""
         return ChunkData(
             self.steps[chosen],
             self.times[chosen],
@@ -66,9 +66,9 @@ def decode(
     scalars: Collection[str] | None = None,
     statistics: Collection[str] | None = None,
 ) -> ChunkData:
-    """Read a stored chunk; only the named scalars and statistics where names are given.
+    """Read a stored chunk, only the named scalars and statistics if given.
 
-    Columns that are left out are not decompressed. `body` must have been validated when it came in.
+    Other columns are not decompressed. `body` must have been validated on arrival.
     """
     buffer = pa.py_buffer(body)
     wanted: list[int] | None = None
@@ -76,14 +76,14 @@ def decode(
         with pa.ipc.open_stream(buffer) as reader:
             names = reader.schema.names
         wanted = [i for i, name in enumerate(names) if _is_wanted(name, scalars, statistics)]
-    # Threads pay only for large buffers; most chunks have a few kilobytes.
+    # Threads are faster only for large buffers; most chunks have a few kilobytes.
     options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=len(buffer) > THREADS_FROM_BYTES)
     with pa.ipc.open_stream(buffer, options=options) as reader:
         return _from_batches(reader.schema.names, list(reader))
 
 
 def encode(data: ChunkData, *, metadata: dict[str, str] | None = None) -> bytes:
-    """Write a chunk, buffers compressed with zstd. The inverse of `decode`."""
+    """Write a chunk with zstd-compressed buffers; the inverse of `decode`."""
     columns: dict[str, pa.Array[Any]] = {
         STEP: pa.array(data.steps, pa.int64()),
         TIME: pa.array(data.times.astype("datetime64[us]").astype(np.int64)).cast(TIME_TYPE),
@@ -139,7 +139,7 @@ def _from_batches(names: Sequence[str], batches: Sequence[pa.RecordBatch]) -> Ch
 
 
 def _whole(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
-    """One array, without a copy where there is one record batch (nearly always)."""
+    """Concatenate arrays, without a copy for a single record batch, as is usual."""
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 

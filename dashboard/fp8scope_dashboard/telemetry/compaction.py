@@ -1,9 +1,9 @@
-"""Chunks into blocks, small blocks into larger ones, blocks into roll-ups.
+"""Compact chunks into blocks, small blocks into larger ones, and blocks into roll-ups.
 
-A chunk comes every few seconds and holds all series of a few steps; a block holds each series' values of
-thousands of steps together. Every change is one transaction under the run's lock: killed anywhere, it has
-happened or it has not, and several workers never do the same. Whether a message was stored is the business
-of ingest.Receipt, which compaction does not touch.
+A chunk arrives every few seconds and holds all series for a few steps; a block holds the values of each
+series contiguously for thousands of steps. Each change is one transaction under the lock of the run, so that
+a killed worker leaves no partial change, and workers never repeat each other's work. Receipts, which record
+the stored messages, are not touched.
 """
 
 from __future__ import annotations
@@ -25,34 +25,33 @@ from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling
 from fp8scope_dashboard.telemetry.replay import contiguous_until
 from fp8scope_dashboard.telemetry.rollups import schedule
 
-# A block is made once a writer has any of these in chunks. Until then queries open the chunks one by one.
+# The chunks of a writer become a block at any of these limits. Until then, queries open chunk by chunk.
 ENOUGH_CHUNKS = 256
 ENOUGH_ROWS = 1_024
 ENOUGH_POINTS = 8_000_000
 ENOUGH_AGE = timedelta(minutes=10)
-# A block is full at any of these; the last two bound memory: 64 MB a statistic, and the bodies as they came.
+# A block is full at any of these. The last two bound memory: 64 MB per statistic, and the encoded bodies.
 FULL_ROWS = 8_192
 FULL_POINTS = 64_000_000
 FULL_CHUNKS = 4_096
-# So many blocks that are not full are merged although together they are not full either.
-MOST_SMALL_BLOCKS = 16
-# A message that is missing is waited for this long before later ones are put into a block without it. When
-# it comes after all, it makes a block of its own.
+# This many small blocks are merged even if the result is not full.
+MAX_SMALL_BLOCKS = 16
+# A block waits this long for a missing message. If it arrives later, it becomes a separate block.
 GRACE = timedelta(minutes=2)
-# Nothing more is expected of a run that has been silent so long.
+# A run that is silent for this long is treated as ended.
 ABANDONED = timedelta(hours=1)
-OVER = (RunState.FINISHED, RunState.FAILED)
-# Transactions for one run, and seconds after which no further one is begun: then others have their turn.
+ENDED = (RunState.FINISHED, RunState.FAILED)
+# Limits of one job, so that other runs get their turn: transactions, and seconds until the last one begins.
 CHANGES_AT_ONCE = 16
 SECONDS_AT_ONCE = 60.0
 
 
 def runs_to_compact() -> list[UUID]:
-    """Runs with enough in chunks, or any once the run is over; and those left unfinished."""
+    """Runs with enough chunks for a block, ended runs with any chunk, and runs with unfinished work."""
     now = timezone.now()
-    ended = Q(run__state__in=OVER) | Q(run__heartbeat_at__lt=now - ABANDONED)
+    ended = Q(run__state__in=ENDED) | Q(run__heartbeat_at__lt=now - ABANDONED)
     chunks = Chunk.objects.order_by("run_id").values("run_id", "writer")
-    found = chunks.annotate(
+    ready = chunks.annotate(
         count=Count("seq"), row_count=Sum("rows"), point_count=Sum("points"), oldest=Min("received_at")
     ).filter(
         ended
@@ -62,29 +61,29 @@ def runs_to_compact() -> list[UUID]:
         | Q(oldest__lt=now - ENOUGH_AGE)
     )
     pending = Rolling.objects.filter(pending=True).values_list("run_id", flat=True)
-    return sorted({*found.values_list("run_id", flat=True), *pending})
+    return sorted({*ready.values_list("run_id", flat=True), *pending})
 
 
-def compact_run(run_id: UUID, most: int = CHANGES_AT_ONCE) -> int:
-    """Make up to `most` changes, each a transaction; none is begun after SECONDS_AT_ONCE.
+def compact_run(run_id: UUID, max_changes: int = CHANGES_AT_ONCE) -> int:
+    """Make up to `max_changes` changes, each in a transaction, beginning none after SECONDS_AT_ONCE.
 
-    Safe to run at any time, twice, and by several workers at once. Returns how many; `most` when there may be
-    more to do, fewer when all is done.
+    Safe to run at any time, repeatedly, and by several workers concurrently. Returns the number of changes;
+    `max_changes` means that there may be more to do.
     """
     changes, deadline = 0, time.monotonic() + SECONDS_AT_ONCE
     for step in (_chunks_to_block, _merge_blocks, schedule.roll):
-        while changes < most and _locked(run_id, step):
+        while changes < max_changes and _locked(run_id, step):
             changes += 1
             if time.monotonic() > deadline:
-                return most
-    if changes < most:
+                return max_changes
+    if changes < max_changes:
         _locked(run_id, _settle)
     return changes
 
 
 @transaction.atomic
 def _locked(run_id: UUID, change: Callable[[Run], bool]) -> bool:
-    """Make one change to a run that exists and that no other worker is at. False: there was none to make."""
+    """Make one change under the lock of the run. Returns False if locked elsewhere or nothing to do."""
     if not lock_run(run_id):
         return False
     run = Run.objects.filter(pk=run_id).first()
@@ -93,7 +92,7 @@ def _locked(run_id: UUID, change: Callable[[Run], bool]) -> bool:
 
 def is_over(run: Run) -> bool:
     """Whether no more rows are expected."""
-    return run.state in OVER or run.heartbeat_at < timezone.now() - ABANDONED
+    return run.state in ENDED or run.heartbeat_at < timezone.now() - ABANDONED
 
 
 def _chunks_to_block(run: Run) -> bool:
@@ -108,7 +107,7 @@ def _chunks_to_block(run: Run) -> bool:
 
 
 def _stretch(run: Run, writer: UUID) -> list[int]:
-    """The seqs of the chunks that shall become the writer's next block; none when it is too early."""
+    """The seqs of the chunks for the next block of a writer; empty if it is too early."""
     waiting = Chunk.objects.filter(run=run, writer=writer).order_by("seq")
     headers = list(waiting.values_list("seq", "last_seq", "rows", "points", "received_at")[:FULL_CHUNKS])
     if not headers:
@@ -149,7 +148,7 @@ def _merge_blocks(run: Run) -> bool:
 
 
 def _small_blocks(stored: Sequence[Block], over: bool) -> list[Block]:
-    """Neighbours to be merged: as many as make a full one; of too many small ones, or at the end, all."""
+    """Choose neighbours to merge: enough for a full block, or all if there are many or the run has ended."""
     stretch: list[Block] = []
     for block in stored:
         small = block.rows <= FULL_ROWS // 2
@@ -164,11 +163,11 @@ def _small_blocks(stored: Sequence[Block], over: bool) -> list[Block]:
 
 
 def _worth_merging(stretch: Sequence[Block], over: bool, *, fills: bool) -> bool:
-    return len(stretch) > 1 and (fills or over or len(stretch) >= MOST_SMALL_BLOCKS)
+    return len(stretch) > 1 and (fills or over or len(stretch) >= MAX_SMALL_BLOCKS)
 
 
 def _settle(run: Run) -> bool:
-    """Nothing is left to do: of a run that is over, say so."""
+    """Mark an ended, fully compacted run as done."""
     if is_over(run) and not Chunk.objects.filter(run=run).exists():
         return bool(Rolling.objects.filter(run=run, pending=True).update(pending=False))
     return False

@@ -1,9 +1,8 @@
-"""Deleting a run: hidden at once, then removed bit by bit.
+"""Delete runs: hide the run at once, then delete its data in small transactions.
 
-A compacted run is a few thousand rows whatever its length, but their values have gigabytes, and a run that
-was never compacted has a row for every message: so it goes in bounded transactions, each of which can be
-killed. What is left of the run is its id (runs.models.DeletedRun), by which an agent that still sends is
-turned away.
+A compacted run has a few thousand rows of gigabytes in total, and a run without compaction one row per
+message. So the data is deleted in bounded transactions, each of which may be killed. Only the id of the run
+remains (runs.models.DeletedRun), so that an agent that still sends is refused.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from fp8scope_dashboard.telemetry.locks import lock_run
 DELETE_RUN = "fp8scope_dashboard.telemetry.tasks.delete_run"
 # Rows deleted in one transaction.
 ROWS_AT_ONCE = 2_000
-# From so many bytes on, PostgreSQL is asked at once to make the room usable again; below, it will by itself.
+# Vacuum after deleting at least this many bytes; below that, autovacuum is enough.
 VACUUM_BYTES = 64 << 20
-# How long that waits for who else works on a table; after that PostgreSQL does it by itself, later.
-VACUUM_PATIENCE = "30s"
+# How long the vacuum waits for the lock of a table; after that, it is left to autovacuum.
+VACUUM_LOCK_TIMEOUT = "30s"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a deletion is: bytes at its beginning, bytes still there. Both 0 when it is over."""
+class DeletionProgress:
+    """Progress of a deletion: bytes at the beginning and bytes left, both 0 once it is done."""
 
     total: int
     left: int
@@ -43,49 +42,49 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The deleted share, from 0 to 1."""
         return 1.0 if self.done else 1.0 - min(1.0, self.left / self.total) if self.total else 0.0
 
 
-def begin(run: Run) -> Progress:
-    """Hide a run and have it deleted by a job. Asking twice is asking once."""
+def begin(run: Run) -> DeletionProgress:
+    """Hide a run and start a job that deletes it. Idempotent."""
     first = Run.objects.filter(pk=run.pk).update(deleted_at=timezone.now())
     size = storage.of_run(run.pk).bytes
     if first:
         Run.with_deleted.filter(pk=run.pk).update(deleted_bytes=size)
         run_changed(run.pk, run.project_id, "state")
         transaction.on_commit(lambda: Thread(target=_start_job, args=[run.pk], daemon=True).start())
-    return Progress(size, size, done=False)
+    return DeletionProgress(size, size, done=False)
 
 
-def progress_of(run_id: UUID, project: Project) -> Progress | None:
-    """How far the deletion of a run of this project is; None where none was asked for."""
+def progress_of(run_id: UUID, project: Project) -> DeletionProgress | None:
+    """Return the progress of deleting a run of this project; None if it is not being deleted."""
     run = Run.with_deleted.filter(pk=run_id, project=project).exclude(deleted_at=None).first()
     if run is not None:
-        return Progress(run.deleted_bytes, storage.of_run(run_id).bytes, done=False)
+        return DeletionProgress(run.deleted_bytes, storage.of_run(run_id).bytes, done=False)
     if DeletedRun.objects.filter(run_id=run_id, project=project).exists():
-        return Progress(0, 0, done=True)
+        return DeletionProgress(0, 0, done=True)
     return None
 
 
 def unfinished(project: Project | None = None) -> list[Run]:
-    """Runs that are being deleted, the oldest request first."""
-    found = Run.with_deleted.exclude(deleted_at=None).order_by("deleted_at")
-    return list(found if project is None else found.filter(project=project))
+    """Return the runs that are being deleted, oldest request first."""
+    runs = Run.with_deleted.exclude(deleted_at=None).order_by("deleted_at")
+    return list(runs if project is None else runs.filter(project=project))
 
 
 def delete_run(run_id: UUID) -> int:
-    """Delete the data of a run that is marked as deleted, and the run. Returns the number of rows deleted.
+    """Delete a run that is marked as deleted, with its data. Returns the number of rows deleted.
 
-    Safe to be killed and repeated, and by two workers at once: each transaction takes the run's lock.
+    May be killed, repeated, and run by two workers concurrently: each transaction takes the lock of the run.
     """
     run = Run.with_deleted.filter(pk=run_id).exclude(deleted_at=None).first()
     if run is None:
         return 0
-    places = _partitions(run_id) if run.deleted_bytes >= VACUUM_BYTES else []
+    tables = _partitions(run_id) if run.deleted_bytes >= VACUUM_BYTES else []
     rows = 0
     for model, column in storage.tables_of_runs():
-        # What others refer to (an alert and its deliveries) is few, and goes with the run.
+        # Tables with dependents, such as alerts, have few rows: they are deleted together with the run.
         if not model._meta.related_objects:
             while deleted := _delete_some(run_id, model, column):
                 rows += deleted
@@ -93,7 +92,7 @@ def delete_run(run_id: UUID) -> int:
         lock_run(run_id, wait=True)
         DeletedRun.objects.get_or_create(run_id=run_id, defaults={"project_id": run.project_id})
         run.delete()
-    _vacuum(places)
+    _vacuum(tables)
     return rows
 
 
@@ -102,7 +101,7 @@ def _delete_some(run_id: UUID, model: type[models.Model], column: str) -> int:
     lock_run(run_id, wait=True)
     table = model._meta.db_table
     with connection.cursor() as cursor:
-        # All rows of a run lie in one partition, so that a place (ctid) names one row.
+        # All rows of a run are in one partition, so ctid is unique.
         cursor.execute(
             f"""
             DELETE FROM "{table}" WHERE "{column}" = %s AND ctid = ANY(ARRAY(
@@ -114,26 +113,26 @@ def _delete_some(run_id: UUID, model: type[models.Model], column: str) -> int:
 
 
 def _partitions(run_id: UUID) -> list[str]:
-    """The tables (partitions, where there are) that hold the run's rows."""
-    found = []
+    """The tables, or their partitions, that hold rows of the run."""
+    partitions = []
     for model, column in storage.tables_of_runs():
         table = model._meta.db_table
         with connection.cursor() as cursor:
             cursor.execute(
                 f'SELECT tableoid::regclass::text FROM "{table}" WHERE "{column}" = %s LIMIT 1', [run_id]
             )
-            found += [name for (name,) in cursor.fetchall()]
-    return found
+            partitions += [name for (name,) in cursor.fetchall()]
+    return partitions
 
 
 def _vacuum(tables: list[str]) -> None:
     if connection.in_atomic_block:
         return
     with connection.cursor() as cursor:
-        cursor.execute("SET lock_timeout = %s", [VACUUM_PATIENCE])
+        cursor.execute("SET lock_timeout = %s", [VACUUM_LOCK_TIMEOUT])
         try:
             for table in tables:
-                # An autovacuum that is at it, which began before all was deleted, gives way.
+                # Cancels a concurrent autovacuum, which began before everything was deleted.
                 with suppress(OperationalError):
                     cursor.execute(f"VACUUM {table}")
         finally:

@@ -1,4 +1,4 @@
-"""Telling a full disk from a database that is away: the one needs a person, the other only patience."""
+"""Distinguish a full disk, which needs a person, from a database that is down and may recover."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import psycopg
 from django.conf import settings
 
 DISK_FULL: Final = "53100"
-"""PostgreSQL's SQLSTATE."""
+"""The SQLSTATE of PostgreSQL."""
 
-LEAST_FREE: Final = 48 << 20
-"""Bytes, three segments of the write-ahead log: with less, the private PostgreSQL soon cannot write."""
+MIN_FREE_BYTES: Final = 48 << 20
+"""Three segments of the write-ahead log. With less, the embedded PostgreSQL soon cannot write."""
 
 REMEMBERED_SECONDS: Final = 60.0
 
@@ -21,10 +21,10 @@ _refused_at = -REMEMBERED_SECONDS
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a failure of the database comes from its full disk, which is then remembered for a minute.
+    """Whether a full disk caused a database error. Remembers it for `shows_full`.
 
-    PostgreSQL says so itself as long as it runs. When it cannot write its log it ends; of the private one the
-    disk is known, so that is looked at instead.
+    A running PostgreSQL reports it. If it cannot write its log, it stops; for the embedded PostgreSQL, the
+    free space of its directory is checked instead.
     """
     global _refused_at
     causes = []
@@ -38,16 +38,16 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def shows_full() -> bool:
-    """Whether pages should warn: a write was refused within the last minute, or hardly any room is left."""
+    """Whether pages should warn: a write failed within the last minute, or hardly any space is left."""
     return time.monotonic() - _refused_at < REMEMBERED_SECONDS or _is_private_disk_full()
 
 
 def _is_private_disk_full() -> bool:
-    """Of the private PostgreSQL, whose directory the settings name; of others it is not known."""
+    """Check the free space of the embedded PostgreSQL; False for other servers, where it is unknown."""
     if not settings.DATABASE_DIR:
         return False
     try:
-        room = os.statvfs(settings.DATABASE_DIR)
+        disk = os.statvfs(settings.DATABASE_DIR)
     except OSError:
         return False
-    return room.f_bavail * room.f_frsize < LEAST_FREE
+    return disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES

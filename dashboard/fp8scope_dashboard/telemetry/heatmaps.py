@@ -1,4 +1,4 @@
-"""One statistic of many tensors: over steps, lately, and at the last step."""
+"""Query statistics of many tensors: over steps, at the last step, or by rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fp8scope_dashboard.telemetry.coverage import cover
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED, Merged, across_ranks, derive, sources
 from fp8scope_dashboard.telemetry.writers import step_range
 
-# Cells (steps x tensors) of one statistic that are held at once: 32 MB.
-CELLS_AT_ONCE: Final = 4_000_000
-# `top` looks at this many of the run's last steps.
+# Cells (steps x tensors) of one statistic in memory at a time: 32 MB.
+MAX_CELLS: Final = 4_000_000
+# The number of last steps that `top` covers.
 RECENT_STEPS: Final = 100
 
 
@@ -28,10 +28,10 @@ class Heatmap:
     """Tensors by steps.
 
     Attributes:
-        names: of the T tensors.
+        names: the names of the T tensors.
         indices: their Tensor.index.
-        step_edges: int64[C + 1]; column c holds steps step_edges[c] <= step < step_edges[c + 1].
-        values: float64[T, C], the largest value in each column; NaN where nothing was observed.
+        step_edges: int64[C + 1]; column c holds the steps step_edges[c] <= step < step_edges[c + 1].
+        values: float64[T, C], the largest value in each column; NaN if nothing was observed.
     """
 
     names: list[str]
@@ -42,7 +42,7 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Latest:
-    """Every tensor's statistics at the last step that has any: float64[T] per statistic, by Tensor.index."""
+    """The statistics of all tensors at the last step that has any: float64[T] by statistic."""
 
     step: int
     names: list[str]
@@ -50,7 +50,7 @@ class Latest:
 
 
 def statistic_names(run_id: UUID) -> list[str]:
-    """The tensor statistics that can be asked for: those stored, then those derived from them."""
+    """The available tensor statistics: stored ones, then derived ones."""
     stored = Run.objects.values_list("statistics", flat=True).get(pk=run_id)
     return [*stored, *(name for name in DERIVED if set(sources(name)) <= set(stored))]
 
@@ -64,12 +64,14 @@ def heatmap(
     last: int | None = None,
     columns: int = 400,
 ) -> Heatmap:
-    """The largest value of a statistic (stored or derived) per tensor and column of neighbouring steps.
+    """The largest value of a statistic, stored or derived, by tensor and column of neighbouring steps.
 
-    Over steps first..last (inclusive; what is stored when None), cut into at most `columns` columns that are
-    as equal as the roll-ups' buckets allow: over many steps a column is some whole buckets. Tensors come in
-    the order asked for (all by index when None); unknown ones are left out. Raises ValueError unless columns
-    is positive.
+    Covers the steps first..last (inclusive; all stored steps by default) in at most `columns` columns of
+    similar width; over many steps, a column consists of whole roll-up buckets. Tensors keep the order of
+    `tensors` (by default all, by index); unknown ones are left out.
+
+    Raises:
+        ValueError: `columns` is not positive.
     """
     if columns < 1:
         raise ValueError(f"columns must be positive, not {columns}")
@@ -85,21 +87,21 @@ def heatmap(
     stride = _stride(high - low + 1, columns)
     edges = _edges(low, high, columns, stride)
     values = np.full((len(indices), len(edges) - 1), np.nan)
-    # Beyond its ends a run has no rows: a bucket at its edge counts as asked for as a whole.
+    # A run has no rows beyond its ends, so the buckets at the ends are used whole.
     begin = low // FINEST * FINEST if low == stored[0] else low
     end = -(-(high + 1) // FINEST) * FINEST - 1 if high == stored[1] else high
     column = TENSOR + statistic
-    found = cover(run_id, [column], np.array(indices), ("max",), begin, end, stride)
-    for rolled in found.rolled:
+    coverage = cover(run_id, [column], np.array(indices), ("max",), begin, end, stride)
+    for rolled in coverage.rolled:
         steps = np.clip((rolled.first + np.arange(len(rolled.covered))) * rolled.stride, low, high)
         _fill(values, edges, steps[rolled.covered], rolled.values[column]["max"][:, rolled.covered])
-    for raw_first, raw_last in found.raw:
+    for raw_first, raw_last in coverage.raw:
         _fill_raw(run_id, statistic, indices, values, edges, max(raw_first, low), min(raw_last, high))
     return Heatmap([names[i] for i in indices], indices, edges, values)
 
 
 def latest_statistics(run_id: UUID) -> Latest | None:
-    """Every stored and derived statistic of every tensor at the last step observed; None before the first."""
+    """All statistics of all tensors at the last observed step; None if there is none."""
     stored = step_range(run_id)
     names = _tensor_names(run_id, None)
     known = Run.objects.values_list("statistics", flat=True).get(pk=run_id)
@@ -119,18 +121,32 @@ def latest_statistics(run_id: UUID) -> Latest | None:
 
 
 def top(run_id: UUID, statistic: str, k: int = 10) -> list[tuple[int, str, float]]:
-    """The k tensors (index, name, value) whose statistic was largest within the run's last 100 steps."""
+    """The k tensors (index, name, value) with the largest value of a statistic in the last 100 steps."""
     stored = step_range(run_id)
     if stored is None:
         return []
     recent = heatmap(run_id, statistic, first=stored[1] - RECENT_STEPS + 1, columns=1)
-    found = np.flatnonzero(~np.isnan(recent.values).all(axis=1))
-    ranked = found[np.argsort(-recent.values[found, 0], kind="stable")][:k]
+    observed = np.flatnonzero(~np.isnan(recent.values).all(axis=1))
+    ranked = observed[np.argsort(-recent.values[observed, 0], kind="stable")][:k]
     return [(recent.indices[i], recent.names[i], float(recent.values[i, 0])) for i in ranked]
 
 
+def by_rank(run_id: UUID, statistic: str, tensors: Int64s, step: int) -> dict[int, Float64s]:
+    """A stored statistic of some tensors at one step, not merged: float64[T] by rank, NaN if not observed.
+
+    `tensors` are Tensor.index values. If a rank has several writers, the most authoritative one counts.
+    Ranks without the step are left out.
+    """
+    chosen: dict[int, tuple[int, Float64s]] = {}
+    for part in rows.tensor_parts(run_id, (statistic,), tensors, (step, step)):
+        values = part.values[statistic]
+        if values.shape[1] and (part.rank not in chosen or part.order < chosen[part.rank][0]):
+            chosen[part.rank] = part.order, np.asarray(values[:, -1], np.float64)
+    return {rank: values for rank, (_, values) in sorted(chosen.items())}
+
+
 def _stride(steps: int, columns: int) -> int | None:
-    """The largest buckets of which each column has one; None where there are too few steps for any."""
+    """The largest stride with a bucket for each column; None if there are too few steps."""
     fitting = [stride for stride in STRIDES if steps >= stride * columns]
     return fitting[-1] if fitting and columns > 1 else None
 
@@ -146,12 +162,12 @@ def _edges(low: int, high: int, columns: int, stride: int | None) -> Int64s:
 def _fill_raw(
     run_id: UUID, statistic: str, indices: list[int], values: Float64s, edges: Int64s, first: int, last: int
 ) -> None:
-    """The rows of steps first..last into the columns, some columns' rows at a time."""
+    """Fill columns with the rows of steps first..last, a limited number of columns at a time."""
     column = int(np.searchsorted(edges, first, side="right")) - 1
     final = int(np.searchsorted(edges, last, side="right")) - 1
     while column <= final:
-        room = edges[column] + CELLS_AT_ONCE // len(indices)
-        after = max(column + 1, min(int(np.searchsorted(edges, room, side="right")) - 1, final + 1))
+        limit = edges[column] + MAX_CELLS // len(indices)
+        after = max(column + 1, min(int(np.searchsorted(edges, limit, side="right")) - 1, final + 1))
         begin, end = max(first, int(edges[column])), min(last, int(edges[after]) - 1)
         merged = _merged(run_id, sources(statistic), indices, begin, end)
         if merged is not None and len(merged.steps):
@@ -160,13 +176,13 @@ def _fill_raw(
 
 
 def _fill(values: Float64s, edges: Int64s, steps: Int64s, rows: Float64s) -> None:
-    """The largest of each column's rows (float64[T, N], by increasing step) into values (float64[T, C])."""
+    """Put the largest row of each column, float64[T, N] by increasing step, into values, float64[T, C]."""
     if not len(steps):
         return
     column = np.searchsorted(edges, steps, side="right") - 1
     starts = np.flatnonzero(np.diff(column, prepend=-1))
-    places = column[starts]
-    values[:, places] = np.fmax(values[:, places], np.fmax.reduceat(rows, starts, axis=1))
+    filled = column[starts]
+    values[:, filled] = np.fmax(values[:, filled], np.fmax.reduceat(rows, starts, axis=1))
 
 
 def _merged(run_id: UUID, names: Sequence[str], tensors: list[int], first: int, last: int) -> Merged | None:

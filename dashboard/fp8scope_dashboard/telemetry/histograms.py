@@ -1,6 +1,6 @@
-"""Histograms of exponents: how the elements of a tensor were distributed in the steps that were sampled.
+"""Store and query histograms of exponents: the distribution of tensor elements in sampled steps.
 
-Kept as they came: one message is one step of one writer, with many tensors.
+Messages are stored unchanged: one message has one step of one writer, and many tensors.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from fp8scope_dashboard.telemetry.codec import TIME, Float64s, Int64s
 from fp8scope_dashboard.telemetry.models import Histogram as Stored
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP, sources_of
 
-# As in the kernels' sampling: a bin for zeros, one for each exponent of float32, one for NaN and infinities.
+# The bins of the agent: zeros, one per exponent of float32, then NaN and infinities.
 MIN_EXPONENT: Final = -149
 MAX_EXPONENT: Final = 127
 EXPONENT_BINS: Final = MAX_EXPONENT - MIN_EXPONENT + 3
-# Messages that `histogram_rows` reads together, at most.
-MESSAGES_AT_ONCE: Final = 128
+# The most messages that `histogram_rows` reads at a time.
+MAX_MESSAGES: Final = 128
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """A tensor's elements in one step, of all ranks together.
+    """The elements of a tensor in one step, over all ranks.
 
     Attributes:
-        step: the step that was sampled.
-        zeros: how many were zero.
-        counts: float64[277]: how many x had floor(log2 |x|) = MIN_EXPONENT + i.
-        nonfinite: how many were NaN or infinite.
+        step: the sampled step.
+        zeros: the number of zeros.
+        counts: float64[277], the number of x with floor(log2 |x|) = MIN_EXPONENT + i.
+        nonfinite: the number of NaN and infinities.
     """
 
     step: int
@@ -53,14 +53,14 @@ class Histogram:
 
 @dataclass(frozen=True)
 class HistogramRows:
-    """Histograms of one writer in the order in which they were sent: a row is one tensor in one message.
+    """Histograms of one writer in sending order; a row is one tensor in one message.
 
     Attributes:
-        seqs: int64[n], the message that each came in.
+        seqs: int64[n], the message of each row.
         steps: int64[n].
-        times: datetime64[us][n], UTC, when the step ended.
+        times: datetime64[us][n], UTC, the end of each step.
         tensors: int64[n], the Tensor.index.
-        counts: float64[n, 279]: zeros, then one bin for each exponent, then NaN and infinities.
+        counts: float64[n, 279], zeros, then one bin per exponent, then NaN and infinities.
     """
 
     seqs: Int64s
@@ -71,9 +71,9 @@ class HistogramRows:
 
 
 def append(run_id: UUID, writer: UUID, seq: int, step: int, tensors: Sequence[int], body: bytes) -> None:
-    """Store a validated message as it came, within the caller's transaction.
+    """Store a validated message unchanged, within the transaction of the caller.
 
-    `tensors`: the Tensor.index of each of its rows.
+    `tensors` is the Tensor.index of each row.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
@@ -87,9 +87,9 @@ def append(run_id: UUID, writer: UUID, seq: int, step: int, tensors: Sequence[in
 
 
 def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram | None:
-    """The tensor's last histogram at or before `step` (the last of all when None); None when there is none.
+    """Return the last histogram of a tensor, at or before `step` if given; None if there is none.
 
-    `tensor` is its Tensor.index. Ranks add up; of several attempts at a step the latest counts.
+    `tensor` is its Tensor.index. Ranks add up. If several attempts have the step, the latest counts.
     """
     known = sources_of(run_id)
     limit = EVERY_STEP if step is None else step
@@ -98,17 +98,17 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram |
         writer: rows.filter(writer=writer, step__lte=min(limit, source.until - 1))
         for writer, source in known.items()
     }
-    last = {writer: found.aggregate(last=Max("step"))["last"] for writer, found in by_writer.items()}
-    steps = [found for found in last.values() if found is not None]
+    last_steps = {writer: mine.aggregate(last=Max("step"))["last"] for writer, mine in by_writer.items()}
+    steps = [step for step in last_steps.values() if step is not None]
     if not steps:
         return None
     chosen = max(steps)
-    writers = [writer for writer, found in last.items() if found == chosen]
+    writers = [writer for writer, last_step in last_steps.items() if last_step == chosen]
     attempt = max(known[writer].attempt for writer in writers)
     ranks: dict[int, Float64s] = {}
     for writer in writers:
         source = known[writer]
-        # Within a rank the most authoritative writer's last message stands for the step.
+        # A rank is represented by the last message of its most authoritative writer.
         if source.attempt == attempt and source.rank not in ranks:
             row = by_writer[writer].filter(step=chosen).order_by("-seq").first()
             if row is not None:
@@ -117,12 +117,12 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram |
     return Histogram(chosen, float(counts[0]), counts[1:-1], float(counts[-1]))
 
 
-def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, most: int) -> HistogramRows | None:
-    """Whole messages of one writer from next_seq on: to read every histogram once. None at the end.
+def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, max_rows: int) -> HistogramRows | None:
+    """Read whole messages of a writer from seq `next_seq` on. None at the end.
 
-    Up to `most` rows, or one message more than that. Go on at the last seq + 1.
+    Stops after the message that reaches `max_rows` rows. Continue at the last seq + 1.
     """
-    found = sql.fetch(
+    messages = sql.fetch(
         """
         SELECT seq, step, tensors, body FROM (
             SELECT *, sum(cardinality(tensors)) OVER (ORDER BY seq) - cardinality(tensors) AS before FROM (
@@ -130,13 +130,13 @@ def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, most: int) -> Hist
                 WHERE run_id = %(run)s AND writer = %(writer)s AND seq >= %(first)s
                 ORDER BY seq LIMIT %(limit)s
             ) AS next
-        ) AS counted WHERE before < %(most)s ORDER BY seq
+        ) AS counted WHERE before < %(max_rows)s ORDER BY seq
         """,
-        {"run": run_id, "writer": writer, "first": next_seq, "limit": MESSAGES_AT_ONCE, "most": most},
+        {"run": run_id, "writer": writer, "first": next_seq, "limit": MAX_MESSAGES, "max_rows": max_rows},
     )
-    if not found:
+    if not messages:
         return None
-    seqs, steps, tensors, bodies = zip(*found, strict=True)
+    seqs, steps, tensors, bodies = zip(*messages, strict=True)
     tables, lengths = [_table(body) for body in bodies], [len(each) for each in tensors]
     return HistogramRows(
         np.repeat(np.array(seqs, np.int64), lengths),
@@ -148,7 +148,7 @@ def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, most: int) -> Hist
 
 
 def histogram_count(run_id: UUID) -> int:
-    """How many rows the run's histograms are: one for each tensor of each message."""
+    """The number of histograms of a run: one per tensor and message."""
     [(count,)] = sql.fetch(
         """
         SELECT coalesce(sum(cardinality(tensors)), 0)::bigint FROM telemetry_histogram
@@ -160,8 +160,8 @@ def histogram_count(run_id: UUID) -> int:
 
 
 def _counts(row: Stored, tensor: int) -> Float64s:
-    found: Float64s = _matrix(_table(row.body))[row.tensors.index(tensor)]
-    return found
+    counts: Float64s = _matrix(_table(row.body))[row.tensors.index(tensor)]
+    return counts
 
 
 def _table(body: bytes | memoryview) -> pa.Table:

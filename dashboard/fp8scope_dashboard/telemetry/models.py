@@ -1,7 +1,7 @@
-"""The store's tables. Only telemetry/ reads or writes them; everybody else asks telemetry.queries.
+"""The tables of the store. Only telemetry/ reads and writes them; other apps use telemetry.queries.
 
-Every primary key begins with the run: the large tables are partitioned by its hash (migration 0002). A row of
-telemetry is in exactly one place, a chunk or a block. Roll-ups are computed from the blocks.
+Every primary key begins with the run, because the large tables are partitioned by its hash (migration 0002).
+Each row of telemetry is either in a chunk or in a block. Roll-ups are computed from blocks.
 """
 
 from typing import ClassVar
@@ -14,7 +14,7 @@ from fp8scope_dashboard.runs.models import Run
 
 
 class Chunk(models.Model):
-    """Rows of one writer as they came: step-major, cheap to write. Compaction turns chunks into blocks."""
+    """Rows of one writer as received: step-major, cheap to write. Compaction turns chunks into blocks."""
 
     pk = models.CompositePrimaryKey("run_id", "writer", "seq")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="chunks", db_index=False)
@@ -32,9 +32,9 @@ class Chunk(models.Model):
 
 
 class Block(models.Model):
-    """What is known of one block: the rows of several chunks of one writer, series-major in its tiles.
+    """The header of a block: the rows of several chunks of one writer, stored series-major in its tiles.
 
-    The spans of seqs of two blocks overlap where a batch came late: each row knows its seq (see Tile).
+    If a batch arrived late, the seq ranges of two blocks overlap; each row has its own seq (see Tile).
     """
 
     pk = models.CompositePrimaryKey("run_id", "writer", "seq")
@@ -50,10 +50,10 @@ class Block(models.Model):
 
 
 class Tile(models.Model):
-    """One statistic of up to 128 neighbouring tensors, or one scalar, in one block: a body of several series.
+    """The series of one statistic for up to 128 neighbouring tensors, or of one scalar, in one block.
 
-    `name` is the wire's column name (`tensor:amax`, `scalar:loss`), or `axis`, whose series are the rows'
-    step, time and seq. Tile k holds the tensors of Tensor.index 128 k to 128 k + 127.
+    `name` is the column name on the wire (`tensor:amax`, `scalar:loss`), or `axis` for the step, time and seq
+    of the rows. Tile k holds the tensors with Tensor.index 128 k to 128 k + 127.
     """
 
     pk = models.CompositePrimaryKey("run_id", "name", "tile", "writer", "seq")
@@ -67,11 +67,11 @@ class Tile(models.Model):
 
 
 class RollUp(models.Model):
-    """One aggregate of up to 128 series over up to 1,024 neighbouring buckets of `stride` steps.
+    """One part of up to 128 series over up to 1,024 neighbouring buckets of `stride` steps.
 
-    Of what a query would answer: ranks and attempts are merged. `part` is one of telemetry.aggregates.PARTS;
-    those that the others tell have no row (see aggregates.implied). Span j holds the buckets 1024 j to
-    1024 j + 1023, of which the first `buckets` are there.
+    Ranks and attempts are merged as in a query. `part` is one of telemetry.aggregates.PARTS; parts that
+    aggregates.implied can compute have no row. Span j holds the first `buckets` of the buckets 1024 j to
+    1024 j + 1023.
     """
 
     pk = models.CompositePrimaryKey("run_id", "name", "stride", "part", "tile", "span")
@@ -87,9 +87,9 @@ class RollUp(models.Model):
 
 
 class Rolling(models.Model):
-    """How far a run's roll-ups go: all steps below `until`, but for what came late.
+    """The state of the roll-ups of a run: they cover all steps below `until`, except stale ones.
 
-    Raw values of tensors below `raw_from` have been deleted by retention; their roll-ups are kept.
+    Retention has deleted the raw tensor values below `raw_from`; their roll-ups are kept.
     """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="rolling")
@@ -116,7 +116,7 @@ class Rolling(models.Model):
 
 
 class Histogram(models.Model):
-    """Histograms of exponents of one writer's tensors in one step, as they came."""
+    """Histograms of exponents of the tensors of one writer in one step, as received."""
 
     pk = models.CompositePrimaryKey("run_id", "writer", "seq")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="histograms", db_index=False)

@@ -1,7 +1,6 @@
-"""Every question that is asked of the telemetry store. Nobody else reads its tables.
+"""All queries of the telemetry store. Other apps read its tables only through this module.
 
-Answers come from blocks, from roll-ups, and from the chunks that compaction has not reached yet: whoever
-asks does not notice which.
+Results combine blocks, roll-ups and the chunks that are not compacted yet; callers need not know which.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry.heatmaps import (
     Heatmap,
     Latest,
+    by_rank,
     heatmap,
     latest_statistics,
     statistic_names,
@@ -25,7 +25,6 @@ from fp8scope_dashboard.telemetry.histograms import (
     histogram_count,
     histogram_rows,
 )
-from fp8scope_dashboard.telemetry.ranks import by_rank
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
 from fp8scope_dashboard.telemetry.writers import sources_of, step_range
@@ -57,10 +56,10 @@ __all__ = [
 
 
 def scalar_names(run_id: UUID) -> list[str]:
-    """The scalars that the run has logged, sorted."""
+    """The names of the logged scalars, sorted."""
     return sorted(Run.objects.values_list("last_scalars", flat=True).get(pk=run_id))
 
 
 def writers(run_id: UUID) -> list[UUID]:
-    """The processes that write to the run, lowest rank first, of one rank the latest attempt first."""
+    """The writers of the run: lowest rank first, and within a rank the latest attempt first."""
     return list(sources_of(run_id))

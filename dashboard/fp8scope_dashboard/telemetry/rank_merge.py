@@ -1,6 +1,6 @@
-"""Several writers' rows of the same steps into one row a step. Pure functions of arrays.
+"""Merge the rows of several writers into one row per step. Pure functions of arrays.
 
-Arrays of values have the rows along their last axis: float64[R], or float64[T, R] for T series.
+The last axis of value arrays is the rows: float64[R], or float64[T, R] for T series.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
 
 Times = NDArray[np.datetime64]
 
-# What each rank counted of its own share of a tensor adds up; anything else is the largest of the ranks', but
-# for the smallest scale of a tensor's blocks.
+# Counts of the share of each rank add up. Of other statistics the largest value of the ranks counts, except
+# for the smallest scale of the blocks of a tensor.
 SUMMED: Final = frozenset(
     {"numel", "saturated", "underflow", "subnormal", "nonfinite", "blocks", "saturated_blocks"}
     | {"sq_error", "sq_signal"}
@@ -29,13 +29,13 @@ SMALLEST: Final = frozenset({"scale_min"})
 
 @dataclass(frozen=True)
 class Ratio:
-    """A statistic that is a sum of stored ones over another."""
+    """A derived statistic: the sum of stored statistics over another one."""
 
     over: tuple[str, ...]
     under: str
 
 
-# docs/wire.md names what is stored; these are computed after the ranks are merged.
+# Computed after merging the ranks; docs/wire.md lists the stored statistics.
 DERIVED: Final[Mapping[str, Ratio]] = {
     "saturation_rate": Ratio(("saturated",), "numel"),
     "underflow_rate": Ratio(("underflow",), "numel"),
@@ -49,11 +49,11 @@ DERIVED: Final[Mapping[str, Ratio]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one writer, in the order in which they were sent.
+    """Rows of one writer, in sending order.
 
     Attributes:
-        rank: the writer's rank.
-        order: the writer's place among all; of two that wrote the same step the smaller is believed.
+        rank: the rank of the writer.
+        order: position by authority; if two writers have the same step, the smaller order wins.
         steps: int64[R].
         times: datetime64[us][R].
         values: float64[R] or float64[T, R] per name.
@@ -68,26 +68,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Merged:
-    """One row a step: steps int64[N] increasing, times datetime64[us][N], values float64[(T,) N] per name."""
+    """One row per step: steps int64[N], increasing; times datetime64[us][N]; values float64[(T,) N]."""
 
     steps: Int64s
     times: Times
     values: Mapping[str, Float64s]
 
     def rows(self, chosen: slice | NDArray[np.bool_] | Int64s) -> Merged:
-        """Some of the rows."""
+        """Select rows."""
         values = {name: array[..., chosen] for name, array in self.values.items()}
         return Merged(self.steps[chosen], self.times[chosen], values)
 
 
 def sources(statistic: str) -> tuple[str, ...]:
-    """The stored statistics that a statistic is computed from: itself, or a derived one's terms."""
+    """The stored statistics that a statistic is computed from: itself, or the terms of a derived one."""
     ratio = DERIVED.get(statistic)
     return (*ratio.over, ratio.under) if ratio else (statistic,)
 
 
 def derive(statistic: str, values: Mapping[str, Float64s]) -> Float64s:
-    """The statistic from its sources; NaN where a source is missing or nothing was counted."""
+    """Compute a statistic from its sources; NaN if a source is missing or the denominator is 0."""
     ratio = DERIVED.get(statistic)
     if ratio is None:
         return values[statistic]
@@ -97,7 +97,7 @@ def derive(statistic: str, values: Mapping[str, Float64s]) -> Float64s:
 
 
 def first_of_each_step(parts: Sequence[Part]) -> Merged:
-    """One writer's row for each step: the lowest order's, and of its rows the one sent last."""
+    """Choose one row per step: of the writer with the lowest order, the row sent last."""
     if len(parts) == 1 and _increasing(parts[0].steps):
         return Merged(parts[0].steps, parts[0].times, parts[0].values)
     steps = np.concatenate([part.steps for part in parts])
@@ -115,25 +115,25 @@ def first_of_each_step(parts: Sequence[Part]) -> Merged:
 
 
 def across_ranks(parts: Iterable[Part]) -> Merged | None:
-    """All ranks' rows of each step as one: counts added, of anything else the largest; NaN is 'not observed'.
+    """Merge the rows of all ranks: add counts, take the largest of other statistics. NaN is not observed.
 
-    Within a rank, the row sent last by the writer of lowest order stands for the step, among those rows in
-    which anything was observed. `parts` come rank by rank; what is held in memory is one rank's rows beside
-    the result. None when there are no parts.
+    Within a rank, a step is represented by the last row of the writer with the lowest order, among rows with
+    any observation. `parts` must be grouped by rank; memory holds the rows of one rank and the result.
+    Returns None if there are no parts.
     """
     merged: Merged | None = None
-    for same in _by_rank(parts):
-        one = first_of_each_step(_observed(same))
-        merged = one if merged is None else _combine(merged, one)
+    for of_rank in _by_rank(parts):
+        rows = first_of_each_step(_observed(of_rank))
+        merged = rows if merged is None else _combine(merged, rows)
     return merged
 
 
 def _by_rank(parts: Iterable[Part]) -> Iterable[list[Part]]:
-    return (list(same) for _, same in groupby(parts, key=attrgetter("rank")))
+    return (list(of_rank) for _, of_rank in groupby(parts, key=attrgetter("rank")))
 
 
 def _observed(parts: list[Part]) -> list[Part]:
-    """Without the rows in which nothing was observed, where these could hide others of the same step."""
+    """Drop rows without any observation if they could hide other rows of the same step."""
     joined = parts[0].steps if len(parts) == 1 else np.concatenate([part.steps for part in parts])
     if _increasing(joined):
         return parts
@@ -143,14 +143,14 @@ def _observed(parts: list[Part]) -> list[Part]:
 def _only_observed(part: Part) -> Part:
     seen = np.zeros(len(part.steps), bool)
     for array in part.values.values():
-        there = ~np.isnan(array)
-        seen |= there if array.ndim == 1 else there.any(axis=0)
+        observed = ~np.isnan(array)
+        seen |= observed if array.ndim == 1 else observed.any(axis=0)
     values = {name: array[..., seen] for name, array in part.values.items()}
     return Part(part.rank, part.order, part.steps[seen], part.times[seen], values)
 
 
 def _combine(low: Merged, high: Merged) -> Merged:
-    """Two ranks' rows as one; the time of a step is the lower rank's."""
+    """Merge the rows of two ranks; the time of a step is that of the lower rank."""
     if np.array_equal(low.steps, high.steps):
         values = {name: _add(name, array, high.values[name]) for name, array in low.values.items()}
         return Merged(low.steps, low.times, values)
@@ -168,12 +168,12 @@ def _combine(low: Merged, high: Merged) -> Merged:
     return Merged(steps, times, values)
 
 
-def _add(name: str, one: Float64s, other: Float64s) -> Float64s:
+def _add(name: str, a: Float64s, b: Float64s) -> Float64s:
     if name in SMALLEST:
-        return np.fmin(one, other)
+        return np.fmin(a, b)
     if name not in SUMMED:
-        return np.fmax(one, other)
-    return np.where(np.isnan(one), other, np.where(np.isnan(other), one, one + other))
+        return np.fmax(a, b)
+    return np.where(np.isnan(a), b, np.where(np.isnan(b), a, a + b))
 
 
 def _increasing(steps: Int64s) -> bool:

@@ -1,4 +1,4 @@
-"""Reading every row of a writer once, in the order in which it was sent."""
+"""Read every row of a writer once, in sending order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fp8scope_dashboard.telemetry.models import Block, Chunk, Tile
 from fp8scope_dashboard.telemetry.rows import AXES, AXIS, SEQS, STEPS, TIMES
 from fp8scope_dashboard.telemetry.tile_codec import WIDTH, cut_tile, decode_integers, decode_series
 
-# Cells (rows x columns) that one piece of a block may have: 64 MB.
-MOST_CELLS = 8_000_000
-# Compaction may move what was found before it is read; it never does so this often in a row.
-TRIES = 100
+# Cells (rows x columns) of one piece of a block: 64 MB.
+MAX_CELLS = 8_000_000
+# Compaction may move data between finding and reading it, but never this often in a row.
+MAX_TRIES = 100
 
 
 def contiguous_until(run_id: UUID, writer: UUID, start: int = 0) -> int:
-    """The first seq from `start` on that has not arrived from this writer: all before it have."""
+    """The first seq from `start` on that this writer has not sent yet."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -50,21 +50,21 @@ def stream(
     scalars: Collection[str] | None = None,
     statistics: Collection[str] | None = None,
 ) -> list[tuple[int, ChunkData]]:
-    """Up to `limit` pieces of one writer's messages next_seq..until - 1, in order: to read every row once.
+    """Read the messages next_seq..until - 1 of a writer, in order, as up to `limit` pieces.
 
-    Each comes with its last message's seq: go on at that + 1. Only the named columns where names are given.
-    Compacted or not, the same rows come in the same order; only how they are cut into pieces differs.
-    Evaluations take seqs as well, so a missing seq is not yet a missing batch: see `contiguous_until`.
+    Each piece comes with the seq of its last message; continue at that + 1. Reads only the named columns, if
+    given. Compaction changes how rows are cut into pieces, but not the rows or their order. Evaluations use
+    seqs too, so a missing seq need not be a missing batch; see `contiguous_until`.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         with suppress(_MovedError):
             reader = _Reader(run_id, writer, next_seq, until, scalars, statistics)
             return list(islice(reader.pieces(limit), limit))
-    raise RuntimeError("The store changes faster than it can be read.")
+    raise RuntimeError("The store changed during every attempt to read it.")
 
 
 class _MovedError(Exception):
-    """Compaction has moved what was found."""
+    """Compaction has moved the data between finding and reading it."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,20 @@ class _Reader:
     statistics: Collection[str] | None
 
     def pieces(self, limit: int) -> Iterator[tuple[int, ChunkData]]:
-        for stretch in self._stretches(limit):
-            if len(stretch) == 1 and not stretch[0].is_block:
-                data = self._cut(self._chunk(stretch[0].seq))
-            elif len(stretch) == 1:
-                yield from self._block_pieces(stretch[0])
+        for group in self._overlapping(limit):
+            if len(group) == 1 and not group[0].is_block:
+                data = self._cut(self._chunk(group[0].seq))
+            elif len(group) == 1:
+                yield from self._block_pieces(group[0])
                 continue
             else:
-                # A batch that came late lies within another's span: together they are put in order.
-                data = self._cut(in_order([self._whole(item) for item in stretch]))
+                # The seq of a late batch lies within the range of another: sort the rows of both.
+                data = self._cut(in_order([self._whole(item) for item in group]))
             if len(data):
                 yield _last_seq(data), data
 
-    def _stretches(self, limit: int) -> list[list[_Item]]:
-        """Blocks and chunks by seq, those whose spans overlap together."""
+    def _overlapping(self, limit: int) -> list[list[_Item]]:
+        """Blocks and chunks by seq, grouped where their ranges overlap."""
         with connection.cursor() as cursor:
             cursor.execute(
                 """
@@ -103,17 +103,17 @@ class _Reader:
                 """,
                 {"run": self.run_id, "writer": self.writer, "first": self.next_seq, "until": self.until},
             )
-            found: list[list[_Item]] = []
+            groups: list[list[_Item]] = []
             end = -1
             for row in cursor:
                 item = _Item(*row)
                 if item.seq > end:
-                    if len(found) == limit:
+                    if len(groups) == limit:
                         break
-                    found.append([])
-                found[-1].append(item)
+                    groups.append([])
+                groups[-1].append(item)
                 end = max(end, item.last_seq)
-        return found
+        return groups
 
     def _chunk(self, seq: int) -> ChunkData:
         chunk = Chunk.objects.filter(run_id=self.run_id, writer=self.writer, seq=seq)
@@ -131,7 +131,7 @@ class _Reader:
             yield _last_seq(data), data
 
     def _read(self, seq: int, *, whole: bool) -> Iterator[ChunkData]:
-        """A block's rows, in pieces that end where a message ends."""
+        """Read the rows of a block, in pieces cut between messages."""
         block = Block.objects.filter(run_id=self.run_id, writer=self.writer, seq=seq).first()
         tiles = Tile.objects.filter(run_id=self.run_id, writer=self.writer, seq=seq)
         axis = tiles.filter(name=AXIS).first()
@@ -145,7 +145,7 @@ class _Reader:
         names = sorted({name for name in tiles.values_list("name", flat=True) if self._wants(name)})
         low, high = (0, len(seqs)) if whole else np.searchsorted(seqs, [self.next_seq, self.until]).tolist()
         width = max(1, sum(len(catalogue) if name.startswith(TENSOR) else 1 for name in names))
-        for begin, end in _cuts(seqs, low, high, high if whole else max(1, MOST_CELLS // width)):
+        for begin, end in _cuts(seqs, low, high, high if whole else max(1, MAX_CELLS // width)):
             chosen = slice(begin, end)
             data = ChunkData(steps[chosen], times[chosen].view("datetime64[us]"), {}, {}, {}, seqs[chosen])
             yield self._filled(data, tiles.filter(name__in=names), block.rows, chosen, np.asarray(catalogue))
@@ -156,8 +156,8 @@ class _Reader:
         scalars: dict[str, Float64s] = {}
         logged = {}
         statistics: dict[str, Float64s] = {}
-        found = tiles.values_list("name", "tile", "offsets", "body").iterator(16)
-        for name, tile, offsets, body in found:
+        stored = tiles.values_list("name", "tile", "offsets", "body").iterator(16)
+        for name, tile, offsets, body in stored:
             if name.startswith(SCALAR):
                 values, present = decode_series(body, rows)
                 key = name.removeprefix(SCALAR)
@@ -192,7 +192,7 @@ class _Item:
 
 
 def in_order(parts: Sequence[ChunkData]) -> ChunkData:
-    """The parts' rows by seq; columns that a part lacks are not logged, not observed there."""
+    """Concatenate the rows of all parts and sort them by seq. Missing columns have no values."""
     scalars = sorted(set().union(*(part.scalars for part in parts)))
     statistics = sorted(set().union(*(part.statistics for part in parts)))
     joined = ChunkData(
@@ -214,7 +214,7 @@ def in_order(parts: Sequence[ChunkData]) -> ChunkData:
 
 
 def _stack(matrices: Sequence[Float64s | None], parts: Sequence[ChunkData]) -> Float64s:
-    """float64[all rows, widest], NaN where a part has no such column."""
+    """float64[all rows, largest width], NaN if a part lacks the column."""
     width = max(matrix.shape[1] for matrix in matrices if matrix is not None)
     stacked = np.full((sum(map(len, parts)), width), np.nan)
     begin = 0
@@ -225,12 +225,12 @@ def _stack(matrices: Sequence[Float64s | None], parts: Sequence[ChunkData]) -> F
     return stacked
 
 
-def _cuts(seqs: Int64s, low: int, high: int, most: int) -> Iterator[tuple[int, int]]:
-    """Row ranges of at most `most` rows each (more only where one message has more), cut between messages."""
+def _cuts(seqs: Int64s, low: int, high: int, max_rows: int) -> Iterator[tuple[int, int]]:
+    """Split rows into ranges of at most `max_rows`, cut between messages; a larger message is not split."""
     while low < high:
         end = high
-        if high - low > most:
-            end = int(np.searchsorted(seqs, seqs[low + most], side="left"))
+        if high - low > max_rows:
+            end = int(np.searchsorted(seqs, seqs[low + max_rows], side="left"))
             if end <= low:
                 end = min(high, int(np.searchsorted(seqs, seqs[low], side="right")))
         yield low, end

@@ -1,7 +1,7 @@
-"""Tensors' raw values for a number of days, roll-ups for ever: a policy of each project (Project.raw_days).
+"""Delete raw tensor values after a number of days (Project.raw_days), keeping roll-ups and scalars.
 
-Scalars stay as they came. They are a few of the thousands of values of a step, and what is computed from them
-must not become coarse with age: a run of today is compared with a baseline of last year.
+Scalars are kept because they are few, and because results must not get coarser with age: a run may be
+compared with a baseline of last year.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from fp8scope_dashboard.telemetry.locks import lock_run
 from fp8scope_dashboard.telemetry.models import Histogram, Rolling
 from fp8scope_dashboard.telemetry.rollups import schedule
 
-# Blocks emptied in one transaction: some thousands of tiles.
+# Blocks processed in one transaction: some thousands of tiles.
 BLOCKS_AT_ONCE = 50
 TENSORS = "name LIKE 'tensor:%%'"
-"""Of the table of tiles."""
+"""The condition for tensor tiles."""
 OLD_BLOCKS = f"""
     SELECT writer, seq, rows, last_step FROM telemetry_block b
     WHERE run_id = %(run)s AND received_at < %(before)s AND EXISTS (
         SELECT FROM telemetry_tile t
         WHERE t.run_id = %(run)s AND t.writer = b.writer AND t.seq = b.seq AND {TENSORS})
 """
-"""Those that hold raw values of tensors."""
+"""Blocks that hold raw tensor values."""
 # Messages with histograms deleted in one transaction: some tens of megabytes.
 HISTOGRAMS_AT_ONCE = 200
 
 
 def runs_due() -> list[UUID]:
-    """Runs with tensors' values or histograms that are older than their project keeps them."""
-    now, found = timezone.now(), []
+    """Return the runs with raw tensor values or histograms older than their project keeps them."""
+    now, due = timezone.now(), []
     runs = Run.objects.filter(project__raw_days__isnull=False).values_list("id", "project__raw_days")
     for run_id, days in runs.iterator():
         if not days:
@@ -47,16 +47,15 @@ def runs_due() -> list[UUID]:
         if sql.fetch(f"{OLD_BLOCKS} LIMIT 1", parameters) or (
             Histogram.objects.filter(run_id=run_id, received_at__lt=before).exists()
         ):
-            found.append(run_id)
-    return found
+            due.append(run_id)
+    return due
 
 
 def retain_run(run_id: UUID) -> int:
-    """Delete the raw values of tensors that the project's policy no longer keeps. Returns of how many rows.
+    """Delete the raw tensor values and histograms that are too old. Returns the number of affected rows.
 
-    Only what is rolled up goes, in whole blocks: a block that holds a later step stays. Safe to be killed and
-    repeated. What is not rolled up yet (a run without compaction) is kept, whatever its age. Histograms are
-    never rolled up: all that are too old go.
+    Deletes the values of whole blocks, and only if all their steps are rolled up; a run without compaction
+    keeps its values. Histograms have no roll-ups and are always deleted. May be killed and repeated.
     """
     days = Run.objects.filter(pk=run_id).values_list("project__raw_days", flat=True).first()
     if days is None:
@@ -108,7 +107,7 @@ def _delete_histograms(run_id: UUID, before: datetime) -> int:
 
 
 def _answer_from_rollups(run_id: UUID, until: int, last_deleted: int) -> None:
-    """Below the first multiple of the finest stride behind what was deleted tensors are asked of roll-ups."""
+    """Answer queries from roll-ups up to the end of the finest bucket with deleted values."""
     raw_from = min(until, -(-(last_deleted + 1) // FINEST) * FINEST)
     known = Rolling.objects.filter(run_id=run_id).aggregate(known=Max("raw_from"))["known"]
     Rolling.objects.filter(run_id=run_id).update(raw_from=max(known or 0, raw_from))

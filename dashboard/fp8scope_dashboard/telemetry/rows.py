@@ -1,9 +1,8 @@
-"""The rows themselves: out of blocks and chunks, writer by writer. What the queries share; reads, never
-writes.
+"""Read rows from blocks and chunks, writer by writer.
 
-One SQL statement finds both, so that it sees one state of the tables: a row that compaction moves meanwhile
-is neither missed nor doubled. Of a tile only the wanted series are fetched, and of a series only the wanted
-rows kept. The rows' times, most of a block's axis, are left out where nobody asks for them.
+One SQL statement reads both, from one snapshot of the tables, so that a row which compaction moves meanwhile
+is neither missed nor read twice. It fetches only the requested series of a tile, and the times of the rows,
+which are most of the axis, only on request.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode
 from fp8scope_dashboard.telemetry.rank_merge import Part
-from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, tile_of
+from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, series_by_tile
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Interval, Source, sources_of
 
 AXIS = "axis"
 STEPS, TIMES, SEQS = 0, 1, 2
 AXES = 3
 NO_TIME = np.datetime64("NaT", "us")
-# Of so few series all that is found may be held in memory.
+# Results for up to this many series are held in memory; others are streamed.
 FEW_SERIES = 4
 
-# Rows come by writer in the order of `writers`, each as (writer, seq, last_seq, rows, name, tile, first
-# place, offsets, body): of a block its axis first, then the wanted slices of its tiles; of a chunk its body,
-# name being null.
+# The rows are grouped by writer, in the order of `writers`, each with (writer, seq, last_seq, rows, name,
+# tile, first position, offsets, body). A block has its axis first, then the requested slices of its tiles.
+# A chunk has one row with its body; its name is null.
 STATEMENT = """
     WITH wanted (tile, low, high) AS (
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
@@ -68,18 +67,21 @@ STATEMENT = """
             AND (%(writer)s::uuid IS NULL OR writer = %(writer)s) AND last_seq >= %(next_seq)s
         ORDER BY 1, 2
         OFFSET 0
-    ) AS found
-    LEFT JOIN unnest(%(writers)s::uuid[]) WITH ORDINALITY AS known (writer, place) USING (writer)
-    ORDER BY place, seq, name <> 'axis'
+    ) AS stored
+    LEFT JOIN unnest(%(writers)s::uuid[]) WITH ORDINALITY AS known (writer, position) USING (writer)
+    ORDER BY position, seq, name <> 'axis'
 """
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which columns of which rows. `names` are the wire's; `tensors` matters to tensor columns only.
+    """The requested columns and rows.
 
-    `between`: the steps, intervals in order that do not touch. `timed`: whether the rows' times are wanted;
-    else they are NaT, where leaving them out saves something.
+    Attributes:
+        names: column names on the wire.
+        tensors: int64[T] of Tensor.index, for tensor columns.
+        between: intervals of steps, sorted and disjoint.
+        timed: whether to read the times; otherwise they may be NaT, which is faster.
     """
 
     run_id: UUID
@@ -91,10 +93,13 @@ class Wanted:
 
 @dataclass
 class Segment:
-    """Rows of one block or chunk. `values`: float64[T, R] per name, T being 1 for scalars.
+    """Rows of one block or chunk.
 
-    `logged`: which rows have a value, bool[R], for scalars. `span`: its first and last message; `seqs` finds
-    each row's, int64[R], which is seldom needed.
+    Attributes:
+        span: the first and the last message.
+        seqs: returns the message of each row, int64[R]; rarely needed.
+        values: float64[T, R] per name; T is 1 for scalars.
+        logged: bool[R] per scalar, whether the row has a value.
     """
 
     span: tuple[int, int]
@@ -113,9 +118,9 @@ def tensor_parts(
     known: Mapping[UUID, Source] | None = None,
     timed: bool = True,
 ) -> Iterator[Part]:
-    """Stored statistics of some tensors over intervals of steps, one part a writer: float64[T, R] by name.
+    """Read statistics of tensors over intervals of steps: one part per writer, float64[T, R] by name.
 
-    `known`: the run's writers, where they have been read already. `timed` as in `Wanted`.
+    `known` are the writers of the run, if already read. `timed` is as in `Wanted`.
     """
     wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, between, timed)
     for source, segment in _by_writer(wanted, known):
@@ -130,7 +135,7 @@ def scalar_parts(
     known: Mapping[UUID, Source] | None = None,
     timed: bool = True,
 ) -> Iterator[Part]:
-    """A scalar's rows that have a value, one part a writer: float64[R]. Else as `tensor_parts`."""
+    """Read the rows of a scalar that have a value, float64[R]. Otherwise as `tensor_parts`."""
     column = SCALAR + name
     for source, segment in _by_writer(Wanted(run_id, (column,), between=between, timed=timed), known):
         logged = segment.logged[column]
@@ -143,7 +148,7 @@ def _by_writer(wanted: Wanted, known: Mapping[UUID, Source] | None) -> Iterator[
         known = sources_of(wanted.run_id)
     rows = _fetch(wanted, list(known))
     for writer, mine in groupby(rows, key=lambda row: row[0]):
-        if writer not in known:  # began after the writers were read
+        if writer not in known:  # created after the writers were read
             continue
         source = known[writer]
         segments = []
@@ -158,30 +163,26 @@ def _by_writer(wanted: Wanted, known: Mapping[UUID, Source] | None) -> Iterator[
 def _fetch(
     wanted: Wanted, writers: list[UUID], writer: UUID | None = None, next_seq: int = -1
 ) -> Iterator[tuple[Any, ...]]:
-    places: dict[int, list[int]] = {}
-    for index in wanted.tensors.tolist():
-        tile, place = tile_of(index)
-        places.setdefault(tile, []).append(place)
+    tiles = series_by_tile(wanted.tensors)
     parameters = {
         "run": wanted.run_id,
         "columns": [AXIS, *wanted.names],
         "firsts": [max(first, 0) for first, _ in wanted.between],
         "lasts": [min(last, EVERY_STEP) for _, last in wanted.between],
-        "tiles": list(places),
-        "lows": [min(each) for each in places.values()],
-        "highs": [max(each) for each in places.values()],
+        "tiles": list(tiles),
+        "lows": [series.low for series in tiles.values()],
+        "highs": [series.high for series in tiles.values()],
         "writers": writers,
         "writer": writer,
         "next_seq": next_seq,
         "timed": wanted.timed,
     }
-    # Row by row is for what may be large.
     few = len(wanted.tensors) <= FEW_SERIES
     return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
 
 
 def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) -> Segment:
-    """One block's or chunk's wanted rows, up to where the writer counts."""
+    """Decode the requested rows of a block or chunk, up to where a later attempt replaces the writer."""
     if rows[0][4] is None:
         return _read_chunk(rows[0], wanted, source)
     _, seq, last_seq, count, _, _, _, offsets, axis = rows[0]
@@ -198,15 +199,11 @@ def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) ->
     )
     if not len(segment.steps):
         return segment
-    here: dict[int, list[tuple[int, int]]] = {}
-    for row, index in enumerate(wanted.tensors.tolist()):
-        tile, place = tile_of(index)
-        here.setdefault(tile, []).append((place, row))
+    tiles = series_by_tile(wanted.tensors)
     for _, _, _, _, name, tile, low, offsets, body in rows[1:]:
-        highest = max(place for place, _ in here[tile])
-        slices = cut_tile(offsets, body, highest - low + 1, low)
-        for place, row in here[tile]:
-            values, present = _decode_chosen(slices[place - low], count, chosen)
+        bodies = cut_tile(offsets, body, tiles[tile].high - low + 1, low)
+        for position, row in tiles[tile].cells:
+            values, present = _decode_chosen(bodies[position], count, chosen)
             segment.values[name][row] = values
             if name in segment.logged:
                 segment.logged[name] = present
@@ -250,19 +247,18 @@ def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source) -> Segment
         segment.values[SCALAR + name][0] = values[chosen]
         segment.logged[SCALAR + name] = data.logged[name][chosen]
     for name, values in data.statistics.items():
-        places = np.full(int(max(source.catalogue.max(initial=0), wanted.tensors.max(initial=0))) + 1, -1)
-        places[source.catalogue[: values.shape[1]]] = np.arange(min(values.shape[1], len(source.catalogue)))
-        columns = places[wanted.tensors]
-        there = columns >= 0
-        segment.values[TENSOR + name][there] = values[chosen][:, columns[there]].T
+        column_of = np.full(int(max(source.catalogue.max(initial=0), wanted.tensors.max(initial=0))) + 1, -1)
+        column_of[source.catalogue[: values.shape[1]]] = np.arange(
+            min(values.shape[1], len(source.catalogue))
+        )
+        columns = column_of[wanted.tensors]
+        known = columns >= 0
+        segment.values[TENSOR + name][known] = values[chosen][:, columns[known]].T
     return segment
 
 
 def _chosen(steps: Int64s, between: Sequence[Interval], until: int) -> slice | NDArray[np.bool_]:
-    """The rows of these steps: a slice where steps only grow, which they nearly always do.
-
-    `until`: the first step that does not count.
-    """
+    """Select the rows of these steps below `until`; a slice if the steps are sorted, as is usual."""
     if len(between) == 1 and (steps[1:] >= steps[:-1]).all():
         ((first, last),) = between
         return slice(*np.searchsorted(steps, [first, min(last + 1, until)]))
@@ -273,7 +269,7 @@ def _chosen(steps: Int64s, between: Sequence[Interval], until: int) -> slice | N
 
 
 def join(segments: list[Segment]) -> Segment:
-    """Rows of one writer in the order in which they were sent, whatever order they arrived in."""
+    """Join segments of one writer in sending order."""
     if len(segments) == 1:
         return segments[0]
     joined = Segment(
@@ -284,8 +280,8 @@ def join(segments: list[Segment]) -> Segment:
         {n: np.concatenate([each.values[n] for each in segments], axis=1) for n in segments[0].values},
         {n: np.concatenate([each.logged[n] for each in segments]) for n in segments[0].logged},
     )
-    # Within a block or chunk they are in order.
-    if all(one.span[1] < two.span[0] for one, two in pairwise(segments)):
+    # The rows of each segment are already in order.
+    if all(before.span[1] < after.span[0] for before, after in pairwise(segments)):
         return joined
     seqs = joined.seqs()
     order = np.argsort(seqs, kind="stable")

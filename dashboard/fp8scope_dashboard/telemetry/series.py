@@ -1,4 +1,4 @@
-"""One series over steps, exact or thinned to so many points."""
+"""Query one series over steps, exact or thinned to a number of points."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.telemetry import rows
 from fp8scope_dashboard.telemetry.aggregates import STRIDES
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
-from fp8scope_dashboard.telemetry.coverage import Cover, cover
+from fp8scope_dashboard.telemetry.coverage import Cover, cover, merge_intervals
 from fp8scope_dashboard.telemetry.downsample import keep
 from fp8scope_dashboard.telemetry.rank_merge import across_ranks, derive, first_of_each_step, sources
 from fp8scope_dashboard.telemetry.rollups.read import Rolled
 from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of
 
-# Over so many steps a thinned line is chosen from every row, beyond from buckets' extremes: so many at most.
-MOST_ROWS: Final = 131_072
-MOST_BUCKETS: Final = 16_384
+# Up to this many steps, a thinned line is chosen from all rows; beyond, from the extremes of buckets.
+MAX_ROWS: Final = 131_072
+MAX_BUCKETS: Final = 16_384
 Exact = Callable[[list[Interval], Stored], "Series"]
-"""Every row of these steps."""
+"""Reads every row of these steps."""
 LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "undefined")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: steps int64[N] increasing, values float64[N], times datetime64[us][N] (UTC, or NaT).
+    """A line: steps int64[N], increasing; values float64[N]; times datetime64[us][N] in UTC, or NaT.
 
-    Of a long thinned line a time is that of the last step in the point's bucket.
+    In a long thinned line, the time of a point is that of the last step in its bucket.
     """
 
     steps: Int64s
@@ -52,11 +52,14 @@ def scalar(
     points: int | None = None,
     timed: bool = True,
 ) -> Series:
-    """A scalar over steps first..last (inclusive; all when None), at most `points` samples of it when given.
+    """Return a scalar over the steps first..last (inclusive; all by default).
 
-    Where several writers logged the same step the lowest rank's value counts, and of its attempts the latest.
-    NaN and infinities are values. Empty when there is none. Who needs no times says so with `timed`: it is
-    quicker, and the times may be NaT.
+    If several writers logged a step, the lowest rank counts, and of it the latest attempt. NaN and infinities
+    are values. The series is empty if there are none.
+
+    Args:
+        points: thin the line to at most this many points; by default, return every step.
+        timed: pass False if you do not need times; it is faster, and the times may be NaT.
     """
 
     def exact(between: list[Interval], stored: Stored) -> Series:
@@ -77,7 +80,7 @@ def scalars(
     last: int | None = None,
     points: int | None = None,
 ) -> dict[UUID, Series]:
-    """The same scalar of several runs; see `scalar`."""
+    """Return the same scalar of several runs; see `scalar`."""
     return {run_id: scalar(run_id, name, first=first, last=last, points=points) for run_id in run_ids}
 
 
@@ -91,9 +94,9 @@ def tensor_series(
     points: int | None = None,
     timed: bool = True,
 ) -> Series:
-    """A statistic (stored or derived) of one tensor, over all ranks: counts are added, else the largest.
+    """Return a statistic of one tensor, stored or derived, over all ranks: counts add up, else the largest.
 
-    `first`, `last`, `points` and `timed` as for `scalar`.
+    `first`, `last`, `points` and `timed` are as in `scalar`.
     """
 
     def exact(between: list[Interval], stored: Stored) -> Series:
@@ -122,7 +125,7 @@ def _line(
     last: int | None,
     points: int | None,
 ) -> Series:
-    """Of a range that is short, or wanted whole, every row; else its buckets' extremes, and its ends."""
+    """Read every row of a short or unthinned range; otherwise the extremes of buckets, and both ends."""
     stored = stored_of(run_id)
     if stored.steps is None:
         return _no_series()
@@ -131,80 +134,70 @@ def _line(
     if low > high:
         return _no_series()
     stride = None if points is None else _stride(high - low + 1, points)
-    found = _found(run_id, name, tensor, stored, low, high, stride)
-    lines = [_extremes(rolled, name, low, high) for rolled in found.rolled]
-    if found.raw:
-        lines.append(exact(found.raw, stored))
+    coverage = _cover(run_id, name, tensor, stored, low, high, stride)
+    lines = [_extremes(rolled, name, low, high) for rolled in coverage.rolled]
+    if coverage.raw:
+        lines.append(exact(coverage.raw, stored))
     return _thinned(_joined(lines), points)
 
 
 def _stride(steps: int, points: int) -> int | None:
-    """The largest buckets that give enough points to choose from; None where every row can be read."""
-    if steps <= MOST_ROWS:
+    """The largest stride with enough points to choose from; None if all rows can be read."""
+    if steps <= MAX_ROWS:
         return None
-    few: int = next((stride for stride in STRIDES if steps // stride <= MOST_BUCKETS), STRIDES[-1])
-    # Of each bucket there are its smallest and its largest value.
+    few: int = next((stride for stride in STRIDES if steps // stride <= MAX_BUCKETS), STRIDES[-1])
+    # Each bucket has two points, the smallest and the largest value.
     enough: list[int] = [stride for stride in STRIDES if 2 * (steps // stride) >= points]
     return max([few, *enough])
 
 
-def _found(
+def _cover(
     run_id: UUID, name: str, tensor: int, stored: Stored, low: int, high: int, stride: int | None
 ) -> Cover:
-    """Steps low..high out of buckets of at most `stride`, and where the rows themselves are to be read."""
+    """Cover the steps low..high with buckets of at most `stride` steps, and with raw rows at both ends."""
     raw_from = stored.raw_from(name)
     if stride is None and low >= raw_from:
         return Cover([], [(low, high)])
     ask = partial(cover, run_id, [name], np.array([tensor]), LINE_PARTS)
     if stride is None:
         return ask(low, high, None)
-    # The line begins and ends where the run does: the first and the last row are read as they are, and with
-    # them their neighbours in the same bucket where they are still kept.
+    # The line must begin and end with the range: read the first and the last row, and the other rows of their
+    # buckets if retention has kept them.
     begin, end = -(-(low + 1) // stride) * stride, high // stride * stride - 1
     if begin > end or low < raw_from:
         begin = low + 1
     if begin > end or end + 1 < raw_from:
         end = high - 1
-    found = ask(begin, end, stride)
-    return Cover(found.rolled, _touching([(low, begin - 1), *found.raw, (end + 1, high)]))
-
-
-def _touching(intervals: list[Interval]) -> list[Interval]:
-    found: list[Interval] = []
-    for low, high in intervals:
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
-        else:
-            found.append((low, high))
-    return found
+    inner = ask(begin, end, stride)
+    return Cover(inner.rolled, merge_intervals([(low, begin - 1), *inner.raw, (end + 1, high)]))
 
 
 def _extremes(rolled: Rolled, name: str, low: int, high: int) -> Series:
-    """The smallest and the largest value of each covered bucket at their own steps, and where NaN begins."""
+    """The smallest and the largest value of each covered bucket at their steps, and the first NaN."""
     parts = {part: values[0] for part, values in rolled.values[name].items()}
     begins = (rolled.first + np.arange(len(rolled.covered), dtype=np.int64)) * rolled.stride
     steps, values, times = [], [], []
-    for place, value in (("argmin", parts["min"]), ("argmax", parts["max"]), ("undefined", None)):
-        there = np.flatnonzero(rolled.covered & ~np.isnan(parts[place]))
-        steps.append(begins[there] + parts[place][there].astype(np.int64))
-        values.append(np.full(len(there), np.nan) if value is None else value[there])
-        times.append(rolled.times[there])
+    for offset, value in (("argmin", parts["min"]), ("argmax", parts["max"]), ("undefined", None)):
+        buckets = np.flatnonzero(rolled.covered & ~np.isnan(parts[offset]))
+        steps.append(begins[buckets] + parts[offset][buckets].astype(np.int64))
+        values.append(np.full(len(buckets), np.nan) if value is None else value[buckets])
+        times.append(rolled.times[buckets])
     line = _joined([Series(np.concatenate(steps), np.concatenate(values), np.concatenate(times))])
     inside = (line.steps >= low) & (line.steps <= high)
     return Series(line.steps[inside], line.values[inside], line.times[inside])
 
 
 def _joined(lines: list[Series]) -> Series:
-    """By step, each step once."""
+    """Join lines, sorted by step, each step once."""
     if len(lines) == 1 and (len(lines[0]) < 2 or bool((lines[0].steps[1:] > lines[0].steps[:-1]).all())):
         return lines[0]
     if not lines:
         return _no_series()
-    steps, places = np.unique(np.concatenate([line.steps for line in lines]), return_index=True)
+    steps, indices = np.unique(np.concatenate([line.steps for line in lines]), return_index=True)
     return Series(
         steps,
-        np.concatenate([line.values for line in lines])[places],
-        np.concatenate([line.times for line in lines])[places],
+        np.concatenate([line.values for line in lines])[indices],
+        np.concatenate([line.times for line in lines])[indices],
     )
 
 

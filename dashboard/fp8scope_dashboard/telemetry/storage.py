@@ -1,4 +1,4 @@
-"""How much room a run takes."""
+"""Measure the stored size of runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.db import connection, models
 
 from fp8scope_dashboard.runs.models import Run
 
-# PostgreSQL's own per row (header, keys, a line pointer, the entry of one index), and per long value, which
-# it cuts into pieces of 2,000 bytes with a header and an index entry each.
+# Overhead of PostgreSQL per row (header, keys, line pointer, one index entry), and per long value, which is
+# stored in pieces of 2,000 bytes with a header and an index entry each.
 ROW_BYTES = 120
 TOAST_SHARE = 1.04
 LONG = (models.BinaryField, models.TextField, models.JSONField, ArrayField)
@@ -20,10 +20,9 @@ LONG = (models.BinaryField, models.TextField, models.JSONField, ArrayField)
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes and rows of each table that has any of the run, largest first, and the points of the run.
+    """Bytes and rows of a run by table, largest first, and its number of points.
 
-    The bytes are those of the values, as compressed as they lie on disk, and an estimate (see above) of what
-    PostgreSQL adds to them.
+    The bytes are the sizes of the values on disk plus the estimated overhead of PostgreSQL.
     """
 
     tables: dict[str, tuple[int, int]]
@@ -40,8 +39,8 @@ class Storage:
 
 
 def of_run(run_id: UUID, points: int = 0) -> Storage:
-    """Measure a run; `points` is how many it has stored. Reads no long value, only their lengths."""
-    found = {}
+    """Measure a run with `points` stored points. Reads only the lengths of long values."""
+    tables = {}
     for model, column in tables_of_runs():
         lengths = " + ".join(f'coalesce(pg_column_size("{name}"), 0)' for name in _long_columns(model)) or "0"
         table = model._meta.db_table
@@ -49,12 +48,12 @@ def of_run(run_id: UUID, points: int = 0) -> Storage:
             cursor.execute(f'SELECT sum({lengths}), count(*) FROM "{table}" WHERE "{column}" = %s', [run_id])
             size, rows = cursor.fetchone()
         if rows:
-            found[table] = (int(float(size or 0) * TOAST_SHARE) + rows * ROW_BYTES, rows)
-    return Storage(dict(sorted(found.items(), key=lambda item: -item[1][0])), points)
+            tables[table] = (int(float(size or 0) * TOAST_SHARE) + rows * ROW_BYTES, rows)
+    return Storage(dict(sorted(tables.items(), key=lambda item: -item[1][0])), points)
 
 
 def tables_of_runs() -> Iterator[tuple[type[models.Model], str]]:
-    """Every model whose rows belong to one run, and the column that names it."""
+    """Every model whose rows belong to a run, with the column of the run."""
     for relation in Run._meta.related_objects:
         if relation.field.model._meta.managed and relation.field.column:
             yield relation.field.model, relation.field.column

@@ -1,27 +1,26 @@
-"""Neighbouring series in one body: each series' numbers to bytes and back, without losing a bit.
+"""Encode neighbouring series losslessly in one body.
 
-A series is stored in the narrowest of int32, int64, float32 and float64 that holds it exactly, by pcodec;
-one that never changes as that one value, one without any value as nothing at all. Where some rows have no
-value, the lengths of the stretches with and without are stored before the values that are there. Each has a
-head of some 30 bytes: series that are all the same are stored once, and those of a few rows only together,
-where that is shorter.
+pcodec stores a series in the narrowest of int32, int64, float32 and float64 that holds it exactly. A constant
+series is stored as one value, and a series without values as nothing. If some rows have no value, the lengths
+of the stretches with and without values precede the values. Because each series has about 30 bytes of
+overhead, equal series are stored once, and short series are stored together if that is smaller.
 
     series  = b"" | tag (1 byte) [size of stretches (4 bytes), stretches] values
-    values  = float64 when constant, else pcodec's standalone format; of integers that grow evenly (steps,
-    seqs) the
-              first and the difference
-    body    = the series one after the other; offsets[i] to offsets[i + 1] is series i
-            | one series that all of them are equal to; offsets is empty
+    values  = float64 if constant, the first value and the difference for evenly spaced integers (steps,
+              seqs), else the standalone format of pcodec
+    body    = concatenated series, series i from offsets[i] to offsets[i + 1]
+            | a single series that all are equal to; offsets is empty
             | 6 (1 byte) how (1 byte) series (2 bytes) rows (4 bytes) [size of stretches (4 bytes), stretches]
-              one series; offsets is empty
-    how     = 0: the first `series` are all equal to the one; 1: it is they, one after the other; 2: also, but
-              only the rows in which they have values, the same in each, which the stretches tell
+              a single series; offsets is empty
+    how     = 0: the first `series` series are all equal to it; 1: it is their concatenation; 2: it is their
+              concatenation without the rows that lack values, which are the same in all, as in the stretches
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -35,14 +34,14 @@ Bools = NDArray[np.bool_]
 WIDTH: Final = 128
 """Series in a tile."""
 
-# Level 8, pcodec's default, takes ten times as long here for one percent fewer bytes.
+# The default level 8 of pcodec takes ten times as long here and saves one percent.
 CONFIG: Final = ChunkConfig(compression_level=4)
 CONSTANT, EVENLY, TOGETHER, PLAIN, PARTLY = 0, 5, 6, 7, 0x80
 ALIKE, IN_TURN, SIFTED = 0, 1, 2
 TOGETHER_HEAD: Final = struct.Struct("<BBHI")
-# Of so many numbers (256 rows of a whole tile) one series is decoded as soon as all of them are, and beyond,
-# that series are unlike one another costs more than their heads.
-MOST_TOGETHER: Final = 32_768
+# Up to this many numbers (256 rows of a whole tile), decoding all series takes as long as decoding one.
+# Beyond it, mixing different series costs more bytes than their overhead.
+MAX_TOGETHER: Final = 32_768
 KINDS: Final[dict[int, np.dtype[Any]]] = {
     1: np.dtype(np.int32),
     2: np.dtype(np.int64),
@@ -54,13 +53,37 @@ EXACT_INTEGERS: Final = 2.0**53
 OFFSET_BYTES: Final = 4
 
 
-def tile_of(index: int) -> tuple[int, int]:
-    """The tile that a tensor is in, and its place there."""
-    return divmod(index, WIDTH)
+@dataclass(frozen=True)
+class TileSeries:
+    """The requested series of one tile.
+
+    Attributes:
+        low, high: the first and the last requested position in the tile; all between them are fetched.
+        cells: for each requested tensor, its position after `low` and its row in the result.
+    """
+
+    low: int
+    high: int
+    cells: list[tuple[int, int]]
+
+
+def series_by_tile(tensors: NDArray[np.int64]) -> dict[int, TileSeries]:
+    """Group tensors, int64[T] of Tensor.index, by the tile that holds them."""
+    rows: dict[int, list[int]] = {}
+    for row, tile in enumerate((tensors // WIDTH).tolist()):
+        rows.setdefault(tile, []).append(row)
+    grouped = {}
+    for tile, of_tile in rows.items():
+        positions = (tensors[of_tile] % WIDTH).tolist()
+        low, high = min(positions), max(positions)
+        grouped[tile] = TileSeries(
+            low, high, [(position - low, row) for position, row in zip(positions, of_tile, strict=True)]
+        )
+    return grouped
 
 
 def encode_tile(series: Sequence[bytes]) -> tuple[list[int], bytes] | None:
-    """Join encoded series to (offsets, body); None when none of them has a value."""
+    """Join encoded series to (offsets, body); None if none has a value."""
     if not any(series):
         return None
     if all(each == series[0] for each in series):
@@ -72,9 +95,10 @@ def encode_tile(series: Sequence[bytes]) -> tuple[list[int], bytes] | None:
 def cut_tile(
     offsets: Sequence[int], body: bytes | memoryview, count: int, first: int = 0
 ) -> list[memoryview]:
-    """The encoded series first..first + count - 1 of a tile: undoes `encode_tile` and `encode_matrix`.
+    """Return the encoded series first..first + count - 1 of a tile.
 
-    Offsets may be those of these series only, `body` then holds just these.
+    The inverse of `encode_tile` and `encode_matrix`. If offsets are given, they and `body` hold only these
+    series.
     """
     view = memoryview(body)
     if len(offsets):
@@ -86,7 +110,7 @@ def cut_tile(
 
 
 def encode_matrix(values: Float64s, series: int = 0) -> tuple[list[int], bytes] | None:
-    """Encode float64[series, rows], NaN being no value; up to `series`, further ones without any value."""
+    """Encode float64[series, rows], where NaN is no value, padded with empty series up to `series`."""
     present: Bools = ~np.isnan(values)
     whole = _encode_together(values, present)
     if whole is not None and whole[1] == ALIKE:
@@ -99,8 +123,8 @@ def encode_matrix(values: Float64s, series: int = 0) -> tuple[list[int], bytes] 
 
 
 def decode_matrix(offsets: Sequence[int], body: bytes | memoryview, out: Float64s) -> None:
-    """Decode into float64[series, rows]: NaN where there is no value."""
-    if not len(offsets) and body[0] != TOGETHER:  # decoded once
+    """Decode into float64[series, rows], NaN if there is no value."""
+    if not len(offsets) and body[0] != TOGETHER:  # one series for all
         out[:] = decode_series(body, out.shape[1])[0]
         return
     for row, series in zip(out, cut_tile(offsets, body, len(out)), strict=True):
@@ -108,7 +132,7 @@ def decode_matrix(offsets: Sequence[int], body: bytes | memoryview, out: Float64
 
 
 def encode_series(values: Float64s, present: Bools | None = None) -> bytes:
-    """Encode float64[rows]; only the rows of `present` have a value, which may be NaN."""
+    """Encode float64[rows]. Only the rows of `present`, bool[rows], have a value, which may be NaN."""
     head, tag = b"", 0
     if present is not None and not present.all():
         stretches = _encode_stretches(present)
@@ -125,7 +149,7 @@ def encode_series(values: Float64s, present: Bools | None = None) -> bytes:
 
 
 def encode_integers(values: NDArray[np.int64]) -> bytes:
-    """Encode int64[rows], all of them there: a block's steps, times or seqs."""
+    """Encode int64[rows] without gaps: the steps, times or seqs of a block."""
     pace = int(values[1] - values[0]) if len(values) > 1 else 0
     if (np.diff(values) == pace).all():
         return bytes([EVENLY]) + struct.pack("<qq", values[0], pace)
@@ -143,35 +167,35 @@ def decode_integers(body: bytes | memoryview, rows: int) -> NDArray[np.int64]:
 
 
 def decode_series(body: bytes | memoryview, rows: int) -> tuple[Float64s, Bools]:
-    """The inverse of `encode_series`: float64[rows], NaN where there is no value, and where there is one."""
+    """The inverse of `encode_series`: float64[rows], NaN if there is no value, and bool[rows], whether so."""
     out = np.empty(rows)
     return out, decode_into(body, out)
 
 
 def decode_into(body: bytes | memoryview, out: Float64s) -> Bools:
-    """`decode_series` into an array. Returns which rows have a value."""
+    """As `decode_series`, into an array. Returns which rows have a value."""
     if not len(body):
         out.fill(np.nan)
         return np.zeros(len(out), bool)
-    tag, place = body[0], 1
+    tag, position = body[0], 1
     if tag == PLAIN:
         out[:] = np.frombuffer(body, np.float64, offset=1)
         return ~np.isnan(out)
     if not tag & PARTLY:
-        _decode_values(tag, body[place:], out)
+        _decode_values(tag, body[position:], out)
         return np.ones(len(out), bool)
-    (size,) = struct.unpack_from("<I", body, place)
-    place += 4
-    present = _decode_stretches(bytes(body[place : place + size]), len(out))
+    (size,) = struct.unpack_from("<I", body, position)
+    position += 4
+    present = _decode_stretches(bytes(body[position : position + size]), len(out))
     values = np.empty(np.count_nonzero(present))
-    _decode_values(tag & ~PARTLY, body[place + size :], values)
+    _decode_values(tag & ~PARTLY, body[position + size :], values)
     out.fill(np.nan)
     out[present] = values
     return present
 
 
 def _encode_together(values: Float64s, present: Bools) -> bytes | None:
-    """The series as one; None when there are no values, and where they differ and are too many."""
+    """Encode all series as one; None if there are no values, or too many different ones."""
     some = np.flatnonzero(present.any(axis=1))
     if not len(some):
         return None
@@ -180,11 +204,11 @@ def _encode_together(values: Float64s, present: Bools) -> bytes | None:
     if count == 1:
         return None
     same_rows = bool((present == present[0]).all())
-    # Bit for bit, but for what stands where there is no value.
+    # Compare bits, ignoring rows without a value.
     if same_rows and (values.view(np.int64) == values[0].view(np.int64))[present].all():
         head, series = b"", encode_series(values[0], present[0])
         how = ALIKE
-    elif values.size > MOST_TOGETHER:
+    elif values.size > MAX_TOGETHER:
         return None
     elif same_rows and not present[0].all():
         stretches = _encode_stretches(present[0])
@@ -197,18 +221,19 @@ def _encode_together(values: Float64s, present: Bools) -> bytes | None:
 
 
 def _cut_together(view: memoryview, count: int, first: int) -> list[memoryview]:
-    """What `_encode_together` made, as series by themselves."""
+    """Split the result of `_encode_together` into single series."""
     _, how, stored, rows = TOGETHER_HEAD.unpack_from(view)
     wanted = range(first, first + count)
     rest = view[TOGETHER_HEAD.size :]
     if how == ALIKE:
-        return [rest if place < stored else rest[:0] for place in wanted]
+        return [rest if position < stored else rest[:0] for position in wanted]
     if how == SIFTED:
         (size,) = struct.unpack_from("<I", rest)
         present = _decode_stretches(bytes(rest[4 : 4 + size]), rows)
         matrix = np.full((stored, rows), np.nan)
-        there = np.count_nonzero(present)
-        matrix[:, present] = decode_series(rest[4 + size :], stored * there)[0].reshape(stored, there)
+        count_present = np.count_nonzero(present)
+        values, _ = decode_series(rest[4 + size :], stored * count_present)
+        matrix[:, present] = values.reshape(stored, count_present)
     else:
         matrix = decode_series(rest, stored * rows)[0].reshape(stored, rows)
     plain = [memoryview(bytes([PLAIN]) + row.tobytes()) for row in matrix[first : first + count]]
@@ -227,13 +252,13 @@ def _decode_values(tag: int, body: bytes | memoryview, out: Float64s) -> None:
 
 
 def _narrow(values: Float64s) -> NDArray[Any]:
-    """The same numbers in the narrowest type that holds each of them exactly."""
+    """Convert to the narrowest type that holds every value exactly."""
     low, high = values.min(), values.max()
     # False for NaN.
     if low >= -EXACT_INTEGERS and high <= EXACT_INTEGERS:
         kind = np.int32 if low >= -(2.0**31) and high < 2.0**31 else np.int64
         whole = values.astype(kind)
-        # A negative zero is a float only.
+        # Only floats have a negative zero.
         if (whole == values).all() and not (low <= 0 <= high and np.signbit(values[whole == 0]).any()):
             return whole
     with np.errstate(over="ignore", invalid="ignore"):
@@ -243,7 +268,7 @@ def _narrow(values: Float64s) -> NDArray[Any]:
 
 
 def _encode_stretches(present: Bools) -> bytes:
-    """Lengths of the stretches by turns with and without a value, the first with (perhaps of length 0)."""
+    """Lengths of alternating stretches with and without values, beginning with values (possibly 0)."""
     edges = np.flatnonzero(np.diff(present.astype(np.int8), prepend=1)).astype(np.int64)
     lengths = np.diff(np.concatenate([[0], edges])).astype(np.uint32)
     if len(lengths) <= 4:

@@ -1,4 +1,4 @@
-"""A run's writers as readers of its telemetry see them: whom to believe, and up to where."""
+"""The writers of a run by authority, and the steps for which each one counts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fp8scope_dashboard.telemetry.codec import TENSOR, Int64s
 
 EVERY_STEP = 2**63 - 1
 Interval = tuple[int, int]
-"""First and last step, both inclusive."""
+"""The first and the last step, both inclusive."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One writer.
+    """A writer as a source of rows.
 
     Attributes:
-        order: as in merge.Part.
-        attempt: of the writers' attempts, which one.
-        until: its rows of this step and later do not count: a later attempt has written from there on.
-        catalogue: int64[n], the Tensor.index of each of the writer's tensor columns.
+        order: position by authority, as in rank_merge.Part.
+        attempt: the attempt of the writer.
+        until: the first step that a later attempt has replaced; rows from there on do not count.
+        catalogue: int64[n], the Tensor.index of each tensor column.
     """
 
     uuid: UUID
@@ -37,13 +37,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Stored:
-    """What is to be known of a run's telemetry before any of it is read.
+    """What is stored of a run.
 
     Attributes:
-        sources: the run's writers, the most authoritative first: lowest rank, then latest attempt, then the
-            newest.
-        steps: the first and the last stored step that counts; None when nothing is stored.
-        tensors_from: of tensors in the steps before, retention has left only the roll-ups.
+        sources: the writers by authority: lowest rank, then latest attempt, then newest.
+        steps: the first and the last step; None if nothing is stored.
+        tensors_from: the first step with raw tensor values; before it, retention has left only roll-ups.
     """
 
     sources: dict[UUID, Source]
@@ -51,12 +50,12 @@ class Stored:
     tensors_from: int
 
     def raw_from(self, column: str) -> int:
-        """From which step on a column's rows are there, by its name on the wire."""
+        """The first step with raw rows of a column, by its name on the wire."""
         return self.tensors_from if column.startswith(TENSOR) else 0
 
 
 def stored_of(run_id: UUID) -> Stored:
-    """All of it as of one moment."""
+    """Read `Stored` from one snapshot."""
     rows = sql.fetch(
         """
         SELECT uuid, rank, attempt, first_step, last_step, catalogue, raw_from
@@ -67,31 +66,31 @@ def stored_of(run_id: UUID) -> Stored:
         {"run": run_id},
     )
     cuts = cutoffs((attempt, first) for _, _, attempt, first, _, _, _ in rows)
-    found = {
+    writers = {
         uuid: Source(
             uuid, rank, order, attempt, cuts.get(attempt, EVERY_STEP), np.asarray(catalogue, np.int64)
         )
         for order, (uuid, rank, attempt, _, _, catalogue, _) in enumerate(rows)
     }
     steps = _range([(attempt, first, last) for _, _, attempt, first, last, _, _ in rows], cuts)
-    return Stored(found, steps, (rows[0][6] if rows else None) or 0)
+    return Stored(writers, steps, (rows[0][6] if rows else None) or 0)
 
 
 def sources_of(run_id: UUID) -> dict[UUID, Source]:
-    """`Stored.sources` of the run."""
+    """The writers of a run by authority; see `Stored.sources`."""
     return stored_of(run_id).sources
 
 
 def cutoffs_of(run_id: UUID) -> dict[int, int]:
-    """`cutoffs` of the run's writers."""
+    """The cutoffs of a run; see `cutoffs`."""
     rows = sql.fetch("SELECT attempt, first_step FROM runs_writer WHERE run_id = %(run)s", {"run": run_id})
     return cutoffs((attempt, first) for attempt, first in rows)
 
 
 def cutoffs(writers: Iterable[tuple[int, int | None]]) -> dict[int, int]:
-    """By attempt, the first step that any later one has stored; only for attempts that have a later one.
+    """By attempt, the first step stored by any later attempt. Attempts without a later one are left out.
 
-    Of each writer: its attempt, and the first step that it has stored (None before it has).
+    `writers` has the attempt of each writer and its first stored step, None if it has stored nothing.
     """
     firsts: dict[int, int] = {}
     attempts = set()
@@ -99,18 +98,18 @@ def cutoffs(writers: Iterable[tuple[int, int | None]]) -> dict[int, int]:
         attempts.add(attempt)
         if first is not None:
             firsts[attempt] = min(first, firsts.get(attempt, first))
-    found = {}
+    cuts = {}
     for attempt in attempts:
         later = [first for other, first in firsts.items() if other > attempt]
         if later:
-            found[attempt] = min(later)
-    return found
+            cuts[attempt] = min(later)
+    return cuts
 
 
 def step_range(run_id: UUID) -> tuple[int, int] | None:
-    """The run's first and last stored step; None when nothing is stored.
+    """The first and the last stored step; None if nothing is stored.
 
-    What a later attempt has replaced counts no more.
+    Steps that a later attempt has replaced do not count.
     """
     rows = sql.fetch(
         "SELECT attempt, first_step, last_step FROM runs_writer WHERE run_id = %(run)s", {"run": run_id}
@@ -121,7 +120,7 @@ def step_range(run_id: UUID) -> tuple[int, int] | None:
 def _range(
     writers: Iterable[tuple[int, int | None, int | None]], cuts: dict[int, int]
 ) -> tuple[int, int] | None:
-    """Of each writer: its attempt, and the first and last step that it has stored."""
+    """`writers` has the attempt, the first and the last stored step of each writer."""
     known = [
         (attempt, first, last) for attempt, first, last in writers if first is not None and last is not None
     ]

@@ -1,4 +1,4 @@
-"""Why a request is refused, in the words of docs/wire.md."""
+"""Errors that refuse a request, with the status and code of docs/wire.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOKEN_HINT = "Create a token on the project's settings page and set FP8SCOPE_TOK
 
 
 class RefusalError(Exception):
-    """An answer other than success. `hint` says what to do about it."""
+    """A refused request. `message` says what is wrong, `hint` what to do about it."""
 
     status = 400
     code = "malformed"
@@ -30,12 +30,12 @@ class RefusalError(Exception):
 
 
 def error_body(code: str, message: str, hint: str) -> dict[str, Any]:
-    """The one shape of every error answer."""
+    """The body of every error response."""
     return {"error": {"code": code, "message": message, "hint": hint}}
 
 
 def error_bytes(code: str, message: str, hint: str) -> bytes:
-    """`error_body`, written out."""
+    """`error_body` as JSON."""
     return json.dumps(error_body(code, message, hint)).encode()
 
 

@@ -1,4 +1,4 @@
-"""Bounds on what comes from outside. docs/wire.md tells clients of the first group."""
+"""Limits on requests. docs/wire.md documents the first group for clients."""
 
 import os
 from typing import Final
@@ -13,16 +13,16 @@ STATISTICS: Final = 32
 TENSORS: Final = 20_000
 EVALUATION_ITEMS: Final = 100_000
 
-# What a well-meaning client does not come near.
+# Far beyond what a regular client sends.
 SCHEMA_BYTES: Final = 1 * MIB
 RECORD_BATCHES: Final = 1_000
 TENSORS_PER_REQUEST: Final = 20_000
 LARGEST_INT: Final = 2**63 - 1
-# Microseconds since 1970 of 2000-01-01 and 2200-01-01: a clock outside is a broken clock.
+# 2000-01-01 and 2200-01-01 in microseconds since 1970. A clock outside this range is wrong.
 FIRST_TIME_US: Final = 946_684_800_000_000
 LAST_TIME_US: Final = 7_258_118_400_000_000
 
-# Decompressed bytes that one web process works on at a time; beyond it clients are asked to slow down.
+# Decompressed bytes that one web process works on at a time; beyond it, requests get status 429.
 BYTES_IN_FLIGHT: Final = int(os.environ.get("FP8SCOPE_INGEST_MIB") or 768) * MIB
 SLOW_DOWN_SECONDS: Final = 1
 UNAVAILABLE_SECONDS: Final = 2

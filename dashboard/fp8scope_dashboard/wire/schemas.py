@@ -1,6 +1,6 @@
-"""The JSON bodies and answers of docs/wire.md, as the OpenAPI document shows them.
+"""The JSON request and response bodies of docs/wire.md, as in the OpenAPI document.
 
-Fields that are not known are passed over, so that an older dashboard takes a newer agent's messages.
+Unknown fields are ignored, so that an older dashboard accepts messages of a newer agent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fp8scope_dashboard.wire import limits
 
 def _storable(text: str) -> str:
     if "\0" in text:
-        raise ValueError("must not contain the character NUL")
+        raise ValueError("must not contain NUL characters")
     return text
 
 
@@ -25,7 +25,7 @@ Text = Annotated[str, AfterValidator(_storable)]
 Label = Annotated[Text, Field(max_length=128)]
 Name = Annotated[Text, Field(min_length=1, max_length=512)]
 Natural = Annotated[int, Field(ge=0, le=limits.LARGEST_INT)]
-# -1: a size known only at run time.
+# -1 is a size that is known only at run time.
 Size = Annotated[int, Field(ge=-1, le=limits.LARGEST_INT)]
 Seed = Annotated[int, Field(ge=-limits.LARGEST_INT - 1, le=limits.LARGEST_INT)]
 
@@ -90,14 +90,14 @@ class EvaluationIn(Schema):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        for what in ("item_ids", "clusters"):
-            names = getattr(self, what)
+        for field in ("item_ids", "clusters"):
+            names = getattr(self, field)
             if names is not None and len(names) != len(self.items):
-                raise ValueError(f"{what} must be as many as items")
+                raise ValueError(f"{field} must be as long as items")
         if self.item_ids is not None and len(set(self.item_ids)) != len(self.item_ids):
-            raise ValueError("item_ids must differ from each other")
+            raise ValueError("item_ids must be distinct")
         if self.kind == "proportion" and any(item not in (0, 1) for item in self.items):
-            raise ValueError("items of a proportion are 0 or 1")
+            raise ValueError("items of a proportion must be 0 or 1")
         return self
 
 

@@ -264,7 +264,7 @@ def test_alerts_are_delivered_to_the_training_thread(server: WireServer) -> None
     run.on_alert(stop)
     with pytest.raises(Stop, match="spike"):
         train(model, optimizer, 1_000_000)
-    run._callbacks.clear()
+    run.session.drop_callbacks()
     assert run.finish().complete
 
 

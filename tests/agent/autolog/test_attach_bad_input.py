@@ -32,8 +32,8 @@ OTHER, FOR_OTHER = language_model()
     ("model", "optimizer", "arguments", "told"),
     [
         (nn.GELU(), OPTIMIZER, {}, "has no parameters"),
-        (MODEL, FOR_OTHER, {}, "AdamW holds no parameter of the model"),
-        (MODEL, [OPTIMIZER, FOR_OTHER], {}, "AdamW holds no parameter of the model"),
+        (MODEL, FOR_OTHER, {}, "AdamW has no parameter of the model"),
+        (MODEL, [OPTIMIZER, FOR_OTHER], {}, "AdamW has no parameter of the model"),
         (MODEL, [], {}, "has no optimizer"),
         (OPTIMIZER, MODEL, {}, "must be a torch.nn.Module, got a SGD"),
         (MODEL, MODEL, {}, "must be a torch.optim.Optimizer, got a Sequential"),

@@ -3,13 +3,13 @@
 import io
 import subprocess
 import sys
-import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from agent.helpers.faulty_http import Fault
 from agent.helpers.wire_server import WireServer
+from agent.helpers.writer import join_sender
 
 from fp8scope.cli import main as cli
 from fp8scope.config import Settings, credentials_path, read_logins
@@ -143,7 +143,7 @@ def test_sync(
             with run.step() as step:
                 step.log(loss=1.0)
         run.finish(timeout=0.2)
-        run._pipeline._sending.join(time.monotonic() + 30)
+        join_sender(run)
     server.start()
     monkeypatch.setenv("FP8SCOPE_URL", server.url)
     monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
@@ -174,7 +174,7 @@ def test_sync_gives_up_and_keeps(
     with run.step() as step:
         step.log(loss=1.0)
     run.finish(timeout=0.1)
-    run._pipeline._sending.join(time.monotonic() + 30)
+    join_sender(run)
     monkeypatch.setenv("FP8SCOPE_URL", server.url)
     monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
     assert cli.main(["sync", str(settings.directory), "--patience", "0.3"]) == 1

@@ -146,7 +146,7 @@ def test_the_script_finds_itself_at_home(how: str, server: WireServer, tmp_path:
     watched = launch(server, "--seed", "3", *target, "--mode", "x", "-m")
     assert alone.returncode == 0 and "at exit" in alone.stdout, alone.stderr
     assert watched.stdout == alone.stdout
-    assert "nothing was recorded: no training step was seen" in watched.stderr and server.runs == {}
+    assert "nothing was recorded: no training step was found" in watched.stderr and server.runs == {}
 
 
 BY_ITSELF = """

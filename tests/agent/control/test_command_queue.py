@@ -14,7 +14,7 @@ from agent.helpers.wire_server import WireServer
 import fp8scope
 from fp8scope import Command
 from fp8scope.config import ConfigurationError, Settings
-from fp8scope.control.command_queue import Desk, RefusedError, State
+from fp8scope.control.command_queue import CommandQueue, CommandState, RefusedError
 
 
 def test_it_works(server: WireServer, settings: Settings) -> None:
@@ -22,7 +22,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     seen: list[tuple[Command, threading.Thread, int]] = []
 
     def checkpoint(asked: Command) -> str:
-        seen.append((asked, threading.current_thread(), run._step))
+        seen.append((asked, threading.current_thread(), run.session.step))
         return "written to /checkpoints/7"
 
     run.on_command("checkpoint", checkpoint)
@@ -139,7 +139,7 @@ def test_a_run_that_ends_refuses_what_is_left(server: WireServer, settings: Sett
         pass
     server.commands = [command(1, "checkpoint")]
     deadline = time.monotonic() + PATIENCE
-    while not run._desk.waiting:
+    while not run.controller.commands.waiting:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     run.finish()
@@ -189,8 +189,8 @@ def test_names_are_checked(settings: Settings, name: str, message: str) -> None:
 
 
 def test_there_is_a_bound_to_what_is_handled_and_waits() -> None:
-    told: list[tuple[int, State, str]] = []
-    desk = Desk((), lambda asked, state, message: told.append((asked.id, state, message)), str, bool)
+    told: list[tuple[int, CommandState, str]] = []
+    desk = CommandQueue((), lambda asked, state, message: told.append((asked.id, state, message)), str, bool)
     for number in range(24):
         desk.handle(f"do-{number}", lambda asked: None)
     with pytest.raises(ConfigurationError, match="at most 24"):
@@ -204,12 +204,14 @@ def test_there_is_a_bound_to_what_is_handled_and_waits() -> None:
 
 
 def test_a_refusal_says_why() -> None:
-    told: list[tuple[State, str]] = []
+    told: list[tuple[CommandState, str]] = []
 
     def refuse(asked: Command) -> str:
         raise RefusedError("not now")
 
-    desk = Desk(("fallback",), lambda asked, state, message: told.append((state, message)), refuse, bool)
+    desk = CommandQueue(
+        ("fallback",), lambda asked, state, message: told.append((state, message)), refuse, bool
+    )
     desk.take([command(1, "fallback")])
     desk.work()
     assert told == [("refused", "not now")]

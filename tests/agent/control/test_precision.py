@@ -15,7 +15,7 @@ from torch import nn
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.control.precision import Layers, find, set_precision
+from fp8scope.control.precision import WatchedLayers, find, set_precision
 from fp8scope_kernels import fp8_layers
 
 
@@ -164,7 +164,7 @@ def test_nothing_to_switch_is_told_and_hurts_nobody(
 
 
 def test_the_run_keeps_no_model_alive() -> None:
-    layers = Layers()
+    layers = WatchedLayers()
     model = make_model()
     layers.watch(model)
     layers.watch(model)
@@ -176,7 +176,7 @@ def test_the_run_keeps_no_model_alive() -> None:
 
 def test_a_copy_of_a_model_is_another_model() -> None:
     model = make_model()
-    layers = Layers()
+    layers = WatchedLayers()
     layers.watch(model)
     layers.switch(layers.find("0.up"), "bf16")
     twin = copy.deepcopy(model)

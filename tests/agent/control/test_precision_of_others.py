@@ -7,7 +7,7 @@ import torch
 from agent.helpers.models import Block, precisions
 from torch import nn
 
-from fp8scope.control.precision import Layers, find, set_products
+from fp8scope.control.precision import WatchedLayers, find, set_products
 from fp8scope_kernels import PRODUCTS
 
 
@@ -42,7 +42,7 @@ def test_it_works() -> None:
     fp8 = gradients(model)
     found = find([model], "*")
     assert set(found.paths) == {"0.up", "0.down", "1.up", "1.down"}
-    layers = Layers()
+    layers = WatchedLayers()
     layers.watch(model)
     assert len(layers.switch(found, "bf16")) == 4 and set(precisions(model).values()) == {"bf16"}
     assert not same(plain, fp8) and same(gradients(model), plain), "in the precision of its operands"

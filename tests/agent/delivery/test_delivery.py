@@ -8,10 +8,10 @@ from agent.helpers.wire_server import WireServer
 from helpers.waiting import wait_until
 
 from fp8scope.config import Settings
-from fp8scope.delivery.resend import sync_one
+from fp8scope.delivery.resend import send_spool
+from fp8scope.recording.finish_report import FinishReport
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
-from fp8scope.session.pipeline import FinishReport
 
 FAULTS = {
     "500": Fault(status=500),
@@ -74,7 +74,7 @@ def test_a_fault_loses_and_doubles_nothing(
         # What only a person can repair does not hold up the program's end. After that, sync sends the rest.
         assert FAULTS[name].status in (400, 401, 403, 302)
         server.plan = lambda method, path: None
-        rest = sync_one(report.directory, settings, 10.0, lambda done, total: None)
+        rest = send_spool(report.directory, settings, 10.0)
         assert rest.problem == "" and not report.directory.exists()
         finish = server.run.finish
         report = FinishReport(True, finish["rows_sent"], finish["points_sent"])
@@ -157,7 +157,7 @@ def test_a_heartbeat_says_that_an_idle_run_lives(server: WireServer, settings: S
         step.log(loss=object())
     wait_until(lambda: server.runs and server.run.heartbeats, "a heartbeat")
     beat = server.run.heartbeats[0]
-    assert beat["writer"] == run._pipeline.writer and beat["dropped"] == 0
+    assert beat["writer"] == run.session.writers.pipeline.writer and beat["dropped"] == 0
     run.finish()
     assert server.run.finish["errors"] == 1
     assert server.run.scalars("loss") == [None]

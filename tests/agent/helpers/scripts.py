@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
-from fp8scope.delivery.resend import SyncReport, sync_one
+from fp8scope.delivery.resend import SyncReport, send_spool
 from fp8scope.recording.spool import find_spools
 
 BEGIN = """
@@ -88,6 +88,4 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def sync_all(settings: Settings) -> list[SyncReport]:
     """Send what is left, as `fp8scope sync` does."""
-    return [
-        sync_one(one, settings, 10.0, lambda done, total: None) for one in find_spools(settings.directory)
-    ]
+    return [send_spool(one, settings, 10.0) for one in find_spools(settings.directory)]

@@ -205,7 +205,8 @@ def test_steps_that_are_left_out_are_stored_without_tensors(server: WireServer, 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = Run(settings, blank_registration("thinned"))
     run.watch(model, optimizer, every=3)
-    run._budget.every, run._budget._steps, run._budget.was_thinned = 4, COMPLETE_STEPS, True
+    budget = run.session.steps.budget
+    budget.every, budget._steps, budget.was_thinned = 4, COMPLETE_STEPS, True
     for _ in range(9):
         with run.step() as step:
             loss = model(x).square().mean()
@@ -233,7 +234,7 @@ def test_a_loss_that_is_not_finite_is_stored_in_a_step_that_is_left_out(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = Run(settings, blank_registration("thinned"))
     run.watch(model, optimizer)
-    run._budget.every, run._budget._steps = 50, COMPLETE_STEPS
+    run.session.steps.budget.every, run.session.steps.budget._steps = 50, COMPLETE_STEPS
     for number in range(1, 4):
         with run.step() as step:
             step.log(loss=model(torch.full((2, 16), math.nan if number == 3 else 1.0)).mean())

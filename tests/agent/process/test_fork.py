@@ -4,17 +4,17 @@ import copy
 import multiprocessing
 import os
 import pickle
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from agent.helpers.models import tiny_model, train_step
 from agent.helpers.wire_server import WireServer
+from agent.helpers.writer import join_sender
 from torch.utils.data import DataLoader, Dataset
 
 from fp8scope.config import Settings
-from fp8scope.delivery.resend import sync_one
+from fp8scope.delivery.resend import send_spool
 from fp8scope.recording.registration import blank_registration
 from fp8scope.recording.spool import find_spools
 from fp8scope.run import Run
@@ -79,7 +79,7 @@ def test_what_a_dying_child_recorded_is_synced(server: WireServer, settings: Set
     server.start()
     assert run.finish().complete
     (left,) = find_spools(settings.directory)
-    sync_one(left, settings, 10.0, lambda done, total: None)
+    send_spool(left, settings, 10.0)
     stored = sorted(server.run.steps)
     assert stored[:3] == [1, 2, 3] and set(range(101, 150)) <= set(stored) <= set(range(1, 151))
     assert len(stored) == len(set(stored))
@@ -95,9 +95,9 @@ def test_the_child_does_not_hold_the_parents_lock(server: WireServer, settings: 
         go.recv()
         os._exit(0)
     run.finish(timeout=0.2)
-    run._pipeline._sending.join(time.monotonic() + 30)
+    join_sender(run)
     server.start()
-    report = sync_one(run.directory, settings, 10.0, lambda done, total: None)
+    report = send_spool(run.directory, settings, 10.0)
     ready.send("end")
     os.waitpid(child, 0)
     assert report.problem == "" and server.run.steps == [1, 2, 3]

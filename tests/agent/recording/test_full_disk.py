@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from agent.helpers.small_disk import fill, may_mount, small_disk
 from agent.helpers.wire_server import WireServer
+from agent.helpers.writer import join_sender, settle, spool_of
 
 from fp8scope.cli import main as cli
 from fp8scope.config import Settings
 from fp8scope.recording import segments
-from fp8scope.recording.entries import FinishReport
+from fp8scope.recording.finish_report import FinishReport
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 
@@ -37,7 +38,7 @@ for number in range(steps):
     with run.step(tokens=10) as step:
         step.log({f"value{index}": index + number for index in range(50)}, loss=1.0 / (number + 1))
 if ending == "kill":
-    run._settle()
+    run.session.writers.pipeline.settle()
     os.kill(os.getpid(), signal.SIGKILL)
 if ending == "evaluation":
     run.log_eval("heldout", "accuracy", [0, 1] * 2000)
@@ -186,7 +187,7 @@ def steps(run: Run, count: int) -> None:
 def finish(run: Run, seconds: float) -> FinishReport:
     """As `Run.finish`, and wait for the sender: it may be in a request, and has the spool until then."""
     report = run.finish(seconds)
-    assert run._pipeline._sending.join(time.monotonic() + 30)
+    assert join_sender(run)
     return report
 
 
@@ -253,7 +254,7 @@ def test_a_disk_that_fails_for_good(
 ) -> None:
     run = Run(away(settings, tmp_path), blank_registration("failing"))
     steps(run, 20)
-    run._settle()
+    settle(run)
     failing.error, failing.partly = error, partly
     steps(run, 30)
     report = finish(run, 0.5)
@@ -280,16 +281,18 @@ def test_a_disk_that_recovers_loses_nothing(
     run = Run(away(settings, tmp_path), blank_registration("recovering"))
     for _ in range(3):
         steps(run, 10)
-        run._settle()
+        settle(run)
         failing.error, failing.partly = error, partly
         steps(run, 10)
-        run._settle()
-        assert run._pipeline._spool is not None and run._pipeline._spool.in_memory()
+        settle(run)
+        assert (
+            run.session.writers.pipeline.spool is not None and run.session.writers.pipeline.spool.in_memory()
+        )
         failing.error = 0
         time.sleep(0.1)
         steps(run, 2)
-        run._settle()
-        assert not run._pipeline._spool.in_memory()
+        settle(run)
+        assert not spool_of(run).in_memory()
     report = finish(run, 0.2)
     assert (report.rows_dropped, report.errors) == (0, 0)
     assert sync(tmp_path) == 0
@@ -309,10 +312,10 @@ def test_a_disk_and_a_memory_that_are_full_lose_exactly_the_gap(
     small = replace(away(settings, tmp_path), memory_bytes=64 << 10)
     run = Run(small, blank_registration("gap"))
     steps(run, 10)
-    run._settle()
+    settle(run)
     failing.error = errno.ENOSPC
     steps(run, 200)
-    run._settle()
+    settle(run)
     gap = run.guard.dropped
     assert 0 < gap < 200
     failing.error = 0
@@ -331,7 +334,7 @@ def test_what_the_server_has_is_not_counted_as_lost(
 ) -> None:
     run = Run(replace(settings, directory=tmp_path), blank_registration("sent"))
     steps(run, 10)
-    run._settle()
+    settle(run)
     failing.error = errno.ENOSPC
     steps(run, 40)
     deadline = time.monotonic() + 30
@@ -379,16 +382,18 @@ def test_a_disk_that_becomes_free_is_used_again(
     with small_disk(folder, 512):
         run = Run(away(settings, folder), blank_registration("free again"))
         steps(run, 10)
-        run._settle()
+        settle(run)
         filling = fill(folder)
         steps(run, 60)
-        run._settle()
-        assert run._pipeline._spool is not None and run._pipeline._spool.in_memory()
+        settle(run)
+        assert (
+            run.session.writers.pipeline.spool is not None and run.session.writers.pipeline.spool.in_memory()
+        )
         filling.unlink()
         time.sleep(0.1)
         steps(run, 10)
-        run._settle()
-        assert not run._pipeline._spool.in_memory()
+        settle(run)
+        assert not spool_of(run).in_memory()
         report = finish(run, 0.2)
         assert (report.rows_dropped, report.errors) == (0, 0) and sync(folder) == 0
     assert server.run.steps == list(range(1, 81)) and server.run.finish["state"] == "finished"

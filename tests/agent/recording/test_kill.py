@@ -16,7 +16,7 @@ from helpers.waiting import wait_until
 
 from fp8scope.cli import main as cli
 from fp8scope.config import Settings
-from fp8scope.delivery.resend import sync_one
+from fp8scope.delivery.resend import send_spool
 from fp8scope.recording.records import Bytes
 from fp8scope.recording.registration import blank_registration
 from fp8scope.recording.segments import FileSegment
@@ -150,7 +150,7 @@ def test_sync_leaves_a_living_process_alone(
 ) -> None:
     run = Run(settings, blank_registration("alive"))
     wait_until(run.directory.joinpath("cursor").exists, "the spool's cursor")
-    assert "running process" in sync_one(run.directory, settings, 1.0, lambda done, total: None).problem
+    assert "running process" in send_spool(run.directory, settings, 1.0).problem
     with run.step() as step:
         step.log(loss=1.0)
     assert run.finish().complete and server.run.steps == [1]
@@ -181,7 +181,7 @@ def test_a_killed_child_is_not_the_end_of_the_run(
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     (spool,) = [found for found in find_spools(settings.directory) if found != run.directory]
-    assert sync_one(spool, settings, 10.0, lambda done, total: None).killed
+    assert send_spool(spool, settings, 10.0).killed
     assert run.finish().complete
     ends = [(end["ends_run"], end["state"]) for end in server.run.finishes]
     assert ends == [(False, "failed"), (True, "finished")]

@@ -17,7 +17,7 @@ from fp8scope.recording.records import (
     FRAME,
     Bytes,
     Histograms,
-    Kind,
+    RecordKind,
     Row,
     check_frame,
     frame,
@@ -47,7 +47,7 @@ def test_it_works(tmp_path: Path) -> None:
     rows = [row(number) for number in range(1, 50)]
     spool = Spool(tmp_path)
     for one in rows:
-        spool.append(Kind.ROW, *one.pieces())
+        spool.append(RecordKind.ROW, *one.pieces())
     assert payloads(spool) == [one.encode() for one in rows]
     spool.close()
     again = Spool(tmp_path)
@@ -118,7 +118,7 @@ def test_what_the_kernel_does_not_take_at_once_follows(
     monkeypatch.setattr(os, "pwrite", few)
     spool = Spool(tmp_path)
     for number in range(1, 4):
-        spool.append(Kind.ROW, *row(number).pieces())
+        spool.append(RecordKind.ROW, *row(number).pieces())
     monkeypatch.undo()
     assert payloads(spool) == [row(number).encode() for number in range(1, 4)]
     assert not spool.in_memory()
@@ -130,7 +130,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_record(
 ) -> None:
     """The half that was written is taken back, and the record goes to memory, whole."""
     spool = Spool(tmp_path)
-    spool.append(Kind.ROW, *row(1).pieces())
+    spool.append(RecordKind.ROW, *row(1).pieces())
     (path,) = tmp_path.glob("*.log")
     before, pwrite = path.read_bytes(), os.pwrite
 
@@ -143,7 +143,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_record(
 
     monkeypatch.setattr(os, "pwritev", half)
     monkeypatch.setattr(os, "pwrite", full)
-    spool.append(Kind.ROW, *row(2).pieces())
+    spool.append(RecordKind.ROW, *row(2).pieces())
     assert path.read_bytes() == before and before.startswith(MAGIC)
     monkeypatch.undo()
     assert spool.in_memory()
@@ -154,6 +154,6 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_record(
 @given(st.integers(0, 3 * CHECKED_AT_ONCE + 1), st.integers(0, 3 * CHECKED_AT_ONCE))
 def test_the_checksum_is_of_the_bytes_however_they_are_cut(size: int, cut: int) -> None:
     data = np.random.default_rng(size).bytes(size)
-    header = frame(Kind.ROW, data[:cut], memoryview(data)[cut:])
-    assert FRAME.unpack(header) == (size, zlib.crc32(bytes([Kind.ROW]) + data), Kind.ROW)
-    assert check_frame(header, data) is Kind.ROW
+    header = frame(RecordKind.ROW, data[:cut], memoryview(data)[cut:])
+    assert FRAME.unpack(header) == (size, zlib.crc32(bytes([RecordKind.ROW]) + data), RecordKind.ROW)
+    assert check_frame(header, data) is RecordKind.ROW

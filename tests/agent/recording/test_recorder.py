@@ -10,9 +10,9 @@ import pytest
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
 from fp8scope.recording import recorder as module
-from fp8scope.recording.entries import Document, Place
+from fp8scope.recording.entries import Document, Origin
 from fp8scope.recording.recorder import Recorder
-from fp8scope.recording.records import Bytes, Kind
+from fp8scope.recording.records import Bytes, RecordKind
 from fp8scope.recording.spool import Spool
 
 
@@ -30,13 +30,13 @@ class OnDevice:
 
 
 def row(text: str, source: OnDevice | None = None) -> Document:
-    return Document(Kind.ROW, lambda: text.encode(), source)
+    return Document(RecordKind.ROW, lambda: text.encode(), source)
 
 
 def rows(spool: Spool) -> list[str]:
     found, position = [], 0
     while (record := spool.read(position)) is not None:
-        if record.kind is Kind.ROW:
+        if record.kind is RecordKind.ROW:
             found.append(record.payload.decode())
         position = record.end
     return found
@@ -52,7 +52,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 @pytest.fixture
 def recorder(spool: Spool) -> Recorder:
     """One without its thread: what is written is written by `catch_up`."""
-    made = Recorder(Settings(), Guard(), Place(3, "node", 2))
+    made = Recorder(Settings(), Guard(), Origin(3, "node", 2))
     made.spool = spool
     made._quick = True
     return made
@@ -74,8 +74,8 @@ def test_a_write_that_is_under_way_is_not_done(
     writing, go_on = threading.Event(), threading.Event()
     append = spool.append
 
-    def slow(kind: Kind, *payload: Bytes) -> None:
-        if kind is Kind.ROW and payload == (b"first",):
+    def slow(kind: RecordKind, *payload: Bytes) -> None:
+        if kind is RecordKind.ROW and payload == (b"first",):
             writing.set()
             go_on.wait(60)
         append(kind, *payload)
@@ -130,15 +130,15 @@ def test_the_wait_is_bounded_and_so_are_all_of_them(
 
 
 def test_who_writes_comes_first_and_begins_each_file(recorder: Recorder, spool: Spool) -> None:
-    recorder.add(Document(Kind.REGISTRATION, lambda: b'{"name":"x"}'))
+    recorder.add(Document(RecordKind.REGISTRATION, lambda: b'{"name":"x"}'))
     recorder.add(row("first"))
     recorder.drain()
     kinds, position = [], 0
     while (record := spool.read(position)) is not None:
         kinds.append(record.kind)
         position = record.end
-    assert kinds == [Kind.REGISTRATION, Kind.TENSORS, Kind.ROW]
-    assert [kind for kind, _ in recorder.preamble()] == [Kind.REGISTRATION, Kind.TENSORS]
+    assert kinds == [RecordKind.REGISTRATION, RecordKind.TENSORS, RecordKind.ROW]
+    assert [kind for kind, _ in recorder.preamble()] == [RecordKind.REGISTRATION, RecordKind.TENSORS]
     assert b'"attempt":2' in recorder.preamble()[1][1] and b'"rank":3' in recorder.preamble()[1][1]
 
 
@@ -146,7 +146,7 @@ def test_a_row_that_cannot_be_made_is_dropped_and_counted(recorder: Recorder, sp
     def broken() -> bytes:
         raise ValueError("planned")
 
-    recorder.add(Document(Kind.ROW, broken))
+    recorder.add(Document(RecordKind.ROW, broken))
     recorder.add(row("good"))
     recorder.drain()
     assert rows(spool) == ["good"]

@@ -13,9 +13,9 @@ import fp8scope
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
 from fp8scope.recording import recorder as module
-from fp8scope.recording.entries import Document, Place
+from fp8scope.recording.entries import Document, Origin
 from fp8scope.recording.recorder import Recorder
-from fp8scope.recording.records import Kind, Row
+from fp8scope.recording.records import RecordKind, Row
 from fp8scope.recording.registration import blank_registration
 from fp8scope.recording.spool import Spool
 from fp8scope.run import Run
@@ -34,7 +34,7 @@ def watched(settings: Settings, layers: int = 40) -> tuple[Run, torch.Tensor, nn
 def rows(spool: Spool) -> list[Row]:
     found, position = [], 0
     while (record := spool.read(position)) is not None:
-        if record.kind is Kind.ROW:
+        if record.kind is RecordKind.ROW:
             found.append(Row.decode(record.payload))
         position = record.end
     return found
@@ -67,7 +67,7 @@ def test_each_is_in_the_spool_when_the_next_has_ended(
         with run.step():
             pass
         if number % 50 == 0:
-            spool = run._pipeline._spool
+            spool = run.session.writers.pipeline.spool
             assert spool is not None
             steps = [row.step for row in rows(spool)]
             assert steps[: number - 1] == list(range(1, number))
@@ -96,7 +96,7 @@ def test_what_the_agent_adds_is_the_scripts_to_override(server: WireServer, sett
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """One without its thread, for which a slow write would make `catch_up` wait."""
     monkeypatch.setattr(module, "UNNOTICED", 60.0)
-    made = Recorder(Settings(), Guard(), Place())
+    made = Recorder(Settings(), Guard(), Origin())
     made.spool = Spool(tmp_path)
     made._quick = True
     yield made
@@ -104,14 +104,14 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record
 
 
 def text(name: str) -> Document:
-    return Document(Kind.ROW, lambda: name.encode())
+    return Document(RecordKind.ROW, lambda: name.encode())
 
 
 def names(recorder: Recorder) -> list[str]:
     assert recorder.spool is not None
     found, position = [], 0
     while (record := recorder.spool.read(position)) is not None:
-        if record.kind is Kind.ROW:
+        if record.kind is RecordKind.ROW:
             found.append(record.payload.decode())
         position = record.end
     return found
@@ -138,7 +138,7 @@ def test_the_recorder_leaves_what_comes_while_it_writes(recorder: Recorder) -> N
             recorder.add(text("later"))
         return b"first"
 
-    recorder.add(Document(Kind.ROW, adds))
+    recorder.add(Document(RecordKind.ROW, adds))
     assert recorder.drain() and names(recorder) == ["first"]
     assert recorder.drain() and names(recorder) == ["first", "later"]
     assert not recorder.drain()
@@ -156,7 +156,7 @@ def test_an_entry_is_done_with_once_it_is_written_or_given_up(recorder: Recorder
     def broken() -> bytes:
         raise ValueError("planned")
 
-    recorder.add(Told(Kind.ROW, lambda: b"good"))
-    recorder.add(Told(Kind.ROW, broken))
+    recorder.add(Told(RecordKind.ROW, lambda: b"good"))
+    recorder.add(Told(RecordKind.ROW, broken))
     recorder.drain()
     assert done == ["good", "good"]

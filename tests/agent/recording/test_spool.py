@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope.delivery.cursor import Cursor, Progress
-from fp8scope.recording.records import FRAME, Kind, Record
+from fp8scope.delivery.cursor import Cursor, SendProgress
+from fp8scope.recording.records import FRAME, Record, RecordKind
 from fp8scope.recording.segments import Owner, SpoolBusyError
 from fp8scope.recording.spool import MAGIC, Spool, SpoolFullError, find_spools
 
@@ -26,13 +26,13 @@ def everything(spool: Spool, position: int = 0) -> list[Record]:
 
 
 def payloads(spool: Spool) -> list[bytes]:
-    return [record.payload for record in everything(spool) if record.kind is Kind.ROW]
+    return [record.payload for record in everything(spool) if record.kind is RecordKind.ROW]
 
 
 def test_it_works(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for index in range(100):
-        spool.append(Kind.ROW, b"%d" % index)
+        spool.append(RecordKind.ROW, b"%d" % index)
     assert payloads(spool) == [b"%d" % index for index in range(100)]
     assert not spool.in_memory() and spool.torn == 0
     spool.close()
@@ -44,7 +44,7 @@ def test_it_works(tmp_path: Path) -> None:
 def written(directory: Path, rows: list[bytes]) -> Path:
     spool = Spool(directory)
     for row in rows:
-        spool.append(Kind.ROW, row)
+        spool.append(RecordKind.ROW, row)
     spool.close()
     (path,) = directory.glob("*.log")
     return path
@@ -84,17 +84,19 @@ def test_a_flipped_bit_is_never_taken_for_a_record(
 
 
 def test_every_segment_can_be_read_without_those_before_it(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, max_bytes=800_000, preamble=lambda: [(Kind.REGISTRATION, b"{}")])
+    spool = Spool(tmp_path, max_bytes=800_000, preamble=lambda: [(RecordKind.REGISTRATION, b"{}")])
     for index in range(300):
-        spool.append(Kind.ROW, b"%04d" % index + bytes(1000))
+        spool.append(RecordKind.ROW, b"%04d" % index + bytes(1000))
     assert len(list(tmp_path.glob("*.log"))) > 2
-    rows = [record for record in everything(spool) if record.kind is Kind.ROW]
+    rows = [record for record in everything(spool) if record.kind is RecordKind.ROW]
     assert [int(row.payload[:4]) for row in rows] == list(range(300))
     middle = rows[200]
-    assert [record.kind for record in spool.preamble_before(middle.begin)] == [Kind.REGISTRATION]
+    assert [record.kind for record in spool.preamble_before(middle.begin)] == [RecordKind.REGISTRATION]
     spool.forget(middle.begin)
     assert spool.begin > 0
-    left = [int(record.payload[:4]) for record in everything(spool, middle.begin) if record.kind is Kind.ROW]
+    left = [
+        int(record.payload[:4]) for record in everything(spool, middle.begin) if record.kind is RecordKind.ROW
+    ]
     assert left == list(range(200, 300))
     spool.close()
 
@@ -103,7 +105,7 @@ def test_acknowledged_segments_make_room(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=800_000)
     position, read = 0, 0
     for index in range(5000):
-        spool.append(Kind.ROW, b"%04d" % index + bytes(1000))
+        spool.append(RecordKind.ROW, b"%04d" % index + bytes(1000))
         while (record := spool.read(position)) is not None:
             position, read = record.end, read + 1
         spool.forget(position)
@@ -116,9 +118,9 @@ def test_a_full_spool_says_so_and_still_takes_what_is_no_row(tmp_path: Path) -> 
     spool = Spool(tmp_path, max_bytes=100_000)
     with pytest.raises(SpoolFullError, match="bound"):
         for _ in range(200):
-            spool.append(Kind.ROW, bytes(1000))
-    spool.append(Kind.FINISH, b"{}")
-    assert everything(spool)[-1].kind is Kind.FINISH
+            spool.append(RecordKind.ROW, bytes(1000))
+    spool.append(RecordKind.FINISH, b"{}")
+    assert everything(spool)[-1].kind is RecordKind.FINISH
     spool.close()
 
 
@@ -127,7 +129,7 @@ def test_in_memory_it_is_the_same(tmp_path: Path) -> None:
     count = 0
     with contextlib.suppress(SpoolFullError):
         while True:
-            spool.append(Kind.ROW, b"%07d" % count + bytes(1000))
+            spool.append(RecordKind.ROW, b"%07d" % count + bytes(1000))
             count += 1
     assert 1000 < count < 3500 and spool.in_memory()
     assert [int(payload[:7]) for payload in payloads(spool)] == list(range(count))
@@ -170,21 +172,21 @@ def test_others_may_remove_spools_while_one_looks_for_them(tmp_path: Path) -> No
 
 def test_a_cursor_survives_being_torn(tmp_path: Path) -> None:
     path = tmp_path / "cursor"
-    cursor = Cursor(path, Progress("writer"))
+    cursor = Cursor(path, SendProgress("writer"))
     for seq in range(1, 6):
         cursor.progress.seq = seq
         cursor.save(durable=seq % 2 == 0)
     cursor.close()
     whole = path.read_bytes()
     assert len(whole) == 8192
-    reopened = Cursor(path, Progress("another"))
+    reopened = Cursor(path, SendProgress("another"))
     assert (reopened.progress.seq, reopened.progress.writer) == (5, "writer")
     reopened.close()
     for slot, expected in ((0, {4, 5}), (1, {4, 5})):
         torn = bytearray(whole)
         torn[slot * 4096 + 20] ^= 0xFF
         path.write_bytes(torn)
-        damaged = Cursor(path, Progress("another"))
+        damaged = Cursor(path, SendProgress("another"))
         assert damaged.progress.seq in expected and damaged.progress.writer == "writer"
         damaged.close()
 
@@ -201,13 +203,13 @@ def test_a_flush_reaches_everything_that_was_written(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "fsync", noted)
     spool = Spool(tmp_path, max_bytes=8 * (64 << 10))
     while len(list(tmp_path.glob("*.log"))) < 3:
-        spool.append(Kind.ROW, bytes(10_000))
+        spool.append(RecordKind.ROW, bytes(10_000))
     spool.flush()
     assert set(synced) == {str(tmp_path), *(str(path) for path in tmp_path.glob("*.log"))}
     synced.clear()
     spool.flush()
     assert synced == []
-    spool.append(Kind.ROW, b"one more")
+    spool.append(RecordKind.ROW, b"one more")
     spool.flush()
     assert synced == [str(max(tmp_path.glob("*.log")))]
     spool.close()
@@ -216,7 +218,7 @@ def test_a_flush_reaches_everything_that_was_written(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_durable_spool_writes_through(durable: bool, tmp_path: Path) -> None:
     spool = Spool(tmp_path, durable=durable)
-    spool.append(Kind.ROW, b"a step")
+    spool.append(RecordKind.ROW, b"a step")
     assert spool._active is not None
     (descriptor,) = [
         int(link.name)

@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.observe.collector import Collector, host_number
+from fp8scope.observe.collector import Collector
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
+from fp8scope.scalars import host_number
 from fp8scope_kernels import MXFP8, BlockScaling, CurrentScaling, DelayedScaling
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -194,7 +195,7 @@ def test_init_returns_while_the_server_hangs(server: WireServer, tmp_path: Any) 
 def test_a_full_queue_drops_and_goes_on(server: WireServer, settings: Settings) -> None:
     run = Run(replace(settings, queue_rows=10), blank_registration("full queue"))
     # The recorder is kept from recording, as by a disk that does not answer.
-    with run._pipeline.recording:
+    with run.session.writers.pipeline.recording:
         for _ in range(30):
             with run.step() as step:
                 step.log(loss=1.0)

@@ -231,7 +231,7 @@ def test_going_back_within_a_process_is_a_new_attempt(server: WireServer, settin
 
 def test_going_back_for_ever_is_bounded(server: WireServer, settings: Settings) -> None:
     run = begin(replace(settings, mode="offline"))
-    run._rewinds = 98
+    run.session.rewinds = 98
     for _ in range(5):
         record(run, 2, number=2)
         record(run, 1, number=1)

@@ -1,4 +1,4 @@
-"""Setting and changing one's own password, as a browser does it."""
+"""Setting and changing the own password with a browser."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_it_works(user: User) -> None:
     assert is_signed_in(client)
 
 
-def test_who_is_not_signed_in_is_sent_to_sign_in(client: Client) -> None:
+def test_redirects_visitors_to_sign_in(client: Client) -> None:
     for answer in (client.get(reverse("account")), client.post(reverse("account"), NEW_FORM)):
         assert answer.headers["Location"] == f"{reverse('signin')}?next={reverse('account')}"
 
 
-def test_a_known_password_is_asked_for_before_it_changes(known: User) -> None:
+def test_asks_for_the_current_password(known: User) -> None:
     client = browser_of(known)
     for old in ({}, {"old_password": "wrong"}):
         assert client.post(reverse("account"), {**NEW_FORM, **old}).status_code == 422
@@ -81,7 +81,7 @@ def test_other_sessions_end_and_this_one_stays(known: User) -> None:
     assert not is_signed_in(elsewhere)
 
 
-def test_links_made_before_stop_working(known: User) -> None:
+def test_revokes_earlier_links(known: User) -> None:
     link = urlsplit(services.create_sign_in_link(known, "http://testserver")).path
     browser_of(known).post(reverse("account"), {**NEW_FORM, "old_password": OLD})
     assert Client().post(link).status_code == 410
@@ -97,7 +97,7 @@ def test_links_made_before_stop_working(known: User) -> None:
         ("", "", "required"),
     ],
 )
-def test_a_password_that_is_refused(user: User, first: str, second: str, reason: str) -> None:
+def test_rejects_a_weak_password(user: User, first: str, second: str, reason: str) -> None:
     answer = browser_of(user).post(reverse("account"), {"new_password1": first, "new_password2": second})
     assert answer.status_code == 422
     assert reason in answer.content.decode()
@@ -122,7 +122,7 @@ def test_a_link_replaces_a_forgotten_password(known: User) -> None:
     assert client.post(reverse("account"), NEW_FORM).status_code == 422
 
 
-def test_a_session_left_open_does_not_replace_it(known: User) -> None:
+def test_an_old_session_still_asks_for_the_password(known: User) -> None:
     client = with_link(known)
     session = client.session
     session[account_page.LINK_AT] -= timedelta(hours=2).total_seconds()
@@ -137,7 +137,7 @@ def test_another_site_cannot_set_a_password(user: User) -> None:
     assert strict.post(reverse("account"), NEW_FORM).status_code == 403
 
 
-def test_every_page_leads_to_it(user: User) -> None:
+def test_every_page_links_to_the_account_page(user: User) -> None:
     services.create_project("default", "Default", owner=user)
     home = browser_of(user).get(reverse("home"), follow=True).content.decode()
     assert f'href="{reverse("account")}"' in home
@@ -145,7 +145,7 @@ def test_every_page_leads_to_it(user: User) -> None:
     assert f'href="{reverse("account")}"' in alone
 
 
-def test_passwords_are_hashed_in_the_few_threads_for_it(known: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_passwords_in_the_hashing_threads(known: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old one that is checked and the new one that is set: elsewhere nothing would bound them."""
     threads = []
 

@@ -1,4 +1,4 @@
-"""Passwords can be tried only so fast, and people who know theirs hardly notice."""
+"""Password attempts are throttled by name and by address, and correct passwords reset the count."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django.urls import reverse
 
 from fp8scope_dashboard.accounts import attempts, services, views
 from fp8scope_dashboard.accounts.attempts import (
+    EXPIRY_SECONDS,
     FREE_ATTEMPTS,
     FREE_ATTEMPTS_PER_ADDRESS,
-    LONGEST_WAIT,
-    MEMORY_SECONDS,
+    MAX_WAIT_SECONDS,
     Attempts,
     MemoryCounts,
     RedisCounts,
@@ -42,7 +42,7 @@ def post(client: Client, password: str, name: str = "ada", address: str = HERE) 
     return client.post(reverse("signin"), form, REMOTE_ADDR=address).status_code
 
 
-def shared() -> Attempts:
+def shared_attempts() -> Attempts:
     return Attempts(RedisCounts(settings.REDIS_URL))
 
 
@@ -116,7 +116,7 @@ def test_signing_in_costs_the_address_nothing(client: Client) -> None:
 
 
 def test_web_processes_share_the_limit() -> None:
-    first, second = shared(), shared()
+    first, second = shared_attempts(), shared_attempts()
     for _ in range(FREE_ATTEMPTS):
         assert first.admit("ada", HERE) == 0
     assert second.admit("ada", THERE) == first.admit("ada", HERE) == 1
@@ -124,9 +124,9 @@ def test_web_processes_share_the_limit() -> None:
     assert first.admit("ada", HERE) == 0
 
 
-def test_attempts_at_the_same_moment_are_many() -> None:
-    """An attempt counts before its password is looked at: ten at once get no more than the free ones."""
-    tried = shared()
+def test_concurrent_attempts_all_count() -> None:
+    """An attempt counts before its password is checked: of ten at once only the free ones are admitted."""
+    tried = shared_attempts()
     assert [tried.admit("ada", HERE) for _ in range(10)] == [0] * FREE_ATTEMPTS + [1] * 5
 
 
@@ -142,7 +142,7 @@ def waits_of(counts: RedisCounts | MemoryCounts, sleep: Callable[[float], None],
     return waits
 
 
-def test_waits_double_up_to_a_minute_and_are_forgotten() -> None:
+def test_waits_double_up_to_a_minute_and_expire() -> None:
     clock = Clock()
     counts = MemoryCounts(clock)
 
@@ -150,53 +150,60 @@ def test_waits_double_up_to_a_minute_and_are_forgotten() -> None:
         clock.now += seconds
 
     waits = waits_of(counts, sleep, FREE_ATTEMPTS + 8)
-    assert waits == [0.0] * FREE_ATTEMPTS + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_WAIT, LONGEST_WAIT]
-    clock.now += MEMORY_SECONDS
+    assert waits == [0.0] * FREE_ATTEMPTS + [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+        MAX_WAIT_SECONDS,
+        MAX_WAIT_SECONDS,
+    ]
+    clock.now += EXPIRY_SECONDS
     assert counts.admit([attempts.Key("name:ada", FREE_ATTEMPTS)])[0] == 0.0
 
 
-def test_waits_in_redis_are_those_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "MEMORY_SECONDS", 2.5)
-    counts = RedisCounts(settings.REDIS_URL)
+def test_waits_in_redis_equal_those_in_memory() -> None:
+    counts = RedisCounts(settings.REDIS_URL, expiry=2.5)
     waits = waits_of(counts, time.sleep, FREE_ATTEMPTS + 2)
     assert waits == pytest.approx([0.0] * FREE_ATTEMPTS + [1.0, 2.0], abs=0.1)
     time.sleep(2.6)
     assert counts.admit([attempts.Key("name:ada", FREE_ATTEMPTS)])[0] == 0.0
 
 
-def test_redis_keeps_neither_names_nor_addresses_in_the_clear() -> None:
-    shared().admit("ada", HERE)
+def test_redis_stores_names_and_addresses_hashed() -> None:
+    shared_attempts().admit("ada", HERE)
     with redis.Redis.from_url(settings.REDIS_URL) as client:
         keys = list(client.scan_iter(f"{attempts.KEY_PREFIX}*"))
-        assert len(keys) == 2 and all(0 < client.pttl(key) <= 1000 * MEMORY_SECONDS for key in keys)
+        assert len(keys) == 2 and all(0 < client.pttl(key) <= 1000 * EXPIRY_SECONDS for key in keys)
     assert not any(b"ada" in key or HERE.encode() in key for key in keys)
 
 
-def test_without_redis_the_process_counts_and_nobody_waits_for_it() -> None:
+def test_counts_in_memory_without_waiting_if_redis_hangs() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        # It takes the connection and never answers.
+        # Accepts the connection and never answers.
         tried = Attempts(RedisCounts(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
         began = time.monotonic()
         assert [tried.admit("ada", HERE) for _ in range(FREE_ATTEMPTS + 1)] == [0] * FREE_ATTEMPTS + [1]
         assert time.monotonic() - began < 3 * attempts.TIMEOUT_SECONDS
 
 
-def test_a_refused_address_is_known_without_redis() -> None:
-    tried = shared()
+def test_remembers_a_refused_address_without_redis() -> None:
+    tried = shared_attempts()
     for i in range(FREE_ATTEMPTS_PER_ADDRESS):
         assert tried.admit(f"name {i}", HERE) == tried.refused_for(HERE) == 0
     assert tried.admit("next", HERE) == tried.refused_for(HERE) == 1
     assert tried.refused_for(THERE) == 0
-    # A name that waits says nothing of the addresses it is tried from.
+    # A throttled name does not throttle the addresses that tried it.
     for _ in range(FREE_ATTEMPTS + 1):
         tried.admit("ada", THERE)
     assert tried.refused_for(THERE) == 0
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "MOST_KEYS", 10)
-    tried = Attempts(clock=Clock())
+def test_memory_is_bounded() -> None:
+    counts = MemoryCounts(Clock(), max_keys=10)
     for i in range(100):
-        tried.admit(f"name{i}" + "x" * 1000, f"192.0.2.{i}")
-    assert len(tried._memory._counts) == 10
-    assert all(len(name) < 50 for name in tried._memory._counts)
+        counts.admit(attempts.keys_of(f"name{i}" + "x" * 1000, f"192.0.2.{i}"))
+    assert len(counts) == 10
+    assert all(len(key.text) < 50 for key in attempts.keys_of("x" * 1000, HERE))

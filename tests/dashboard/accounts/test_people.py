@@ -1,4 +1,4 @@
-"""Letting people in from the command line: what is done to the database."""
+"""Managing users from the command line: the effect on the database."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ def test_it_works() -> None:
     assert User.objects.get(pk=user.pk).check_password(PASSWORD)
 
 
-def test_without_a_name_it_is_the_administrator() -> None:
+def test_defaults_to_the_administrator() -> None:
     User.objects.create_user("ada")
     services.create_administrator_link("http://localhost")
     assert person_named(None).username == "admin"
 
 
-def test_an_administrator_who_can_sign_in_is_preferred() -> None:
+def test_prefers_an_active_administrator() -> None:
     User.objects.create_superuser("first", is_active=False)
     User.objects.create_superuser("second")
     assert person_named(None).username == "second"
 
 
-def test_an_administrator_is_made_where_there_is_none() -> None:
+def test_creates_a_missing_administrator() -> None:
     User.objects.create_user("ada")
     user = person_named(None)
     assert (user.username, user.is_superuser, user.has_usable_password()) == ("admin", True, False)
 
 
-def test_nobody_becomes_administrator_by_having_the_name() -> None:
+def test_the_name_alone_makes_no_administrator() -> None:
     User.objects.create_user("Admin")
     with pytest.raises(PeopleError, match="not an administrator"):
         person_named(None)
 
 
-def test_an_unknown_person_names_those_there_are() -> None:
+def test_an_unknown_name_lists_the_users() -> None:
     User.objects.create_user("ada")
-    with pytest.raises(PeopleError, match=r"no person 'bob' \(there are: ada\).*invite"):
+    with pytest.raises(PeopleError, match=r"no user 'bob' \(users: ada\).*invite"):
         person_named("bob")
 
 
-def test_a_deactivated_person_gets_nothing() -> None:
+def test_rejects_a_deactivated_user() -> None:
     User.objects.create_user("ada", is_active=False)
     with pytest.raises(PeopleError, match="deactivated"):
         person_named("ada")
@@ -90,7 +90,7 @@ def test_a_new_password_withdraws_links() -> None:
         ("bob", "nonsense", "email"),
     ],
 )
-def test_an_invitation_that_cannot_be_meant(name: str, email: str, reason: str) -> None:
+def test_rejects_an_invalid_invitation(name: str, email: str, reason: str) -> None:
     User.objects.create_user("ada")
     with pytest.raises(PeopleError, match=reason):
         invite(name, email, None, Role.MEMBER)
@@ -98,7 +98,7 @@ def test_an_invitation_that_cannot_be_meant(name: str, email: str, reason: str) 
     assert Membership.objects.count() == 0
 
 
-def test_an_unknown_project_names_those_there_are() -> None:
+def test_an_unknown_project_lists_the_projects() -> None:
     services.create_project("default", "Default")
     with pytest.raises(PeopleError, match="no project 'defualt'; the projects are: default"):
         project_named("defualt")

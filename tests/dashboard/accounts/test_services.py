@@ -67,7 +67,7 @@ def test_a_revoked_token(project: Project) -> None:
     assert ApiToken.objects.get().revoked_at == first
 
 
-def test_the_last_use_is_noted_now_and_then(project: Project) -> None:
+def test_notes_the_last_use_at_most_every_minute(project: Project) -> None:
     _, secret = services.create_token(project, "cluster")
     services.authenticate_token(secret)
     first = ApiToken.objects.get().last_used_at
@@ -107,7 +107,7 @@ def test_a_link_expires() -> None:
     assert services.use_sign_in_link(secret) is None
 
 
-def test_a_link_does_not_sign_in_who_was_shut_out() -> None:
+def test_a_link_does_not_sign_in_a_deactivated_user() -> None:
     secret = secret_of(services.create_sign_in_link(person(is_active=False), "http://host"))
     assert services.use_sign_in_link(secret) is None
 
@@ -127,7 +127,7 @@ def test_the_first_administrator() -> None:
     assert services.create_administrator_link("http://host") is None
 
 
-def test_people_see_their_projects(project: Project) -> None:
+def test_users_see_their_projects(project: Project) -> None:
     other = services.create_project("other", "Other", owner=person("owner"))
     ada, root = person("ada"), person("root", is_superuser=True)
     Membership.objects.create(user=ada, project=project, role=Role.VIEWER)
@@ -150,14 +150,14 @@ def test_roles(project: Project, held: str, enough: int) -> None:
             services.require_project(ada, "default", role)
 
 
-def test_who_was_shut_out_has_no_role(project: Project) -> None:
+def test_a_deactivated_user_has_no_role(project: Project) -> None:
     root = person("root", is_superuser=True, is_active=False)
     assert services.role_in(root, project) is None
     with pytest.raises(Http404):
         services.require_project(root, "default")
 
 
-def test_a_token_comes_whole_and_with_its_project(project: Project) -> None:
+def test_authenticating_loads_the_whole_token_and_project(project: Project) -> None:
     Project.objects.create(slug="another", name="Another")
     Project.objects.filter(pk=project.pk).update(margin=0.5, raw_days=7)
     _, secret = services.create_token(project, "cluster", person())

@@ -1,4 +1,4 @@
-"""Signing in and out, as a browser does it."""
+"""Signing in and out with a browser."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_wrong_password(client: Client, user: User) -> None:
     assert who(client) is None
 
 
-def test_a_link_is_not_burnt_by_opening_it(client: Client, user: User, link: str) -> None:
+def test_opening_a_link_does_not_use_it_up(client: Client, user: User, link: str) -> None:
     assert client.head(link).status_code == 200
     assert client.get(link).status_code == 200
     assert who(client) is None
@@ -62,11 +62,11 @@ def test_a_used_link(client: Client, user: User, link: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["x", "A" * 43, "A" * 5000])
-def test_a_link_that_never_was(client: Client, token: str) -> None:
+def test_rejects_an_unknown_link(client: Client, token: str) -> None:
     assert client.post(f"/signin/{token}/").status_code == 410
 
 
-def test_another_site_cannot_sign_people_in(user: User, link: str) -> None:
+def test_another_site_cannot_sign_a_user_in(user: User, link: str) -> None:
     strict = Client(enforce_csrf_checks=True)
     assert strict.post(link).status_code == 403
     assert services.is_usable_link(link.split("/")[2])

@@ -166,7 +166,7 @@ def test_as_in_compose_the_environment_names_database_and_address(stopped: Path,
 @pytest.mark.parametrize(
     ("arguments", "text", "reason"),
     [
-        (("link", "--user", "nobody"), "", "there is no person 'nobody' (there are: admin"),
+        (("link", "--user", "nobody"), "", "there is no user 'nobody' (users: admin"),
         (("password", "--stdin"), "short\n", "too short"),
         (("password", "--stdin"), "", "contains no password"),
         (("password", "--stdin"), "x" * 5000, "longer than 4096"),

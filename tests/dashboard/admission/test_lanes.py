@@ -32,7 +32,7 @@ def test_it_works() -> None:
     run(work())
 
 
-def test_beyond_those_that_wait_nobody_is_let_in() -> None:
+def test_refuses_requests_when_the_queue_is_full() -> None:
     async def work() -> None:
         lane, go = Lane("some", 2, 3), threading.Event()
         inside = [asyncio.create_task(lane.run(lambda: go.wait(60))) for _ in range(5)]

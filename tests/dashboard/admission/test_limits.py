@@ -23,7 +23,7 @@ def test_it_works() -> None:
 
 
 @given(st.none() | st.text(max_size=100))
-def test_what_is_no_address_is_one_client(host: str | None) -> None:
+def test_anything_but_an_address_is_one_client(host: str | None) -> None:
     try:
         assert len(address_group(host)) < 50
     except ValueError:

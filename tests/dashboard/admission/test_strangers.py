@@ -99,7 +99,7 @@ def test_a_flood_from_many_addresses_is_turned_away(production: Server) -> None:
     assert set(statuses) == {200, 503}
 
 
-def test_who_knows_the_password_gets_in_and_is_no_stranger_then(production: Server) -> None:
+def test_a_signed_in_user_is_not_a_stranger(production: Server) -> None:
     User.objects.create_user("ada", password=PASSWORD)
     body = f"username=ada&password={PASSWORD.replace(' ', '+')}&csrfmiddlewaretoken={CSRF}"
     connection = connect(production.url)
@@ -140,7 +140,7 @@ def test_anonymous_requests_are_limited_by_address(production: Server) -> None:
     assert get("203.0.113.1", "sessionid=abcdefghijklmnopqrstuvwxyz012345") == 200
 
 
-def test_what_a_stranger_says_of_its_address_is_not_believed(server: Server) -> None:
+def test_ignores_the_address_headers_of_strangers(server: Server) -> None:
     statuses = []
     for i in range(limits.STRANGER_BURST * 2):
         headers = {"X-Forwarded-For": f"203.0.113.{i}"}

@@ -83,7 +83,7 @@ def test_false_alarms_over_the_whole_run_are_bounded(
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.5])
-def test_the_bound_is_not_empty(alpha: float) -> None:
+def test_some_alarms_occur_at_the_edge_of_the_hypothesis(alpha: float) -> None:
     """Some alarms do occur at the edge: the process bets."""
     chance = np.random.default_rng(8)
     signs = np.where(chance.random((400, BLOCKS)) < 0.5, 0.01, -0.01)
@@ -91,7 +91,7 @@ def test_the_bound_is_not_empty(alpha: float) -> None:
     assert 0 < alarms / 400 <= alpha + 5 * math.sqrt(alpha * (1 - alpha) / 400)
 
 
-def test_the_wealth_is_a_supermartingale_begun_at_one() -> None:
+def test_the_wealth_is_a_supermartingale_that_starts_at_one() -> None:
     """Exactly, over all sign sequences of ten fair coins: the mean wealth is 1 at every time."""
     total = np.zeros(10)
     for path in range(2**10):
@@ -129,7 +129,7 @@ def test_seeds_that_differ_widen_the_margin() -> None:
     assert [one.opened for one in run(losses, baselines[:2])[1]] == [True]
 
 
-def test_a_run_that_comes_back_is_closed_and_may_alarm_again() -> None:
+def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:
     losses = np.ones(1500)
     losses[100:300] = losses[900:1200] = 1.02
     _, found = run(losses, np.ones((1, 1500)))
@@ -147,14 +147,14 @@ def test_a_loss_that_is_not_finite_is_above(value: float) -> None:
     assert found.onset_step == 100 and found.value is None and "not finite" in found.message
 
 
-def test_places_without_a_baseline_are_passed_over() -> None:
+def test_ignores_points_without_a_baseline() -> None:
     baseline = np.full((2, 400), math.nan)
     baseline[0, ::2] = 1.0
     losses = np.where(np.arange(400) % 2, 100.0, 1.0)
     assert run(losses, baseline)[1] == []
 
 
-def test_duplicates_and_rewound_steps_are_passed_over() -> None:
+def test_ignores_duplicate_and_rewound_steps() -> None:
     state, _ = above_baseline({}, np.arange(100), np.ones(100), np.ones((1, 100)), PARAMETERS)
     again, found = above_baseline(state, np.arange(100), np.full(100, 9.0), np.ones((1, 100)), PARAMETERS)
     assert again == state and found == []
@@ -166,7 +166,7 @@ def test_duplicates_and_rewound_steps_are_passed_over() -> None:
     st.integers(1, 4),
     st.sampled_from([1.0, 0.0, -2.0, 1e-200, 1e200, math.nan]),
 )
-def test_batches_do_not_matter_and_nothing_breaks(
+def test_the_result_does_not_depend_on_the_batches(
     values: list[float], cuts: list[int], seeds: int, level: float
 ) -> None:
     losses = np.array(values, dtype=np.float64)
@@ -175,7 +175,7 @@ def test_batches_do_not_matter_and_nothing_breaks(
     assert run(losses, baselines, cuts=inside) == run(losses, baselines)
 
 
-def test_a_spread_between_seeds_beyond_any_bound_can_be_stored() -> None:
+def test_stores_an_unbounded_spread_between_seeds() -> None:
     """The third seed is all that is left of the mean: the relative spread has no finite square."""
     baseline = np.outer([1e100, -1e100, 1e-99], np.ones(10))
     state, findings = run(np.full(10, 2.0), baseline)

@@ -79,7 +79,7 @@ def test_the_result_does_not_depend_on_when_it_is_evaluated(project: Project) ->
     assert ("loss_not_finite", 251, 251) in found[0]
 
 
-def test_a_run_that_comes_back_resolves_its_event(project: Project) -> None:
+def test_an_event_resolves_when_the_run_recovers(project: Project) -> None:
     run = make_run(project)
     losses = noisy_loss(3)
     losses[100:105] = np.nan
@@ -103,7 +103,7 @@ def test_a_diverging_run_has_few_events(project: Project) -> None:
     assert len(kinds(run)) == len(set(kinds(run)))
 
 
-def test_fp8_above_its_baseline_is_told_once(project: Project) -> None:
+def test_a_run_above_its_baseline_opens_one_event(project: Project) -> None:
     for seed in range(3):
         baseline = make_run(project, group="bf16", state="finished")
         Recorder(baseline).rows(STEPS, {"loss": noisy_loss(seed, sd=0.002)})
@@ -118,7 +118,7 @@ def test_fp8_above_its_baseline_is_told_once(project: Project) -> None:
     assert evaluate(healthy.id) == []
 
 
-def test_a_running_baseline_is_waited_for(project: Project) -> None:
+def test_waits_for_a_running_baseline(project: Project) -> None:
     baseline = make_run(project, group="bf16")
     slow = Recorder(baseline)
     slow.rows(STEPS[:50], {"loss": noisy_loss(0)[:50]})
@@ -134,7 +134,7 @@ def test_a_running_baseline_is_waited_for(project: Project) -> None:
     assert unread_runs() == []
 
 
-def test_runs_on_different_batch_sizes_meet_on_tokens(project: Project) -> None:
+def test_aligns_runs_of_different_batch_sizes_on_tokens(project: Project) -> None:
     baseline = make_run(project, group="bf16", state="finished")
     Recorder(baseline).rows(STEPS, {"loss": noisy_loss(0), "tokens": STEPS * 100.0})
     run = make_run(project, baseline="bf16")
@@ -163,7 +163,7 @@ def test_saturating_tensors_are_one_event(project: Project) -> None:
     assert event.message.startswith("4 % of blocks.39.mlp.up.input overflowed since step 101")
 
 
-def test_a_gap_is_waited_for_and_then_passed_over(project: Project) -> None:
+def test_waits_for_a_missing_message_and_then_continues(project: Project) -> None:
     run = make_run(project)
     recorder = Recorder(run)
     recorder.rows(STEPS[:20], {"loss": noisy_loss(0)[:20]})
@@ -177,7 +177,7 @@ def test_a_gap_is_waited_for_and_then_passed_over(project: Project) -> None:
     assert unread_runs() == []
 
 
-def test_evaluations_take_seqs_but_are_no_gap(project: Project) -> None:
+def test_the_seq_of_an_evaluation_is_not_a_gap(project: Project) -> None:
     run = make_run(project)
     recorder = Recorder(run)
     recorder.rows(STEPS[:20], {"loss": noisy_loss(0)[:20]})
@@ -186,7 +186,7 @@ def test_evaluations_take_seqs_but_are_no_gap(project: Project) -> None:
     assert len(evaluate(run.id)) == 1
 
 
-def test_many_ranks_are_one_event(project: Project) -> None:
+def test_the_same_condition_on_many_ranks_is_one_event(project: Project) -> None:
     run = make_run(project)
     recorders = [Recorder(run, rank=rank) for rank in range(3)]
     losses = noisy_loss(0)
@@ -215,7 +215,7 @@ def test_a_disabled_rule_finds_nothing(project: Project) -> None:
     assert evaluate(run.id) == []
 
 
-def test_a_run_that_is_gone_is_no_error(project: Project) -> None:
+def test_a_deleted_run_is_no_error(project: Project) -> None:
     run = make_run(project)
     run_id = run.id
     run.delete()
@@ -223,7 +223,7 @@ def test_a_run_that_is_gone_is_no_error(project: Project) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_workers_at_once_double_nothing() -> None:
+def test_concurrent_workers_open_no_event_twice() -> None:
     project = create_project("default", "Default")
     run = make_run(project)
     recorder = Recorder(run)
@@ -254,7 +254,7 @@ def test_workers_at_once_double_nothing() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_that_dies_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_leaves_a_consistent_state(monkeypatch: pytest.MonkeyPatch) -> None:
     project = create_project("default", "Default")
     run = make_run(project)
     recorder = Recorder(run)

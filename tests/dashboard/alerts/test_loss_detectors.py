@@ -58,7 +58,7 @@ def test_a_healthy_loss_is_quiet(kind: str, seed: int) -> None:
 @pytest.mark.parametrize(
     ("value", "word"), [(math.inf, "infinity"), (-math.inf, "minus infinity"), (1e150, "1e+150")]
 )
-def test_infinities_and_what_cannot_be_squared_count(value: float, word: str) -> None:
+def test_infinite_and_huge_losses_are_not_finite(value: float, word: str) -> None:
     (found,) = run("loss_not_finite", np.array([2.0, value]))
     assert found.value is None and word in found.message
 
@@ -67,7 +67,7 @@ def test_a_run_that_begins_with_nan_says_so() -> None:
     assert "its first logged value" in run("loss_not_finite", np.array([math.nan]))[0].message
 
 
-def test_a_lasting_nan_is_one_finding_and_its_end_another() -> None:
+def test_a_lasting_nan_opens_once_and_closes_once() -> None:
     losses = np.full(100, 2.0)
     losses[10:40] = math.nan
     losses[45] = math.inf
@@ -91,7 +91,7 @@ def test_two_high_points_are_no_spike() -> None:
     assert run("loss_spike", losses) == []
 
 
-def test_a_spike_does_not_raise_its_own_bar() -> None:
+def test_a_spike_does_not_raise_its_own_limit() -> None:
     losses = noisy()
     losses[200:] += 1.0
     (opened,) = run("loss_spike", losses)
@@ -121,7 +121,7 @@ def test_divergence_is_found_and_says_from_where() -> None:
     assert "rose from its minimum" in found.message and "% higher" in found.message
 
 
-def test_divergence_that_comes_back_is_closed() -> None:
+def test_divergence_closes_when_the_loss_recovers() -> None:
     losses = noisy()
     losses[200:280] += 0.5
     opened, closed = run("loss_divergence", losses)
@@ -137,7 +137,7 @@ def test_noise_needs_more_than_two_per_cent() -> None:
 
 
 @pytest.mark.parametrize("kind", ["loss_spike", "loss_divergence"])
-def test_what_is_not_finite_is_left_to_its_own_detector(kind: str) -> None:
+def test_other_detectors_ignore_losses_that_are_not_finite(kind: str) -> None:
     losses = noisy()
     losses[100::7] = math.nan
     losses[101::7] = math.inf
@@ -145,7 +145,7 @@ def test_what_is_not_finite_is_left_to_its_own_detector(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["loss_spike", "loss_divergence"])
-def test_duplicates_and_rewound_steps_are_passed_over(kind: str) -> None:
+def test_ignores_duplicate_and_rewound_steps(kind: str) -> None:
     losses, steps = noisy(), np.arange(400)
     losses[200:] += 1.0
     again = np.concatenate([steps[:250], steps[180:250], steps[249:]])
@@ -166,7 +166,7 @@ values = st.lists(
 
 @pytest.mark.parametrize("kind", DETECTORS)
 @given(values=values, cuts=st.lists(st.integers(0, 150), max_size=5))
-def test_batches_do_not_matter(kind: str, values: list[float], cuts: list[int]) -> None:
+def test_the_result_does_not_depend_on_the_batches(kind: str, values: list[float], cuts: list[int]) -> None:
     losses = np.array(values, dtype=np.float64)
     inside = tuple(cut for cut in cuts if cut <= len(losses))
     assert run(kind, losses, cuts=inside) == run(kind, losses)

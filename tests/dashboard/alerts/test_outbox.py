@@ -97,20 +97,22 @@ def test_pauses_grow_and_attempts_end(delivery: Delivery, inbox: Inbox) -> None:
     assert again(delivery).failed_at is not None and outbox.due() == []
 
 
-def test_what_cannot_work_is_not_tried_again(delivery: Delivery, inbox: Inbox) -> None:
+def test_a_permanent_failure_is_not_retried(delivery: Delivery, inbox: Inbox) -> None:
     inbox.error = DeliveryError("Bad url.", permanent=True)
     outbox.deliver(delivery.pk)
     assert again(delivery).failed_at is not None
 
 
-def test_a_channel_with_a_bug_keeps_no_claim_and_tells_no_secret(delivery: Delivery, inbox: Inbox) -> None:
+def test_a_bug_in_a_channel_releases_the_claim_and_reveals_no_secret(
+    delivery: Delivery, inbox: Inbox
+) -> None:
     inbox.error = RuntimeError("the secret is hunter2")
     assert not outbox.deliver(delivery.pk)
     assert again(delivery).claimed_at is None
     assert "RuntimeError" in delivery.last_error and "hunter2" not in delivery.last_error
 
 
-def test_a_channel_switched_off_meanwhile_gets_nothing(delivery: Delivery, inbox: Inbox) -> None:
+def test_a_disabled_channel_gets_nothing(delivery: Delivery, inbox: Inbox) -> None:
     Channel.objects.update(enabled=False)
     assert not outbox.deliver(delivery.pk)
     assert inbox.notices == [] and again(delivery).failed_at is not None
@@ -124,7 +126,7 @@ def test_the_claim_of_a_dead_worker_is_released(delivery: Delivery, inbox: Inbox
     assert outbox.deliver(delivery.pk)
 
 
-def test_of_many_workers_one_sends(delivery: Delivery, inbox: Inbox) -> None:
+def test_only_one_of_many_workers_sends(delivery: Delivery, inbox: Inbox) -> None:
     barrier = threading.Barrier(8)
     sent = []
 

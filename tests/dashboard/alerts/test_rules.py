@@ -30,7 +30,7 @@ def test_defaults_lie_in_their_bounds(kind: str, name: str) -> None:
     "value",
     [math.nan, math.inf, -1e300, 1e300, "6", None, True, [], pytest.param(10**400, id="huge")],
 )
-def test_what_cannot_be_used_is_refused_with_the_bounds(kind: str, name: str, value: object) -> None:
+def test_the_error_for_an_invalid_parameter_names_its_bounds(kind: str, name: str, value: object) -> None:
     with pytest.raises(RuleError, match=name):
         validate(kind, {name: value})
 
@@ -40,7 +40,7 @@ def test_counts_are_whole() -> None:
         validate("loss_spike", {"points": 2.5})
 
 
-def test_unknown_names_are_told_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(RuleError, match="loss_spike"):
         validate("nothing", {})
     with pytest.raises(RuleError, match="window"):

@@ -78,7 +78,7 @@ def test_steps_without_an_observation_neither_count_nor_interrupt() -> None:
     assert (found.onset_step, found.step) == (20, 110)
 
 
-def test_rates_count_what_is_not_finite_and_know_what_was_not_observed() -> None:
+def test_rates_include_nonfinite_and_are_nan_where_not_observed() -> None:
     saturated = np.array([[1.0, 2.0, math.nan, 0.0]])
     nonfinite = np.array([[1.0, math.nan, 1.0, 0.0]])
     numel = np.array([[10.0, 10.0, 10.0, 0.0]])
@@ -101,14 +101,14 @@ def test_columns_may_be_added() -> None:
     hnp.arrays(np.float64, (60, 4), elements=st.sampled_from([0.0, 0.01, 0.5, math.nan])),
     st.lists(st.integers(0, 60), max_size=5),
 )
-def test_batches_do_not_matter(rates: np.ndarray, cuts: list[int]) -> None:
+def test_the_result_does_not_depend_on_the_batches(rates: np.ndarray, cuts: list[int]) -> None:
     parameters = {"points": 3.0, "warmup": 2.0, "recover": 4.0}
     whole, cut = run(rates, (), **parameters), run(rates, tuple(cuts), **parameters)
     assert whole == cut
     assert [one.opened for one in whole] == [i % 2 == 0 for i in range(len(whole))]
 
 
-def test_a_tensor_that_is_read_seldom_keeps_its_alert_open() -> None:
+def test_a_rarely_observed_tensor_keeps_its_alert_open() -> None:
     rates = np.full((2000, 3), np.nan)
     rates[:, 0] = 0.0
     rates[::50, 1] = 0.5
@@ -119,7 +119,7 @@ def test_a_tensor_that_is_read_seldom_keeps_its_alert_open() -> None:
     assert not closed.opened and closed.step == 1500 + PARAMETERS["recover"] - 1
 
 
-def test_a_tensor_that_is_read_no_more_does_not_keep_an_alert_open_for_ever() -> None:
+def test_a_tensor_that_is_no_longer_observed_lets_its_alert_close() -> None:
     rates = np.full((600, 2), np.nan)
     rates[:, 0] = 0.0
     rates[:200, 1] = 0.5

@@ -57,7 +57,7 @@ def test_a_project_begins_with_every_rule_once(project: Project) -> None:
         assert rules.validate(rule.kind, rule.parameters) == rule.parameters
 
 
-def test_one_acknowledges(event: Event) -> None:
+def test_only_the_first_person_acknowledges_an_event(event: Event) -> None:
     first, second = User.objects.create(username="a"), User.objects.create(username="b")
     assert acknowledge(event, first)
     assert not acknowledge(event, second)
@@ -75,5 +75,5 @@ def test_evidence_is_strict_json(event: Event) -> None:
     json.dumps(event.evidence, allow_nan=False)
 
 
-def test_other_runs_alerts_stay_theirs(event: Event, project: Project) -> None:
+def test_alerts_of_other_runs_are_left_out(event: Event, project: Project) -> None:
     assert alerts_after(make_run(project).id, 0) == []

@@ -162,7 +162,7 @@ def test_a_config_that_cannot_work_is_refused_for_good(url: object) -> None:
     assert caught.value.permanent
 
 
-def test_passwords_do_not_belong_into_the_url() -> None:
+def test_refuses_a_password_in_the_url() -> None:
     with pytest.raises(DeliveryError, match="secret") as caught:
         webhook.check_config({"url": "https://user:hunter2@example.org/"})
     assert "hunter2" not in str(caught.value)

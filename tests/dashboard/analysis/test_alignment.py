@@ -24,7 +24,7 @@ def test_it_works() -> None:
     assert np.array_equal(aligned.losses[0], aligned.losses[1])
 
 
-def test_tokens_win_where_all_have_them() -> None:
+def test_aligns_on_tokens_if_all_runs_have_them() -> None:
     with_tokens = [Curve(np.arange(5), np.ones(5), 10.0 * np.arange(5.0)) for _ in range(2)]
     assert align(with_tokens).axis == "tokens"
     assert align([*with_tokens, steps_only(0, 4)]).axis == "steps"
@@ -32,7 +32,7 @@ def test_tokens_win_where_all_have_them() -> None:
         steps_only(0, 4).on("tokens")
 
 
-def test_different_places_are_averaged_over_the_coarser_ones() -> None:
+def test_averages_over_the_intervals_of_the_sparsest_run() -> None:
     fine = Curve(np.arange(100), np.arange(100.0), np.arange(100.0))
     coarse = Curve(np.arange(11), np.arange(11.0), 8.9 * np.arange(11.0))
     aligned = align([fine, coarse])
@@ -41,7 +41,7 @@ def test_different_places_are_averaged_over_the_coarser_ones() -> None:
     assert aligned.losses[0, 2] == pytest.approx(13.0) and aligned.losses[1, 2] == 2.0
 
 
-def test_few_shared_places_of_many_are_not_enough() -> None:
+def test_few_shared_points_are_not_paired() -> None:
     every_third, every_fourth = steps_only(0, 120, 3), steps_only(0, 120, 4)
     aligned = align([every_third, every_fourth])
     assert not aligned.paired and len(aligned.x) == 31
@@ -65,7 +65,7 @@ def test_a_nan_stays_where_it_was_logged() -> None:
     assert np.isnan(binned.losses[0]).sum() == 1
 
 
-def test_cleaning_orders_steps_and_keeps_the_first_of_doubles() -> None:
+def test_cleaning_sorts_steps_and_keeps_the_first_duplicate() -> None:
     curve = clean(Curve(np.array([2, 0, 1, 1]), np.array([20.0, 0.0, 10.0, 11.0])))
     assert curve.steps.tolist() == [0, 1, 2] and curve.losses.tolist() == [0.0, 10.0, 20.0]
 
@@ -85,6 +85,6 @@ def test_alignment_stays_in_the_common_range_and_ascends(places: list[set[int]])
         assert max(min(one) for one in places) <= aligned.x[0] <= aligned.x[-1] <= min(max(o) for o in places)
 
 
-def test_nothing_cannot_be_aligned() -> None:
+def test_aligning_no_curve_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         align([])

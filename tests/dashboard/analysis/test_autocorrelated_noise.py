@@ -26,7 +26,7 @@ def test_it_works() -> None:
     assert long_run_variance(values, lags=0) == pytest.approx(4.0 / 3.0, rel=0.05)
 
 
-def test_it_is_the_double_sum_that_defines_it() -> None:
+def test_equals_the_double_sum_of_its_definition() -> None:
     values, lags = autoregressive(60, 0.3, 1), 4
     centred = values - values.mean()
     expected = sum(
@@ -39,7 +39,7 @@ def test_it_is_the_double_sum_that_defines_it() -> None:
 
 
 @pytest.mark.parametrize(("n", "lags"), [(0, 0), (1, 0), (2, 1), (100, 4), (10_000, 11)])
-def test_the_rule_of_thumb(n: int, lags: int) -> None:
+def test_the_number_of_lags(n: int, lags: int) -> None:
     assert newey_west_lags(n) == lags
 
 

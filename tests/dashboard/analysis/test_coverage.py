@@ -49,17 +49,17 @@ def test_a_run_that_failed_at_step_72_of_600_is_not_within_tolerance() -> None:
         ("finished_early", "finished early, at step 600"),
     ],
 )
-def test_a_dead_run_is_never_good_however_far_it_came(standing: Standing, words: str) -> None:
+def test_a_dead_run_never_gets_a_good_verdict(standing: Standing, words: str) -> None:
     judgement = conclude("equivalent", replace(FULL, standing=standing))
     assert judgement.verdict == "incomplete" and words in judgement.reason
 
 
-def test_a_run_that_goes_on_is_judged_so_far() -> None:
+def test_the_verdict_on_a_running_run_is_pending() -> None:
     judgement = conclude("within", replace(FULL, standing="running", judged=72.0, reached=72))
     assert judgement.verdict == "pending" and "not finished yet" in judgement.reason
 
 
-def test_a_difference_that_was_measured_stays_one() -> None:
+def test_a_measured_difference_remains_one() -> None:
     for standing in STANDINGS:
         for measured in ("over", "different", "inconclusive", "insufficient", "below"):
             assert conclude(measured, replace(FULL, standing=standing, judged=72.0)).verdict == measured
@@ -107,7 +107,7 @@ def test_the_plan_may_be_unknown() -> None:
 @pytest.mark.parametrize(
     ("judged", "text"), [(0.0, "0 %"), (1.0, "< 1 %"), (593.0, "98 %"), (600.0, "100 %"), (700.0, "100 %")]
 )
-def test_only_all_of_it_is_100_per_cent(judged: float, text: str) -> None:
+def test_only_a_complete_run_is_at_100_percent(judged: float, text: str) -> None:
     assert in_short(replace(FULL, judged=judged)).startswith(f"{text} of")
 
 
@@ -127,7 +127,7 @@ def test_only_all_of_it_is_100_per_cent(judged: float, text: str) -> None:
         ("silent", 600, None, 1, "silent"),
     ],
 )
-def test_how_a_run_stands(
+def test_the_standing_of_a_run(
     state: str, reached: int | None, planned: int | None, gap: float, standing: str
 ) -> None:
     assert standing_of(state, reached, planned, gap) == standing
@@ -149,7 +149,7 @@ def test_the_usual_distance_of_the_last_steps() -> None:
     waits=st.booleans(),
     measured=st.sampled_from(VERDICTS),
 )
-def test_good_means_all_of_a_run_that_finished(
+def test_a_good_verdict_needs_a_complete_finished_run(
     standing: Standing,
     arm: list[Standing],
     judged: float | None,

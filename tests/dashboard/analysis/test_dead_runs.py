@@ -106,7 +106,7 @@ def test_a_run_that_ends_at_step_72_of_600_is_incomplete(
     assert not loss.result["final"] and not score.result["final"]
 
 
-def test_a_run_that_goes_on_is_pending_and_settles_by_its_end_alone(project: Project) -> None:
+def test_a_running_run_is_pending_until_it_finishes(project: Project) -> None:
     baselines(project)
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     recorder = record(run, PLANNED, running)
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_is_pending_and_settles_by_its_end_alone(project: Pro
         (PLANNED, running, "pending", "The baseline has not finished yet."),
     ],
 )
-def test_a_baseline_that_is_dead_or_short_is_said(
+def test_the_reason_names_a_dead_or_short_baseline(
     project: Project, steps: int, ending: Ending, verdict: str, words: str
 ) -> None:
     baselines(project, steps, ending)
@@ -144,7 +144,7 @@ def test_a_baseline_that_is_dead_or_short_is_said(
     assert measured.result["measured"] == "inside" and measured.verdict == verdict
 
 
-def test_one_dead_seed_of_the_baseline_is_left_out_and_said(project: Project) -> None:
+def test_a_dead_baseline_seed_is_left_out_and_named(project: Project) -> None:
     baselines(project)
     record(make_run(project, group="bf16", total_steps=PLANNED), 72, failed)
     run = make_run(project, baseline="bf16", total_steps=PLANNED)

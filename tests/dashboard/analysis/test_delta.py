@@ -92,7 +92,7 @@ def test_one_diverged_seed_makes_the_arm_different() -> None:
     assert result.verdict == "different" and "1 of 3 runs" in result.explanation
 
 
-def test_a_nan_before_the_window_is_passed_over() -> None:
+def test_ignores_a_nan_before_the_window() -> None:
     lapsed = curve(0)
     lapsed.losses[100] = math.nan
     result = compare([lapsed], [curve(1), curve(2), curve(3)])
@@ -114,7 +114,7 @@ def test_a_baseline_seed_that_has_only_begun_does_not_shorten_the_range() -> Non
     assert result.k_baseline == 2 and result.window == (270.0, 299.0)
 
 
-def test_a_run_that_goes_on_is_compared_as_far_as_it_got() -> None:
+def test_a_running_run_is_compared_up_to_its_last_step() -> None:
     result = compare([curve(0, steps=STEPS[:100])], [curve(1), curve(2), curve(3)])
     assert result.window == (90.0, 99.0) and result.k_baseline == 3
 
@@ -128,7 +128,7 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_got() -> None:
         ([curve(0)], [Curve(STEPS, np.zeros(300))], "is 0 in the last compared window"),
     ],
 )
-def test_too_little_is_told_as_such(runs: list[Curve], baselines: list[Curve], words: str) -> None:
+def test_the_explanation_names_missing_data(runs: list[Curve], baselines: list[Curve], words: str) -> None:
     result = compare(runs, baselines)
     assert result.verdict == "insufficient" and words in result.explanation
 
@@ -165,7 +165,7 @@ levels = st.sampled_from([0.0, 1e-100, 3e-100, 1e-30, 1.0, 8.2e76, 1e100]).flatm
 
 
 @given(st.lists(losses, min_size=2, max_size=5), st.integers(1, 3))
-def test_whatever_comes_there_is_a_verdict_in_strict_json(values: list[np.ndarray], split: int) -> None:
+def test_any_input_gives_a_verdict_in_strict_json(values: list[np.ndarray], split: int) -> None:
     curves = [Curve(np.arange(len(one)), one) for one in values]
     cut = min(split, len(curves) - 1)
     compare(curves[:cut], curves[cut:])

@@ -86,7 +86,7 @@ def test_p_values_of_equal_runs_are_uniform() -> None:
     assert stats.kstest(p_values, "uniform").pvalue > 1e-4
 
 
-def test_equal_items_differ_by_nothing() -> None:
+def test_the_difference_of_equal_items_is_zero() -> None:
     items = np.array([1.0, 0.0, 1.0])
     result = paired(items, items, ALPHA)
     assert (result.difference, result.p_value, result.error) == (0.0, 1.0, 0.0)

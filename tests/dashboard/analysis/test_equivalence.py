@@ -123,7 +123,7 @@ def test_the_tolerance_needs_three_seeds_and_is_never_below_the_margin() -> None
 @pytest.mark.parametrize(
     ("loss", "verdict"), [(3.0, "within"), (3.007, "within"), (3.008, "over"), (2.99, "over")]
 )
-def test_one_run_is_held_against_the_margin(loss: float, verdict: str) -> None:
+def test_one_run_is_compared_with_the_margin(loss: float, verdict: str) -> None:
     found, delta, allowed = judge_single(loss, np.array([3.0]), MARGIN)
     assert found == verdict and allowed == MARGIN
     assert delta == pytest.approx(loss / 3.0 - 1.0)

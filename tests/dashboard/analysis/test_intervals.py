@@ -81,7 +81,7 @@ def test_wilson_covers_on_average() -> None:
 
 
 @pytest.mark.parametrize("bad", [(-1, 10), (11, 10), (0, 0)])
-def test_counts_that_cannot_be_are_refused(bad: tuple[int, int]) -> None:
+def test_refuses_impossible_counts(bad: tuple[int, int]) -> None:
     for interval in (wilson, clopper_pearson):
         with pytest.raises(ValueError, match="successes"):
             interval(*bad, ALPHA)
@@ -94,7 +94,7 @@ def test_the_standard_error_without_clusters_is_the_usual_one() -> None:
     assert standard_error(items, [str(i) for i in range(100)]) == pytest.approx(expected)
 
 
-def test_copies_of_items_in_clusters_add_no_certainty() -> None:
+def test_copies_of_items_in_a_cluster_do_not_narrow_the_interval() -> None:
     items = np.random.default_rng(1).normal(size=50)
     copied, names = np.repeat(items, 8), np.repeat([str(i) for i in range(50)], 8).tolist()
     assert standard_error(copied, names) == pytest.approx(standard_error(items))

@@ -39,7 +39,7 @@ def test_several_baseline_seeds(right: int, verdict: str) -> None:
     assert result.p_value is not None and (result.p_value < ALPHA) == (verdict != "inside")
 
 
-def test_a_seed_of_the_same_kind_is_inside_as_often_as_promised() -> None:
+def test_a_seed_of_the_same_configuration_is_inside_at_the_stated_level() -> None:
     chance = np.random.default_rng(0)
     trials, inside = 1000, 0
     for _ in range(trials):
@@ -70,7 +70,7 @@ def test_items_without_a_partner_are_left_out_of_the_pairs() -> None:
     assert lost.verdict == "insufficient" and "in common" in lost.explanation
 
 
-def test_seeds_that_all_score_the_same_fall_back_on_items() -> None:
+def test_seeds_with_equal_scores_use_the_interval_over_items() -> None:
     result = compare_scores(answers(60), [answers(61), answers(61)], proportion=True, alpha=ALPHA)
     assert result.verdict == "inside" and "Wilson" in result.method
 
@@ -109,7 +109,7 @@ def test_without_a_baseline_there_is_still_an_interval() -> None:
 @given(
     st.lists(st.lists(st.floats(allow_nan=True, width=32), max_size=5), min_size=1, max_size=4), st.booleans()
 )
-def test_whatever_comes_the_result_is_strict_json(items: list[list[float]], higher: bool) -> None:
+def test_any_input_gives_strict_json(items: list[list[float]], higher: bool) -> None:
     run, *baselines = (Score(np.array(values, dtype=np.float64)) for values in items)
     result = compare_scores(run, baselines, proportion=False, alpha=ALPHA, higher_is_better=higher)
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["explanation"]

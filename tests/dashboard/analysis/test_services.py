@@ -59,7 +59,7 @@ def test_it_works(arms: tuple[Run, list[Recorder]]) -> None:
     assert comparison.to_step == 200 and comparison.baseline == "bf16"
 
 
-def test_nothing_new_is_not_computed_again(arms: tuple[Run, list[Recorder]]) -> None:
+def test_unchanged_inputs_are_not_compared_again(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     first = compare(run.id)
     again = compare(run.id)
@@ -69,7 +69,7 @@ def test_nothing_new_is_not_computed_again(arms: tuple[Run, list[Recorder]]) -> 
     assert third is not None and third.computed_at > first.computed_at and third.result["k_baseline"] == 4
 
 
-def test_a_new_margin_is_news(arms: tuple[Run, list[Recorder]]) -> None:
+def test_a_new_margin_compares_again(arms: tuple[Run, list[Recorder]]) -> None:
     run, _ = arms
     compare(run.id)
     Project.objects.update(margin=0.5)
@@ -89,13 +89,13 @@ def test_two_seeds_in_each_arm_are_tested(project: Project) -> None:
     assert Comparison.objects.get(run=runs[1]).result["k_run"] == 2
 
 
-def test_a_baselines_news_reach_the_runs_that_compare_with_it(arms: tuple[Run, list[Recorder]]) -> None:
+def test_new_rows_of_a_baseline_update_its_dependents(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     refresh(baselines[0].run.id)
     assert Comparison.objects.get().run_id == run.id
 
 
-def test_the_sweeper_finds_what_was_not_compared(arms: tuple[Run, list[Recorder]]) -> None:
+def test_the_sweeper_finds_uncompared_runs(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     assert lineage.uncompared_runs() == [run.id]
     refresh(run.id)
@@ -104,7 +104,7 @@ def test_the_sweeper_finds_what_was_not_compared(arms: tuple[Run, list[Recorder]
     assert lineage.uncompared_runs() == [run.id]
 
 
-def test_a_dear_comparison_of_a_running_run_is_put_off(arms: tuple[Run, list[Recorder]]) -> None:
+def test_an_expensive_comparison_of_a_running_run_is_postponed(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     Run.objects.filter(pk=run.pk).update(state="running")
     refresh(run.id)
@@ -135,7 +135,7 @@ def test_without_a_baseline_there_is_no_comparison(project: Project) -> None:
     assert compare(run.id) is None and Comparison.objects.count() == 0
 
 
-def test_a_baseline_that_is_not_there_yet_is_said(project: Project) -> None:
+def test_the_explanation_names_a_missing_baseline(project: Project) -> None:
     run = make_run(project, baseline="bf16")
     record(run)
     comparison = compare(run.id)
@@ -175,7 +175,7 @@ def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> N
     assert compare_evaluations(run.id) == []
 
 
-def test_only_scores_with_news_are_compared_again(arms: tuple[Run, list[Recorder]]) -> None:
+def test_only_changed_scores_are_compared_again(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     mine = Recorder(run)
     for step in (100, 200):
@@ -186,7 +186,7 @@ def test_only_scores_with_news_are_compared_again(arms: tuple[Run, list[Recorder
     assert computed.step == 200 and computed.verdict == "inside"
 
 
-def test_of_two_scores_of_one_step_the_later_counts(arms: tuple[Run, list[Recorder]]) -> None:
+def test_the_later_of_two_scores_of_a_step_counts(arms: tuple[Run, list[Recorder]]) -> None:
     run, _ = arms
     mine = Recorder(run)
     mine.evaluation(100, [0.0, 0.0, 1.0])
@@ -204,7 +204,7 @@ def test_scores_that_are_nan_are_on_the_worse_side(arms: tuple[Run, list[Recorde
     assert computed.verdict == "above"
 
 
-def test_a_run_that_is_gone_is_no_error(project: Project) -> None:
+def test_a_deleted_run_is_no_error(project: Project) -> None:
     run = make_run(project, baseline="bf16")
     run_id = run.id
     run.delete()

@@ -84,7 +84,7 @@ def test_a_declared_length_is_enough(declared: int) -> None:
     assert ask([b"x"], declared)[0] == 413
 
 
-def test_what_is_not_http_passes() -> None:
+def test_other_protocols_pass() -> None:
     seen: list[str] = []
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -126,7 +126,7 @@ def statuses_of(application: BodyLimit, *receivers: Any, length: int | None = No
 
 
 @pytest.mark.parametrize("pieces", [(), (b"x",), (b"x" * 100_000,)])
-def test_a_body_that_does_not_come_is_given_up(pieces: tuple[bytes, ...]) -> None:
+def test_a_body_that_does_not_arrive_times_out(pieces: tuple[bytes, ...]) -> None:
     budget = Budget()
     application = BodyLimit(read_all, budget=budget, seconds=0.2, rate=10**6)
     began = time.monotonic()

@@ -234,7 +234,7 @@ def test_a_long_line_from_large_buckets(monkeypatch: pytest.MonkeyPatch) -> None
     recorder.send(range(3, 5003), None, {"amax": values[:, None]})
     over()
     compact(recorder)
-    monkeypatch.setattr(telemetry_series, "MOST_ROWS", 100)
+    monkeypatch.setattr(telemetry_series, "MAX_ROWS", 100)
     for first, last, points in ((3, 5002, 8), (3, 5002, 16), (100, 4999, 12), (511, 2600, 8), (512, 1023, 8)):
         found = series(recorder, f"tensor=a&first={first}&last={last}&points={points}")
         assert all(values[step - 3] == value for step, value in found.items())

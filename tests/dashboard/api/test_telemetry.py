@@ -81,7 +81,7 @@ def test_a_run_without_rows(client: Client) -> None:
         ("heatmap", {"statistic": "amax", "columns": 10**6}),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_refuses_invalid_queries(
     recorder: Recorder, client: Client, path: str, query: dict[str, str | int]
 ) -> None:
     answer = client.get(f"/api/v1/runs/{recorder.run.id}/{path}", query)

@@ -63,7 +63,7 @@ def test_it_works(listening: Recorder) -> None:
     assert (result.writer, result.message, result.step) == (listening.uuid, "2 layers", 7)
 
 
-def test_it_is_told_again_until_it_is_answered_or_known(listening: Recorder) -> None:
+def test_a_command_is_repeated_until_answered_or_known(listening: Recorder) -> None:
     first, second = (commands.give(listening.run, "checkpoint") for _ in range(2))
     assert ids(listening) == ids(listening) == [first.pk, second.pk]
     assert ids(listening, after=first.pk) == [second.pk]
@@ -71,7 +71,7 @@ def test_it_is_told_again_until_it_is_answered_or_known(listening: Recorder) -> 
     assert ids(listening) == [second.pk]
 
 
-def test_every_rank_gets_it_and_its_word_counts(listening: Recorder) -> None:
+def test_every_rank_gets_a_command_and_reports_its_result(listening: Recorder) -> None:
     other = another(listening.run)
     command = commands.give(listening.run, "fallback", UP)
     assert ids(listening) == ids(other) == [command.pk]
@@ -81,7 +81,7 @@ def test_every_rank_gets_it_and_its_word_counts(listening: Recorder) -> None:
     assert state(command) == "refused" and command.results.count() == 2
 
 
-def test_a_process_of_later_repeats_nothing(listening: Recorder) -> None:
+def test_a_later_process_does_not_repeat_answered_commands(listening: Recorder) -> None:
     """A run that is resumed must not write again the checkpoint that its earlier process has written."""
     done, open_one = (commands.give(listening.run, "checkpoint") for _ in range(2))
     answer(listening, done, "done")
@@ -90,7 +90,7 @@ def test_a_process_of_later_repeats_nothing(listening: Recorder) -> None:
     assert ids(later) == [open_one.pk]
 
 
-def test_a_late_word_takes_nothing_back(listening: Recorder) -> None:
+def test_a_late_result_does_not_replace_a_final_one(listening: Recorder) -> None:
     command = commands.give(listening.run, "pause", {"seconds": 5})
     answer(listening, command, "accepted", "paused", 3)
     assert state(command) == "accepted"
@@ -99,7 +99,7 @@ def test_a_late_word_takes_nothing_back(listening: Recorder) -> None:
     assert state(command) == "done" and command.results.get().message == "went on"
 
 
-def test_it_expires(listening: Recorder) -> None:
+def test_a_command_expires(listening: Recorder) -> None:
     command = commands.give(listening.run, "checkpoint")
     age(command, minutes=16)
     assert ids(listening) == [] and state(command) == "expired"
@@ -109,13 +109,13 @@ def test_it_expires(listening: Recorder) -> None:
 
 
 @pytest.mark.parametrize("over", [RunState.FINISHED, RunState.FAILED])
-def test_a_run_that_is_over_takes_none(listening: Recorder, over: RunState) -> None:
+def test_a_run_that_is_over_accepts_no_command(listening: Recorder, over: RunState) -> None:
     listening.run.state = over
     with pytest.raises(commands.CommandError, match="no process can"):
         commands.give(listening.run, "checkpoint")
 
 
-def test_only_what_the_script_allows(run: Run, writer: Recorder) -> None:
+def test_refuses_commands_that_the_script_does_not_accept(run: Run, writer: Recorder) -> None:
     with pytest.raises(commands.CommandError, match="allow_pause"):
         commands.give(run, "pause")
     tell(writer, kind="accepts", accepts=["fallback"])
@@ -128,7 +128,7 @@ def test_only_what_the_script_allows(run: Run, writer: Recorder) -> None:
         commands.give(run, "fallback", UP)
 
 
-def test_who_has_finished_takes_none(listening: Recorder) -> None:
+def test_a_finished_process_accepts_no_command(listening: Recorder) -> None:
     Writer.objects.filter(uuid=listening.uuid).update(finished_at=timezone.now())
     assert commands.accepted_kinds(listening.run) == set()
 
@@ -159,14 +159,14 @@ def test_arguments_are_bounded(listening: Recorder, kind: str, arguments: Any, m
     assert not Command.objects.exists()
 
 
-def test_not_more_than_can_be_meant(listening: Recorder) -> None:
+def test_the_number_of_waiting_commands_is_bounded(listening: Recorder) -> None:
     for _ in range(commands.MOST_WAITING):
         commands.give(listening.run, "checkpoint")
     with pytest.raises(commands.CommandError, match="already waiting"):
         commands.give(listening.run, "checkpoint")
 
 
-def test_a_result_of_no_command_is_refused(listening: Recorder) -> None:
+def test_refuses_the_result_of_an_unknown_command(listening: Recorder) -> None:
     with pytest.raises(InvalidError, match="no command 12345"):
         tell(listening, kind="command", command=12345, state="done")
 
@@ -178,7 +178,9 @@ def overflow(run: Run) -> Finding:
 
 
 @pytest.mark.parametrize("action", [RuleAction.NOTHING, RuleAction.FALLBACK])
-def test_a_rule_falls_back_the_layers_in_its_evidence(listening: Recorder, action: RuleAction) -> None:
+def test_a_rule_falls_back_the_layers_that_its_evidence_names(
+    listening: Recorder, action: RuleAction
+) -> None:
     rule = Rule.objects.get(project=listening.run.project, kind="saturation_rate")
     assert rule.action == RuleAction.NOTHING, "off by default"
     rule.action = action
@@ -191,7 +193,7 @@ def test_a_rule_falls_back_the_layers_in_its_evidence(listening: Recorder, actio
     assert told["given_by"] == "an alert rule" and told["reason"] == event.message
 
 
-def test_a_rule_that_cannot_act_still_tells(writer: Recorder) -> None:
+def test_a_rule_that_cannot_act_still_opens_its_event(writer: Recorder) -> None:
     """The process takes no commands: the alert is opened all the same."""
     rule = Rule.objects.get(project=writer.run.project, kind="saturation_rate")
     rule.action = RuleAction.FALLBACK

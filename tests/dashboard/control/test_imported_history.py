@@ -110,7 +110,7 @@ def test_it_works(server: Server, client: WireClient, tmp_path: Path, form: str)
     assert alerts(third) == alerts(new) and commands(third) == commands(new)
 
 
-def test_nobody_is_told_again(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_an_imported_alert_is_not_delivered(server: Server, client: WireClient, tmp_path: Path) -> None:
     """The rules have judged the run, as they were then: a rule of today opens no other alert."""
     deliveries = Delivery.objects.count()
     Rule.objects.filter(kind="loss_divergence").update(parameters={"patience": 1, "relative": 0.001})
@@ -120,7 +120,7 @@ def test_nobody_is_told_again(server: Server, client: WireClient, tmp_path: Path
     assert new not in unread_runs()
 
 
-def test_what_is_recorded_after_the_import_is_judged(
+def test_rows_recorded_after_the_import_are_evaluated(
     server: Server, client: WireClient, tmp_path: Path
 ) -> None:
     new = moved(server, client.run, "parquet", tmp_path / "run")
@@ -132,7 +132,7 @@ def test_what_is_recorded_after_the_import_is_judged(
     assert Event.objects.filter(run_id=new).latest("id").onset_step == len(LOSS) + 200
 
 
-def test_no_command_is_carried_out_again(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_an_imported_command_is_not_delivered(server: Server, client: WireClient, tmp_path: Path) -> None:
     """Not even one that waits at this moment."""
     later = timezone.now() + timedelta(minutes=10)
     Command.objects.filter(run_id=client.run).update(expires_at=later, delivered_at=None)
@@ -145,7 +145,7 @@ def test_no_command_is_carried_out_again(server: Server, client: WireClient, tmp
     assert all(one.expires_at <= timezone.now() for one in Command.objects.filter(run_id=new))
 
 
-def test_who_is_no_member_is_nobody(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_people_who_are_not_members_are_left_out(server: Server, client: WireClient, tmp_path: Path) -> None:
     """On another server the name may be somebody else's."""
     path = tmp_path / "run"
     download(settings_of(server), client.run, "parquet", path)
@@ -187,7 +187,7 @@ def test_retention_counts_from_the_import(server: Server, client: WireClient, tm
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_what_retention_has_left_comes_back(
+def test_imports_what_retention_has_left(
     server: Server, client: WireClient, tmp_path: Path, form: str
 ) -> None:
     """Every scalar; of the tensors' values, which are gone, the export says so by having none."""
@@ -262,7 +262,7 @@ def test_bad_input(
         list(Upload(settings_of(server), Archive(path)).send())
 
 
-def test_only_an_import_has_a_past(server: Server, client: WireClient) -> None:
+def test_only_an_import_may_send_past_alerts(server: Server, client: WireClient) -> None:
     (_, alert), *_ = imported_history.alerts_of(client.run)
     body = {"writer": str(client.writer), "seq": 1, "kind": "past_alert", "alert": {**alert, "onset_step": 3}}
     assert client.request("POST", "/reports", json=body).status == 422
@@ -272,7 +272,7 @@ def test_only_an_import_has_a_past(server: Server, client: WireClient) -> None:
     assert Event.objects.filter(run_id=client.run).count() == 4
 
 
-def test_a_run_has_only_so_many(client: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_records_is_bounded(client: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imported_history, "MOST_RECORDS", 2)
     (_, alert), *_ = imported_history.alerts_of(client.run)
     (_, command), *_ = imported_history.commands_of(client.run)

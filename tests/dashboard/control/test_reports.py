@@ -61,14 +61,14 @@ def test_it_is_stored_once(writer: Recorder) -> None:
         ({"kind": "command", "command": 1}, {"state": "perhaps"}),
     ],
 )
-def test_what_is_out_of_bounds_is_refused(
+def test_refuses_values_out_of_bounds(
     writer: Recorder, document: dict[str, Any], change: dict[str, Any]
 ) -> None:
     with pytest.raises(ValidationError):
         tell(writer, **{**document, **change})
 
 
-def test_a_run_has_only_so_many(writer: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_reports_is_bounded(writer: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "MOST_REPORTS", 2)
     for _ in range(2):
         tell(writer, **ANNOTATION)
@@ -76,13 +76,13 @@ def test_a_run_has_only_so_many(writer: Recorder, monkeypatch: pytest.MonkeyPatc
         tell(writer, **ANNOTATION)
 
 
-def test_the_last_word_on_what_is_accepted_counts(writer: Recorder) -> None:
+def test_the_last_list_of_accepted_commands_counts(writer: Recorder) -> None:
     tell(writer, kind="accepts", accepts=["pause", "fallback", "fallback"])
     tell(writer, kind="accepts", accepts=["fallback"])
     assert Listener.objects.get().accepts == ["fallback"]
 
 
-def test_a_report_shows_that_its_writer_lives(writer: Recorder) -> None:
+def test_a_report_counts_as_a_sign_of_life(writer: Recorder) -> None:
     other = another(writer.run)
     writer.run.state = "silent"
     writer.run.save()

@@ -100,13 +100,13 @@ def scans(standby: EmbeddedPostgres) -> int:
 
 
 @pytest.mark.django_db
-def test_a_primary_is_no_replica() -> None:
+def test_a_primary_is_not_a_replica() -> None:
     with connection.cursor() as cursor:
         cursor.execute(replica.FRESH, ["0/0", 1.0])
         assert cursor.fetchone() == (None,)
 
 
-def test_one_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_after_a_failure_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(replica, "_is_fresh", lambda: not asked.append(1))  # type: ignore[func-returns-value]
     health = replica._Health()
@@ -117,7 +117,7 @@ def test_one_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPat
     assert health.good() and len(asked) == 2
 
 
-def test_writes_and_all_else_go_to_the_primary() -> None:
+def test_writes_and_other_apps_use_the_primary() -> None:
     router = replica.Router()
     assert router.db_for_read(Run) == router.db_for_write(Run) == "default"
     token = replica._wanted.set(True)

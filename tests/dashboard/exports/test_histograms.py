@@ -188,7 +188,7 @@ BAD: dict[str, tuple[Callable[[pa.Table, dict[str, Any]], pa.Table], str]] = {
     "a tensor of nobody": (lambda t, d: column(t, "tensor", lambda _: 3), "tensor 3 of a histogram"),
     "no tensor": (lambda t, d: column(t, "tensor", lambda _: None), "tensor None of a histogram"),
     "no tensors": (lambda t, d: t.drop_columns(["tensor"]), "histograms have no tensor"),
-    "a tensor twice": (lambda t, d: column(t, "tensor", lambda _: 1), "comes twice"),
+    "a tensor twice": (lambda t, d: column(t, "tensor", lambda _: 1), "repeated"),
     "no time": (lambda t, d: column(t, "time", lambda _: None), "time"),
     "a process of nobody": (lambda t, d: column(t, "writer", lambda _: 3), "does not describe"),
     "no step": (lambda t, d: t.drop_columns(["step"]), "no column step"),

@@ -149,7 +149,7 @@ def test_the_command_gets_what_it_asks_for(
     cache.clear()
 
 
-def test_progress_is_told(server: Server, client: WireClient) -> None:
+def test_progress_is_reported(server: Server, client: WireClient) -> None:
     name = uuid.uuid4()
     answer = client.request("GET", f"/export?format=csv&progress={name}")
     assert answer.status == 200
@@ -162,7 +162,7 @@ def test_progress_is_told(server: Server, client: WireClient) -> None:
     cache.clear()
 
 
-def test_what_is_not_there(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_unknown_runs_and_formats_are_errors(server: Server, client: WireClient, tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="no run"):
         download(settings_of(server), uuid.uuid4(), "parquet", tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,7 @@ def test_what_is_not_there(server: Server, client: WireClient, tmp_path: Path) -
         b'#fp8scope {"format": 1}\n',
     ],
 )
-def test_files_of_others(tmp_path: Path, content: bytes) -> None:
+def test_refuses_files_of_other_programs(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(TransferError, match="file"):

@@ -87,7 +87,7 @@ def test_it_works(server: Server, client: WireClient, tmp_path: Path) -> None:
     assert text.count("HYPERLINK") > 20
 
 
-def test_it_comes_back_as_it_was(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_the_import_restores_the_names(server: Server, client: WireClient, tmp_path: Path) -> None:
     before = everything(client.run)
     new = moved(server, client.run, "csv", tmp_path / "run")
     assert everything(new) == before

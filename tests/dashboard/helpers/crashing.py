@@ -71,7 +71,7 @@ def compact(run: UUID, moments: int) -> int:
 
     compaction.ENOUGH_CHUNKS = 4
     compaction.FULL_ROWS = 100
-    schedule.FEWEST_STEPS = schedule.SHORT_RUN = 64
+    schedule.MIN_STEPS = schedule.SHORT_RUN = 64
     return compaction.compact_run(run, 1)
 
 

@@ -1,4 +1,4 @@
-"""What a stream claims is added up before anything is decompressed."""
+"""The declared sizes of a stream are added up before anything is decompressed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_record_batches_are_added_up() -> None:
 
 
 @pytest.mark.parametrize("size", [limits.DECOMPRESSED_BYTES, 10 * 2**30, 2**62, 2**63 - 1])
-def test_a_decompression_bomb_by_its_claim(size: int) -> None:
+def test_rejects_a_declared_decompression_bomb(size: int) -> None:
     """A few kilobytes that claim gigabytes: refused, and nothing of that size was ever allocated."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TooLargeError):
@@ -77,7 +77,7 @@ def test_a_decompression_bomb_by_its_claim(size: int) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
-def test_a_decompression_bomb_in_truth() -> None:
+def test_rejects_a_real_decompression_bomb() -> None:
     """So many zeros compress to next to nothing."""
     count = limits.DECOMPRESSED_BYTES // (8 * limits.ROWS) + 1
     zeros = pa.array([0.0] * limits.ROWS)
@@ -91,13 +91,13 @@ def test_a_decompression_bomb_in_truth() -> None:
 
 
 @pytest.mark.parametrize("size", [-2, -(2**63)])
-def test_a_negative_claim(size: int) -> None:
+def test_rejects_a_negative_size(size: int) -> None:
     with pytest.raises(MalformedError):
         read_arrow(with_claim(size))
 
 
 @pytest.mark.parametrize("size", [0, 1, 8, 15_999, 16_001, 1_000_000])
-def test_a_false_claim_within_the_bounds(size: int) -> None:
+def test_rejects_a_wrong_size_within_the_limits(size: int) -> None:
     with pytest.raises(MalformedError):
         read_arrow(with_claim(size))
 
@@ -124,15 +124,15 @@ def test_a_file_is_not_a_stream() -> None:
         open_envelope(sink.getvalue().to_pybytes())
 
 
-def test_an_end_before_the_end() -> None:
+def test_rejects_bytes_after_the_end_of_stream() -> None:
     """Rows after an early end of stream would be acknowledged and lost."""
     body = batch(record_batches=2)
     schema_and_first = open_envelope(body)
     first = schema_and_first.batches[0]
     assert first.body is not None
-    place = body.index(bytes(first.metadata)) + first.metadata.size + first.body.size
-    early = body[:place] + b"\xff\xff\xff\xff\0\0\0\0" + body[place:]
-    with pytest.raises(MalformedError, match="before its last byte"):
+    end = body.index(bytes(first.metadata)) + first.metadata.size + first.body.size
+    early = body[:end] + b"\xff\xff\xff\xff\0\0\0\0" + body[end:]
+    with pytest.raises(MalformedError, match="bytes follow the end"):
         open_envelope(early)
 
 

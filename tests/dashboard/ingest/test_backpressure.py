@@ -1,4 +1,4 @@
-"""How much is let in at a time."""
+"""A gate bounds the bytes in flight."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_it_works() -> None:
         pass
 
 
-def test_an_empty_gate_lets_anything_in() -> None:
+def test_an_empty_gate_admits_any_size() -> None:
     gate = Gate(100)
     with gate.admit(1000), pytest.raises(SlowDownError), gate.admit(1):
         pass
 
 
-def test_what_failed_has_left() -> None:
+def test_a_failed_request_releases_its_bytes() -> None:
     gate = Gate(100)
     with pytest.raises(ZeroDivisionError), gate.admit(100):
         raise ZeroDivisionError
@@ -65,7 +65,7 @@ def test_threads_never_exceed_the_budget() -> None:
 
 
 @pytest.mark.django_db
-def test_a_busy_server_says_when_to_come_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_sends_retry_after(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     from contract.helpers.wire_client import ARROW, arrow_batch
 
     recorder = Recorder.of_new_run()

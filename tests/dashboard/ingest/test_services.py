@@ -1,4 +1,4 @@
-"""What a stored batch changes on its run."""
+"""A stored batch updates the counters of its run."""
 
 from __future__ import annotations
 

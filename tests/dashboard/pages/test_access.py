@@ -69,7 +69,7 @@ def test_no_address_is_forgotten_here() -> None:
     assert {one.name for one in urlpatterns} == listed
 
 
-def test_who_is_not_signed_in_is_sent_to_sign_in(db: None, addresses: Addresses) -> None:
+def test_redirects_visitors_to_sign_in(db: None, addresses: Addresses) -> None:
     for name in READ:
         answer = Client().get(addresses.of(name))
         assert answer.status_code == 302 and answer["Location"].startswith("/signin/?next="), name

@@ -1,4 +1,4 @@
-"""Runs fall silent, wake up, and end."""
+"""Runs become silent, wake up, and end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_works(project: Project) -> None:
     assert (created, created_again, run, again.name) == (True, False, again, "one")
 
 
-def test_what_is_learnt_later_fills_in_what_was_left_open(project: Project) -> None:
+def test_later_registrations_fill_empty_fields(project: Project) -> None:
     run_id = uuid.uuid4()
     first = {"name": "a", "environment": {"hostname": "one"}, "precision": "unknown"}
     services.register(run_id, project, first)
@@ -65,7 +65,7 @@ def test_configuration_that_is_logged_later_is_added(
     services.register(run_id, project, {"name": "a", "config": {"lr": 1e-4, "trainer": {"max_steps": 2}}})
     run = Run.objects.get()
     assert run.config == {"lr": 1e-4, "layers": 12, "trainer": {"max_steps": 2}}
-    monkeypatch.setattr(services, "MOST_CONFIG", 100)
+    monkeypatch.setattr(services, "MAX_CONFIG", 100)
     services.register(run_id, project, {"name": "a", "config": {"text": "x" * 100}})
     services.register(run_id, project, {"name": "a"})
     assert Run.objects.get().config == run.config
@@ -81,14 +81,14 @@ def test_summary_and_tags_change_while_it_runs(project: Project, monkeypatch: py
     services.register(run_id, project, changed, replace_tags=True)
     run = Run.objects.get()
     assert run.summary == {"best": 2, "at": 5} and run.tags == ["second"]
-    monkeypatch.setattr(services, "MOST_SUMMARY", 100)
+    monkeypatch.setattr(services, "MAX_SUMMARY", 100)
     services.register(run_id, project, {"name": "a", "summary": {"text": "x" * 100}})
     assert Run.objects.get().summary == run.summary
     services.register(run_id, project, {"name": "a", "tags": []}, replace_tags=True)
     assert Run.objects.get().tags == []
 
 
-def test_a_precision_that_was_given_is_not_found_out(project: Project) -> None:
+def test_a_given_precision_is_not_replaced(project: Project) -> None:
     run_id = uuid.uuid4()
     services.register(run_id, project, {"name": "a", "precision": "bf16"})
     services.register(run_id, project, {"name": "a", "precision": "fp8", "recipe": {"recipe": "MXFP8"}})
@@ -102,7 +102,7 @@ def test_a_run_of_another_project(run: Run) -> None:
     assert Run.objects.get().project.slug == "default"
 
 
-def test_silence_and_a_sign_of_life(run: Run) -> None:
+def test_a_heartbeat_ends_silence(run: Run) -> None:
     assert services.mark_silent() == 0
     Run.objects.update(heartbeat_at=timezone.now() - services.SILENT_AFTER - timedelta(seconds=1))
     assert services.mark_silent() == 1
@@ -115,7 +115,7 @@ def test_silence_and_a_sign_of_life(run: Run) -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.FAILED])
-def test_what_is_over_does_not_fall_silent(run: Run, state: RunState) -> None:
+def test_an_ended_run_does_not_become_silent(run: Run, state: RunState) -> None:
     Run.objects.update(state=state, heartbeat_at=timezone.now() - timedelta(days=1))
     assert services.mark_silent() == 0
     assert Run.objects.get().state == state
@@ -141,14 +141,14 @@ def test_the_last_writer_ends_a_run(run: Run) -> None:
     assert found.finished_at is not None
 
 
-def test_a_writer_that_died_does_not_hold_a_run_up(run: Run) -> None:
+def test_a_dead_writer_does_not_keep_a_run_open(run: Run) -> None:
     dead, alive = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
     Writer.objects.filter(pk=dead.pk).update(seen_at=timezone.now() - timedelta(minutes=5))
     end(run, alive)
     assert Run.objects.get().state == RunState.FINISHED
 
 
-def test_one_failure_fails_the_run_for_good(run: Run) -> None:
+def test_one_failure_fails_the_run(run: Run) -> None:
     one, other = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
     end(run, one, failed=True)
     assert Run.objects.get().state == RunState.FAILED
@@ -164,7 +164,7 @@ def writer(run: Run, attempt: int = 0, rank: int = 0) -> Writer:
     return services.writer_of(run, name)
 
 
-def test_a_later_attempt_opens_a_run_that_was_over(run: Run) -> None:
+def test_a_later_attempt_reopens_an_ended_run(run: Run) -> None:
     assert services.last_attempt(run) is None
     end(run, writer(run), failed=True)
     assert Run.objects.get().state == RunState.FAILED
@@ -180,7 +180,7 @@ def test_a_later_attempt_opens_a_run_that_was_over(run: Run) -> None:
     assert Run.objects.get().state == RunState.FINISHED
 
 
-def test_what_an_earlier_attempt_says_late_is_its_own(run: Run) -> None:
+def test_a_late_message_of_an_earlier_attempt_changes_only_its_writer(run: Run) -> None:
     dead, alive = writer(run), writer(run, 1)
     end(run, dead, failed=True)
     assert Run.objects.get().state == RunState.RUNNING
@@ -191,7 +191,7 @@ def test_what_an_earlier_attempt_says_late_is_its_own(run: Run) -> None:
     assert dead.failed and dead.error == "boom" and dead.finished_at is not None
 
 
-def test_the_first_failure_is_the_cause(run: Run) -> None:
+def test_keeps_the_error_of_the_first_failure(run: Run) -> None:
     first, second = writer(run), writer(run, rank=1)
     services.finish(run, first, failed=True, error="no memory", rows_sent=0, points_sent=0)
     services.finish(run, second, failed=True, error="told to end", rows_sent=0, points_sent=0)
@@ -217,7 +217,7 @@ def test_a_finished_run_does_not_fall_silent_for_a_rank_that_was_killed(run: Run
 
 
 def test_writers_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "MOST_WRITERS", 2)
+    monkeypatch.setattr(services, "MAX_WRITERS", 2)
     known = [services.writer_of(run, uuid.uuid4()) for _ in range(2)]
     with pytest.raises(services.TooManyWritersError):
         services.writer_of(run, uuid.uuid4())

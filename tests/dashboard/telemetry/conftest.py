@@ -1,4 +1,4 @@
-"""What tests of compaction share."""
+"""Fixtures for tests of compaction."""
 
 import pytest
 
@@ -11,6 +11,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few rows are as many as compaction waits for."""
     monkeypatch.setattr(compaction, "ENOUGH_CHUNKS", 8)
     monkeypatch.setattr(compaction, "FULL_ROWS", 100)
-    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 4)
-    monkeypatch.setattr(schedule, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(compaction, "MAX_SMALL_BLOCKS", 4)
+    monkeypatch.setattr(schedule, "MIN_STEPS", 64)
     monkeypatch.setattr(schedule, "SHORT_RUN", 1)

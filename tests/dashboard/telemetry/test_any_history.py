@@ -1,5 +1,4 @@
-"""Whatever ranks, attempts, gaps and late batches a run has had, and however far compaction has come: the
-store answers what a plain loop over all rows ever sent finds."""
+"""Queries equal a plain loop over all rows, for any ranks, attempts, gaps, late batches and compaction."""
 
 from __future__ import annotations
 
@@ -203,12 +202,12 @@ def histories(draw: st.DrawFn) -> History:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(compaction, "ENOUGH_ROWS", 40)
     monkeypatch.setattr(compaction, "FULL_ROWS", 150)
-    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 3)
-    monkeypatch.setattr(schedule, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(compaction, "MAX_SMALL_BLOCKS", 3)
+    monkeypatch.setattr(schedule, "MIN_STEPS", 64)
     monkeypatch.setattr(schedule, "SHORT_RUN", 64)
-    monkeypatch.setattr(schedule, "MOST_STEPS", 128)
-    monkeypatch.setattr(build, "MOST_CELLS", 64 * 128 * 4)
-    monkeypatch.setattr(build, "FEWEST_BUCKETS", 1)
+    monkeypatch.setattr(schedule, "MAX_STEPS", 128)
+    monkeypatch.setattr(build, "MAX_CELLS", 64 * 128 * 4)
+    monkeypatch.setattr(build, "MIN_BUCKETS", 1)
     yield
 
 
@@ -287,15 +286,15 @@ def test_it_works() -> None:
         HealthCheck.data_too_large,
     ],
 )
-def test_the_store_answers_what_a_loop_finds(history: History, low: int, length: int) -> None:
+def test_queries_equal_a_plain_loop_over_all_rows(history: History, low: int, length: int) -> None:
     check(history)
     check_heat_maps(history, low, low + length)
-    rows, buckets = series.MOST_ROWS, series.MOST_BUCKETS
-    series.MOST_ROWS = 10  # type: ignore[misc]
+    rows, buckets = series.MAX_ROWS, series.MAX_BUCKETS
+    series.MAX_ROWS = 10  # type: ignore[misc]
     try:
         check_lines(history, low, low + length)
     finally:
-        series.MOST_ROWS, series.MOST_BUCKETS = rows, buckets  # type: ignore[misc]
+        series.MAX_ROWS, series.MAX_BUCKETS = rows, buckets  # type: ignore[misc]
     compaction.compact_run(history.run, 1000)
     check(history)
     check_heat_maps(history, low, low + length)

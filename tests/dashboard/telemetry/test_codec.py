@@ -1,4 +1,4 @@
-"""Chunks to bytes and back."""
+"""Chunks are encoded and decoded without loss."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_it_works() -> None:
 
 
 @given(chunk_data())
-def test_what_is_encoded_comes_back(data: ChunkData) -> None:
+def test_decode_inverts_encode(data: ChunkData) -> None:
     assert_same(data, decode(encode(data)))
 
 
 @given(chunk_data(), st.data())
-def test_some_columns_are_the_same_as_of_all(data: ChunkData, choices: st.DataObject) -> None:
+def test_decoding_some_columns_gives_the_same_values(data: ChunkData, choices: st.DataObject) -> None:
     scalars = choices.draw(st.sets(st.sampled_from(["loss", "tokens", "unheard of"])))
     statistics = choices.draw(st.sets(st.sampled_from(["amax", "scale", "unheard of"])))
     some = decode(encode(data), scalars=scalars, statistics=statistics)
@@ -85,7 +85,7 @@ def test_some_columns_are_the_same_as_of_all(data: ChunkData, choices: st.DataOb
 
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
 @pytest.mark.parametrize("record_batches", [1, 3])
-def test_batches_as_clients_send_them(
+def test_decodes_batches_of_other_arrow_writers(
     compression: Literal["zstd", "lz4"] | None, record_batches: int
 ) -> None:
     lists = pa.array([[1.5, None], [2.5, 3.5], [None, None]], pa.list_(pa.float32(), 2))
@@ -108,7 +108,7 @@ def test_batches_as_clients_send_them(
     np.testing.assert_array_equal(data.statistics["amax"], [[1.5, np.nan], [2.5, 3.5], [np.nan, np.nan]])
 
 
-def test_columns_left_out_are_not_decompressed() -> None:
+def test_does_not_decompress_omitted_columns() -> None:
     """The bytes of a column that is not asked for may be anything: nobody looks at them."""
     noise = np.random.default_rng(0).random((64, 50))
     data = ChunkData(

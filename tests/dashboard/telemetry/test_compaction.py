@@ -1,4 +1,4 @@
-"""Compaction changes where rows lie, and no answer."""
+"""Compaction moves rows without changing the result of any query."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_counters_are_untouched() -> None:
 
 
 def test_small_blocks_become_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "MOST_SMALL_BLOCKS", 8)
+    monkeypatch.setattr(compaction, "MAX_SMALL_BLOCKS", 8)
     recorder = Recorder.of_new_run(["a", "b"])
     for _ in range(20):
         record(recorder, 8)
@@ -69,7 +69,7 @@ def test_small_blocks_become_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Tile.objects.filter(name="axis").count() == 5
 
 
-def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_continues_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 8)
     run, writer = recorder.run.id, recorder.writer
@@ -82,7 +82,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPat
             assert data.steps.tolist() == [s for seq in range(begin, end) for s in before[seq].steps.tolist()]
     assert queries.stream(run, writer, 8, 100) == []
     # A large block comes in pieces that end where a message ends.
-    monkeypatch.setattr("fp8scope_dashboard.telemetry.replay.MOST_CELLS", 50)
+    monkeypatch.setattr("fp8scope_dashboard.telemetry.replay.MAX_CELLS", 50)
     pieces = queries.stream(run, writer, 1, 100)
     assert [last for last, _ in pieces] == [2, 4, 6, 7]
     assert [last for last, _ in queries.stream(run, writer, 1, 2)] == [2, 4]
@@ -93,7 +93,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyPat
         )
 
 
-def test_a_batch_that_is_still_on_its_way_is_waited_for() -> None:
+def test_waits_for_a_missing_batch() -> None:
     recorder = Recorder.of_new_run()
     for seq in [*range(5), *range(6, 40)]:
         recorder.send([1], {"loss": [float(seq)]}, seq=seq)
@@ -106,7 +106,7 @@ def test_a_batch_that_is_still_on_its_way_is_waited_for() -> None:
     assert [v for _, data in found for v in data.scalars["loss"].tolist()] == list(range(40))
 
 
-def test_what_is_missing_is_not_waited_for_for_ever_and_may_come_after_all() -> None:
+def test_waits_only_for_a_while_and_accepts_a_late_batch() -> None:
     recorder = Recorder.of_new_run()
     for seq in [*range(5), *range(6, 20)]:
         recorder.send([1], {"loss": [float(seq)]}, seq=seq)
@@ -148,7 +148,7 @@ def test_a_slow_run_is_compacted_after_a_while() -> None:
     assert Chunk.objects.count() == 0
 
 
-def test_roll_ups_grow_with_the_run_and_are_repaired() -> None:
+def test_extends_and_repairs_roll_ups() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 200)
     compact(recorder)
@@ -159,7 +159,7 @@ def test_roll_ups_grow_with_the_run_and_are_repaired() -> None:
     before = everything(recorder)
     over()
     # Two blocks are made, of each writer's chunks, and no roll-ups yet.
-    compaction.compact_run(recorder.run.id, most=2)
+    compaction.compact_run(recorder.run.id, max_changes=2)
     state = Rolling.objects.get()
     assert (state.stale_first, state.stale_last) == (100, 101)
     compact(recorder)
@@ -169,7 +169,7 @@ def test_roll_ups_grow_with_the_run_and_are_repaired() -> None:
     assert queries.heatmap(recorder.run.id, "amax", columns=2).values[1, 0] == 70.0
 
 
-def test_nothing_is_left_of_a_deleted_run() -> None:
+def test_deletion_leaves_no_rows() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 100)
     over()
@@ -182,7 +182,7 @@ def test_nothing_is_left_of_a_deleted_run() -> None:
     assert compaction.compact_run(run_id) == 0
 
 
-def test_the_database_itself_takes_everything_with_the_run() -> None:
+def test_the_database_cascades_the_deletion_of_a_run() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 20)
     compact(recorder)
@@ -222,7 +222,7 @@ def test_long_lines_come_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder.send(range(5, 1005), {"loss": loss.tolist()}, {"amax": values[:, None]})
     over()
     compact(recorder)
-    monkeypatch.setattr(telemetry_series, "MOST_ROWS", 100)
+    monkeypatch.setattr(telemetry_series, "MAX_ROWS", 100)
     run = recorder.run.id
     line = queries.tensor_series(run, 0, "amax", points=20)
     found = dict(zip(line.steps.tolist(), line.values.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Who compacts what, and when: jobs find the runs that need it, share the workers, and bear each other."""
+"""Compaction jobs find the runs that need them, take turns and run concurrently."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_it_works() -> None:
     assert not Chunk.objects.exclude(run=idle.run).exists()
 
 
-def test_what_a_dead_worker_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_the_work_that_a_dead_worker_left(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 90)
     over()
     # It dies after the last chunk has become part of a block: nothing but the mark tells that there is more
     # to do.
     while Chunk.objects.exists():
-        compaction.compact_run(recorder.run.id, most=1)
+        compaction.compact_run(recorder.run.id, max_changes=1)
     assert compaction.runs_to_compact() == [recorder.run.id]
     compact(recorder)
     assert compaction.runs_to_compact() == []
@@ -58,7 +58,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         cache.delete(tasks._mark(run.id))
 
 
-def test_runs_have_their_turn_one_after_the_other(queue: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_take_turns(queue: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "CHANGES_AT_ONCE", 1)
     monkeypatch.setattr(compaction.compact_run, "__defaults__", (1,))
     large, small = sorted((Recorder.of_new_run(["a", "b"]) for _ in range(2)), key=lambda each: each.run.id)
@@ -78,7 +78,7 @@ def test_runs_have_their_turn_one_after_the_other(queue: list[str], monkeypatch:
     assert len(queue) == 2
 
 
-def test_a_slow_worker_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_worker_stops_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "SECONDS_AT_ONCE", 0.0)
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 80)
@@ -106,7 +106,7 @@ def test_several_workers_at_once() -> None:
         try:
             for _ in range(20):
                 for recorder in recorders:
-                    compaction.compact_run(recorder.run.id, most=2)
+                    compaction.compact_run(recorder.run.id, max_changes=2)
         except BaseException as error:
             failures.append(error)
         finally:
@@ -126,7 +126,7 @@ def test_several_workers_at_once() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_answers_stay_the_same_while_compaction_runs() -> None:
+def test_queries_are_stable_during_compaction() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 100)
     over()
@@ -135,7 +135,7 @@ def test_answers_stay_the_same_while_compaction_runs() -> None:
 
     def work() -> None:
         try:
-            while compaction.compact_run(recorder.run.id, most=1):
+            while compaction.compact_run(recorder.run.id, max_changes=1):
                 pass
         finally:
             connection.close()
@@ -153,7 +153,7 @@ def test_answers_stay_the_same_while_compaction_runs() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_run_that_another_worker_is_at_is_left_alone() -> None:
+def test_skips_a_run_that_another_worker_compacts() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 8)
     held, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""A worker killed between any two of its statements loses and doubles nothing."""
+"""A worker that is killed between any two statements neither loses nor duplicates rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deleting a run: hidden at once, gone bit by bit, resumed when killed, never made anew by its agent."""
+"""A deleted run is hidden at once and deleted in resumable steps, and its agent cannot create it again."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_compacted_run() -> None:
     assert rows_left(recorder.run) == {}
 
 
-def test_what_is_left_is_deleted_by_a_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumes_a_killed_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletion, "ROWS_AT_ONCE", 3)
     run = recorded().run
     deletion.begin(run)
@@ -104,7 +104,7 @@ def test_what_is_left_is_deleted_by_a_second_attempt(monkeypatch: pytest.MonkeyP
     assert done is not None and done.done and done.share == 1.0
 
 
-def test_alerts_and_what_refers_to_them_go_too() -> None:
+def test_deletes_alerts_and_their_dependents() -> None:
     run = recorded().run
     Event.objects.create(run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1)
     deletion.begin(run)
@@ -112,7 +112,7 @@ def test_alerts_and_what_refers_to_them_go_too() -> None:
     assert not Event.objects.exists() and not Receipt.objects.exists()
 
 
-def test_an_agent_does_not_make_it_anew() -> None:
+def test_a_deleted_run_cannot_be_registered_again() -> None:
     run = recorded().run
     deletion.begin(run)
     with pytest.raises(runs.RunDeletedError):
@@ -123,7 +123,7 @@ def test_an_agent_does_not_make_it_anew() -> None:
     assert DeletedRun.objects.get().run_id == run.pk
 
 
-def test_storage_follows_what_is_stored() -> None:
+def test_storage_measures_the_stored_rows() -> None:
     recorder = recorded()
     run = Run.objects.get()
     before = storage.of_run(run.pk, run.points_stored)
@@ -194,10 +194,10 @@ def bytes_of(tables: Iterable[str]) -> int:
 
 
 @pytest.mark.parametrize(("patience", "freed"), [("60s", True), ("10ms", False)])
-def test_the_disk_gets_its_room_back(monkeypatch: pytest.MonkeyPatch, patience: str, freed: bool) -> None:
+def test_vacuums_after_a_large_deletion(monkeypatch: pytest.MonkeyPatch, patience: str, freed: bool) -> None:
     """Also where something else works on the table at that moment; unless that takes too long."""
     monkeypatch.setattr(deletion, "VACUUM_BYTES", 0)
-    monkeypatch.setattr(deletion, "VACUUM_PATIENCE", patience)
+    monkeypatch.setattr(deletion, "VACUUM_LOCK_TIMEOUT", patience)
     run, tables = large()
     deletion.begin(run)
     assert tables and bytes_of(tables) > 6 << 20

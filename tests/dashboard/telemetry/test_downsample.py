@@ -1,4 +1,4 @@
-"""Fewer points, but never without the spike."""
+"""Thinning a line keeps its spikes, extremes and gaps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.telemetry.downsample import FEWEST, keep
+from fp8scope_dashboard.telemetry.downsample import MIN_POINTS, keep
 
 STRANGE = [np.nan, np.inf, -np.inf]
 
@@ -25,8 +25,8 @@ def test_it_works() -> None:
     assert (kept[0], kept[-1]) == (0, 99_999)
 
 
-@given(st.integers(0, 5000), st.integers(FEWEST, 600), st.integers(0, 2**32 - 1))
-def test_as_many_points_as_asked_for_at_most(count: int, points: int, seed: int) -> None:
+@given(st.integers(0, 5000), st.integers(MIN_POINTS, 600), st.integers(0, 2**32 - 1))
+def test_never_returns_more_points_than_requested(count: int, points: int, seed: int) -> None:
     kept = keep(np.arange(count), line(count, seed), points)
     assert len(kept) <= max(points, min(count, points))
     assert len(np.unique(kept)) == len(kept)
@@ -37,7 +37,7 @@ def test_as_many_points_as_asked_for_at_most(count: int, points: int, seed: int)
 
 
 @given(st.data(), st.integers(2000, 20_000), st.integers(200, 2000))
-def test_no_spike_is_lost(data: st.DataObject, count: int, points: int) -> None:
+def test_keeps_every_spike(data: st.DataObject, count: int, points: int) -> None:
     """As many one-step spikes, up and down, as one a bucket: each is shown."""
     buckets = points // 4
     values = line(count, data.draw(st.integers(0, 2**32 - 1)))
@@ -52,7 +52,7 @@ def test_no_spike_is_lost(data: st.DataObject, count: int, points: int) -> None:
 
 
 @given(st.integers(200, 5000), st.integers(40, 400), st.integers(0, 2**32 - 1))
-def test_the_extremes_survive(count: int, points: int, seed: int) -> None:
+def test_keeps_the_extremes(count: int, points: int, seed: int) -> None:
     """The line that is drawn spans what the whole spans."""
     values = np.random.default_rng(seed).standard_normal(count)
     kept = keep(np.arange(count), values, points)
@@ -61,7 +61,7 @@ def test_the_extremes_survive(count: int, points: int, seed: int) -> None:
 
 
 @given(st.data(), st.integers(500, 5000))
-def test_what_is_not_finite_stays_visible(data: st.DataObject, count: int) -> None:
+def test_keeps_nonfinite_values_visible(data: st.DataObject, count: int) -> None:
     values = line(count, 1)
     place = data.draw(st.integers(0, count - 1))
     values[place] = data.draw(st.sampled_from(STRANGE))
@@ -71,7 +71,7 @@ def test_what_is_not_finite_stays_visible(data: st.DataObject, count: int) -> No
 
 
 @given(st.integers(2, 4000), st.sampled_from(STRANGE))
-def test_a_run_that_ends_in_nan_shows_where_it_began(begin: int, strange: float) -> None:
+def test_keeps_the_first_nan_of_a_run_that_ends_in_nan(begin: int, strange: float) -> None:
     values = line(5000, 2)
     values[begin:] = strange
     kept = keep(np.arange(5000), values, 200)
@@ -99,12 +99,12 @@ def test_steps_with_gaps() -> None:
     assert 1000 in keep(steps, line(1001, 4), 50)
 
 
-def test_too_few_points_asked_for() -> None:
+def test_rejects_too_few_points() -> None:
     with pytest.raises(ValueError, match="at least 8"):
         keep(np.arange(10), np.zeros(10), 7)
 
 
-def test_many_spikes_stay_however_close_they_are() -> None:
+def test_keeps_many_close_spikes() -> None:
     random = np.random.default_rng(5)
     values = random.random(100_000)
     places = np.sort(random.choice(np.arange(1, 99_999), 50, replace=False))

@@ -1,4 +1,4 @@
-"""The parts that need not be stored are implied by the others, to the bit."""
+"""Parts of buckets that are not stored can be computed from the others exactly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_it_works() -> None:
     assert spare(parts) == {"min", "argmin", "last", "sum"}
 
 
-def test_what_stands_for_a_part_is_read_with_it() -> None:
+def test_reads_the_parts_that_imply_another() -> None:
     assert set(with_stand_ins(("sum",))) == {"sum", "max", "min", "count"}
     assert set(with_stand_ins(("argmin", "undefined"))) == {"argmin", "argmax", "undefined"}
     assert with_stand_ins(("max",)) == ("max",)
@@ -51,18 +51,18 @@ def test_what_stands_for_a_part_is_read_with_it() -> None:
         ([0.5], set()),
     ],
 )
-def test_what_others_do_not_tell_is_kept(values: list[float], told: set[str]) -> None:
+def test_stores_parts_that_are_not_implied(values: list[float], told: set[str]) -> None:
     parts = aggregate(np.arange(len(values)), np.array([values]), FINEST, 0, 1)
     assert set(IMPLIED_FROM) - spare(parts) == told
 
 
-def test_a_zero_keeps_its_sign() -> None:
+def test_preserves_the_sign_of_zero() -> None:
     parts = aggregate(np.arange(2), np.array([[-0.0, 0.0]]), FINEST, 0, 1)
     parts |= {"max": np.array([[0.0]]), "last": np.array([[-0.0]])}
     assert "last" not in spare(parts)
 
 
-def test_a_rate_of_terms_may_be_written_into() -> None:
+def test_from_terms_returns_a_new_array() -> None:
     """Not the terms' own arrays: a change of one would change the other."""
     steps = np.arange(128)
     terms = {
@@ -99,7 +99,7 @@ def parts(draw: st.DrawFn) -> Parts:
 
 
 @given(parts())
-def test_implied_is_identical(found: Parts) -> None:
+def test_implied_parts_are_identical_to_stored_ones(found: Parts) -> None:
     spared = spare(found)
     kept = {part: values for part, values in found.items() if part not in spared}
     assert {"max", "argmax", "undefined"} <= set(kept)
@@ -113,7 +113,7 @@ def test_implied_is_identical(found: Parts) -> None:
 
 
 @given(parts())
-def test_what_is_implied_combines_as_what_was_stored(found: Parts) -> None:
+def test_implied_parts_combine_like_stored_ones(found: Parts) -> None:
     """Larger buckets are made of what is read."""
     padded = {part: np.concatenate([values, values[:, :1]], axis=1) for part, values in found.items()}
     read = dict(padded)

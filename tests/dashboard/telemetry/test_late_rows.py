@@ -104,7 +104,7 @@ def test_it_works(recorder: Recorder) -> None:
     assert (heat(recorder).values == cells).all()
 
 
-def test_scalars_are_all_there(recorder: Recorder) -> None:
+def test_keeps_all_scalars(recorder: Recorder) -> None:
     """Curves that verdicts are computed from, at any age; what comes late is seen at once."""
     steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_scalars_are_all_there(recorder: Recorder) -> None:
     np.testing.assert_array_equal(queries.scalar(recorder.run.id, "loss").values, LOSS)
 
 
-def test_their_own_deletion_changes_nothing(recorder: Recorder) -> None:
+def test_deleting_the_late_rows_changes_nothing(recorder: Recorder) -> None:
     send(recorder, FIRST, AFTER, seq=LATE)
     compact(recorder)
     before, line = parts_of_everything(), queries.tensor_series(recorder.run.id, 1, "saturation_rate")
@@ -135,7 +135,7 @@ def test_their_own_deletion_changes_nothing(recorder: Recorder) -> None:
     assert (again.steps == line.steps).all() and (again.values == line.values).all()
 
 
-def test_another_rank_that_comes_late(recorder: Recorder) -> None:
+def test_adds_a_late_rank(recorder: Recorder) -> None:
     """Of a scalar the lowest rank's value counts, where there is one; of an amax the largest."""
     other = recorder.another(1, ["b.input", "a.input"])
     steps = list(range(0, 128))
@@ -150,7 +150,7 @@ def test_another_rank_that_comes_late(recorder: Recorder) -> None:
     assert np.nanmin(queries.tensor_series(recorder.run.id, 0, "amax", last=127).values) == 0.5
 
 
-def test_a_tensor_that_comes_late(recorder: Recorder) -> None:
+def test_adds_a_late_tensor(recorder: Recorder) -> None:
     other = recorder.another(1, ["c.input"])
     other.send(list(range(64, 128)), None, {"amax": np.full((64, 1), 3.0)})
     compact(other)
@@ -218,7 +218,7 @@ def test_over_the_api(recorder: Recorder) -> None:
     assert json.loads(table.schema.metadata[b"step_edges"])[-1] == STEPS
 
 
-def test_an_export_has_what_there_is(recorder: Recorder) -> None:
+def test_an_export_has_the_remaining_rows(recorder: Recorder) -> None:
     """Every row, without the tensors' values that are deleted, and with those that came late."""
     steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
     recorder.run.refresh_from_db()

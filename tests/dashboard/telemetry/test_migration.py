@@ -1,4 +1,4 @@
-"""Data of the first version moves into the partitioned tables, and back."""
+"""Data of the first version moves into the partitioned tables and back."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_it_works(back_at_the_end: None) -> None:
     assert queries.tensor_series(run, 0, "amax").values.tolist() == [1, 2, 3, 1, 2, 3]
 
 
-def test_a_run_lies_in_one_partition() -> None:
+def test_a_run_is_stored_in_one_partition() -> None:
     runs = [Recorder.of_new_run() for _ in range(12)]
     for recorder in runs:
         recorder.send([1], {"loss": [1.0]})

@@ -1,4 +1,4 @@
-"""Each part of each roll-up is what a plain loop over the rows finds, whether it was stored or is implied."""
+"""The parts of roll-ups, stored or implied, equal a plain loop over the rows."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks, pieces and roll-ups of a few hundred steps."""
     monkeypatch.setattr(compaction, "ENOUGH_ROWS", 100)
     monkeypatch.setattr(compaction, "FULL_ROWS", 700)
-    monkeypatch.setattr(schedule, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(schedule, "MIN_STEPS", 64)
     monkeypatch.setattr(schedule, "SHORT_RUN", 64)
-    monkeypatch.setattr(schedule, "MOST_STEPS", 640)
-    monkeypatch.setattr(build, "MOST_CELLS", 128 * 7 * 192)
-    monkeypatch.setattr(build, "FEWEST_BUCKETS", 2)
+    monkeypatch.setattr(schedule, "MAX_STEPS", 640)
+    monkeypatch.setattr(build, "MAX_CELLS", 128 * 7 * 192)
+    monkeypatch.setattr(build, "MIN_BUCKETS", 2)
     yield
 
 
@@ -147,7 +147,7 @@ def test_it_works() -> None:
     assert check(recorder.run.id) == {64: 29, 512: 3}
 
 
-def test_what_others_stand_for_is_not_stored() -> None:
+def test_does_not_store_implied_parts() -> None:
     recorder = Recorder.of_new_run(TENSORS)
     steps = list(range(640))
     scalars, statistics = rows(np.random.default_rng(1), steps)
@@ -165,17 +165,17 @@ def test_what_others_stand_for_is_not_stored() -> None:
     check(recorder.run.id)
 
 
-def test_in_many_pieces_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rolling_up_in_pieces_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Recorder.of_new_run(TENSORS)
-    monkeypatch.setattr(schedule, "MOST_STEPS", 10_000)
-    monkeypatch.setattr(build, "MOST_CELLS", 10_000_000)
+    monkeypatch.setattr(schedule, "MAX_STEPS", 10_000)
+    monkeypatch.setattr(build, "MAX_CELLS", 10_000_000)
     send(whole, np.random.default_rng(2), 3, 2300, batch=1000)
     over()
     compact(whole)
     at_once = stored()
     whole.run.delete()
-    monkeypatch.setattr(schedule, "MOST_STEPS", 192)
-    monkeypatch.setattr(build, "MOST_CELLS", 1)
+    monkeypatch.setattr(schedule, "MAX_STEPS", 192)
+    monkeypatch.setattr(build, "MAX_CELLS", 1)
     pieces = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(2)
     for begin in (3, 1003, 2003):
@@ -187,7 +187,7 @@ def test_in_many_pieces_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored() == at_once
 
 
-def test_larger_buckets_come_with_the_length_of_the_run() -> None:
+def test_builds_larger_buckets_for_longer_runs() -> None:
     recorder = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(3)
     for last, found in (
@@ -205,7 +205,7 @@ def test_larger_buckets_come_with_the_length_of_the_run() -> None:
         np.testing.assert_array_equal(values.max(axis=1), [max(points.values()) for points in exact])
 
 
-def test_an_attempt_that_leaves_a_hole_shows_nothing_of_the_earlier_one(
+def test_a_gap_of_a_later_attempt_hides_the_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps that the second attempt has reached again are its alone, though a third goes on further up."""
@@ -225,14 +225,14 @@ def test_an_attempt_that_leaves_a_hole_shows_nothing_of_the_earlier_one(
     found = points_of(first.run.id, "tensor:numel", 0)
     assert list(found) == [*range(300), *range(1400, 1700)]
     check(first.run.id)
-    monkeypatch.setattr(series, "MOST_ROWS", 50)
+    monkeypatch.setattr(series, "MAX_ROWS", 50)
     line = queries.tensor_series(first.run.id, 0, "numel", points=20)
     assert not [step for step in line.steps.tolist() if 300 <= step < 1400]
 
 
-def test_a_scalar_of_few_steps_is_in_the_larger_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_buckets_include_sparse_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it has no row among the steps that complete them; and it goes with its attempt."""
-    monkeypatch.setattr(schedule, "MOST_STEPS", 128)
+    monkeypatch.setattr(schedule, "MAX_STEPS", 128)
     recorder = Recorder.of_new_run(TENSORS)
     recorder.send([10, 700], {"score": [3.0, 7.0]})
     recorder.send(range(1024), {"loss": [1.0] * 1024})
@@ -255,14 +255,14 @@ def side_by_side(values: Any, series: int = 0) -> tuple[list[int], bytes] | None
     return encode_tile(encoded + [b""] * (series - len(encoded)))
 
 
-def test_roll_ups_of_earlier_versions_are_read_and_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_and_repairs_roll_ups_of_earlier_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """They had every part, each series by itself, and buckets of every size."""
     recorder = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(5)
     with monkeypatch.context() as earlier:
         earlier.setattr(build, "spare", lambda parts: set())
         earlier.setattr(build, "encode_matrix", side_by_side)
-        earlier.setattr(build, "FEWEST_BUCKETS", 1)
+        earlier.setattr(build, "MIN_BUCKETS", 1)
         send(recorder, rng, 0, 900)
         compact(recorder)
     assert parts_of("tensor:sq_error") == set(PARTS) - {"undefined"}
@@ -282,11 +282,11 @@ def test_roll_ups_of_earlier_versions_are_read_and_repaired(monkeypatch: pytest.
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_however_a_run_came_its_parts_are_those_of_its_rows(data: st.DataObject, seed: int) -> None:
+def test_roll_ups_equal_a_plain_loop_for_any_history(data: st.DataObject, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    schedule.MOST_STEPS = 64 * data.draw(st.integers(1, 12))
-    build.MOST_CELLS = 128 * 7 * 64 * data.draw(st.integers(1, 5))
-    build.FEWEST_BUCKETS = data.draw(st.integers(1, 4))
+    schedule.MAX_STEPS = 64 * data.draw(st.integers(1, 12))
+    build.MAX_CELLS = 128 * 7 * 64 * data.draw(st.integers(1, 5))
+    build.MIN_BUCKETS = data.draw(st.integers(1, 4))
     recorder = Recorder.of_new_run(TENSORS[:2])
     second = recorder.another(1, TENSORS)
     writers = [recorder, second]

@@ -1,4 +1,4 @@
-"""The store's questions, answered from what was sent."""
+"""Queries return what was sent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_nan_and_infinities_are_values_and_nulls_are_not() -> None:
     np.testing.assert_array_equal(series.values, [1.0, NAN, math.inf])
 
 
-def test_the_lowest_rank_speaks_for_a_step() -> None:
+def test_the_lowest_rank_wins_a_step() -> None:
     first = Recorder.of_new_run()
     second = first.another(rank=1)
     second.send([1, 2, 3], {"loss": [10, 20, 30], "only_one": [1, 2, 3]})
@@ -134,7 +134,7 @@ def test_derived_statistics() -> None:
     assert set(queries.statistic_names(run)) == {*counts, *expected, "nonfinite_rate"}
 
 
-def test_only_the_rates_that_can_be_derived_are_named() -> None:
+def test_lists_only_derivable_rates() -> None:
     recorder = Recorder.of_new_run(["a"])
     recorder.send([1], None, {"saturated": [[2]], "numel": [[16]]})
     assert queries.statistic_names(recorder.run.id) == ["saturated", "numel", "saturation_rate"]
@@ -154,7 +154,7 @@ def test_a_heat_map_of_many_steps_keeps_the_maximum_of_each_column(monkeypatch: 
     expected = np.array([values[low:high].max(axis=0) for low, high in edges]).T
     np.testing.assert_array_equal(whole.values, expected)
     # In small portions the same comes out.
-    monkeypatch.setattr(heatmaps, "CELLS_AT_ONCE", 60)
+    monkeypatch.setattr(heatmaps, "MAX_CELLS", 60)
     np.testing.assert_array_equal(queries.heatmap(recorder.run.id, "amax", columns=40).values, expected)
 
 
@@ -200,7 +200,7 @@ def test_the_top_of_the_recent_steps() -> None:
     assert [name for _, name, _ in queries.top(run, "amax")] == ["b", "a", "c"]
 
 
-def test_points_bound_the_answer() -> None:
+def test_points_limits_the_number_of_points() -> None:
     recorder = Recorder.of_new_run(["a"])
     values = np.random.default_rng(0).random(1000)
     values[123] = 50.0

@@ -1,4 +1,4 @@
-"""Rows of several writers into one a step, against a plain loop."""
+"""Merging the rows of several writers equals a plain loop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_it_works() -> None:
 
 
 @given(parts())
-def test_across_ranks_is_what_a_loop_finds(found: list[Part]) -> None:
+def test_across_ranks_equals_a_plain_loop(found: list[Part]) -> None:
     merged = across_ranks(found)
     assert merged is not None
     observed = np.any([~np.isnan(values).all(axis=0) for values in merged.values.values()], axis=0)
@@ -85,7 +85,7 @@ def test_across_ranks_is_what_a_loop_finds(found: list[Part]) -> None:
 
 
 @given(parts())
-def test_one_row_a_step_is_that_of_the_lowest_order(found: list[Part]) -> None:
+def test_first_of_each_step_chooses_the_lowest_order(found: list[Part]) -> None:
     merged = first_of_each_step(found)
     assert merged.steps.tolist() == sorted({step for part in found for step in part.steps.tolist()})
     for step, row in zip(merged.steps, merged.values["amax"].T, strict=True):
@@ -100,7 +100,7 @@ def test_one_row_a_step_is_that_of_the_lowest_order(found: list[Part]) -> None:
 
 
 @pytest.mark.parametrize("name", DERIVED)
-def test_rates_come_from_sums_over_another(name: str) -> None:
+def test_rates_are_ratios_of_sums(name: str) -> None:
     values = {source: np.array([[3.0, 0.0]]) for source in sources(name)}
     values[sources(name)[-1]] = np.array([[12.0, 0.0]])
     terms = len(sources(name)) - 1
@@ -120,7 +120,7 @@ def test_the_smallest_block_scale_is_the_smallest_of_the_ranks() -> None:
     assert (merged.values["scale_min"][0], merged.values["scale_max"][0]) == (2.0, 8.0)
 
 
-def test_what_is_stored_derives_from_itself() -> None:
+def test_a_stored_statistic_derives_from_itself() -> None:
     assert sources("amax") == ("amax",)
     values = np.array([[1.0]])
     assert derive("amax", {"amax": values}) is values

@@ -1,4 +1,4 @@
-"""Tensors' raw values for N days; roll-ups and scalars for ever."""
+"""Raw tensor values are deleted after N days; roll-ups and scalars are kept."""
 
 from __future__ import annotations
 
@@ -63,32 +63,32 @@ def test_it_works(run: Run) -> None:
     assert Run.objects.get().rows_stored == STEPS
 
 
-def test_without_a_policy_all_is_kept(run: Run) -> None:
+def test_keeps_everything_without_a_policy(run: Run) -> None:
     run.project.raw_days = None
     run.project.save()
     assert retention.runs_due() == [] and retention.retain_run(run.pk) == 0
     assert len(queries.scalar(run.pk, "loss")) == STEPS
 
 
-def test_what_is_young_is_kept(run: Run) -> None:
+def test_keeps_recent_values(run: Run) -> None:
     Block.objects.update(received_at=timezone.now() - timedelta(days=DAYS - 1))
     assert retention.runs_due() == [] and retention.retain_run(run.pk) == 0
     assert len(queries.scalar(run.pk, "loss")) == STEPS
 
 
-def test_what_is_not_rolled_up_is_kept(run: Run) -> None:
+def test_keeps_values_that_are_not_rolled_up(run: Run) -> None:
     Rolling.objects.update(until=0)
     assert retention.retain_run(run.pk) == 0
     assert "tensor:amax" in kept()
 
 
-def test_in_many_transactions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletes_in_many_transactions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BLOCKS_AT_ONCE", 1)
     tasks.retain_run(str(run.pk))
     assert "tensor:amax" not in kept()
 
 
-def test_a_verdict_is_computed_from_every_loss(run: Run) -> None:
+def test_a_verdict_still_uses_every_loss(run: Run) -> None:
     before = read_curve(run.pk)
     assert retention.retain_run(run.pk) == STEPS
     after = read_curve(run.pk)
@@ -111,7 +111,7 @@ def sampled(run: Run, steps: range, days: int) -> None:
     Histogram.objects.filter(step__in=steps).update(received_at=timezone.now() - timedelta(days=days))
 
 
-def test_histograms_go_with_the_values(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletes_old_histograms(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled(run, range(100, 600, 100), DAYS + 1)
     sampled(run, range(600, 900, 100), DAYS - 1)
     before = storage.of_run(run.pk).tables["telemetry_histogram"]
@@ -135,7 +135,7 @@ def test_a_run_that_has_only_old_histograms_is_due(run: Run) -> None:
     assert Histogram.objects.get().step == 100
 
 
-def test_killed_between_two_transactions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumes_after_a_kill_between_transactions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled(run, range(100, 900, 100), DAYS + 1)
     monkeypatch.setattr(retention, "HISTOGRAMS_AT_ONCE", 3)
     transactions = iter(range(4))

@@ -1,4 +1,4 @@
-"""What was sent is what is answered, for any batches."""
+"""Queries return what was sent, for any batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tile's series to bytes and back: every bit, whichever are asked for and however they were stored."""
+"""Tiles are encoded losslessly, in every format, and any selection of series can be decoded."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_it_works() -> None:
 
 
 @given(matrices(), st.data(), st.booleans())
-def test_any_of_the_series_comes_back(values: Float64s, data: st.DataObject, together: bool) -> None:
-    most, tile_codec.MOST_TOGETHER = tile_codec.MOST_TOGETHER, tile_codec.MOST_TOGETHER if together else 0  # type: ignore[misc]
+def test_decodes_any_selection_of_series(values: Float64s, data: st.DataObject, together: bool) -> None:
+    most, tile_codec.MAX_TOGETHER = tile_codec.MAX_TOGETHER, tile_codec.MAX_TOGETHER if together else 0  # type: ignore[misc]
     try:
         encoded = encode_matrix(values, WIDTH)
     finally:
-        tile_codec.MOST_TOGETHER = most  # type: ignore[misc]
+        tile_codec.MAX_TOGETHER = most  # type: ignore[misc]
     if encoded is None:
         assert np.isnan(values).all()
         return
@@ -104,7 +104,7 @@ def test_any_of_the_series_comes_back(values: Float64s, data: st.DataObject, tog
 
 
 @given(matrices())
-def test_series_by_themselves_stay_readable(values: Float64s) -> None:
+def test_reads_separately_stored_series(values: Float64s) -> None:
     """As all of them were stored before."""
     encoded = encode_tile([encode_series(row, ~np.isnan(row)) for row in values])
     if encoded is not None:
@@ -113,7 +113,7 @@ def test_series_by_themselves_stay_readable(values: Float64s) -> None:
         assert_same_bits(out, values)
 
 
-def test_bytes_that_were_stored_stay_readable() -> None:
+def test_reads_bytes_of_earlier_versions() -> None:
     """Written by earlier versions: series side by side, and one for all."""
     side_by_side = bytes.fromhex(SIDE_BY_SIDE)
     found = np.empty((4, 6))
@@ -130,7 +130,7 @@ def test_bytes_that_were_stored_stay_readable() -> None:
     assert (found == 8.0).all()
 
 
-def test_what_is_alike_is_stored_once() -> None:
+def test_stores_equal_series_once() -> None:
     rng = np.random.default_rng(0)
     row = rng.random(5000)
     row[rng.random(5000) < 0.9] = math.nan
@@ -140,7 +140,7 @@ def test_what_is_alike_is_stored_once() -> None:
 
 
 @pytest.mark.parametrize("rows", [5, 40, 200])
-def test_heads_of_few_rows_are_shared(rows: int) -> None:
+def test_short_series_share_their_overhead(rows: int) -> None:
     """Counts and steps of some buckets: what one by one would be heads for the most part."""
     values = np.random.default_rng(1).integers(0, 9, (108, rows)).astype(float)
     encoded = encode_matrix(values, WIDTH)
@@ -149,7 +149,7 @@ def test_heads_of_few_rows_are_shared(rows: int) -> None:
     assert 20 * 108 + len(encoded[1]) < len(alone[1])
 
 
-def test_one_of_many_rows_is_found_without_the_others() -> None:
+def test_reads_one_long_series_without_the_others() -> None:
     values = np.random.default_rng(2).random((WIDTH, 300))
     encoded = encode_matrix(values, WIDTH)
     assert encoded is not None

@@ -7,10 +7,10 @@ from weakref import WeakKeyDictionary
 
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import Budget
-from fp8scope.observe.collector import host_number, is_tensor
 from fp8scope.observe.timing.clock import Times
 from fp8scope.observe.timing.machine import Machine
 from fp8scope.observe.timing.peaks import bf16_peak
+from fp8scope.scalars import host_number, is_tensor
 
 if TYPE_CHECKING:
     import torch

@@ -63,7 +63,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(max_length=128)),
-                ('prefix', models.CharField(help_text='The first characters, to tell tokens apart.', max_length=16)),
+                ('prefix', models.CharField(help_text='The first characters, to identify the token.', max_length=16)),
                 ('digest', models.BinaryField(max_length=32, unique=True)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('last_used_at', models.DateTimeField(blank=True, null=True)),

@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
             name="raw_days",
             field=models.PositiveIntegerField(
                 blank=True,
-                help_text="Days for which tensors' values are kept; roll-ups and scalars stay. Empty: all does.",
+                help_text="Days to keep tensor values; roll-ups and scalars are kept. Empty: keep everything.",
                 null=True,
                 validators=[
                     django.core.validators.MinValueValidator(1),

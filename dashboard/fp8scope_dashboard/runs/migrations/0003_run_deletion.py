@@ -30,7 +30,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="run",
             name="deleted_bytes",
-            field=models.BigIntegerField(default=0, help_text="What it held when its deletion began."),
+            field=models.BigIntegerField(default=0, help_text="Size when the deletion began."),
         ),
         migrations.CreateModel(
             name="DeletedRun",

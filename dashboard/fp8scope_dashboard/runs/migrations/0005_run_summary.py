@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='run',
             name='summary',
-            field=models.JSONField(blank=True, default=dict, help_text='What the script says of the run as a whole.'),
+            field=models.JSONField(blank=True, default=dict, help_text='Results of the whole run, from the script.'),
         ),
     ]

@@ -1,1 +1,1 @@
-"""Roll-ups at growing strides: when they are built, how, and how they are read."""
+"""Roll-ups at growing strides: when to build them, how to build them, how to read them."""

@@ -1,4 +1,4 @@
-"""Making roll-ups of rows, and larger buckets of smaller ones. Always within the caller's transaction."""
+"""Build roll-ups from rows, and larger buckets from smaller ones, in the transaction of the caller."""
 
 from __future__ import annotations
 
@@ -22,54 +22,56 @@ from fp8scope_dashboard.telemetry.aggregates import (
     combine,
     same_from_terms,
     spare,
+    unite,
 )
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
-from fp8scope_dashboard.telemetry.late import united
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED, across_ranks, derive, first_of_each_step, sources
 from fp8scope_dashboard.telemetry.rollups import read
 from fp8scope_dashboard.telemetry.rollups.read import SPAN
 from fp8scope_dashboard.telemetry.tile_codec import WIDTH, encode_matrix, encode_series, encode_tile
 
 Named = dict[str, Parts]
-# Numbers of one tile that are read at once: 64 MB.
-MOST_CELLS = 8_000_000
-# A run has larger buckets from so many of them on: before, the smaller ones are few enough.
-FEWEST_BUCKETS = 32
+# Values of one tile that are read at a time: 64 MB.
+MAX_CELLS = 8_000_000
+# Larger buckets are built once there are this many of them; below that, the smaller ones are few enough.
+MIN_BUCKETS = 32
 
 
 def write(run: Run, cutoffs: dict[int, int], stored: int, raw_from: int, first: int, last: int) -> None:
-    """Roll up the steps first..last - 1 (multiples of FINEST), and the larger buckets that this completes.
+    """Roll up the steps first..last - 1 (multiples of FINEST), and the larger buckets that they complete.
 
-    `cutoffs`: as in sources.cutoffs, those that count now. `stored`: all steps below have been rolled up.
-    `raw_from`: of tensors below this there may be no rows any more, and what there is is added.
+    Args:
+        cutoffs: the current cutoffs; see `writers.cutoffs`.
+        stored: all steps below this are already rolled up.
+        raw_from: raw tensor values below this step may be deleted, so late rows are added to the roll-ups.
     """
     until = max(stored, last)
-    work = _Work(run.id, cutoffs)
+    table = _RollUpTable(run.id, cutoffs)
     fresh = _finest(run, first, last)
     tiles = []
     for tile, named in fresh:
         if tile[0] == TENSOR:
-            work.add(tile, first // FINEST, named, min(last, stored, raw_from) // FINEST)
-        work.put(tile, FINEST, first // FINEST, named, stored // FINEST)
+            table.add(tile, first // FINEST, named, min(last, stored, raw_from) // FINEST)
+        table.put(tile, FINEST, first // FINEST, named, stored // FINEST)
         tiles.append(tile)
     for fine in STRIDES[:-1]:
         stride = fine * FACTOR
-        if until // stride < FEWEST_BUCKETS:
+        if until // stride < MIN_BUCKETS:
             _forget(run.id, stride)
             return
         for low, high in _completed(stride, stored, first, last):
             for tile, names in _tiles_names(tiles, run):
-                children = work.get(tile, names, fine, low * FACTOR, high * FACTOR)
+                children = table.get(tile, names, fine, low * FACTOR, high * FACTOR)
                 named = {name: combine(parts, fine) for name, parts in children.items()}
-                work.put(tile, stride, low, named, stored // stride)
+                table.put(tile, stride, low, named, stored // stride)
 
 
 def _completed(stride: int, stored: int, first: int, last: int) -> Iterable[tuple[int, int]]:
-    """The larger buckets, as (first, end), that are to be written now that the steps first..last - 1 are."""
+    """The larger buckets, as (first, end), that are complete once the steps first..last - 1 are."""
     until = max(stored, last)
     low, high = first // stride, min(-(-last // stride), until // stride)
-    if stored // stride < FEWEST_BUCKETS and min(low, stored // stride):
-        # Too few until now: from the beginning.
+    if stored // stride < MIN_BUCKETS and min(low, stored // stride):
+        # There were too few until now: build all.
         yield 0, min(low, stored // stride)
     if low < high:
         yield low, high
@@ -82,25 +84,25 @@ def forget_from(run_id: UUID, step: int) -> None:
 
 
 def _forget(run_id: UUID, stride: int) -> None:
-    """No buckets so large, or larger: what there are were made when it was longer, or before this was so."""
+    """Delete buckets of `stride` or more steps, of a run that has become too short for them."""
     sql.write("DELETE FROM telemetry_rollup WHERE run_id = %s AND stride >= %s", [(run_id, stride)])
 
 
 def _tiles_names(tiles: Iterable[tuple[str, int]], run: Run) -> Iterable[tuple[tuple[str, int], list[str]]]:
-    """The columns that each group holds: see `_finest`."""
+    """The columns of each group; see `_finest`."""
     for group in tiles:
         yield group, _columns(run) if group[0] == TENSOR else [group[0]]
 
 
 def _columns(run: Run) -> list[str]:
-    """The run's tensor columns, derived ones after those that they are derived from."""
+    """The tensor columns of a run; derived ones come last."""
     stored = list(run.statistics)
     derived = [name for name in DERIVED if set(sources(name)) <= set(stored)]
     return [TENSOR + name for name in (*stored, *derived)]
 
 
 def _finest(run: Run, first: int, last: int) -> Iterable[tuple[tuple[str, int], Named]]:
-    """Parts of the finest buckets of everything: one tile of all tensor columns, or one scalar, at a time."""
+    """Yield the finest buckets by group: the axis, each scalar, and each tile of all tensor columns."""
     yield (rows.AXIS, 0), {rows.AXIS: _axis(run.id, first, last)}
     for name in sorted(run.last_scalars):
         yield (SCALAR + name, 0), {SCALAR + name: _scalar(run.id, name, first, last)}
@@ -108,20 +110,20 @@ def _finest(run: Run, first: int, last: int) -> Iterable[tuple[tuple[str, int], 
     for tile in range(-(-tensors // WIDTH)):
         indices = np.arange(tile * WIDTH, min((tile + 1) * WIDTH, tensors))
         pieces = [_tensors(run, indices, *steps) for steps in _pieces(run, first, last)]
-        named = {column: _beside([piece.pop(column) for piece in pieces]) for column in _columns(run)}
+        named = {column: _concatenate([piece.pop(column) for piece in pieces]) for column in _columns(run)}
         yield (TENSOR, tile), named
 
 
 def _pieces(run: Run, first: int, last: int) -> Iterable[tuple[int, int]]:
-    """The steps first..last - 1 in pieces, of which each has MOST_CELLS numbers of a tile at most."""
-    steps = MOST_CELLS // (WIDTH * max(1, len(run.statistics)))
+    """Split the steps first..last - 1 into pieces of at most MAX_CELLS values of a tile."""
+    steps = MAX_CELLS // (WIDTH * max(1, len(run.statistics)))
     size = max(FINEST, steps // FINEST * FINEST)
     for begin in range(first, last, size):
         yield begin, min(last, begin + size)
 
 
 def _tensors(run: Run, indices: Int64s, first: int, last: int) -> Named:
-    """Parts of the finest buckets of all columns of some tensors."""
+    """The finest buckets of all columns of some tensors."""
     bucket, count = first // FINEST, (last - first) // FINEST
     merged = across_ranks(rows.tensor_parts(run.id, run.statistics, indices, (first, last - 1)))
     if merged is None or not len(merged.steps):
@@ -134,13 +136,13 @@ def _tensors(run: Run, indices: Int64s, first: int, last: int) -> Named:
     }
 
 
-def _beside(pieces: list[Parts]) -> Parts:
-    """Parts of the buckets of all pieces."""
+def _concatenate(pieces: list[Parts]) -> Parts:
+    """Concatenate the buckets of all pieces."""
     return {part: np.concatenate([piece[part] for piece in pieces], axis=1) for part in PARTS}
 
 
 def _scalar(run_id: UUID, name: str, first: int, last: int) -> Parts:
-    """Parts of a scalar's finest buckets; blank ones, too: an earlier attempt may have had values there."""
+    """The finest buckets of a scalar. Empty buckets replace values of an earlier attempt."""
     bucket, count = first // FINEST, (last - first) // FINEST
     parts = list(rows.scalar_parts(run_id, name, (first, last - 1)))
     if not parts:
@@ -150,7 +152,7 @@ def _scalar(run_id: UUID, name: str, first: int, last: int) -> Parts:
 
 
 def _axis(run_id: UUID, first: int, last: int) -> Parts:
-    """The time (us since 1970) of each bucket's last row."""
+    """The time of the last row of each bucket, in microseconds since 1970."""
     bucket, count = first // FINEST, (last - first) // FINEST
     steps: Int64s = np.zeros(0, np.int64)
     times: Float64s = np.zeros(0)
@@ -161,43 +163,42 @@ def _axis(run_id: UUID, first: int, last: int) -> Parts:
     return aggregate(steps[order], times[order][None], FINEST, bucket, count)
 
 
-class _Work:
-    """Rows of the table by group (see `_finest`), read and written within one transaction."""
+class _RollUpTable:
+    """Reads and writes roll-ups by group; see `_finest`."""
 
     def __init__(self, run_id: UUID, cuts: dict[int, int]) -> None:
         self._run_id, self._cutoffs = run_id, cuts
-        # How many of a group's series the run has.
+        # The number of series of each group.
         self._series: dict[tuple[str, int], int] = {}
 
     def get(self, group: tuple[str, int], names: list[str], stride: int, first: int, end: int) -> Named:
-        """Parts of the buckets first..end - 1."""
+        """Read the buckets first..end - 1."""
         kind, tile = group
         if kind == rows.AXIS:
-            found = read.read(
+            rolled = read.read(
                 self._run_id, [], np.zeros(0, np.int64), stride, first, end - 1, (), self._cutoffs
             )
             parts = blank(1, end - first)
-            known = ~np.isnat(found.times)
-            parts["last"][0, known] = found.times[known].astype(np.int64)
+            known = ~np.isnat(rolled.times)
+            parts["last"][0, known] = rolled.times[known].astype(np.int64)
             parts["count"][0, known] = 1.0
             return {rows.AXIS: parts}
         indices = tile * WIDTH + np.arange(self._series[group])
-        found = read.read(self._run_id, names, indices, stride, first, end - 1, PARTS, self._cutoffs)
-        return found.values
+        return read.read(self._run_id, names, indices, stride, first, end - 1, PARTS, self._cutoffs).values
 
     def add(self, group: tuple[str, int], first: int, named: Named, end: int) -> None:
-        """Put into the finest buckets first..end - 1 what they have held before, too."""
+        """Unite the finest buckets first..end - 1 with their stored values."""
         if first >= end:
             return
         self._series[group] = len(next(iter(named.values()))["count"])
         old = self.get(group, list(named), FINEST, first, end)
         for name, parts in named.items():
             head = {part: array[:, : end - first] for part, array in parts.items()}
-            for part, array in united(old[name], head).items():
+            for part, array in unite(old[name], head).items():
                 parts[part][:, : end - first] = array
 
     def put(self, group: tuple[str, int], stride: int, first: int, named: Named, stored: int) -> None:
-        """Write buckets from `first` on; of those before `stored` the others stay."""
+        """Write buckets from `first` on, keeping the other stored buckets before `stored`."""
         kind, tile = group
         self._series[group] = len(next(iter(named.values()))["count"])
         end = first + next(iter(named.values()))["count"].shape[1]
@@ -212,7 +213,7 @@ class _Work:
                 old = self.get(group, list(named), stride, span * SPAN, kept)
                 for name, parts in whole.items():
                     for part, array in old[name].items():
-                        # Between what is rolled up and these: nothing, but what an earlier attempt had.
+                        # Clear the gap before the new buckets, which may have values of an earlier attempt.
                         array[:, max(stored - span * SPAN, 0) : low - span * SPAN] = BLANK[part]
                         array[:, low - span * SPAN : high - span * SPAN] = parts[part]
                 whole = old
@@ -249,7 +250,7 @@ class _Work:
 def _encode(
     kind: str, name: str, parts: Parts, named: Mapping[str, Parts]
 ) -> dict[str, tuple[list[int], bytes] | None]:
-    """The bodies of a column's parts; None where none is needed."""
+    """Encode the parts of a column; None for parts that need not be stored."""
     if kind == rows.AXIS:
         return {
             "last": encode_tile([encode_series(parts["last"][0], ~np.isnan(parts["last"][0]))]) or ([], b"")
@@ -261,7 +262,7 @@ def _encode(
         nothing = same_from_terms(statistic, terms, parts)
     if nothing:
         return dict.fromkeys(PARTS)
-    # A derived statistic's count says that it has rows of its own.
+    # The count of a derived statistic marks that it has its own rows.
     spared = spare(parts) - ({"count"} if statistic in DERIVED else set())
     width = WIDTH if kind == TENSOR else 1
     return {part: None if part in spared else encode_matrix(array, width) for part, array in parts.items()}

@@ -1,4 +1,4 @@
-"""Reading roll-ups: parts of buckets for some series, and for which buckets they can be trusted."""
+"""Read the parts of roll-up buckets, and decide which buckets are up to date."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fp8scope_dashboard.telemetry.aggregates import (
 )
 from fp8scope_dashboard.telemetry.codec import Float64s, Int64s
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED, sources
-from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_into, tile_of
+from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_into, series_by_tile
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP
 
 AXIS: Final = "axis"
 SPAN: Final = 1024
-"""Buckets in a row of the table."""
+"""Buckets per row of the table."""
 
 STATEMENT: Final = """
     WITH wanted (tile, low, high) AS (
@@ -64,9 +64,9 @@ class Rolled:
     """Buckets first..first + B - 1 of `stride` steps.
 
     Attributes:
-        covered: bool[B]; elsewhere the values mean nothing.
-        times: datetime64[us][B], of the bucket's last row; NaT where it has none.
-        values: per name and part, float64[T, B].
+        covered: bool[B], whether the values of the bucket are valid.
+        times: datetime64[us][B], the time of the last row in the bucket; NaT if it is empty.
+        values: float64[T, B] by name and part.
     """
 
     stride: int
@@ -87,11 +87,10 @@ def read(
     cutoffs: dict[int, int],
     raw_from: int = 0,
 ) -> Rolled:
-    """Parts of the buckets first..last (inclusive) of columns by the wire's names, derived statistics
-    included.
+    """Read parts of the buckets first..last (inclusive) of stored and derived columns.
 
-    `cutoffs` are those that count now (see sources.cutoffs): buckets rolled up under others are not covered,
-    nor are those with rows that came late, but for steps below `raw_from`, whose roll-ups are all there is.
+    Buckets built under cutoffs other than the current `cutoffs` are not covered, and neither are buckets with
+    late rows, except below `raw_from`, where only roll-ups are left.
     """
     rows = _fetch(run_id, names, tensors, stride, first, last, parts)
     count = last - first + 1
@@ -109,7 +108,7 @@ def read(
             cells.add(name, part, tile, span, buckets, low, offsets, body)
     cells.restore({part for name in names for part in needed(_bare(name), parts)})
     if rows:
-        _distrust(covered, first, stride, rows[0][:4], cutoffs, raw_from)
+        _uncover_stale(covered, first, stride, rows[0][:4], cutoffs, raw_from)
     stamps = np.full(count, "NaT", "datetime64[us]")
     known = ~np.isnan(times)
     stamps[known] = times[known].astype(np.int64).view("datetime64[us]")
@@ -126,10 +125,7 @@ def _fetch(
     last: int,
     parts: tuple[str, ...],
 ) -> list[tuple[Any, ...]]:
-    places: dict[int, list[int]] = {}
-    for index in tensors.tolist():
-        tile, place = tile_of(index)
-        places.setdefault(tile, []).append(place)
+    tiles = series_by_tile(tensors)
     bare = [_bare(name) for name in names]
     derived = [name for name, statistic in zip(names, bare, strict=True) if statistic in DERIVED]
     stored = {_column(term) for s in bare if s in DERIVED for term in sources(s)}
@@ -144,27 +140,24 @@ def _fetch(
             "parts": list(every),
             "first": first // SPAN,
             "last": last // SPAN,
-            "tiles": list(places),
-            "lows": [min(each) for each in places.values()],
-            "highs": [max(each) for each in places.values()],
+            "tiles": list(tiles),
+            "lows": [series.low for series in tiles.values()],
+            "highs": [series.high for series in tiles.values()],
         },
     )
 
 
 class _Cells:
-    """Decodes the fetched rows into matrices; derived statistics come from their own rows or their terms'."""
+    """Decodes rows into matrices. Derived statistics come from their own rows or from their terms."""
 
     def __init__(self, tensors: Int64s, first: int, count: int) -> None:
         self._tensors, self._first, self._count = tensors, first, count
         self._values: dict[tuple[str, str], Float64s] = {}
-        # By name, tile and span: the place (series, buckets) of the rows, and of which parts there are any.
+        # By name, tile and span: the cells (series, buckets) of the rows, and the stored parts.
         self._stored: dict[tuple[str, int, int], tuple[tuple[list[int], slice], set[str]]] = {}
-        # By derived name, where (series, buckets) it has rows of its own.
+        # By derived name: the cells (series, buckets) with rows of its own.
         self._own: dict[str, NDArray[np.bool_]] = {}
-        self._places: dict[int, list[tuple[int, int]]] = {}
-        for row, index in enumerate(tensors.tolist()):
-            tile, place = tile_of(index)
-            self._places.setdefault(tile, []).append((place, row))
+        self._tiles = series_by_tile(tensors)
 
     def add(
         self,
@@ -177,23 +170,23 @@ class _Cells:
         offsets: list[int],
         body: bytes,
     ) -> None:
-        here = self._places[tile]
-        series = cut_tile(offsets, body, max(place for place, _ in here) - low + 1, low)
+        wanted = self._tiles[tile]
+        series = cut_tile(offsets, body, wanted.high - low + 1, low)
         matrix = self._matrix(name, part)
         shift = span * SPAN - self._first
-        for place, row in here:
-            _spread(series[place - low], buckets, shift, matrix[row])
-        cells = [row for _, row in here], slice(max(shift, 0), max(shift + buckets, 0))
+        for position, row in wanted.cells:
+            _spread(series[position], buckets, shift, matrix[row])
+        cells = [row for _, row in wanted.cells], slice(max(shift, 0), max(shift + buckets, 0))
         self._stored.setdefault((name, tile, span), (cells, set()))[1].add(part)
         if part == "count" and _bare(name) in DERIVED:
             self._own.setdefault(name, np.zeros(matrix.shape, bool))[cells] = True
 
     def restore(self, wanted: Collection[str]) -> None:
-        """Compute those of the wanted parts that were not stored, since others stand for them."""
+        """Compute the wanted parts that are not stored because others imply them."""
         order = [part for part in IMPLIED_FROM if part in with_stand_ins(wanted)]
         for (name, _, _), (cells, stored) in self._stored.items():
             for part in order:
-                # Without a largest value there is none.
+                # Without a maximum there are no values.
                 if part not in stored and "max" in stored:
                     known = {other: self._matrix(name, other)[cells] for other in with_stand_ins((part,))}
                     self._matrix(name, part)[cells] = implied(part, known)
@@ -218,7 +211,7 @@ class _Cells:
 
 
 def _spread(series: memoryview | bytes, buckets: int, shift: int, out: Float64s) -> None:
-    """Decode a row's series to its place in the wanted buckets."""
+    """Decode a series into the requested buckets."""
     low, high = max(shift, 0), min(shift + buckets, len(out))
     if low >= high:
         return
@@ -230,7 +223,7 @@ def _spread(series: memoryview | bytes, buckets: int, shift: int, out: Float64s)
     out[low:high] = whole[low - shift : high - shift]
 
 
-def _distrust(
+def _uncover_stale(
     covered: NDArray[np.bool_],
     first: int,
     stride: int,
@@ -238,7 +231,7 @@ def _distrust(
     cutoffs: dict[int, int],
     raw_from: int,
 ) -> None:
-    """Uncover the buckets that end after what is rolled up, and those with rows that came late."""
+    """Uncover the buckets beyond the rolled-up steps, and those with late rows."""
     until, stale_first, stale_last, known = state
     until = min(until, first_difference(known_cutoffs(known), cutoffs))
     covered[max(until // stride - first, 0) :] = False
@@ -248,17 +241,17 @@ def _distrust(
 
 
 def known_cutoffs(text: str) -> dict[int, int]:
-    """The cutoffs as Rolling keeps them."""
+    """Parse the cutoffs stored in Rolling."""
     return {int(attempt): step for attempt, step in json.loads(text).items()}
 
 
-def first_difference(one: dict[int, int], other: dict[int, int]) -> int:
-    """The first step (down to a bucket's beginning) that counts differently under two sets of cutoffs."""
+def first_difference(a: dict[int, int], b: dict[int, int]) -> int:
+    """The first step that counts differently under two sets of cutoffs, rounded down to a bucket."""
     different = [
         step
-        for attempt in one.keys() | other.keys()
-        if one.get(attempt) != other.get(attempt)
-        for step in (one.get(attempt), other.get(attempt))
+        for attempt in a.keys() | b.keys()
+        if a.get(attempt) != b.get(attempt)
+        for step in (a.get(attempt), b.get(attempt))
         if step is not None
     ]
     return min(different, default=EVERY_STEP) // FINEST * FINEST

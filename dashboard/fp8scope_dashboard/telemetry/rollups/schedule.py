@@ -1,8 +1,7 @@
-"""When roll-ups are made, and made again because rows came late or a run began anew; buckets.py makes them.
+"""Decide which steps to roll up, or to roll up again after late rows or a new attempt; see build.py.
 
-Roll-ups are made of what a query would answer, so that merging ranks and attempts is done once, here. They
-cover all steps below Rolling.until; what has come later for these steps is noted as stale and rolled up
-again.
+Roll-ups hold the results of queries, so that ranks and attempts are merged only once. They cover all steps
+below Rolling.until. Steps below it with late rows are marked as stale and rolled up again.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from fp8scope_dashboard.telemetry.rollups.read import first_difference
 from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers
 from fp8scope_dashboard.telemetry.writers import cutoffs_of
 
-# Rolled up in one transaction, which bounds its memory: 256 KB of each part of each of a tile's statistics.
-MOST_STEPS = 16_384
-# While a run goes on, roll-ups are made of this many new steps at least: each time the last row of every
-# column is written anew, and what it was before takes room until the next vacuum.
-FEWEST_STEPS = 8_192
-# A run of fewer steps is answered from its blocks.
+# Steps per transaction. Bounds memory: 256 KB for each part of each statistic of a tile.
+MAX_STEPS = 16_384
+# The fewest new steps to roll up while a run goes on: each time, the last row of every column is rewritten,
+# and its old version takes space until the next vacuum.
+MIN_STEPS = 8_192
+# Ended runs with fewer steps need no roll-ups.
 SHORT_RUN = 1_024
 
 
 def note_block(run_id: UUID, first_step: int, last_step: int) -> None:
-    """A block was made of chunks, in this transaction: what it holds of steps rolled up before is stale."""
+    """Mark rolled-up steps of a new block as stale. Call in the transaction that writes the block."""
     Rolling.objects.get_or_create(run_id=run_id)
     Rolling.objects.filter(run_id=run_id, pending=False).update(pending=True)
     Rolling.objects.filter(run_id=run_id, until__gt=first_step).update(
-        # LEAST and GREATEST pass over NULL.
+        # LEAST and GREATEST ignore NULL.
         stale_first=Least(F("stale_first"), first_step),
         stale_last=Greatest(F("stale_last"), Least(F("until") - 1, last_step)),
     )
 
 
 def raw_may_go_until(run_id: UUID) -> int:
-    """All steps below this (a multiple of FINEST) are rolled up: retention may delete tensors' raw values."""
+    """The step, a multiple of FINEST, below which retention may delete raw values: all are rolled up."""
     state = Rolling.objects.filter(run_id=run_id).first()
     if state is None:
         return 0
@@ -54,16 +53,17 @@ def raw_may_go_until(run_id: UUID) -> int:
 
 
 def roll(run: Run) -> bool:
-    """Roll up some steps, in the caller's transaction and under the run's lock. False: nothing is to be
-    done.
+    """Roll up some steps, in the transaction of the caller and under the lock of the run.
+
+    Returns False if there is nothing to do.
     """
     if not Block.objects.filter(run=run).exists():
         return False
     state = Rolling.objects.get_or_create(run=run)[0]
-    _heed_attempts(run.id, state)
+    _invalidate_replaced(run.id, state)
     if state.stale_first is not None and state.stale_last is not None:
         first = state.stale_first // FINEST * FINEST
-        last = min(_up(state.stale_last + 1), state.until, first + MOST_STEPS)
+        last = min(_round_up(state.stale_last + 1), state.until, first + MAX_STEPS)
         write(run, _known(state), state.until, state.raw_from, first, last)
         done = last > state.stale_last
         state.stale_first, state.stale_last = (None, None) if done else (last, state.stale_last)
@@ -74,11 +74,11 @@ def roll(run: Run) -> bool:
         return False
     first = max(first_step // FINEST * FINEST, state.until)
     end = _settled_until(run, state)
-    if end <= first or (not _ended(run) and end - first < FEWEST_STEPS):
+    if end <= first or (not _ended(run) and end - first < MIN_STEPS):
         return False
     if not state.until and _ended(run) and end - first < SHORT_RUN:
         return False
-    last = min(end, first + MOST_STEPS)
+    last = min(end, first + MAX_STEPS)
     write(run, _known(state), state.until, state.raw_from, first, last)
     state.until = last
     state.save(update_fields=["until"])
@@ -89,8 +89,8 @@ def _known(state: Rolling) -> dict[int, int]:
     return {int(attempt): step for attempt, step in state.cutoffs.items()}
 
 
-def _heed_attempts(run_id: UUID, state: Rolling) -> None:
-    """What a later attempt has replaced since is rolled up anew, from its first step on."""
+def _invalidate_replaced(run_id: UUID, state: Rolling) -> None:
+    """Discard roll-ups from the first step that a later attempt has replaced."""
     now = cutoffs_of(run_id)
     if now == _known(state):
         return
@@ -99,7 +99,7 @@ def _heed_attempts(run_id: UUID, state: Rolling) -> None:
         state.stale_first = state.stale_last = None
     elif state.stale_last is not None:
         state.stale_last = min(state.stale_last, state.until - 1)
-    # Of the later attempt there are all rows.
+    # Raw rows of the later attempt are not deleted yet.
     state.raw_from = min(state.raw_from, state.until)
     forget_from(run_id, state.until)
     state.cutoffs = now
@@ -111,35 +111,35 @@ def _ended(run: Run) -> bool:
 
 
 def _settled_until(run: Run, state: Rolling) -> int:
-    """Up to which step rows are rather not expected any more (they may still come: then they are late)."""
+    """The step below which no more rows are expected; those that still arrive are late."""
     stored: int = Block.objects.filter(run=run).aggregate(last=Max("last_step"))["last"]
     waiting = Chunk.objects.filter(run=run, last_step__gte=state.until).aggregate(first=Min("first_step"))
     if _ended(run) and waiting["first"] is None:
-        return _up(stored + 1)
+        return _round_up(stored + 1)
     ends: list[int] = [stored + 1]
     if waiting["first"] is not None:
         ends.append(waiting["first"])
-    at_it = Writer.objects.filter(
+    alive = Writer.objects.filter(
         run=run, finished_at=None, seen_at__gt=timezone.now() - SILENT_AFTER, last_step__isnull=False
     )
-    slowest = at_it.aggregate(step=Min("last_step"))["step"]
+    slowest = alive.aggregate(step=Min("last_step"))["step"]
     if slowest is not None:
         ends.append(slowest + 1)
     return min(ends) // FINEST * FINEST
 
 
 def _next_step(run: Run, start: int) -> int | None:
-    """The first step from `start` on that a block holds: nothing need be rolled up in between."""
+    """The first step from `start` on that is in a block; None if there is none."""
     later = Block.objects.filter(run=run, first_step__gte=start).aggregate(first=Min("first_step"))["first"]
     across = Block.objects.filter(run=run, first_step__lt=start, last_step__gte=start)
-    found = [] if later is None else [later]
+    candidates = [] if later is None else [later]
     for block in across:
         axis = Tile.objects.get(run=run, name=rows.AXIS, tile=0, writer=block.writer, seq=block.seq)
         series = cut_tile(axis.offsets, axis.body, rows.AXES)
         steps = decode_integers(series[rows.STEPS], block.rows)
-        found.append(int(steps[steps >= start].min()))
-    return min(found, default=None)
+        candidates.append(int(steps[steps >= start].min()))
+    return min(candidates, default=None)
 
 
-def _up(step: int) -> int:
+def _round_up(step: int) -> int:
     return -(-step // FINEST) * FINEST

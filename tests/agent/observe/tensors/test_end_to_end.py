@@ -19,7 +19,7 @@ from torch import nn
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.delivery.resend import sync_one
+from fp8scope.delivery.resend import send_spool
 from fp8scope.recording.records import Histograms, TornRecordError
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
@@ -129,7 +129,7 @@ def test_histograms_are_kept_offline_and_sent_by_sync(server: WireServer, settin
     train(run, model, 5)
     directory = run.directory
     run.finish()
-    report = sync_one(directory, settings, 60.0, lambda done, total: None)
+    report = send_spool(directory, settings, 60.0)
     assert not report.problem and not report.refused and report.rows == 5
     assert {h["step"] for h in server.run.histograms} == {1, 3, 5} and len(server.run.histograms) == 18
 

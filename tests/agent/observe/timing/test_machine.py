@@ -23,7 +23,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     run = Run(settings, blank_registration("machine"))
     run.watch(model)
     deadline = time.monotonic() + 60
-    while run._measures._machine._sample is None and time.monotonic() < deadline:
+    while run.session.steps.measures._machine._sample is None and time.monotonic() < deadline:
         with run.step():
             model(torch.ones(1, 4)).sum().backward()
     with run.step():

@@ -1,13 +1,12 @@
-"""Buckets that rows are added to hold what one pass over all of these rows would have found."""
+"""Adding late rows to buckets gives the same parts as aggregating all rows at once."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, Parts, aggregate, blank
+from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, Parts, aggregate, blank, unite
 from fp8scope_dashboard.telemetry.codec import Int64s
-from fp8scope_dashboard.telemetry.late import united
 
 EXTREMES = ("max", "min", "argmax", "argmin", "undefined")
 BUCKETS = 6
@@ -31,18 +30,18 @@ def same(one: Parts, other: Parts, parts: tuple[str, ...] = PARTS) -> None:
 def test_it_works(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = rng.random(BUCKETS * FINEST) < rng.choice([0.01, 0.3, 0.9])
-    # A bucket without any of the first, and one without any of the others.
+    # The first bucket has only added rows, the second only known rows.
     first[:FINEST], first[FINEST : 2 * FINEST] = False, True
-    known, found = some(np.flatnonzero(first)), some(np.flatnonzero(~first))
+    known, added = some(np.flatnonzero(first)), some(np.flatnonzero(~first))
     whole = some(np.arange(BUCKETS * FINEST))
-    both = united(known, found)
+    both = unite(known, added)
     same(both, whole, EXTREMES)
-    same(united(both, found), both)
-    same({part: both[part][:, :1] for part in PARTS}, {part: found[part][:, :1] for part in PARTS})
+    same(unite(both, added), both)
+    same({part: both[part][:, :1] for part in PARTS}, {part: added[part][:, :1] for part in PARTS})
     same({part: both[part][:, 1:2] for part in PARTS}, {part: known[part][:, 1:2] for part in PARTS})
 
 
-def test_nothing_added_is_nothing_changed() -> None:
+def test_adding_nothing_changes_nothing() -> None:
     known = some(np.arange(0, BUCKETS * FINEST, 3))
-    same(united(known, blank(3, BUCKETS)), known)
-    same(united(blank(3, BUCKETS), known), known)
+    same(unite(known, blank(3, BUCKETS)), known)
+    same(unite(blank(3, BUCKETS), known), known)

@@ -1,0 +1,121 @@
+"""Data of the previous version survives the migration to the current one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.seeding import seed_project
+from django.apps import apps
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Role, User
+from fp8scope_dashboard.accounts.services import (
+    create_project,
+    create_sign_in_link,
+    create_token,
+)
+from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event
+from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
+from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.receipts.models import Receipt
+from fp8scope_dashboard.runs.models import DeletedRun, Run
+from fp8scope_dashboard.telemetry import compaction, histograms, queries
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# The version before receipts and evaluations had apps of their own.
+PREVIOUS = (("ingest", "0001_initial"), ("analysis", "0001_initial"))
+
+
+def migrate(*targets: tuple[str, str]) -> MigrationExecutor:
+    executor = MigrationExecutor(connection)
+    executor.migrate(list(targets) or executor.loader.graph.leaf_nodes())
+    return MigrationExecutor(connection)
+
+
+@pytest.fixture(autouse=True)
+def restored_schema() -> Iterator[None]:
+    yield
+    migrate()
+
+
+def rows_by_table() -> dict[str, list[Any]]:
+    """Every row of every table of the dashboard's models, read without them."""
+    models = [model for model in apps.get_models() if model.__module__.startswith("fp8scope_dashboard.")]
+    rows = {}
+    with connection.cursor() as cursor:
+        for table in sorted(model._meta.db_table for model in models):
+            cursor.execute(f'SELECT to_jsonb(stored)::text FROM "{table}" AS stored ORDER BY 1')
+            rows[table] = cursor.fetchall()
+    return rows
+
+
+def fill_every_table() -> Run:
+    """Store rows in every table. Returns a compacted run."""
+    user = User.objects.create_user("ada")
+    project = create_project("research", "Research", owner=user)
+    assert Role(project.memberships.get().role) == Role.ADMIN
+    create_token(project, "training")
+    create_sign_in_link(user, "http://localhost")
+    run = seed_project(project, steps=1100).faulty
+    Run.objects.filter(pk=run.pk).update(state="failed")
+    while compaction.compact_run(run.pk):
+        pass
+    going_on = Recorder(make_run(project, "still running"), tensors=("a.input",))
+    going_on.rows(range(40), {"loss": np.arange(40.0)}, {"amax": np.ones((40, 1))})
+    histograms.append(going_on.run.pk, going_on.uuid, 100, 3, [0], b"as it was sent")
+    DeletedRun.objects.create(run_id=uuid.uuid4(), project=project)
+    event = Event.objects.filter(run=run).first() or Event.objects.create(
+        run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1
+    )
+    channel = Channel.objects.create(project=project, name="chat", config={"url": "https://chat.example"})
+    Delivery.objects.get_or_create(event=event, channel=channel)
+    DetectorState.objects.get_or_create(run=run, writer=uuid.UUID(int=0))
+    command = Command.objects.create(run=run, kind="pause", given_by=user, expires_at=timezone.now())
+    CommandResult.objects.create(command=command, writer=going_on.uuid, state="done")
+    Listener.objects.create(run=run, writer=going_on.uuid, accepts=["pause"])
+    Report.objects.create(run=run, writer=going_on.uuid, seq=0, kind="bisect", step=1)
+    return run
+
+
+def test_it_works() -> None:
+    run = fill_every_table()
+    losses = queries.scalar(run.pk, "loss")
+    before = rows_by_table()
+    assert [table for table, rows in before.items() if not rows] == []
+
+    state = migrate(*PREVIOUS).loader.project_state(list(PREVIOUS))
+    assert rows_by_table() == before
+    receipts = state.apps.get_model("ingest", "Receipt")
+    evaluations = state.apps.get_model("analysis", "Evaluation")
+    assert receipts.objects.count() == len(before["ingest_receipt"])
+    assert evaluations.objects.count() == len(before["analysis_evaluation"])
+
+    migrate()
+    assert rows_by_table() == before
+    assert Receipt.objects.count() == len(before["ingest_receipt"])
+    assert Evaluation.objects.filter(run=run).exists()
+    assert Comparison.objects.filter(run=run).exists()
+    np.testing.assert_array_equal(queries.scalar(run.pk, "loss").values, losses.values)
+
+
+def test_the_previous_version_can_still_write() -> None:
+    # A server of the previous version may serve requests while the migration runs.
+    run = make_run(create_project("research", "Research"))
+    receipts = migrate(*PREVIOUS).loader.project_state(list(PREVIOUS)).apps.get_model("ingest", "Receipt")
+    receipts.objects.create(run_id=run.pk, writer=uuid.uuid4(), seq=1, kind="batch", digest=bytes(32))
+    migrate()
+    assert Receipt.objects.get(run=run).seq == 1
+
+
+def test_models_and_migrations_agree() -> None:
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
