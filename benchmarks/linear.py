@@ -129,13 +129,14 @@ def main() -> None:
     parser.add_argument("--without-bf16-units", action="store_true")
     arguments = parser.parse_args()
     if arguments.without_bf16_units:
-        matmul.has_bf16_units = lambda: False  # type: ignore[assignment]
+        # Where the product looks it up.
+        vars(matmul)["has_bf16_units"] = lambda: False
     torch.set_num_threads(arguments.threads)
     set_backend("compiled")
     for size in arguments.sizes:
         for recipe, peer_recipe in RECIPES:
             case = measure_case(size, recipe, peer_recipe, arguments.repeats)
-            case |= {"threads": arguments.threads, "bf16_units": matmul.has_bf16_units()}
+            case |= {"threads": arguments.threads, "bf16_units": vars(matmul)["has_bf16_units"]()}
             print(json.dumps(case), flush=True)
 
 

@@ -1,18 +1,18 @@
 """Where the agent sends to and what it may use: from arguments, the environment, or `fp8scope login`."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
+
+from fp8scope.credentials import credentials_path, find_login, read_logins
 
 Mode = Literal["online", "offline", "disabled"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_DIRECTORY = ".fp8scope/spool"
-MAX_CREDENTIALS_BYTES = 1 * MIB
 DEFAULT_OVERHEAD = 0.02
 """Share of a step's time that watching may take."""
 
@@ -182,53 +182,3 @@ def _number(env: Mapping[str, str], name: str, default: float, *, low: float, hi
     if not low <= value <= high:
         raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, got {text!r}.")
     return value
-
-
-@dataclass(frozen=True)
-class Login:
-    """A server that `fp8scope login` was told about."""
-
-    url: str
-    token: str = field(repr=False)
-    project: str = ""
-
-
-def credentials_path(environment: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_CONFIG_HOME/fp8scope/credentials.json`, by default below `~/.config`."""
-    env = os.environ if environment is None else environment
-    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
-    return Path(base) / "fp8scope" / "credentials.json"
-
-
-def read_logins(path: Path) -> list[Login]:
-    """The logins kept in `path`, newest first; none when there is no such file or it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            document: Any = json.loads(file.read(MAX_CREDENTIALS_BYTES))
-        return [Login(str(e["url"]), str(e["token"]), str(e.get("project", ""))) for e in document["logins"]]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return []
-
-
-def find_login(logins: list[Login], *, url: str, project: str | None) -> Login | None:
-    """The newest login for this address and project; one without a project fits every project."""
-    fitting = [login for login in logins if not url or login.url == url.rstrip("/")]
-    exact = [login for login in fitting if login.project == (project or "")]
-    general = [login for login in fitting if not login.project or not project]
-    return next(iter(exact + general), None)
-
-
-def save_login(path: Path, login: Login) -> None:
-    """Keep `login` as the newest, readable by its owner only (file 0600, folder 0700)."""
-    others = [o for o in read_logins(path) if (o.url, o.project) != (login.url, login.project)]
-    document = {"logins": [{"url": o.url, "token": o.token, "project": o.project} for o in [login, *others]]}
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Written beside it and moved over it: nobody ever sees half a file, or one with wider rights.
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-        os.write(descriptor, json.dumps(document, indent=2).encode())
-    finally:
-        os.close(descriptor)
-    os.replace(draft, path)

@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 
 import fp8scope
-from fp8scope.config import (
-    ConfigurationError,
-    Login,
-    check_url,
-    credentials_path,
-    find_login,
-    read_logins,
-    save_login,
-    settings_from,
-)
+from fp8scope.config import ConfigurationError, check_url, settings_from
+from fp8scope.credentials import Login, credentials_path, find_login, read_logins, save_login
 
 TOKEN = "fp8s_0123456789"
 

@@ -23,8 +23,8 @@ ORDERS = {
         dcp_planner gradient_reduction optimizer
     """,
     "fp8scope": """
-        config guard scalars metadata arguments process observe step recording delivery session control
-        run autolog integrations demo cli __main__
+        credentials config guard scalars metadata arguments process observe step recording delivery session
+        control run autolog integrations demo cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup embedded settings text db notifications accounts wire runs receipts telemetry

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.process_group import run_ranks
-from helpers.scaling_ranks import batch, make_model, scales, train
+from kernels.helpers.scaling_ranks import batch, make_model, scales, train
 from torch import Tensor
 from torch import distributed as dist
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.process_group import run_ranks
-from helpers.scaling_ranks import STEPS, batch, make_model, scales, train
+from kernels.helpers.scaling_ranks import STEPS, batch, make_model, scales, train
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

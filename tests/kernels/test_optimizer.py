@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.optimizer_training import make_model, one, train
+from kernels.helpers.optimizer_training import make_model, one, train
 from torch import Tensor
 
 from fp8scope_kernels import StatisticsBuffer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.optimizer_training import make_model, train
+from kernels.helpers.optimizer_training import make_model, train
 
 from fp8scope_kernels.optimizer import LEVELS, Fp8AdamW, Level
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.optimizer_training import make_model, train
+from kernels.helpers.optimizer_training import make_model, train
 from torch import nn
 
 from fp8scope_kernels import E4M3, STATISTICS, StatisticsBuffer

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.optimizer_training import make_model, train
 from helpers.process_group import run_ranks
+from kernels.helpers.optimizer_training import make_model, train
 from torch import distributed as dist
 from torch import nn
 

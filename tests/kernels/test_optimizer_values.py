@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from helpers.optimizer_training import one
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels.helpers.optimizer_training import one
 from torch import nn
 
 from fp8scope_kernels import amax_to_scale

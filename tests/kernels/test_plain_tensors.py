@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels import STATISTICS, StatisticsBuffer, backends, observe, set_backend
+from fp8scope_kernels import STATISTICS, StatisticsBuffer, backends, observe, plain_tensors, set_backend
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.observers import HighPrecisionObserver, add_tensor
 
@@ -120,9 +120,9 @@ def test_calls_add_up() -> None:
 
 def test_a_transposed_tensor_is_not_copied() -> None:
     x = torch.randn(40, 30)
-    ordered, repeat = cpu_backend.in_memory_order(x.t())
+    ordered, repeat = plain_tensors.in_memory_order(x.t())
     assert ordered.data_ptr() == x.data_ptr() and repeat == 1
-    ordered, repeat = cpu_backend.in_memory_order(x[0].expand(9, 30))
+    ordered, repeat = plain_tensors.in_memory_order(x[0].expand(9, 30))
     assert ordered.data_ptr() == x.data_ptr() and repeat == 9 and ordered.numel() == 30
 
 

@@ -5,15 +5,8 @@ import getpass
 import sys
 
 from fp8scope.cli.server import UNKNOWN_RUN, probe
-from fp8scope.config import (
-    ConfigurationError,
-    Login,
-    Settings,
-    check_token,
-    check_url,
-    credentials_path,
-    save_login,
-)
+from fp8scope.config import ConfigurationError, Settings, check_token, check_url
+from fp8scope.credentials import Login, credentials_path, save_login
 
 
 def login(arguments: list[str]) -> int:

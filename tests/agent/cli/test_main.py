@@ -12,7 +12,8 @@ from agent.helpers.wire_server import WireServer
 from agent.helpers.writer import join_sender
 
 from fp8scope.cli import main as cli
-from fp8scope.config import Settings, credentials_path, read_logins
+from fp8scope.config import Settings
+from fp8scope.credentials import credentials_path, read_logins
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 

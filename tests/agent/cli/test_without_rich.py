@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -39,7 +40,7 @@ class Terminal(io.StringIO):
 
 def test_prints_a_line_only_after_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = io.StringIO()
     line = ProgressLine("sending", unit="MiB", scale=progress.MIB, stream=stream)
     line.update(1 << 20, 8 << 20)
@@ -53,7 +54,7 @@ def test_prints_a_line_only_after_the_interval(monkeypatch: pytest.MonkeyPatch) 
 
 def test_redraws_and_clears_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = Terminal()
     line = ProgressLine("rows", stream=stream)
     for done in (0, 5, 10):

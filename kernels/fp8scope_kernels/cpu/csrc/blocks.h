@@ -1,10 +1,10 @@
-// One scale for each block of a matrix. Blocks may be as short as MX's 32, so that every step is taken for many of
-// them before the next one: amaxes, scales, casts.
+// One scale for each block of a matrix. Blocks may be as short as 32 elements (MX), so each step (amaxes, scales, casts)
+// processes many blocks before the next step.
 
 namespace {
 
 constexpr int64_t MX = 32;
-constexpr int64_t GROUP = BLOCK / MX;  // the most blocks that are worked on together
+constexpr int64_t GROUP = BLOCK / MX;  // the most blocks processed together
 
 // One row of blocks: [height, columns].
 struct Band {
@@ -17,7 +17,7 @@ struct Band {
     const int64_t whole = std::min(last, columns / width);
     for (int64_t row = 0; row < height; row++) {
       int64_t block = first;
-      // A loop of a length not known takes twice the time over so few elements.
+      // A loop of unknown length takes twice the time for so few elements.
       if (width == MX)
         for (; block < whole; block++) f(block, row * columns + block * MX, MX);
       for (; block < last; block++)
@@ -26,8 +26,8 @@ struct Band {
   }
 };
 
-// blocks.py's multipliers. `rule`: 0 M / amax, 1 that as a power of two, 2 the rule of OCP MX 1.0.
-// Whether with one of them something saturates.
+// The multipliers of reference.py. `rule`: 0 is M / amax, 1 rounds it to a power of two, 2 is the rule of OCP MX 1.0.
+// Returns whether something saturates with any of them.
 bool choose_scales(const uint32_t* amax, float* scales, int64_t n, const Format& f, int rule) {
   const float max = f.max, power = real(uint32_t(f.max_exponent + 127) << 23), e8m0 = real(0x7f000000);
   const float most = real(0x7f7fffff);
@@ -55,8 +55,7 @@ void summarize(const float* scales, int64_t n, int rule, Counts& c) {
     c.median = real(all[middle]);
     return;
   }
-  // Powers of two: their exponents say everything. Neighbours are alike and counted apart, because one count
-  // would have to wait for the other.
+  // Powers of two have only an exponent. Neighbours are often equal; separate counters avoid waiting for a store.
   constexpr int64_t APART = 8;
   uint32_t seen[APART][256] = {};
   int64_t before = 0, count = 0;
@@ -72,7 +71,7 @@ void summarize(const float* scales, int64_t n, int rule, Counts& c) {
   }
 }
 
-// The largest finite element of a block, and what of it is rare with this scale.
+// The largest finite element of a block; counts elements that saturate or are not finite with this scale.
 template <typename T>
 uint32_t inspect_block(const T* x, const Band& band, int64_t block, float scale, float limit, Counts& rare) {
   uint32_t amax = 0;
@@ -125,7 +124,7 @@ uint32_t quantize_band(const T* x, Out* q, float* scales, const Band& band, int 
   return top;
 }
 
-// Rows of blocks that are worth counting in at once.
+// The number of rows that are counted together.
 int64_t rows_together(int64_t height, int64_t columns) {
   return height * std::max<int64_t>(1, BLOCK / (height * columns));
 }

@@ -1,8 +1,8 @@
-// What is counted: in what the cast has written where that says it, in what was read where only that does.
+// Counters. Most are taken from what the cast has written, the others from its input.
 
 namespace {
 
-// As wide as the machine's vectors: comparing wider ones is done element by element.
+// The width of the machine's vectors: wider ones are compared element by element.
 #if defined(__AVX512BW__)
 constexpr int64_t VECTOR = 64;
 #elif defined(__AVX2__)
@@ -22,7 +22,7 @@ template <typename T> int64_t total(const typename Lanes<T>::type& v) {
   return sum;
 }
 
-// How many of n patterns are zero, and below `limit`, without their sign.
+// Counts the patterns, without sign, that are zero and that are below `limit`.
 template <typename T> void count_small(const T* x, int64_t n, T limit, int64_t& zeros, int64_t& below) {
   using V = typename Lanes<T>::type;
   constexpr int64_t W = sizeof(V) / sizeof(T), MOST = SIGNLESS<T>;
@@ -54,7 +54,7 @@ template <typename Out, typename T> void count(const T* x, const Out* q, int64_t
   int64_t flushed = 0;
   count_small<Out>(q, n, normal, flushed, c.below);
   c.flushed += flushed;
-  // Where nothing became zero, nothing was.
+  // If no result is zero, no input is.
   if (flushed) c.zeros += count_zeros(x, n);
 }
 
@@ -68,12 +68,12 @@ template <typename T> INLINED inline T largest(const T* x, int64_t n) {
   return top;
 }
 
-// What is rare: elements that saturate or are not finite, and the largest finite one.
+// Rare cases: counts elements that saturate or are not finite. Returns the largest finite element.
 template <typename T> uint32_t inspect(const T* x, int64_t n, float scale, float limit, Counts& c) {
   const uint32_t most = bits(limit);
   uint32_t top = 0;
   for (int64_t start = 0; start < n; start += BLOCK) {
-    // Counted in 32 bits, as wide as what is compared, and as patterns with masks, so that vectors do it.
+    // Counters have 32 bits, as wide as the patterns compared, so that the loop vectorises.
     uint32_t saturated = 0, nonfinite = 0;
     const int64_t end = std::min(n, start + BLOCK);
     for (int64_t i = start; i < end; i++) {

@@ -1,10 +1,10 @@
-// Numbers as bit patterns, and the cast of a run of them: the innermost loops, which compilers turn into vectors.
+// Numbers as bit patterns, and the cast of a run of them: the innermost loops, which the compiler vectorises.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-// backend.py has the same two structures.
+// backend.py declares the same two structures.
 struct Format {
   float max, limit, smallest_normal, smallest_subnormal;
   int32_t mantissa_bits, bias, nan, max_exponent;
@@ -15,7 +15,7 @@ struct Counts {
   float smallest, median, largest;  // of the blocks' scales
 };
 
-// Of what is called for every block: its constants are then loaded once, and a known length needs no remainder.
+// For functions called on every block: constants are loaded once, and a known length needs no remainder loop.
 #define INLINED __attribute__((always_inline))
 
 namespace {
@@ -42,11 +42,11 @@ template <typename Out> Out narrow(float x) {
 
 template <typename T> constexpr T SIGNLESS = T(~T(0)) >> 1;
 
-// A format as the cast needs it. Taken by value: a byte that is written might be any object's, a format's too.
+// A format as the cast needs it. Passed by value, because a byte that is written may alias any object.
 struct Rounding {
   int drop;
   uint32_t max, normal, half, rebias, kept, nan, accepted;
-  float shift;  // its last bit is worth the smallest subnormal, so that adding it rounds
+  float shift;  // its last bit has the value of the smallest subnormal, so that adding it rounds
 
   explicit Rounding(const Format& f)
       : drop(23 - f.mantissa_bits), max(bits(f.max)), normal(bits(f.smallest_normal)), half((1u << (drop - 1)) - 1),
@@ -55,8 +55,8 @@ struct Rounding {
 };
 
 // x * scale clamped and rounded to nearest even: the FP8 byte (uint8_t), or the same number as bfloat16 (uint16_t).
-// `OnX`: f.accepted is asked of x, which takes longer. Asked of the product, a finite x that a large scale takes
-// to Inf is not told from an Inf.
+// `OnX` compares x with f.accepted, which takes longer. Comparing the product does not distinguish an Inf from a finite
+// x whose product overflows.
 template <typename Out, bool OnX = false>
 INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n, float scale, Rounding f) {
   const uint32_t base = bits(f.shift);
@@ -71,13 +71,13 @@ INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n,
       q[i] = Out((lost ? f.nan : code) | (b >> 24 & 0x80));
     } else {
       const uint32_t value = clamped < f.normal ? bits(shifted - f.shift) : rounded & f.kept;
-      // The definition's sums leave +0 of whatever vanishes.
+      // As in reference.py, a flushed value becomes +0.
       q[i] = Out(((lost ? 0x7fc00000 : value) | (value ? b & ~ABS : 0)) >> 16);
     }
   }
 }
 
-// Casts the finite x anew whose product may be Inf: that saturates, where a cast that accepts no Inf has left NaN.
+// Casts finite x again whose product may be Inf: they saturate, but a cast that accepts no Inf has written NaN.
 template <typename Out>
 void mend(const auto* x, Out* q, int64_t n, float scale, Rounding f) {
   f.accepted = INF;

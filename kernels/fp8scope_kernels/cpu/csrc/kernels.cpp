@@ -1,8 +1,8 @@
-// Quantisation with its statistics in one pass over memory, for CPUs. Called by backend.py.
+// Quantisation and its statistics in one pass over memory, for CPUs: the entry points, called by backend.py.
 //
-// The same bits as the definition in quantization.py and blocks.py. This file has the entry points; it includes
-// the others, so that there is one thing to compile. It is compiled when the package is built, once for each level
-// of processor (levels.py), into a library that needs nothing but the C library.
+// Computes the same bits as reference.py. This file includes the others, so that there is one translation unit. The
+// build of the package compiles it once for each level of processor (levels.py), into a library that needs only the
+// C library.
 
 #include "elements.h"
 #include "threads.h"
@@ -50,10 +50,10 @@ void accumulate_blocks(double* row, int64_t n, const Counts& c) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Which of the libraries this processor can run: an index into levels.py's LEVELS.
+// The highest level that this processor supports: an index into LEVELS of levels.py.
 int fp8scope_level() { return level(); }
 
-// The digest of the sources that this library was built from.
+// The digest of the sources of this library.
 const char* fp8scope_sources() { return FP8SCOPE_SOURCES; }
 
 // The OpenMP runtime's GOMP_parallel, or null for one thread.
@@ -63,7 +63,7 @@ float fp8scope_scale(float amax, float top, int power_of_two, float otherwise) {
   return choose_scale(amax, top, power_of_two, otherwise);
 }
 
-// state.py's scale from the past, which replaces the one there is when its time has come.
+// The delayed scale of scaling_state.py. It is recomputed, and written to `scale`, at every `interval`-th call.
 float fp8scope_past_scale(const float* history, int64_t n, float* scale, const int64_t* calls, int64_t interval,
                           float top) {
   if (*calls % interval) return *scale;
@@ -76,7 +76,7 @@ float fp8scope_past_scale(const float* history, int64_t n, float* scale, const i
   return *scale = choose_scale(nan ? real(INF) : amax, top, false, *scale);
 }
 
-// One more call in a history, which has its newest entry first.
+// Adds a call to a history, which has its newest entry first.
 void fp8scope_remember(float* history, int64_t n, int64_t* calls, float amax) {
   std::memmove(history + 1, history, (n - 1) * sizeof(float));
   history[0] = amax;
@@ -92,8 +92,8 @@ float fp8scope_measure(const void* x, int64_t n, int wide, int threads) {
   return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
 }
 
-// Adds a tensor that is not quantised to its row. `repeat`: how often each of the n elements stands in it. Returns
-// its non-finite elements.
+// Adds a tensor that is not quantised to its row. Each of the n elements counts `repeat` times. Returns the number of
+// non-finite elements.
 int64_t fp8scope_observe(const void* x, int64_t n, int64_t repeat, int dtype, int threads, double* row) {
   const Observed seen = observe(x, n, dtype, threads);
   row[0] += n * repeat;
@@ -115,11 +115,11 @@ float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float li
   return wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
 }
 
-// `wanted` has AMAX where `amax` (of the finite elements; Inf if unknown) and c->nonfinite are not known but needed;
-// returns the former.
+// `wanted` has AMAX if `amax` (of the finite elements; Inf if unknown) and c->nonfinite are needed but not known.
+// Returns amax.
 float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, float scale, const Format* f,
                         int wanted, int threads, float amax, double* row, Counts* c) {
-  if (wanted && !(amax * scale <= f->limit)) wanted |= AMAX;  // How many saturate is seen by the same look.
+  if (wanted && !(amax * scale <= f->limit)) wanted |= AMAX;  // The same pass counts what saturates.
   if (wanted & AMAX) c->nonfinite = 0;
   const auto go = [&](auto* in, auto* out) {
     return real(share_counting(n, PIECE, threads, *c, [&](int64_t first, int64_t last, Counts& part) {

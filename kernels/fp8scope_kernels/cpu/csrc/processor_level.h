@@ -1,4 +1,4 @@
-// The level of this processor: which of the libraries it can run.
+// The level of this processor: the libraries that it can run.
 
 #ifndef FP8SCOPE_SOURCES
 #define FP8SCOPE_SOURCES ""  // what a compiler is given by hand

@@ -1,11 +1,11 @@
-// sampling.py's samples in one pass: what quantisation has changed, and the exponents of what was quantised.
+// The samples of sampling.py in one pass: the quantisation error, and the exponents of the input.
 
 #include <bit>
 
 namespace {
 
 constexpr int64_t LANES = VECTOR / sizeof(double);
-constexpr int64_t SUMS = 8;  // as many on every processor, so that sums have the same bits
+constexpr int64_t SUMS = 8;  // equal on every processor, so that sums have the same bits
 constexpr int EXPONENTS = 256, SMALL = 24, APART = 4;
 
 // What one thread has seen.
@@ -56,7 +56,7 @@ template <typename T> void sample_squares(const T* x, const uint16_t* q, int64_t
   int64_t i = 0;
   for (; i + SUMS <= n; i += SUMS) add_all(x + i, q + i);
   if (i < n) {
-    // The rest, filled up with zeros, which change nothing.
+    // The remainder, padded with zeros, which change nothing.
     T left[SUMS] = {};
     uint16_t quantized[SUMS] = {};
     std::copy(x + i, x + n, left);
@@ -66,8 +66,8 @@ template <typename T> void sample_squares(const T* x, const uint16_t* q, int64_t
   for (int64_t k = 0; k < SUMS; k++) s.error += error[k / LANES][k % LANES], s.signal += signal[k / LANES][k % LANES];
 }
 
-// Adds to `sample`, as sampling.py has it. `inverse` has one number for each row. The sums' order, and with it
-// their last bits, depend on the number of threads alone.
+// Adds to `sample`, laid out as in statistics.py. `inverse` has one number for each row. The order of the sums, and
+// with it their last bits, depends only on the number of threads.
 template <typename T>
 void sample(const T* x, const uint16_t* q, const float* inverse, int64_t rows, int64_t columns, int threads,
             double* sample) {

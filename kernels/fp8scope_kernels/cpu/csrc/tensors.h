@@ -1,25 +1,25 @@
-// One scale for a whole tensor. Work goes on in pieces that stay in the first-level cache, with room for what is
-// fetched meanwhile: cast one, then count in what was written, of which more fits into a vector than of float32.
+// One scale for a whole tensor. Processes pieces that fit the first-level cache: casts a piece, then counts in its
+// output, of which more elements fit into a vector than of float32.
 
 namespace {
 
 constexpr int COUNTS = 1, AMAX = 2;
 constexpr int64_t PIECE = 2048;
 
-// quantization.py's multiplier: `top` / amax within float32's normal range, perhaps as a power of two.
+// The multiplier of reference.py: `top` / amax within float32's normal range, perhaps as a power of two.
 float choose_scale(float amax, float top, bool power_of_two, float otherwise) {
   if (!(amax > 0 && amax < real(INF))) return otherwise;
   const float scale = std::min(std::max(top / amax, TINY), real(0x7f7fffff));
   return power_of_two ? real(bits(scale) & INF) : scale;
 }
 
-// `wanted`: COUNTS and AMAX, added up. `bound`: at least the finite elements' amax; Inf where that is not known.
+// `wanted`: COUNTS + AMAX. `bound`: an upper bound of the finite elements' amax; Inf if it is not known.
 template <typename T, typename Out>
 uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, int wanted, float bound, Counts& c) {
   int64_t zeros = 0, flushed = 0, below = 0, saturated = 0, nonfinite = 0;
   uint32_t top = 0;
   const Rounding rounding(f);
-  // Rare: a finite element times the scale may be Inf. What each piece's peak does not show is asked of every x.
+  // Rare: the product of a finite element may be Inf. Without the peak of each piece, every x is tested.
   const bool overflowing = f.accepted < INF && scale > 1 && !(bound * scale < real(INF));
   const bool blind = overflowing && !(wanted & AMAX) && scale < real(INF);
   for (int64_t start = 0; start < n; start += PIECE) {
@@ -31,7 +31,7 @@ uint32_t quantize(const T* x, Out* q, int64_t n, float scale, const Format& f, i
     if (wanted & AMAX) {
       uint32_t peak = widen(largest(x + start, size));
       suspect &= !(real(peak) * scale < real(INF));
-      // Rare: something is not finite, or saturates. A second look while it is in the cache says how much.
+      // Rare: something is not finite, or saturates. Count it in a second pass while the piece is in the cache.
       if (wanted & COUNTS ? !(real(peak) * scale <= f.limit) : peak >= INF)
         peak = inspect(x + start, size, scale, f.limit, part);
       top = std::max(top, peak);
@@ -53,7 +53,7 @@ template <typename T> uint32_t measure(const T* x, int64_t n) {
   return top;
 }
 
-// The dtypes that `observe` reads, by the patterns of their elements; backend.py has the same order.
+// The dtypes that `observe` reads; plain_tensors.py has the same order.
 enum Dtype { BFLOAT16, FLOAT16, FLOAT32, FLOAT64 };
 
 // An IEEE 754 half as a float32, exactly; finite.

@@ -1,7 +1,7 @@
-// Work shared between the threads that torch already has: another pool would compete with them for the processors.
+// Shares work between torch's own threads; another pool would compete with them for the processors.
 //
 // `team` is GOMP_parallel of the OpenMP runtime that torch has loaded, GNU's or LLVM's; library.py looks it
-// up. Without it everything runs on the calling thread. So this library depends on no OpenMP runtime itself.
+// up, so that this library does not depend on an OpenMP runtime. Without it, everything runs on the calling thread.
 
 #include <cstdlib>
 
@@ -10,7 +10,7 @@ namespace {
 using Team = void (*)(void (*)(void*), void*, unsigned, unsigned);
 Team team = nullptr;
 
-// Calls work(part) once for each part, on at most `parts` threads. The runtime may give fewer: each takes the next.
+// Calls work(part) once for each part, on at most `parts` threads. Threads take the next part until none is left.
 template <typename Work> void share(int parts, const Work& work) {
   struct Job {
     const Work& work;

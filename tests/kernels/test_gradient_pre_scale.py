@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.gradient_parameters import parameters
 from helpers.process_group import run_ranks
+from kernels.helpers.gradient_parameters import parameters
 
 from fp8scope_kernels.gradient_reduction import MAX_PRE_SCALE, Fp8GradientReducer
 

@@ -28,7 +28,7 @@ from triton.compiler import ASTSource
 
 from fp8scope_kernels.triton import kernels as triton_kernels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.gradient_parameters import SHAPES, parameters
 from helpers.process_group import run_ranks
+from kernels.helpers.gradient_parameters import SHAPES, parameters
 from torch import Tensor, nn
 from torch import distributed as dist
 
