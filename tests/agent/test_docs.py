@@ -1,29 +1,14 @@
 """The code of docs/agent.md runs as it stands there."""
 
 import re
-import subprocess
-import sys
-from os import environ
 from pathlib import Path
 
 import pytest
+from agent.helpers.documents import run_block
 from agent.helpers.wire_server import WireServer
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "agent.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def run_block(block: str, server: WireServer, directory: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=directory,
-        env={**environ, "FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 (STEP_BY_STEP,) = [block for block in BLOCKS if "log_eval" in block]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from agent.helpers.models import tiny_model, train_step
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 from fp8scope.config import Settings
 from fp8scope.recording.registration import blank_registration
@@ -49,7 +50,6 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
 
 def test_a_run_shows_up_before_its_first_step(server: WireServer, settings: Settings) -> None:
     run = begin(settings)
-    while not run.url:
-        pass
+    wait_until(lambda: run.url, "the run's address")
     assert run.url == f"{server.url}/runs/{run.id}" and server.run.rows == []
     run.finish()

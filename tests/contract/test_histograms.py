@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from contract.helpers.wire_client import ARROW, TIME, Answer, WireClient, arrow_batch
+from contract.helpers.histograms import counts, message, send
+from contract.helpers.wire_client import WireClient
 from helpers.live_servers import Server
 
 from fp8scope_dashboard.receipts.models import Receipt
@@ -26,42 +26,6 @@ def client(server: Server) -> WireClient:
     assert client.register().status == 201
     assert client.catalogue(["a", "b", "c"]).status == 200
     return client
-
-
-def counts(**bins: float) -> list[float]:
-    """A histogram: `zero`, `bad`, or `e<exponent>` with m for minus."""
-    values = np.zeros(EXPONENT_BINS)
-    for name, count in bins.items():
-        if name == "zero":
-            values[0] = count
-        elif name == "bad":
-            values[-1] = count
-        else:
-            values[int(name[1:].replace("m", "-")) - MIN_EXPONENT + 1] = count
-    return list(values)
-
-
-def message(
-    client: WireClient,
-    seq: int,
-    step: int,
-    histograms: Mapping[int, Sequence[float]],
-    columns: Mapping[str, Any] | None = None,
-    metadata: Mapping[str, str] | None = None,
-    **options: Any,
-) -> bytes:
-    arrays = {
-        "time": pa.array([TIME] * len(histograms), pa.timestamp("us", tz="UTC")),
-        "tensor": pa.array(list(histograms), pa.int32()),
-        "counts": pa.array(list(histograms.values()), pa.list_(pa.float64(), EXPONENT_BINS)),
-        **(columns or {}),
-    }
-    steps = [step] * len(histograms)
-    return arrow_batch(client.run, client.writer, seq, steps, columns=arrays, metadata=metadata, **options)
-
-
-def send(client: WireClient, body: bytes, content_type: str = ARROW) -> Answer:
-    return client.request("POST", "/histograms", body=body, headers={"Content-Type": content_type})
 
 
 def test_it_works(client: WireClient) -> None:

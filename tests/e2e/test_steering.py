@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dashboard.control.conftest import tell
 from dashboard.helpers.recording import Recorder
+from dashboard.helpers.reporting import tell
 from dashboard.helpers.seeding import TENSORS, seed_project
 from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server

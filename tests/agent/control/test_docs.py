@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from agent.helpers.documents import run_block
 from agent.helpers.wire_server import WireServer
-from agent.test_docs import run_block
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "control.md"
 BLOCKS = {

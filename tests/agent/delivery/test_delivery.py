@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from agent.helpers.faulty_http import Fault
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 from fp8scope.config import Settings
 from fp8scope.delivery.resend import send_spool
@@ -154,8 +155,7 @@ def test_a_heartbeat_says_that_an_idle_run_lives(server: WireServer, settings: S
     run = Run(settings, blank_registration("idle"))
     with run.step() as step:
         step.log(loss=object())
-    while not (server.runs and server.run.heartbeats):
-        pass
+    wait_until(lambda: server.runs and server.run.heartbeats, "a heartbeat")
     beat = server.run.heartbeats[0]
     assert beat["writer"] == run.session.writers.pipeline.writer and beat["dropped"] == 0
     run.finish()

@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from agent.helpers.faulty_http import Fault
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 from fp8scope.cli import main as cli
 from fp8scope.config import Settings
@@ -149,8 +149,7 @@ def test_sync_leaves_a_living_process_alone(
     tmp_path: Path, server: WireServer, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(settings, blank_registration("alive"))
-    while not run.directory.joinpath("cursor").exists():
-        time.sleep(0.001)
+    wait_until(run.directory.joinpath("cursor").exists, "the spool's cursor")
     assert "running process" in send_spool(run.directory, settings, 1.0).problem
     with run.step() as step:
         step.log(loss=1.0)

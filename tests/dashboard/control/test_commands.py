@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from dashboard.control.conftest import another, tell
 from dashboard.helpers.recording import Recorder
+from dashboard.helpers.reporting import another, tell
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User

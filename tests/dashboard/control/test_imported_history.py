@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from contract.helpers.wire_client import WireClient
-from dashboard.exports.test_histograms import rewritten
-from dashboard.exports.test_round_trip import everything, moved, settings_of
+from dashboard.helpers.round_trip import everything, moved, rewritten, settings_of
 from django.utils import timezone
 from helpers.live_servers import Server
 from pyarrow import parquet

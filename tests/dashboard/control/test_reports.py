@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dashboard.control.conftest import another, tell
 from dashboard.helpers.recording import Recorder
+from dashboard.helpers.reporting import ANNOTATION, BISECT, PRODUCT, REFERENCE, another, tell
 from pydantic import ValidationError
 
 from fp8scope_dashboard.control import reports, schemas
@@ -14,41 +14,6 @@ from fp8scope_dashboard.control.models import Listener, Report
 from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.wire.errors import InvalidError, WriterConflictError
-
-PRODUCT = {"layer": "blocks.0.up", "product": "dgrad", "relative_error": 0.5, "cosine": 0.9}
-BISECT: dict[str, Any] = {
-    "kind": "bisect",
-    "step": 40,
-    "products": [PRODUCT, {**PRODUCT, "product": "wgrad", "relative_error": "NaN", "cosine": "NaN"}],
-    "measured": 2,
-    "total_error": 0.6,
-    "total_cosine": 0.8,
-    "loss_bf16": 2.0,
-    "loss_fp8": "Infinity",
-}
-REFERENCE: dict[str, Any] = {
-    "kind": "reference",
-    "step": 100,
-    "bf16": [2.0, 1.9],
-    "fp8": [2.0, "NaN"],
-    "delta": "NaN",
-    "noise": 0.001,
-    "tolerance": 0.0025,
-    "verdict": "over",
-    "policy": "fallback",
-    "action": "fallback",
-    "layers": 4,
-    "kept_bytes": 1024,
-    "seconds": 1.5,
-}
-ANNOTATION: dict[str, Any] = {
-    "kind": "annotation",
-    "step": 41,
-    "name": "fallback",
-    "text": "2 layers to BF16",
-    "why": "an alert",
-    "layers": ["a", "b"],
-}
 
 
 @pytest.mark.parametrize("document", [BISECT, REFERENCE, ANNOTATION], ids=lambda one: str(one["kind"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from contract.helpers.histograms import counts, message, send
 from contract.helpers.wire_client import WireClient
-from contract.test_histograms import counts, message, send
-from dashboard.exports.test_round_trip import everything, moved, settings_of
+from dashboard.helpers.round_trip import everything, moved, rewritten, settings_of
 from helpers.live_servers import Server
 from pyarrow import parquet
 
-from fp8scope.cli.archive import BINS, KEY, Archive
+from fp8scope.cli.archive import BINS, Archive
 from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload, import_
 from fp8scope.cli.server import TransferError
@@ -150,14 +149,6 @@ def test_a_tensor_that_came_later_is_left_out(client: WireClient) -> None:
     put(client, 4, 200, {3: counts(e0=1), 0: counts(e0=2)})
     rows = pa.Table.from_batches(list(begun.pieces())).to_pylist()
     assert [(row["step"], row["tensor"]) for row in rows if row["step"] == 200] == [(200, 0)]
-
-
-def rewritten(path: Path, change: Callable[[pa.Table, dict[str, Any]], pa.Table]) -> None:
-    """Change a file's table or its description."""
-    table = parquet.read_table(path)
-    description = json.loads(table.schema.metadata[KEY.encode()])
-    table = change(table, description)
-    parquet.write_table(table.replace_schema_metadata({KEY: json.dumps(description)}), path)
 
 
 def column(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from contract.helpers.wire_client import WireClient
-from dashboard.exports.test_round_trip import everything, moved, settings_of
+from dashboard.helpers.round_trip import everything, moved, settings_of
 from django.utils import timezone
 from helpers.live_servers import Server
 from hypothesis import given

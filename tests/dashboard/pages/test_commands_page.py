@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dashboard.control.conftest import tell
 from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.reporting import tell
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from dashboard.control.test_reports import REFERENCE
 from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.reporting import REFERENCE
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from dashboard.control.conftest import tell
-from dashboard.control.test_reports import ANNOTATION, BISECT, REFERENCE
 from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, tell
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 

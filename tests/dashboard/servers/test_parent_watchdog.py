@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded import processes
 
@@ -38,8 +39,8 @@ def test_it_works(tmp_path: Path) -> None:
     script.write_text(DEAF)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script), str(pids)])
     try:
-        while not (pids.exists() and pids.read_text().endswith("\n")):
-            assert parent.poll() is None
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the children's process ids")
+        assert parent.poll() is None
         family = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
         assert len(family) == 2 and not any(processes.has_ended(one) for one in family)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from dashboard.helpers.recorder import Recorder
 from django.core.cache import cache
 from django.db import connection, transaction
 from django.db.models import Sum
+from helpers.waiting import PATIENCE_SECONDS
 
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import compaction, locks, tasks
@@ -141,7 +143,9 @@ def test_queries_are_stable_during_compaction() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not done.is_set():
+        assert time.monotonic() < deadline, "compaction does not end"
         assert everything(recorder) == before
     thread.join(60)
     assert everything(recorder) == before

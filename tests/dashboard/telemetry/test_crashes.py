@@ -40,8 +40,12 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def worker(recorder: Recorder) -> Iterator[subprocess.Popen[str]]:
-    """A process that dies as often as it is told to: see crashing.py."""
-    command = [sys.executable, str(Path(__file__).with_name("crashing.py")), str(recorder.run.id)]
+    """A process that kills itself at given moments; see helpers/crashing.py."""
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "helpers" / "crashing.py"),
+        str(recorder.run.id),
+    ]
     with subprocess.Popen(
         command, env=process_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from contract.helpers.histograms import counts, message
 from contract.helpers.wire_client import WireClient
-from contract.test_histograms import counts, message
 from dashboard.helpers.recorder import Recorder
 from django.utils import timezone
 

@@ -1,0 +1,21 @@
+"""Wait for what another thread or process does, with a deadline."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE_SECONDS = 60.0
+"""More than a healthy machine needs, however busy."""
+
+
+def wait_until(
+    condition: Callable[[], object],
+    expected: str = "the condition",
+    *,
+    seconds: float = PATIENCE_SECONDS,
+    pause: float = 0.01,
+) -> None:
+    """Return once `condition` holds. Raises AssertionError with `expected` if that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"Not within {seconds:.0f} seconds: {expected}."
+        time.sleep(pause)
