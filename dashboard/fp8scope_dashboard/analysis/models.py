@@ -16,7 +16,7 @@ class Comparison(models.Model):
     to_step = models.BigIntegerField()
     verdict = models.CharField(max_length=32)
     result = models.JSONField(help_text="analysis.delta.LossComparison as a dict")
-    inputs = models.CharField(max_length=128, default="", help_text="Digest of the inputs; see lineage.")
+    inputs = models.CharField(max_length=128, default="", help_text="Summary of the inputs; see lineage.")
     seconds = models.FloatField(
         default=0.0, help_text="Duration of the computation. Slow comparisons are repeated less often."
     )

@@ -1,4 +1,4 @@
-"""A project with a run that is being written, and a process that takes commands."""
+"""Fixtures: a running run, its writer, and a writer that accepts commands."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def writer(run: Run) -> Recorder:
 
 @pytest.fixture
 def listening(writer: Recorder) -> Recorder:
-    """The writer, after it has said what it takes."""
+    """The writer, after it has reported the commands that it accepts."""
     tell(writer, kind="accepts", accepts=["fallback", "checkpoint", "pause", "resume"])
     return writer

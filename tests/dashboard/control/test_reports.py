@@ -1,4 +1,4 @@
-"""Reports: stored once, bounded, and nothing else."""
+"""Reports are validated, bounded and stored once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.wire.errors import InvalidError, WriterConflictError
 
 
-@pytest.mark.parametrize("document", [BISECT, REFERENCE, ANNOTATION], ids=lambda one: str(one["kind"]))
+@pytest.mark.parametrize(
+    "document", [BISECT, REFERENCE, ANNOTATION], ids=lambda document: str(document["kind"])
+)
 def test_it_works(writer: Recorder, document: dict[str, Any]) -> None:
     assert tell(writer, **document)
     report = Report.objects.get()
@@ -27,7 +29,7 @@ def test_it_works(writer: Recorder, document: dict[str, Any]) -> None:
     assert not set(report.document) & reports.ENVELOPE
 
 
-def test_it_is_stored_once(writer: Recorder) -> None:
+def test_a_repeated_report_is_stored_once(writer: Recorder) -> None:
     assert tell(writer, **ANNOTATION)
     writer.seq -= 1
     assert not tell(writer, **ANNOTATION)
