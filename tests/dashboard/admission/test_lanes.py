@@ -1,4 +1,4 @@
-"""Lanes: separate thread pools for agents and users, visitors, and password checks."""
+"""Lanes: separate thread pools for authenticated callers, visitors and password checks."""
 
 from __future__ import annotations
 

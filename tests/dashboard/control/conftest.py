@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.reporting import tell
+from dashboard.helpers.reporting import send_report
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.runs.models import Run
@@ -23,5 +23,5 @@ def writer(run: Run) -> Recorder:
 @pytest.fixture
 def listening(writer: Recorder) -> Recorder:
     """The writer, after it has reported the commands that it accepts."""
-    tell(writer, kind="accepts", accepts=["fallback", "checkpoint", "pause", "resume"])
+    send_report(writer, kind="accepts", accepts=["fallback", "checkpoint", "pause", "resume"])
     return writer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder
-from dashboard.helpers.reporting import another, tell
+from dashboard.helpers.reporting import another, send_report
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
@@ -32,7 +32,7 @@ def state(command: Command) -> str:
 
 
 def answer(writer: Recorder, command: Command, state: str, message: str = "", step: int = 7) -> None:
-    tell(writer, kind="command", command=command.pk, state=state, message=message, step=step)
+    send_report(writer, kind="command", command=command.pk, state=state, message=message, step=step)
 
 
 def age(command: Command, **by: float) -> None:
@@ -118,12 +118,12 @@ def test_a_run_that_is_over_accepts_no_command(listening: Recorder, over: RunSta
 def test_refuses_commands_that_the_script_does_not_accept(run: Run, writer: Recorder) -> None:
     with pytest.raises(commands.CommandError, match="allow_pause"):
         commands.give(run, "pause")
-    tell(writer, kind="accepts", accepts=["fallback"])
+    send_report(writer, kind="accepts", accepts=["fallback"])
     assert commands.accepted_kinds(run) == {"fallback"}
     commands.give(run, "fallback", UP)
     with pytest.raises(commands.CommandError, match="on_command"):
         commands.give(run, "checkpoint")
-    tell(writer, kind="accepts", accepts=[])
+    send_report(writer, kind="accepts", accepts=[])
     with pytest.raises(commands.CommandError, match="watch"):
         commands.give(run, "fallback", UP)
 
@@ -168,7 +168,7 @@ def test_the_number_of_waiting_commands_is_bounded(listening: Recorder) -> None:
 
 def test_refuses_the_result_of_an_unknown_command(listening: Recorder) -> None:
     with pytest.raises(InvalidError, match="no command 12345"):
-        tell(listening, kind="command", command=12345, state="done")
+        send_report(listening, kind="command", command=12345, state="done")
 
 
 def overflow(run: Run) -> Finding:

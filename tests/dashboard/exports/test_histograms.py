@@ -36,7 +36,7 @@ def put(client: WireClient, seq: int, step: int, histograms: Mapping[int, Sequen
 
 @pytest.fixture
 def client(server: Server) -> WireClient:
-    """Two ranks and a second attempt with catalogues of different order, and a step that was sampled twice."""
+    """Two ranks and a second attempt with catalogues of different order. One step was sampled twice."""
     first = WireClient(server.url, server.token)
     first.register(name="sampled")
     first.catalogue(NAMES)
