@@ -59,7 +59,9 @@ def reported(server: Server) -> str:
         writer, kind="bisect", step=90, products=products, measured=len(products), total_error=0.84,
         total_cosine=0.6, loss_bf16=2.3, loss_fp8=2.31, seconds=41.0,
     )  # fmt: skip
-    send_report(writer, kind="annotation", step=70, name="fallback", text="4 layers to BF16", why="ada: it clips")
+    send_report(
+        writer, kind="annotation", step=70, name="fallback", text="4 layers to BF16", why="ada: it clips"
+    )
     user = User.objects.create_user("mia")
     first = commands.give(run, "fallback", {"patterns": ["blocks.*.mlp.down"]}, user=user, reason="it clips")
     send_report(
