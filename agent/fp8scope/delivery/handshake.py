@@ -9,7 +9,7 @@ CATALOGUE_CHUNK = 2000
 
 
 class Handshake:
-    """Sends the registration, the writer's origin and the tensor catalogue, and tracks what the server has."""
+    """Sends registration, origin and tensor catalogue, and tracks which of them the server has."""
 
     def __init__(self, run: str, transport: Transport, reader: Reader) -> None:
         self.page = ""

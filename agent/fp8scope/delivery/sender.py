@@ -181,7 +181,7 @@ class Sender:
         progress.sealed_end, progress.sealed_digest = 0, ""
 
     def _save(self, *, durable: bool = False) -> None:
-        """Save the cursor. If that fails, sending continues: only a later process would send a message again."""
+        """Save the cursor. Sending continues if that fails: only a later process would repeat messages."""
         with self._guard.shield("saving the send progress"):
             self.cursor.save(durable=durable)
 

@@ -98,7 +98,7 @@ def test_nothing_is_done_that_the_script_does_not_allow(
     server.commands = [command(1, kind)]
     steps_until(run, lambda: results(server))
     run.finish()
-    assert results(server) == [(1, "refused", "The training script does not allow it.")]
+    assert results(server) == [(1, "refused", "The training script does not allow this command.")]
     assert server.run.reports_of("accepts") == []
 
 
@@ -129,7 +129,7 @@ def test_what_came_too_late_is_not_done(server: WireServer, settings: Settings) 
     server.commands = [{**command(1, "checkpoint"), "expires_in": -1}]
     steps_until(run, lambda: results(server))
     run.finish()
-    assert results(server) == [(1, "refused", "It had expired before the step ended.")]
+    assert results(server) == [(1, "refused", "The command expired before the step ended.")]
 
 
 def test_a_run_that_ends_refuses_what_is_left(server: WireServer, settings: Settings) -> None:
