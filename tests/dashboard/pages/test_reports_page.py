@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, tell
+from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, send_report
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
@@ -39,9 +39,9 @@ def figure(visitor: Visitor, run: Run, name: str, **query: Any) -> dict[str, Any
 
 
 def test_it_works(admin: Visitor, writer: Recorder) -> None:
-    tell(writer, **BISECT)
-    tell(writer, **{**REFERENCE, "fp8": [2.0, 1.91], "delta": 0.0026, "step": 200})
-    tell(
+    send_report(writer, **BISECT)
+    send_report(writer, **{**REFERENCE, "fp8": [2.0, 1.91], "delta": 0.0026, "step": 200})
+    send_report(
         writer,
         **{**REFERENCE, "fp8": [2.0, 1.9], "delta": 0.0, "verdict": "within", "action": "", "step": 300},
     )
@@ -61,7 +61,7 @@ def test_without_reports_there_is_no_card(admin: Visitor, writer: Recorder) -> N
 
 
 def test_both_arms_are_drawn_over_the_runs_steps(admin: Visitor, writer: Recorder) -> None:
-    tell(writer, **REFERENCE)
+    send_report(writer, **REFERENCE)
     found = figure(admin, writer.run, "reference")
     names = [trace.get("name") for trace in found["figure"]["data"]]
     assert "FP8" in names and "BF16 from the same state" in names
@@ -72,7 +72,9 @@ def test_both_arms_are_drawn_over_the_runs_steps(admin: Visitor, writer: Recorde
 
 def test_the_newest_is_drawn_unless_another_is_chosen(admin: Visitor, writer: Recorder) -> None:
     for step, layer in ((10, "first"), (5, "second")):
-        tell(writer, **{**BISECT, "step": step, "products": [{**BISECT["products"][0], "layer": layer}]})
+        send_report(
+            writer, **{**BISECT, "step": step, "products": [{**BISECT["products"][0], "layer": layer}]}
+        )
     first, second = Report.objects.order_by("id")
     assert figure(admin, writer.run, "bisect")["summary"].endswith("from second dgrad.")
     assert figure(admin, writer.run, "bisect", report=first.pk)["summary"].endswith("from first dgrad.")
@@ -82,7 +84,7 @@ def test_the_newest_is_drawn_unless_another_is_chosen(admin: Visitor, writer: Re
 
 
 def test_no_report_of_another_run_is_shown(admin: Visitor, stranger: Visitor, writer: Recorder) -> None:
-    tell(writer, **BISECT)
+    send_report(writer, **BISECT)
     other = make_run(admin.project, "other")
     report = Report.objects.get()
     assert "empty" in figure(admin, other, "bisect", report=report.pk)
@@ -93,7 +95,7 @@ def test_no_report_of_another_run_is_shown(admin: Visitor, stranger: Visitor, wr
 
 
 def test_what_was_done_is_marked_in_the_loss(admin: Visitor, writer: Recorder) -> None:
-    tell(writer, **{**ANNOTATION, "text": "2 layers to <BF16>"})
+    send_report(writer, **{**ANNOTATION, "text": "2 layers to <BF16>"})
     answer = admin.client.get(admin.address(f"runs/{writer.run.id}/figures/loss.json"))
     traces = {trace.get("name"): trace for trace in json.loads(answer.content)["figure"]["data"]}
     assert traces["change"]["text"] == ["step 41: 2 layers to &lt;BF16&gt; (an alert)"]
@@ -102,7 +104,7 @@ def test_what_was_done_is_marked_in_the_loss(admin: Visitor, writer: Recorder) -
 
 def test_what_a_process_writes_is_text_to_a_page(admin: Visitor, writer: Recorder) -> None:
     evil = "<script>alert(1)</script>"
-    tell(writer, **{**BISECT, "note": evil, "products": [{**BISECT["products"][0], "layer": evil}]})
+    send_report(writer, **{**BISECT, "note": evil, "products": [{**BISECT["products"][0], "layer": evil}]})
     assert evil not in page(admin, writer.run)
     assert evil not in json.dumps(figure(admin, writer.run, "bisect")["figure"])
 
