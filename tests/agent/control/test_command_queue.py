@@ -180,9 +180,9 @@ def test_names_are_checked(settings: Settings, name: str, message: str) -> None:
     run = begin(settings)
     with pytest.raises(ConfigurationError, match=message):
         run.on_command(name, lambda asked: None)
-    with pytest.raises(TypeError, match="something to call"):
+    with pytest.raises(TypeError, match="needs a callable"):
         run.on_command("checkpoint", 3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="lasts more than 0"):
+    with pytest.raises(ConfigurationError, match="must be longer than 0"):
         run.allow_pause(0)
     with pytest.raises(ConfigurationError, match="commands must be among"):
         fp8scope.init(mode="disabled", commands=("explode",))
