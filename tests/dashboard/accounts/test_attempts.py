@@ -126,8 +126,8 @@ def test_web_processes_share_the_limit() -> None:
 
 def test_concurrent_attempts_all_count() -> None:
     """An attempt counts before its password is checked: of ten at once only the free ones are admitted."""
-    attempted = shared_attempts()
-    assert [attempted.admit("ada", HERE) for _ in range(10)] == [0] * FREE_ATTEMPTS + [1] * 5
+    throttle = shared_attempts()
+    assert [throttle.admit("ada", HERE) for _ in range(10)] == [0] * FREE_ATTEMPTS + [1] * 5
 
 
 def waits_of(counts: RedisCounts | MemoryCounts, sleep: Callable[[float], None], rounds: int) -> list[float]:
@@ -183,22 +183,22 @@ def test_redis_stores_names_and_addresses_hashed() -> None:
 def test_counts_in_memory_without_waiting_if_redis_hangs() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         # Accepts the connection and never answers.
-        attempted = Attempts(RedisCounts(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
+        throttle = Attempts(RedisCounts(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
         began = time.monotonic()
-        assert [attempted.admit("ada", HERE) for _ in range(FREE_ATTEMPTS + 1)] == [0] * FREE_ATTEMPTS + [1]
+        assert [throttle.admit("ada", HERE) for _ in range(FREE_ATTEMPTS + 1)] == [0] * FREE_ATTEMPTS + [1]
         assert time.monotonic() - began < 3 * attempts.TIMEOUT_SECONDS
 
 
 def test_remembers_a_refused_address_without_redis() -> None:
-    attempted = shared_attempts()
+    throttle = shared_attempts()
     for i in range(FREE_ATTEMPTS_PER_ADDRESS):
-        assert attempted.admit(f"name {i}", HERE) == attempted.refused_for(HERE) == 0
-    assert attempted.admit("next", HERE) == attempted.refused_for(HERE) == 1
-    assert attempted.refused_for(THERE) == 0
-    # A throttled name does not throttle the addresses that attempted it.
+        assert throttle.admit(f"name {i}", HERE) == throttle.refused_for(HERE) == 0
+    assert throttle.admit("next", HERE) == throttle.refused_for(HERE) == 1
+    assert throttle.refused_for(THERE) == 0
+    # A throttled name does not throttle the addresses that tried it.
     for _ in range(FREE_ATTEMPTS + 1):
-        attempted.admit("ada", THERE)
-    assert attempted.refused_for(THERE) == 0
+        throttle.admit("ada", THERE)
+    assert throttle.refused_for(THERE) == 0
 
 
 def test_memory_is_bounded() -> None:

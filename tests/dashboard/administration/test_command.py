@@ -1,4 +1,4 @@
-"""`fp8scope admin` as a person at the server's shell meets it: beside `up`, without it, and as in compose."""
+"""The command `fp8scope admin` while `up` is running, without it, and as in compose."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def admin(
 
 
 class Browser:
-    """Cookies and forms, enough to sign in."""
+    """A minimal browser with cookies and forms."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -55,29 +55,29 @@ class Browser:
             return str(answer.read().decode())
 
     def name(self) -> str | None:
-        """Whose account page this browser is shown; None where it has to sign in."""
+        """The user of the account page that this browser gets; None if it has to sign in."""
         shown = re.search(r"You are signed in as ([^.]+)\.", self.get(f"{self.url}/account/"))
         return shown and shown[1]
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    # A space in its path, because all of this must work there as well.
+    # The path has a space, because paths with spaces must work as well.
     with Up(tmp_path_factory.mktemp("an installation") / "data") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data directory of an installation that has ended."""
-    place = tmp_path_factory.mktemp("stopped")
-    with Up(place):
+    """The data directory of a stopped installation."""
+    directory = tmp_path_factory.mktemp("stopped")
+    with Up(directory):
         pass
-    return place
+    return directory
 
 
 def test_it_works(up: Up) -> None:
-    """The way back in: the first link is used and its browser gone; the next command makes another."""
+    """After the first link was used and the session is lost, the command makes another link."""
     first = Browser(up.url)
     first.post(up.sign_in_link)
     assert first.name() == "admin"
@@ -104,7 +104,7 @@ def test_a_password_set_here_signs_in_and_ends_other_sessions(up: Up) -> None:
 
 
 def test_a_password_is_asked_for_and_not_shown(up: Up) -> None:
-    """On a terminal: asked twice, without an echo."""
+    """On a terminal, it asks twice and does not echo."""
     command = [sys.executable, "-m", "fp8scope_dashboard.cli", "admin", "--data-dir", str(up.data_dir)]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -117,7 +117,7 @@ def test_a_password_is_asked_for_and_not_shown(up: Up) -> None:
             stream.write(b"a third good one\n")
         while b"is set" not in shown:
             shown += stream.read(1024)
-        # Before the terminal closes: that would be SIGHUP.
+        # Closing the terminal earlier would send SIGHUP.
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert b"third good" not in shown
 
@@ -135,7 +135,7 @@ def test_an_invited_person_signs_in_as_a_member(up: Up) -> None:
     assert "admin link --user ada" in again.stderr
 
 
-def test_it_starts_the_database_where_up_does_not_run(stopped: Path) -> None:
+def test_starts_the_database_if_up_is_not_running(stopped: Path) -> None:
     made = admin("--data-dir", str(stopped), "link")
     assert made.returncode == 0, made.stderr
     assert "start it with `fp8scope up`" in made.stderr
@@ -148,7 +148,7 @@ def test_it_starts_the_database_where_up_does_not_run(stopped: Path) -> None:
         assert browser.name() == "admin"
 
 
-def test_as_in_compose_the_environment_names_database_and_address(stopped: Path, tmp_path: Path) -> None:
+def test_uses_the_database_and_address_of_the_environment(stopped: Path, tmp_path: Path) -> None:
     with EmbeddedPostgres(stopped / "postgres") as url:
         environment = {"DATABASE_URL": url, "FP8SCOPE_BASE_URL": "https://fp8.example.org"}
         environment |= {"FP8SCOPE_DATA_DIR": str(tmp_path)}
@@ -175,7 +175,7 @@ def test_as_in_compose_the_environment_names_database_and_address(stopped: Path,
         (("invite", "eve", "--project", "nowhere"), "", "the projects are: default"),
     ],
 )
-def test_what_it_refuses_it_explains(up: Up, arguments: tuple[str, ...], text: str, reason: str) -> None:
+def test_the_error_explains_a_refusal(up: Up, arguments: tuple[str, ...], text: str, reason: str) -> None:
     done = admin("--data-dir", str(up.data_dir), *arguments, text=text)
     assert (done.returncode, done.stdout) == (1, "")
     assert reason in done.stderr
@@ -187,7 +187,7 @@ def test_a_password_is_never_an_argument(up: Up) -> None:
     assert done.returncode == 2
 
 
-def test_a_directory_without_an_installation_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_directory_without_an_installation(tmp_path: Path) -> None:
     done = admin("--data-dir", str(tmp_path / "nothing"), "link")
     assert done.returncode == 1
     assert "contains no database" in done.stderr
@@ -195,7 +195,7 @@ def test_a_directory_without_an_installation_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_database_that_is_away_is_said_without_its_password() -> None:
+def test_the_error_for_an_unreachable_database_hides_its_password() -> None:
     url = "postgresql://user:hush-hush@127.0.0.1:1/fp8scope"
     done = admin("link", environment={"DATABASE_URL": url, "FP8SCOPE_BASE_URL": "http://localhost"})
     assert done.returncode == 1

@@ -36,7 +36,7 @@ def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--nonsense"], "--nonsense"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong(
+def test_the_error_for_an_invalid_command_line_names_the_problem(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -45,13 +45,13 @@ def test_a_wrong_command_line_says_what_is_wrong(
     assert message in capsys.readouterr().err
 
 
-def test_a_second_demo_at_once_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_that_another_demo_is_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with locked(tmp_path):
         assert command.demo(["--exit", "--port", "0", "--data-dir", str(tmp_path)]) == 1
     assert f"a demo is already running in {tmp_path}" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert command.demo(["--exit", "--port", str(port), "--data-dir", str(tmp_path / "data")]) == 1
@@ -65,7 +65,7 @@ def test_takes_a_free_port_if_the_default_port_is_in_use() -> None:
         with socket.create_server(("127.0.0.1", DEFAULT_PORT)):
             assert command.default_or_free_port() == 0
     except OSError:
-        # Somebody has it on this machine: that is the very case.
+        # Another process already uses the default port, which is the case to test.
         assert command.default_or_free_port() == 0
 
 

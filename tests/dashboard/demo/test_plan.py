@@ -21,7 +21,7 @@ def test_the_baseline_is_three_seeds_and_fp8_has_the_first_of_them() -> None:
     assert [run.seed for run in runs] == [1, 2, 3, 1, 1]
 
 
-def test_fp8_runs_of_different_kinds_are_no_seeds_of_each_other() -> None:
+def test_fp8_runs_of_different_kinds_are_in_different_groups() -> None:
     assert HEALTHY != FAULTY
 
 
@@ -36,7 +36,7 @@ def test_only_the_last_has_a_fault_and_has_it_in_the_middle(steps: int) -> None:
 
 
 def test_the_training_side_understands_every_command_line() -> None:
-    # In a process of its own, as the demo does it: the dashboard never imports torch.
+    # In another process, as in the demo: the dashboard never imports torch.
     script = """
 import json, sys
 from dataclasses import asdict

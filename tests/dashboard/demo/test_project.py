@@ -42,12 +42,12 @@ def test_the_link_leads_to_the_project(administrator: User, client: Client) -> N
 @pytest.mark.parametrize(
     "target", ["https://elsewhere.example/", "//elsewhere.example", "javascript:alert(1)", ""]
 )
-def test_a_link_leads_nowhere_else(administrator: User, client: Client, target: str) -> None:
+def test_a_link_redirects_only_to_this_site(administrator: User, client: Client, target: str) -> None:
     address = create(BASE).link.removeprefix(BASE).partition("?")[0]
     assert client.post(f"{address}?next={target}")["Location"] == "/"
 
 
-def test_each_demo_gets_a_project_of_its_own(administrator: User) -> None:
+def test_each_demo_gets_a_new_project(administrator: User) -> None:
     slugs = [create(BASE).slug for _ in range(3)]
     assert slugs == ["demo", "demo-2", "demo-3"]
     Project.objects.get(slug="demo-2").delete()
@@ -59,7 +59,7 @@ def test_its_alert_rules_are_there(administrator: User) -> None:
     assert project.rules.filter(kind="saturation_rate", enabled=True).exists()
 
 
-def test_without_an_administrator_it_says_so() -> None:
+def test_the_error_names_a_missing_administrator() -> None:
     with pytest.raises(ServerError, match="no administrator"):
         create(BASE)
 

@@ -1,4 +1,4 @@
-"""What the demo shows at its end."""
+"""The results that the demo prints at its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_run_without_a_fault_has_no_delay_since() -> None:
     assert "steps," not in text
 
 
-def test_the_bars_show_what_is_told(tmp_path: Path) -> None:
+def test_the_bars_show_the_reported_progress(tmp_path: Path) -> None:
     console = Console(width=120, force_terminal=False)
     waiting, running = (
         Trainer(RunPlan(name, "bf16", "bf16", 1, 100), {}, tmp_path) for name in ("one", "other")
@@ -76,7 +76,7 @@ def test_the_bars_show_what_is_told(tmp_path: Path) -> None:
     assert task.fields["note"] == "loss 2.500, 12,346 tokens/s, loss spike"
 
 
-def test_a_loss_that_is_not_a_number_is_shown_as_that(tmp_path: Path) -> None:
+def test_shows_a_loss_of_nan(tmp_path: Path) -> None:
     trainer = Trainer(RunPlan("one", "bf16", "bf16", 1, 100), {}, tmp_path)
     trainer._child = object()  # type: ignore[assignment]
     trainer._report = TrainerReport(step=3, loss=None)

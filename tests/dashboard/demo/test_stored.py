@@ -1,4 +1,4 @@
-"""Asking the dashboard what it has stored of a run."""
+"""Reading from the dashboard what it has stored of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fp8scope_dashboard.embedded.processes import ServerError
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Gives the prepared answers, one after another; the last one for ever."""
+    """Gives the prepared responses in order, and repeats the last one."""
 
     prepared: ClassVar[list[tuple[int, object]]] = []
     asked: ClassVar[list[tuple[str, str | None]]] = []
@@ -30,7 +30,7 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the test says what went wrong."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def test_it_works(dashboard: Dashboard) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 500, 503])
-def test_what_may_change_is_waited_for(dashboard: Dashboard, status: int) -> None:
+def test_retries_temporary_errors(dashboard: Dashboard, status: int) -> None:
     Answers.prepared = [(status, {}), (status, {}), (200, {"rows_stored": 5})]
     assert dashboard.run("abc") is None
-    assert dashboard.wait("abc", lambda found: found["rows_stored"] == 5, 30)["rows_stored"] == 5
+    assert dashboard.wait("abc", lambda document: document["rows_stored"] == 5, 30)["rows_stored"] == 5
 
 
-def test_a_refusal_is_not(dashboard: Dashboard) -> None:
+def test_does_not_retry_a_refusal(dashboard: Dashboard) -> None:
     Answers.prepared = [(401, {})]
     with pytest.raises(ServerError, match="status 401"):
         dashboard.run("abc")
@@ -65,16 +65,16 @@ def test_a_refusal_is_not(dashboard: Dashboard) -> None:
 
 def test_it_waits_until_ready(dashboard: Dashboard) -> None:
     Answers.prepared = [(200, {"rows_stored": number}) for number in range(5)]
-    assert dashboard.wait("abc", lambda found: found["rows_stored"] == 3, 30) == {"rows_stored": 3}
+    assert dashboard.wait("abc", lambda document: document["rows_stored"] == 3, 30) == {"rows_stored": 3}
 
 
-def test_it_gives_what_there_is_when_time_is_up(dashboard: Dashboard) -> None:
-    assert dashboard.wait("abc", lambda found: False, 0.05) == {"rows_stored": 1}
+def test_returns_the_last_response_at_the_timeout(dashboard: Dashboard) -> None:
+    assert dashboard.wait("abc", lambda document: False, 0.05) == {"rows_stored": 1}
 
 
-def test_a_server_that_is_not_there_is_said_to_be_silent() -> None:
+def test_reports_a_server_that_does_not_answer() -> None:
     with pytest.raises(ServerError, match="returned no data about run abc"):
-        Dashboard("http://127.0.0.1:1", "fp8s_secret").wait("abc", lambda found: True, 0.05)
+        Dashboard("http://127.0.0.1:1", "fp8s_secret").wait("abc", lambda document: True, 0.05)
 
 
 def test_the_token_is_not_shown(dashboard: Dashboard) -> None:

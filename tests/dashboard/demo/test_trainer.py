@@ -1,4 +1,4 @@
-"""A training process, from outside."""
+"""The training process of the demo, seen from its parent."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
     _check(trainer)
 
 
-def test_what_is_no_message_goes_to_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_output_that_is_not_a_message_goes_to_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer = begin(tmp_path, STORY + END + 'print("[1, 2]"); print("{}")\n', trainers)
     wait(trainer)
     assert (tmp_path / "a-run.log").read_text() == "a warning of some library\n[1, 2]\n{}\n"
 
 
-def test_a_crash_is_told_with_the_end_of_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_reports_a_crash_with_the_end_of_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer = begin(tmp_path, STORY + 'raise RuntimeError("no such thing as a free lunch")\n', trainers)
     assert wait(trainer) == 1
     with pytest.raises(DemoError) as failed:
@@ -86,7 +86,7 @@ def test_an_end_without_a_report_is_a_failure(tmp_path: Path, trainers: list[Tra
         _check(trainer)
 
 
-def test_a_kill_is_told_as_one(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_reports_a_kill(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer = begin(tmp_path, STORY + "time.sleep(600)\n", trainers)
     pid = _pid(trainer)
     os.kill(pid, signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_it_gets_the_run_on_its_command_line(tmp_path: Path, trainers: list[Trai
     assert trainer.tail() == str(PLAN.arguments())
 
 
-def test_one_that_was_not_started_has_not_ended(tmp_path: Path) -> None:
+def test_a_trainer_that_was_not_started_has_not_ended(tmp_path: Path) -> None:
     trainer = Trainer(PLAN, dict(os.environ), tmp_path)
     assert not trainer.started
     assert trainer.exit_status() is None
@@ -117,7 +117,7 @@ def test_one_that_was_not_started_has_not_ended(tmp_path: Path) -> None:
     trainer.stop()
 
 
-def test_what_was_told_does_not_change_afterwards(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_later_messages_do_not_change_earlier_progress(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer = begin(tmp_path, STORY + END, trainers)
     wait(trainer)
     report = trainer.report
@@ -126,14 +126,14 @@ def test_what_was_told_does_not_change_afterwards(tmp_path: Path, trainers: list
     assert trainer.report.alerts == [{"event": "alert", "kind": "loss_spike"}]
 
 
-def test_messages_of_a_later_version_are_passed_over() -> None:
+def test_ignores_messages_of_later_versions() -> None:
     report = TrainerReport()
     report.update({"event": "something new", "step": 3})
     assert report == TrainerReport()
 
 
 def _pid(trainer: Trainer) -> int:
-    """Of the process, once it has begun to talk."""
+    """The pid of the process, after its first message."""
     deadline = time.monotonic() + 60
     while not trainer.report.step:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Supervised children: when they are started again, and how hard they are stopped."""
+"""Supervised children: when they are restarted, and which signals stop them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_each_failure_in_a_row_doubles_the_delay(log: LogFile, monkeypatch: pyte
     assert delays == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_child_that_was_well_starts_again_at_once(log: LogFile) -> None:
+def test_a_healthy_child_restarts_at_once(log: LogFile) -> None:
     child = child_of(log, "true")
     child.failures = 8
     child.launch()
@@ -90,7 +90,7 @@ def test_a_child_that_was_well_starts_again_at_once(log: LogFile) -> None:
     assert child.failures == 1
 
 
-def test_a_program_that_is_missing_does_not_end_the_supervisor(log: LogFile) -> None:
+def test_a_missing_program_does_not_end_the_supervisor(log: LogFile) -> None:
     def start(output: int) -> subprocess.Popen[bytes]:
         raise FileNotFoundError(2, "No such file", "postgres")
 
@@ -100,7 +100,7 @@ def test_a_program_that_is_missing_does_not_end_the_supervisor(log: LogFile) -> 
     assert child.failures == 1
 
 
-def test_one_that_ignores_a_signal_gets_the_next(log: LogFile, tmp_path: Path) -> None:
+def test_a_child_that_ignores_a_signal_gets_the_next(log: LogFile, tmp_path: Path) -> None:
     child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM, signal.SIGINT))
     running = child.running
     assert running is not None
@@ -109,7 +109,7 @@ def test_one_that_ignores_a_signal_gets_the_next(log: LogFile, tmp_path: Path) -
     assert running.returncode == -signal.SIGINT
 
 
-def test_one_that_ignores_them_all_is_killed(log: LogFile, tmp_path: Path) -> None:
+def test_a_child_that_ignores_all_signals_is_killed(log: LogFile, tmp_path: Path) -> None:
     child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM,))
     running = child.running
     assert running is not None
@@ -117,30 +117,30 @@ def test_one_that_ignores_them_all_is_killed(log: LogFile, tmp_path: Path) -> No
     assert running.returncode == -signal.SIGKILL
 
 
-def test_hurry_cuts_the_grace_short(log: LogFile, tmp_path: Path) -> None:
+def test_hurry_shortens_the_grace_period(log: LogFile, tmp_path: Path) -> None:
     child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM,))
     running = child.running
     children.stop_together([child], grace=1e9, hurry=lambda: True)
     assert running is not None and running.returncode == -signal.SIGKILL
 
 
-def test_what_a_child_started_goes_with_it(log: LogFile, tmp_path: Path) -> None:
+def test_descendants_of_a_child_are_stopped_with_it(log: LogFile, tmp_path: Path) -> None:
     child = child_of(log, "sh", "-c", "sleep 600 & echo $!; exec sleep 600")
     child.launch()
-    eventually(lambda: (tmp_path / "child.log").read_text().endswith("\n"), "the grandchild's pid is told")
+    eventually(lambda: (tmp_path / "child.log").read_text().endswith("\n"), "the grandchild printed its pid")
     grandchild = psutil.Process(int((tmp_path / "child.log").read_text()))
     children.stop_together([child], grace=60, hurry=lambda: False)
     assert processes.wait_ended([grandchild], 60) == []
 
 
-def test_a_suspended_or_deaf_survivor_is_reaped(log: LogFile, tmp_path: Path) -> None:
+def test_reaps_a_survivor_that_is_stopped_or_ignores_signals(log: LogFile, tmp_path: Path) -> None:
     deaf = stubborn(log, tmp_path, "SIGTERM", stop_signals=())
     asleep = child_of(log, "sleep", "600")
     asleep.launch()
     assert deaf.running is not None and asleep.running is not None
     asleep.running.send_signal(signal.SIGSTOP)
     ours = {deaf.running.pid, asleep.running.pid}
-    assert set(processes.reap(lambda one: one.pid in ours, signal.SIGTERM, timeout=0.5)) == ours
+    assert set(processes.reap(lambda process: process.pid in ours, signal.SIGTERM, timeout=0.5)) == ours
     assert deaf.running.wait() == -signal.SIGKILL
     assert asleep.running.wait() == -signal.SIGTERM
 
@@ -155,5 +155,5 @@ def test_a_suspended_or_deaf_survivor_is_reaped(log: LogFile, tmp_path: Path) ->
         (-99, "by signal 99"),
     ],
 )
-def test_an_exit_code_is_put_in_words(code: int, words: str) -> None:
+def test_describes_an_exit_code(code: int, words: str) -> None:
     assert children.describe_exit(code).endswith(words)

@@ -1,4 +1,4 @@
-"""The data directory, the addresses, and the environment that makes the children one installation."""
+"""The data directory, the addresses and the environment of the children."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_secret_key_is_long_private_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "not UTF-8 \udcff", "bell\a"])
-def test_a_name_that_no_server_can_take_is_refused(name: str, tmp_path: Path) -> None:
+def test_refuses_a_name_that_a_server_cannot_use(name: str, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"control characters or is not UTF-8.*--data-dir"):
         DataDir(tmp_path / name).make()
     assert list(tmp_path.iterdir()) == []
@@ -67,18 +67,18 @@ def test_two_installations_have_two_keys(tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
-def test_a_key_half_written_earlier_is_not_used(tmp_path: Path) -> None:
+def test_ignores_a_partially_written_key(tmp_path: Path) -> None:
     (tmp_path / "secret_key.new").write_text("half")
     assert len(DataDir(tmp_path).secret_key()) >= 50
 
 
-def test_a_short_key_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_short_key(tmp_path: Path) -> None:
     (tmp_path / "secret_key").write_text("short")
     with pytest.raises(ServerError, match="does not contain a key: remove it"):
         DataDir(tmp_path).secret_key()
 
 
-def test_the_environment_s_key_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefers_the_key_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_SECRET_KEY", "given")
     environment = configuration.child_environment(DataDir(tmp_path), "http://x", "", "", "")
     assert environment["FP8SCOPE_SECRET_KEY"] == "given"
@@ -96,16 +96,16 @@ def test_the_environment_s_key_comes_first(tmp_path: Path, monkeypatch: pytest.M
         ("gpu-7.example", "http://gpu-7.example:80"),
     ],
 )
-def test_the_address_shown_is_one_to_click(host: str, url: str) -> None:
+def test_the_shown_address_can_be_opened_in_a_browser(host: str, url: str) -> None:
     assert configuration.base_url(host, 80) == url
 
 
-def test_a_given_address_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefers_the_given_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_BASE_URL", "https://fp8.example")
     assert configuration.base_url("0.0.0.0", 80) == "https://fp8.example"
 
 
-def test_hosts_are_ours_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allows_only_the_hosts_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert configuration.allowed_hosts("127.0.0.1") == ["127.0.0.1", "[::1]", "localhost"]
     assert "[fe80::7]" in configuration.allowed_hosts("fe80::7")
     everywhere = configuration.allowed_hosts("0.0.0.0")
@@ -116,7 +116,7 @@ def test_hosts_are_ours_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "" not in configuration.allowed_hosts("127.0.0.1")
 
 
-def test_a_free_port_can_be_asked_for() -> None:
+def test_port_0_chooses_a_free_port() -> None:
     with configuration.listen("127.0.0.1", 0) as first, configuration.listen("127.0.0.1", 0) as second:
         assert first.getsockname()[1] != second.getsockname()[1]
 
@@ -125,12 +125,12 @@ def test_a_free_port_can_be_asked_for() -> None:
     ("host", "reason"),
     [("203.0.113.7", "Cannot assign requested address"), ("no such host", "not known|[Nn]ame|address")],
 )
-def test_an_address_that_is_not_ours_is_told(host: str, reason: str) -> None:
+def test_the_error_for_an_unusable_address_gives_the_reason(host: str, reason: str) -> None:
     with pytest.raises(ServerError, match=rf"cannot listen on {host} port 0: .*({reason})"):
         configuration.listen(host, 0)
 
 
-def test_a_taken_port_names_who_has_it() -> None:
+def test_the_error_for_a_port_in_use_names_its_process() -> None:
     with configuration.listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerError, match=f"port {port}: Address already in use.*Process {os.getpid()} "):
@@ -160,5 +160,5 @@ def test_celery_reaches_redis_over_a_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://localhost:6379/0", "rediss://user:word@host:6380/2"])
-def test_other_addresses_stay_as_they_are(url: str) -> None:
+def test_other_addresses_are_unchanged(url: str) -> None:
     assert broker_from_url(url) == url

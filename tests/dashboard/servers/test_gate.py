@@ -47,12 +47,12 @@ def test_it_works(gate: Gate) -> None:
         assert child.wait(60) == 0
 
 
-def test_a_child_that_comes_later_passes_at_once(gate: Gate) -> None:
+def test_a_later_child_passes_at_once(gate: Gate) -> None:
     gate.open()
     with child_of(gate) as child:
         assert child.communicate(timeout=60)[0] == "imported\npassed\n"
 
 
-def test_opening_twice_is_opening_once(gate: Gate) -> None:
+def test_opening_the_gate_twice_has_no_effect(gate: Gate) -> None:
     gate.open()
     gate.open()

@@ -44,16 +44,14 @@ def test_a_line_without_an_end_is_kept(log: LogFile, shown: list[tuple[str, str]
     assert shown[1] == ("web", "half")
 
 
-def test_bytes_that_are_no_text_do_no_harm(
-    log: LogFile, shown: list[tuple[str, str]], tmp_path: Path
-) -> None:
+def test_replaces_bytes_that_are_not_text(log: LogFile, shown: list[tuple[str, str]], tmp_path: Path) -> None:
     say(log, b"\xff\xfe\x00 100%s\n")
     eventually(lambda: shown, "the line arrives")
     assert shown == [("web", "\ufffd\ufffd\x00 100%s")]
     assert (tmp_path / "web.log").read_text() == "\ufffd\ufffd\x00 100%s\n"
 
 
-def test_an_endless_line_is_cut(log: LogFile, shown: list[tuple[str, str]]) -> None:
+def test_truncates_an_endless_line(log: LogFile, shown: list[tuple[str, str]]) -> None:
     say(log, b"x" * (2 * children.MAX_LINE_BYTES + 5))
     eventually(lambda: len(shown) == 3, "three pieces arrive")
     assert [len(line) for _, line in shown] == [children.MAX_LINE_BYTES, children.MAX_LINE_BYTES, 5]
@@ -70,7 +68,7 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     assert files[0].read_text().endswith("line 00999\n")
 
 
-def test_a_new_start_goes_on_with_the_file(tmp_path: Path) -> None:
+def test_a_new_start_appends_to_the_file(tmp_path: Path) -> None:
     for word in ("one", "two"):
         log = LogFile(tmp_path, "web")
         log.write(word)

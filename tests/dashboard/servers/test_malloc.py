@@ -1,4 +1,4 @@
-"""Freed memory is used again instead of being given back, and asked for again."""
+"""Freed memory is reused instead of being returned to the kernel and requested again."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def pages_touched_anew(how: str) -> int:
-    """By fifty arrays of 2 MB, one after the other."""
+    """The page faults of fifty consecutive arrays of 2 MB."""
     done = subprocess.run([sys.executable, "-c", ARRAYS, how], check=True, capture_output=True, text=True)
     return int(done.stdout)
 

@@ -1,4 +1,4 @@
-"""`fp8scope up` as a person meets it: starting, stopping, being killed, being started twice."""
+"""The command `fp8scope up`: starting, stopping, being killed, and being started twice."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from dashboard.helpers.installation import Up, eventually, names_below, processe
 from fp8scope_dashboard.cli import CLEAR_LINE, COMMANDS, ProgressLine, main
 from fp8scope_dashboard.embedded import processes
 
-# What starts a whole installation of its own, or two.
+# For tests that start one or two whole installations.
 own_installation = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """An installation that runs, for tests that leave it as it is; it must end well, and say nothing more."""
-    place = tmp_path_factory.mktemp("shared")
-    with Up(place / "data") as running:
+    """A shared installation for tests that do not change it. It must exit cleanly without further output."""
+    root = tmp_path_factory.mktemp("shared")
+    with Up(root / "data") as running:
         yield running
     assert running.process.returncode == 0
-    assert names_below(place) == []
+    assert names_below(root) == []
     assert status_of(running.url + "/") == 0
-    # A person sees the address, not the servers' chatter: that is in the files.
+    # The output of the servers goes to log files, not to the terminal.
     chatter = re.compile(r"^(postgres|redis|prepare|worker) +\|(?!.*(ERROR|FATAL))", re.M)
     assert not chatter.search(running.output), running.output
 
@@ -52,7 +52,7 @@ def test_it_works(up: Up) -> None:
     assert "database system is ready" in (up.data_dir / "logs" / "postgres.log").read_text()
 
 
-def test_the_start_says_what_it_waits_for() -> None:
+def test_prints_what_the_start_waits_for() -> None:
     terminal, log = io.StringIO(), io.StringIO()
     for stream, rewrites in ((terminal, True), (log, False)):
         line = ProgressLine(stream, rewrites=rewrites)
@@ -66,7 +66,7 @@ def test_the_start_says_what_it_waits_for() -> None:
 
 
 def test_the_supervisor_imports_neither_django_nor_celery() -> None:
-    """Nor Redis's client: the first line on the terminal waits for every import."""
+    """Imports, including the client of Redis, would delay the first line on the terminal."""
     code = "import sys, fp8scope_dashboard.cli as c; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert {"django.conf", "celery", "redis", "uvicorn", "numpy"} & set(shown.split()) == set()
@@ -89,7 +89,7 @@ def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
 
 
 def whole_family(directory: Path) -> Up:
-    """An installation whose worker and beat run as well: they start when the pages answer."""
+    """An installation with running worker and beat, which start after the web server."""
     up = Up(directory).wait_ready()
     eventually(
         lambda: {"worker", "beat"} <= {word for name in names_below(directory) for word in name.split()},
@@ -110,26 +110,26 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
 
 @own_installation
 def test_survivors_of_a_killed_supervisor_are_stopped_by_the_next(tmp_path: Path) -> None:
-    """Stopped (SIGSTOP) children cannot act on the signal that the kernel sends them."""
+    """Stopped (SIGSTOP) children do not handle the signal that the kernel sends them."""
     up = whole_family(tmp_path)
     family = processes_below(tmp_path)
-    for one in family:
-        one.suspend()
+    for process in family:
+        process.suspend()
     up.finish(signal.SIGKILL)
-    assert [one for one in family if not processes.has_ended(one)] != []
+    assert [process for process in family if not processes.has_ended(process)] != []
     with Up(tmp_path) as again:
-        assert [one for one in family if not processes.has_ended(one)] == []
+        assert [process for process in family if not processes.has_ended(process)] == []
         assert 0 < status_of(again.url + "/") < 500
 
 
-def test_a_second_one_on_the_same_directory_says_so(up: Up) -> None:
+def test_the_error_for_a_directory_in_use_says_so(up: Up) -> None:
     second = Up(up.data_dir)
     assert second.finish() == 1
     assert f"{up.data_dir} is in use by process {up.process.pid}" in second.output
     assert 0 < status_of(up.url + "/") < 500
 
 
-def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_reports_a_port_in_use_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         up = Up(tmp_path, "--port", str(port))
@@ -140,7 +140,7 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "postgres").exists()
 
 
-def test_a_data_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
+def test_reports_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     up = Up(tmp_path / "file")
     assert up.finish() == 1
@@ -149,7 +149,7 @@ def test_a_data_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "eighty", "８０"])
-def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_an_invalid_port(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["up", f"--port={port}"])
     assert ended.value.code == 2
@@ -168,14 +168,14 @@ def test_each_command_has_a_line_of_help() -> None:
 
 
 @own_installation
-def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
+def test_the_data_directory_may_have_a_long_path(tmp_path: Path) -> None:
     with Up(tmp_path / ("long" * 40) / "with a space") as up:
         assert 0 < status_of(up.url + "/") < 500
 
 
 @own_installation
-def test_an_odd_name_is_no_obstacle() -> None:
-    """Short enough for its sockets to lie in it, so that every server reads the name out of an address."""
+def test_the_data_directory_may_have_special_characters() -> None:
+    """The path is short enough to contain the sockets, so that server addresses contain the name."""
     # Not tmp_path: its length depends on how many processes run the tests.
     with TemporaryDirectory() as directory, Up(Path(directory) / "it's 100% ü") as up:
         assert (up.data_dir / "postgres" / ".s.PGSQL.5432").exists()
@@ -184,7 +184,7 @@ def test_an_odd_name_is_no_obstacle() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is served by another user's processes")
 def test_the_database_does_not_run_as_root(up: Up) -> None:
-    owners = {one.name(): one.username() for one in processes_below(up.data_dir)}
+    owners = {process.name(): process.username() for process in processes_below(up.data_dir)}
     assert owners["postgres"] == "pgserver"
     assert pwd.getpwnam("pgserver").pw_uid != 0
 
@@ -194,13 +194,15 @@ def test_secrets_stay_out_of_the_logs(up: Up) -> None:
     assert status_of(up.sign_in_link + "nonsense/") == 404
     key = (up.data_dir / "secret_key").read_text()
     assert (up.data_dir / "secret_key").stat().st_mode & 0o777 == 0o600
-    listed = [argument for one in processes_below(up.data_dir) for argument in one.cmdline()]
+    arguments = [argument for process in processes_below(up.data_dir) for argument in process.cmdline()]
     secrets = [key, up.sign_in_link.rstrip("/").rpartition("/")[2]]
     logs = "".join(path.read_text(errors="replace") for path in (up.data_dir / "logs").iterdir())
     assert "Applying" in logs
-    assert [secret for secret in secrets if secret in logs or any(secret in one for one in listed)] == []
+    assert [
+        secret for secret in secrets if secret in logs or any(secret in argument for argument in arguments)
+    ] == []
 
 
 def test_the_process_tree_has_one_root(up: Up) -> None:
-    below = {one.pid for one in psutil.Process(up.process.pid).children(recursive=True)}
-    assert {one.pid for one in processes_below(up.data_dir)} <= below
+    below = {process.pid for process in psutil.Process(up.process.pid).children(recursive=True)}
+    assert {process.pid for process in processes_below(up.data_dir)} <= below

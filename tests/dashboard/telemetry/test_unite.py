@@ -1,4 +1,4 @@
-"""Adding late rows to buckets gives the assert_same parts as aggregating all rows at once."""
+"""Adding late rows to buckets gives the same parts as aggregating all rows at once."""
 
 from __future__ import annotations
 
