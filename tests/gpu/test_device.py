@@ -1,4 +1,4 @@
-"""What only a real device can show: nothing waits for it, CUDA graphs replay, and counts hold at any size."""
+"""Tests that need a real device: no synchronisation, CUDA graph replay, and exact counts at any size."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What the Triton kernel counts of a plain tensor, against torch on the CPU."""
+"""The Triton kernel's counters of a plain tensor against torch on the CPU."""
 
 import pytest
 import torch

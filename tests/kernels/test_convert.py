@@ -1,4 +1,4 @@
-"""convert: what becomes FP8, what is left, and the reason it gives."""
+"""`convert`: which layers become FP8, which do not, and the reported reasons."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""An evaluation in `torch.inference_mode` leaves nothing behind that training could not write to."""
+"""Evaluating in `torch.inference_mode` leaves no inference tensors that training could not write to."""
 
 import dataclasses
 import threading

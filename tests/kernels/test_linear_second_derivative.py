@@ -1,4 +1,4 @@
-"""A gradient penalty through an FP8 layer is refused, and never wrong without a word."""
+"""A gradient penalty through an FP8 layer raises an error instead of giving wrong results."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a layer counts, and when: once per training call, however the training is arranged."""
+"""A layer counts its statistics once per training call, in every kind of training loop."""
 
 import copy
 import pickle

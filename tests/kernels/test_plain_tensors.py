@@ -1,4 +1,4 @@
-"""What one call counts of a tensor that is not quantised, against torch: every dtype, layout and poison."""
+"""Counters of unquantised tensors against torch, for every dtype, layout and non-finite value."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Counters against a brute-force count in float64 that knows nothing of the implementation."""
+"""Counters against an independent brute-force count in float64."""
 
 import math
 

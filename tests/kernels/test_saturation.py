@@ -1,4 +1,4 @@
-"""What counts as saturated: more than the float32 next above M. Scales M / amax never lead beyond that."""
+"""An element is saturated if it exceeds the next float32 above M. A scale M / amax never leads there."""
 
 from collections.abc import Iterator
 

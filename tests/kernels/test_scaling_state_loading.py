@@ -1,4 +1,4 @@
-"""Scaling state after loading a checkpoint: restored, missing and stale are told apart, none silently."""
+"""Scaling state after loading a checkpoint is restored, or reported as missing or stale."""
 
 import copy
 import warnings

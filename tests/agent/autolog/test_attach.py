@@ -1,4 +1,4 @@
-"""Two lines, and every step of an ordinary training loop is recorded."""
+"""`attach` records every step of an ordinary training loop."""
 
 import copy
 import gc
@@ -194,7 +194,7 @@ def test_detach_removes_all_hooks(server: WireServer) -> None:
     run.detach()
     assert torch.autograd.backward is backward and torch.amp.GradScaler.scale is scale
     train(model, optimizer, 2)
-    # The run goes on by hand, from where it was.
+    # After detach, explicit steps continue the run's numbering.
     with run.step() as step:
         step.log(loss=1.0)
     assert run.finish().errors == 0

@@ -1,4 +1,4 @@
-"""What cannot be attached is said at once, before any training was paid for; nothing is left behind."""
+"""`attach` refuses invalid arguments immediately and leaves no hooks behind."""
 
 from typing import Any
 

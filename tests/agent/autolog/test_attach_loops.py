@@ -1,4 +1,4 @@
-"""Loops that are not the plainest: accumulation, scaled losses, closures, several optimizers and models."""
+"""Training loops with accumulation, scaled losses, closures, and several optimizers and models."""
 
 import pytest
 import torch

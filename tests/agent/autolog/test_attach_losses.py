@@ -1,4 +1,4 @@
-"""Losses that are not finite are stored as they were; losses that nobody can see are asked for."""
+"""Non-finite losses are stored unchanged; a warning asks the script to log losses that cannot be observed."""
 
 import math
 from typing import Any
@@ -80,7 +80,7 @@ def test_accumulated_losses_with_a_non_finite_factor(factor: float, server: Wire
         update(optimizer)
     assert run.finish().errors == 0
     stored = server.run.scalars("loss")
-    # What was learned of the divisor before holds on after it.
+    # The divisor known from earlier steps is still used afterwards.
     assert stored[0] is not None and stored[0] == pytest.approx(
         sum(squares(regression()[0], n).item() for n in (0, 1)) / 2
     )
@@ -148,7 +148,7 @@ def test_losses_of_two_types_are_averaged(server: WireServer) -> None:
     same(server.run.scalars("loss"), [(first.item() + second.item()) / 2])
 
 
-# A loss that nobody can see
+# Losses that cannot be observed
 
 
 def by_vector(model: Any, number: int) -> None:

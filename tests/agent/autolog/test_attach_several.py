@@ -1,4 +1,4 @@
-"""Several optimizers, several models: which step is whose."""
+"""Steps of several optimizers and several models."""
 
 import pytest
 import torch

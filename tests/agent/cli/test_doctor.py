@@ -1,4 +1,4 @@
-"""`fp8scope doctor`: each line tells the truth, and what to do where it is bad."""
+"""`fp8scope doctor` reports the state of each check, and what to do about a bad one."""
 
 import json
 import os

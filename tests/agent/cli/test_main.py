@@ -1,4 +1,4 @@
-"""The `fp8scope` command: its own subcommands, those of other packages, and what is missing."""
+"""The `fp8scope` command: its subcommands, those of other packages, and missing extras."""
 
 import io
 import subprocess

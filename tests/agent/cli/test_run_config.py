@@ -1,4 +1,4 @@
-"""`fp8scope run`: the configuration of a script that knows nothing of it."""
+"""`fp8scope run` reads the configuration of an unmodified script."""
 
 import argparse
 import json
@@ -82,7 +82,7 @@ def test_reads_a_nested_configuration_object(
 def test_reads_arguments_of_a_script_without_an_optimizer(
     server: WireServer, here: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No optimizer at all: a step is a backward pass whose gradients were used; its arguments are stored."""
+    """Without an optimizer a step is a backward pass whose gradients were used; the arguments are stored."""
     assert here(SCRIPTS / "word_lm.py", "--epochs", "3", "--lr", "4") == 0
     told = capsys.readouterr().out
     assert len(printed(told)) == 9 and server.run.scalars("loss") == pytest.approx(printed(told))
@@ -146,7 +146,7 @@ train()
 
 
 def test_ignores_arguments_that_a_library_parses(config_of: Any) -> None:
-    # Any installed module that parses something of its own; the list is not the command line.
+    # An installed module that parses a list other than the command line.
     config = config_of(
         """
 import timeit

@@ -1,4 +1,4 @@
-"""`fp8scope run`: an unmodified script is recorded, and runs as it would have alone."""
+"""`fp8scope run` records an unmodified script without changing its behaviour."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def test_it_works(server: WireServer) -> None:
     assert stored.steps == [1, 2, 3, 4, 5, 6] and stored.finish["state"] == "finished"
     assert stored.scalars("loss") == pytest.approx([float(line) for line in done.stdout.split()])
     assert stored.scalars("tokens") == [32.0 * step for step in range(1, 7)]
-    # The last layer is as wide as the vocabulary, and stays what it is.
+    # The last layer is the output head, which is not converted.
     in_fp8 = {f"{layer}.{role}" for layer in (1, 3) for role in ("input", "weight", "grad_output")}
     tensors = next(iter(stored.catalogues.values()))
     assert {tensor["name"] for tensor in tensors if tensor["format"]} == in_fp8
@@ -80,7 +80,7 @@ def test_records_a_compiled_model(server: WireServer, here: Launch) -> None:
 def test_records_two_models(server: WireServer, here: Launch) -> None:
     assert here(SCRIPTS / "gan.py") == 0
     names = names_of(server.run)
-    # The first keeps its names, the one that was found later has its class before them.
+    # Names of the first model have no prefix; names of the second begin with its class.
     assert "0.weight" in names and "Generator.0.weight" in names
     assert server.run.finish["errors"] == 0
     assert len(server.run.steps) in (4, 5) and None not in server.run.scalars("loss")
@@ -205,7 +205,7 @@ def test_tracebacks_do_not_show_our_patches(server: WireServer, tmp_path: Path) 
 
 
 def test_os_exit_leaves_the_run_in_the_spool(server: WireServer, tmp_path: Path) -> None:
-    """`os._exit` runs nothing any more: what was recorded lies in the spool, the last step aside."""
+    """`os._exit` skips all exit handlers: the spool holds every step except the last."""
     script = write(tmp_path, f"import os\n{TRAIN}\ntrain(20)\nos._exit(5)\n")
     done = launch(server, "--mode", "offline", script)
     assert done.returncode == 5

@@ -1,4 +1,4 @@
-"""BF16 from FP32 units."""
+"""BF16 arithmetic emulated on FP32 units."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The demo's fault: stale gradient scales, and what it takes for them to do harm."""
+"""The demo's fault: stale gradient scales, and when they do harm."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ def online(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
     monkeypatch.setenv("FP8SCOPE_INTERVAL", "0.05")
     yield
-    # Accelerate keeps what the first Accelerator of a process was told.
+    # Accelerate keeps the configuration of the first Accelerator in a process.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     PartialState._reset_state()
@@ -54,7 +54,7 @@ def test_it_works(precision: str, server: WireServer, tmp_path: Path) -> None:
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=2, log_with=tracker, mixed_precision=precision
     )
-    # The last step has one pass, and was divided by two all the same.
+    # The last step has only one pass, but its loss is still divided by two.
     losses = train(accelerator, tracker, batches=7)
     stored = server.run
     assert stored.steps == [1, 2, 3, 4] and stored.finish["state"] == "finished"

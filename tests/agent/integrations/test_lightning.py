@@ -1,4 +1,4 @@
-"""Lightning, really run, in both of its namespaces."""
+"""The Lightning callback with a real Trainer, in both of Lightning's packages."""
 
 import importlib
 import sys
@@ -72,7 +72,7 @@ def test_it_works(server: WireServer, tmp_path: Path) -> None:
     assert stored.steps == [1, 2, 3, 4] and stored.scalars("loss") == pytest.approx(trained)
     assert stored.scalars("tokens") == [8.0 * 17 * step for step in range(1, 5)]
     assert stored.scalars("learning_rate") == [1e-2] * 4
-    # Lightning computes everything inside of the optimizer's step; it is told apart all the same.
+    # Lightning runs forward and backward inside the optimizer's step; their times are still separate.
     for name in ("grad_norm", "time_forward", "time_backward", "time_optimizer"):
         assert all(value and value > 0 for value in stored.scalars(name)), name
     perplexities = torch.tensor(trained).exp().tolist()
@@ -160,7 +160,7 @@ def test_fitting_twice_makes_two_runs(server: WireServer, tmp_path: Path) -> Non
 def test_works_with_pytorch_lightning(
     server: WireServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that imports `pytorch_lightning` gets a callback of that one's kind."""
+    """A program that imports `pytorch_lightning` gets a subclass of that package's Callback."""
     import pytorch_lightning
 
     for name in [name for name in sys.modules if name.split(".")[0] == "lightning"]:

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, really run: a tiny Llama with random weights."""
+"""The callback with a real Hugging Face Trainer, on a tiny Llama with random weights."""
 
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def test_it_works(server: WireServer, tmp_path: Path) -> None:
 
 
 def test_gradient_accumulation_adds_up_the_loss(server: WireServer, tmp_path: Path) -> None:
-    """The Trainer divides the loss by all tokens of the step: what it differentiates adds up."""
+    """The Trainer divides each loss by all tokens of the step, so the differentiated losses add up."""
     callback = Fp8scopeCallback()
     training = trainer(tmp_path, callback, gradient_accumulation_steps=4, max_steps=2)
     training.train()

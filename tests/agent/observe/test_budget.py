@@ -1,4 +1,4 @@
-"""How often plain tensors are read: the rule, and what it makes of a run."""
+"""How often plain tensors are read: the rule, and its effect on a run."""
 
 import math
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_delayed_shadow_scaling_reads_every_step() -> None:
 
 
 def paced(budget: Budget, clock: list[float], step: float, reading: float, steps: int) -> list[int]:
-    """Run a budget by hand; returns the steps that were read."""
+    """Simulate steps with a budget and return the steps that were read."""
     pace, read = Pace(), []
     for number in range(1, steps + 1):
         budget.begin(number, False, pace)

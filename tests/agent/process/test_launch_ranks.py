@@ -1,4 +1,4 @@
-"""Several ranks write to one run, each with a writer of its own, and one of them dies."""
+"""Several ranks write to one run with separate writers, also if one of them dies."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
 
 @pytest.mark.slow
 def test_fsdp_continues_the_run_after_a_rank_is_killed(server: WireServer, settings: Settings) -> None:
-    """torchrun begins all ranks again: the same run, the next attempt."""
+    """torchrun restarts all ranks; they continue the same run as its next attempt."""
     options = ("--standalone", "--max-restarts", "1", "--monitor-interval", "0.1")
     # Without the second, torch gives the restarted ranks the addresses of those that are gone.
     more = {"TEST_INIT": "early", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -143,7 +143,7 @@ print(job.shared_run(), job.shared_run(1), job.agree("attempt", os.environ["RANK
 
 
 def test_nodes_agree_through_the_process_group(tmp_path: Path) -> None:
-    """No launcher says anything: what the first one comes up with holds for both."""
+    """Without information from a launcher, both nodes use the values of the first rank to arrive."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", STORE, str(tmp_path / "rendezvous")],

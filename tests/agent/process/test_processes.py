@@ -1,4 +1,4 @@
-"""How programs end, and what they do meanwhile: threads, os._exit, spawned children, notebooks, reloads."""
+"""Runs in programs with threads, os._exit, spawned children, notebooks and module reloads."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ for work in (helper, trainer):
 def test_an_exception_in_the_training_thread_fails_the_run(
     end: str, state: str, server: WireServer, settings: Settings
 ) -> None:
-    """It is shown as ever; the run has failed when it was the thread that trains."""
+    """Python shows it as usual; the run fails only if it is the training thread's."""
     status, _, err = run_script(THREADS.format(end=end), server, settings)
     assert status == 0 and "ValueError: a helper's" in err
     assert ("KeyError: 'the trainer'" in err) == (state == "failed")
@@ -90,7 +90,7 @@ atexit.register(lambda: train(run, 1))
 
 
 def test_records_values_logged_by_exit_handlers(server: WireServer, settings: Settings) -> None:
-    """A handler that was registered later runs earlier, and is recorded; what comes after the end is not."""
+    """Values logged by an exit handler are recorded if it runs before ours, and ignored after it."""
     status, _, err = run_script(SHUTDOWN, server, settings)
     assert status == 0 and "Traceback" not in err, err
     assert server.run.steps == [1, 2, 3] and server.run.finish["state"] == "finished"
@@ -223,7 +223,7 @@ for text in (
 
 
 def test_attach_again_in_a_notebook_finishes_the_previous_run(server: WireServer, settings: Settings) -> None:
-    """The cell is run again: the run before is finished, with its last step, and another begins."""
+    """Running the cell again finishes the previous run with its last step and begins another."""
     pytest.importorskip("IPython")
     status, out, err = run_script(ATTACHING, server, settings)
     assert status == 0, err

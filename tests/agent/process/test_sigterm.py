@@ -1,4 +1,4 @@
-"""SIGTERM from a scheduler: the run is noted as failed and written out, and the process ends as it would."""
+"""SIGTERM from a scheduler fails and flushes the run, and the process still dies by the signal."""
 
 import signal
 import time
@@ -52,7 +52,7 @@ hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2_000_000_000)
 
 
 def test_fails_the_run_while_the_main_thread_is_blocked_in_c(server: WireServer, settings: Settings) -> None:
-    """As in a collective that waits for a rank that is gone."""
+    """For example in a collective that waits for a rank that is gone."""
     with script(STUCK, server, settings) as process:
         said(process)
         process.terminate()

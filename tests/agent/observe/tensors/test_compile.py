@@ -1,4 +1,4 @@
-"""Watching a model that torch.compile has been given: nothing breaks, and what is seen is the same."""
+"""Watching a compiled model breaks nothing and records the same statistics."""
 
 from typing import Any
 

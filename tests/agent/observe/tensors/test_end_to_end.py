@@ -1,4 +1,4 @@
-"""From a watched model to the server: what was sampled arrives, once, whatever happens in between."""
+"""Sampled statistics of a watched model reach the server exactly once, despite failures."""
 
 import re
 import subprocess
@@ -60,7 +60,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
         assert known == ({"0.weight.update", "2.weight.update"} if sampled else set())
         moments = row["tensors"]["amax"][names.index("0.weight.exp_avg")]
         assert (moments is not None) == sampled
-        # What nobody quantised has no scale.
+        # A tensor that is not quantised has no scale.
         assert row["tensors"]["scale"][names.index("0.weight.exp_avg")] is None
 
 

@@ -1,4 +1,4 @@
-"""Our own layers: what sampled steps add, and the state behind a delayed scale."""
+"""FP8 layers: the statistics of sampled steps, and the state behind a delayed scale."""
 
 import gc
 import warnings

@@ -1,4 +1,4 @@
-"""What the optimizer holds and does: seen in sampled steps, and not changed."""
+"""Optimizer state and updates are observed in sampled steps and not changed."""
 
 import copy
 import pickle

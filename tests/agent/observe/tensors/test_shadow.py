@@ -1,4 +1,4 @@
-"""Shadow mode: what a model would do in FP8 is told, and nothing that it does is changed."""
+"""Shadow mode records how a model would behave in FP8 without changing the training."""
 
 import copy
 import pickle

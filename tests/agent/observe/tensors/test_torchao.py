@@ -167,7 +167,7 @@ def test_describes_the_recipe() -> None:
 
 
 def test_a_sharded_weight_has_only_its_local_statistics() -> None:
-    """FSDP makes a class of its own of the layer, and keeps a part of the weight on each rank."""
+    """FSDP creates a subclass of the layer and keeps a shard of the weight on each rank."""
     model = float8_model("tensorwise")
     layer = model[0]
     layer.__class__ = type("FSDPFloat8Linear", (type(layer),), {})

@@ -188,7 +188,7 @@ def test_formats_are_those_of_the_recipe(name: str, backward: Any) -> None:
 
 @pytest.mark.parametrize("state", [SimpleNamespace(), SimpleNamespace(scale=torch.ones(3)), None, "nonsense"])
 def test_ignores_states_of_other_recipes(state: Any) -> None:
-    """MXFP8, block and current scaling keep no history: nothing is observed, and nothing fails."""
+    """MXFP8, block and current scaling keep no history, so nothing is observed."""
     model = nn.Sequential(Module([(24, 16)]))
     module = model[0]
     assert isinstance(module, Module)

@@ -33,7 +33,7 @@ def measures() -> Iterator[Measures]:
 def train(
     measures: Measures, call: Callable[[torch.Tensor], torch.Tensor], optimizer: Any
 ) -> dict[str, float]:
-    """Three steps; what the last one measured."""
+    """Run three steps and return the measurements of the last."""
     found: dict[str, float] = {}
     for _ in range(3):
         measures.begin()
@@ -100,7 +100,7 @@ def test_times_a_model_compiled_in_place(measures: Measures) -> None:
 
 
 def test_gradient_reduction_counts_as_backward(measures: Measures, tmp_path: Path) -> None:
-    """DDP's reducer ends the backward pass by a callback of its own: ours comes after it."""
+    """DDP's reducer ends the backward pass in a callback; ours must run after it."""
     store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     try:

@@ -1,4 +1,4 @@
-"""The operations of a step: what torch's formulas say, counted once, without changing what is computed."""
+"""The operations of a step are counted once with torch's formulas, without changing any result."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +44,7 @@ def measures() -> Iterator[Measures]:
 
 
 def step_flops(measures: Measures, model: nn.Module, *args: Any, **kwargs: Any) -> float:
-    """What one step with this input counts."""
+    """Return the operations counted in one step with this input."""
     measures.begin()
     model(*args, **kwargs).sum().backward()
     reading = measures.end({})

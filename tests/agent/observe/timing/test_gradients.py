@@ -1,4 +1,4 @@
-"""Learning rates and the gradients' norm: exact, unscaled, told apart from clipping, without a wait."""
+"""Learning rates and gradient norms are exact and unscaled, before and after clipping."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What makes a step cheap: memory that is exchanged, a thread seldom woken, events that are used again."""
+"""The hot path of a step: exchanged buffers, few thread wake-ups, and reused CUDA events."""
 
 import threading
 from typing import Any
@@ -90,7 +90,7 @@ def test_set_wakes_a_waiting_thread() -> None:
 
 
 class FakeEvent:
-    """A CUDA event of a device whose time is told."""
+    """A fake CUDA event with a controllable device time."""
 
     now = 0.0
     made = 0

@@ -1,4 +1,4 @@
-"""Memory and utilisation: looked at by a thread of its own, never by the one that trains."""
+"""Memory and utilisation are sampled in a dedicated thread, never in the training thread."""
 
 import sys
 import threading

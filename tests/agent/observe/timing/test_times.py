@@ -1,4 +1,4 @@
-"""Where a step's time goes: each part gets the time that was spent in it, and together they are all of it."""
+"""The times of a step's parts: each is exact, and together they add up to the step's time."""
 
 import copy
 import itertools
