@@ -31,7 +31,7 @@ ENVIRONMENT = {
 @pytest.fixture
 def finished(tmp_path: Path) -> dict[str, Any]:
     """What a whole demo found."""
-    file = tmp_path / "found.json"
+    file = tmp_path / "result.json"
     arguments = [str(tmp_path / "data"), "--exit", "--steps", str(STEPS), "--json", str(file)]
     done = subprocess.run(
         [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False

@@ -96,7 +96,7 @@ def test_the_report_decides_the_exit_status(tmp_path: Path, stored: int, status:
         points_stored=stored,
         page="",
     )
-    file = tmp_path / "found.json"
+    file = tmp_path / "result.json"
     assert command._report(demo, [outcome], file) == status
     summary = json.loads(file.read_text())
     assert summary["ok"] == (status == 0)
