@@ -29,7 +29,7 @@ class Tab:
         self.page.goto(self.url + path)
 
     def wait(self, done: Callable[[], object], event: str) -> None:
-        """Wait until `done` returns a true value. The pages' policy forbids Playwright's wait_for_function."""
+        """Wait until `done()` is true. The pages' policy forbids Playwright's wait_for_function."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not done():
             if time.monotonic() > deadline:
