@@ -22,7 +22,7 @@ DIVERGENCE = Alert("loss_divergence", "critical", 42, 80, 40, 9.0, 0.5)
 
 
 def report(points: int = 600) -> TrainerReport:
-    """A run of 100 steps that ended one a second."""
+    """The report of a run of 100 steps of one second each."""
     times = [BEGAN + number for number in range(1, 101)]
     return TrainerReport(
         run="r",
@@ -55,39 +55,44 @@ def stored(**changes: Any) -> dict[str, Any]:
 
 
 def healthy() -> list[Outcome]:
-    """A demo that went as it should."""
+    """The outcomes of a demo without problems."""
     baselines = [outcome_of(plan, report(), stored(comparison=None, evaluations=[])) for plan in PLANS[:3]]
     faulty = replace(outcome_of(FAULTY, report(), stored()), alerts=(SATURATION, DIVERGENCE), verdict="over")
     return [*baselines, outcome_of(FP8, report(), stored()), faulty]
 
 
 def changed(name: str, **changes: Any) -> list[Outcome]:
-    return [replace(one, **changes) if one.name == name else one for one in healthy()]
+    return [replace(outcome, **changes) if outcome.name == name else outcome for outcome in healthy()]
 
 
 def test_it_works() -> None:
     assert problems(healthy()) == []
-    one = healthy()[3]
-    assert (one.verdict, one.delta, one.tolerance, one.final_loss) == ("within", 0.01, 0.03, 2.5)
-    assert one.scores[0].interval == (2.5, 2.7)
+    outcome = healthy()[3]
+    assert (outcome.verdict, outcome.delta, outcome.tolerance, outcome.final_loss) == (
+        "within",
+        0.01,
+        0.03,
+        2.5,
+    )
+    assert outcome.scores[0].interval == (2.5, 2.7)
 
 
-def test_delays_are_counted_from_the_fault_and_from_the_step() -> None:
-    one = outcome_of(FAULTY, report(), stored(events=[event()]))
-    alert = one.alerts[0]
+def test_delays_are_measured_from_the_fault_and_from_the_step() -> None:
+    outcome = outcome_of(FAULTY, report(), stored(events=[event()]))
+    alert = outcome.alerts[0]
     assert (alert.steps, alert.onset_step, alert.step) == (10, 40, 50)
     assert alert.seconds == pytest.approx(12.5)
     assert alert.lag == pytest.approx(2.5)
 
 
-def test_a_healthy_run_has_no_fault_to_count_from() -> None:
+def test_a_healthy_run_has_no_delay_since_a_fault() -> None:
     alert = outcome_of(FP8, report(), stored(events=[event()])).alerts[0]
     assert alert.steps is None
     assert alert.seconds is None
     assert alert.lag == pytest.approx(2.5)
 
 
-def test_a_step_that_nobody_timed_has_no_lag() -> None:
+def test_a_step_without_a_time_has_no_lag() -> None:
     assert outcome_of(FP8, report(), stored(events=[event(step=101)])).alerts[0].lag is None
 
 
@@ -95,18 +100,18 @@ def test_a_step_that_nobody_timed_has_no_lag() -> None:
     "verdict", ["over", "different", "inconclusive", "insufficient", "pending", "incomplete", ""]
 )
 def test_a_healthy_run_must_be_judged_good(verdict: str) -> None:
-    found = problems(changed(FP8.name, verdict=verdict))
-    assert len(found) == 1
-    assert (verdict or "none") in found[0]
+    messages = problems(changed(FP8.name, verdict=verdict))
+    assert len(messages) == 1
+    assert (verdict or "none") in messages[0]
 
 
 @pytest.mark.parametrize("verdict", ["equivalent", "within"])
-def test_either_good_verdict_will_do(verdict: str) -> None:
+def test_accepts_either_good_verdict(verdict: str) -> None:
     assert problems(changed(FP8.name, verdict=verdict)) == []
 
 
 @pytest.mark.parametrize("name", [BF16.name, FP8.name])
-def test_a_healthy_run_must_raise_nothing_critical(name: str) -> None:
+def test_a_healthy_run_must_raise_no_critical_alert(name: str) -> None:
     assert problems(changed(name, alerts=(DIVERGENCE,))) == [
         f"{name} has no fault but raised loss_divergence."
     ]
@@ -122,20 +127,20 @@ def test_a_healthy_run_must_raise_nothing_critical(name: str) -> None:
         ((replace(SATURATION, step=39), DIVERGENCE), ["saturation"]),
     ],
 )
-def test_the_fault_must_be_found(alerts: tuple[Alert, ...], missing: list[str]) -> None:
-    found = problems(changed(FAULTY.name, alerts=alerts))
-    assert len(found) == len(missing)
-    assert all(word in text for word, text in zip(missing, found, strict=True))
+def test_the_fault_must_raise_alerts(alerts: tuple[Alert, ...], missing: list[str]) -> None:
+    messages = problems(changed(FAULTY.name, alerts=alerts))
+    assert len(messages) == len(missing)
+    assert all(word in text for word, text in zip(missing, messages, strict=True))
 
 
 @given(index=st.integers(0, 4), sent=st.integers(0, 10**6), kept=st.integers(0, 10**6))
 def test_every_point_sent_must_be_stored(index: int, sent: int, kept: int) -> None:
-    found = problems(changed(PLANS[index].name, points_sent=sent, points_stored=kept))
-    assert (found == []) == (sent == kept and sent > 0)
-    assert all(PLANS[index].name in text for text in found)
+    messages = problems(changed(PLANS[index].name, points_sent=sent, points_stored=kept))
+    assert (messages == []) == (sent == kept and sent > 0)
+    assert all(PLANS[index].name in text for text in messages)
 
 
-def test_a_run_is_judged_when_its_last_step_is() -> None:
+def test_a_run_is_judged_once_its_last_step_is() -> None:
     assert is_judged(FP8, stored())
     assert not is_judged(FP8, stored(comparison=None))
     assert not is_judged(FP8, stored(comparison={"verdict": "within", "to_step": 99}))
@@ -149,15 +154,15 @@ def test_a_baseline_needs_no_judgement() -> None:
     assert is_judged(BF16, stored(comparison=None, evaluations=[]))
 
 
-def test_only_the_last_scores_are_shown() -> None:
+def test_keeps_only_the_last_scores() -> None:
     first = stored()["evaluations"][0]
     plan: RunPlan = FP8
-    one = outcome_of(plan, report(), stored(evaluations=[first, first | {"step": 50, "score": 9.0}]))
-    assert [score.score for score in one.scores] == [2.6]
+    outcome = outcome_of(plan, report(), stored(evaluations=[first, first | {"step": 50, "score": 9.0}]))
+    assert [score.score for score in outcome.scores] == [2.6]
 
 
-def test_an_insufficient_comparison_is_shown_as_it_is() -> None:
-    one = outcome_of(
+def test_keeps_an_insufficient_verdict() -> None:
+    outcome = outcome_of(
         FP8, report(), stored(comparison={"verdict": "insufficient", "delta": None, "to_step": 100})
     )
-    assert (one.verdict, one.delta) == ("insufficient", None)
+    assert (outcome.verdict, outcome.delta) == ("insufficient", None)

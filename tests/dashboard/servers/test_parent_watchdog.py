@@ -1,4 +1,4 @@
-"""A supervised process that ignores its supervisor's death."""
+"""Kills a supervised process that ignores the death of its supervisor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded import processes
 
-# Leads a session, has a forked child, ignores what the kernel sends it, and would wait for ever.
-DEAF = """
+# Leads a session, forks a child, ignores the signal of the kernel, and sleeps.
+STUBBORN = """
 import os, signal, sys, time
 from pathlib import Path
 from fp8scope_dashboard.process_setup import kill_after_parent_exit
@@ -35,21 +35,21 @@ time.sleep(1000)
 
 
 def test_it_works(tmp_path: Path) -> None:
-    script, pids = tmp_path / "deaf.py", tmp_path / "pids"
-    script.write_text(DEAF)
+    script, pids = tmp_path / "stubborn.py", tmp_path / "pids"
+    script.write_text(STUBBORN)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script), str(pids)])
     try:
         wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the children's process ids")
         assert parent.poll() is None
         family = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
-        assert len(family) == 2 and not any(processes.has_ended(one) for one in family)
+        assert len(family) == 2 and not any(processes.has_ended(process) for process in family)
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     assert processes.wait_ended(family, 60) == []
 
 
-def test_one_in_a_session_of_others_is_left_alone() -> None:
+def test_does_nothing_in_a_process_that_leads_no_session() -> None:
     code = (
         "from fp8scope_dashboard.process_setup import kill_after_parent_exit; print(kill_after_parent_exit())"
     )

@@ -1,4 +1,4 @@
-"""Secrets in log records: replaced, and nothing else is."""
+"""Secrets in log records are replaced, and nothing else is."""
 
 import logging
 import os
@@ -33,19 +33,19 @@ def test_it_works() -> None:
     "message",
     [f"Not Found: /signin/{SECRET}", f"Authorization: Bearer {SECRET}", f"bad token fp8s_{SECRET} sent"],
 )
-def test_no_secret_is_left(message: str) -> None:
+def test_redacts_secrets(message: str) -> None:
     assert SECRET[:8] not in redact(message)
 
 
 @pytest.mark.parametrize(
-    "message", ["Not Found: /signin/", "GET /runs/7/", "100 % of fp8s_ is kept", "Bearer of news"]
+    "message", ["Not Found: /signin/", "GET /runs/7/", "100 % of fp8s_ is kept", "Bearer of keys"]
 )
-def test_other_lines_stay_as_they_are(message: str) -> None:
+def test_does_not_change_other_lines(message: str) -> None:
     assert redact(message) == message
 
 
 @given(st.text(st.characters(categories=["L", "N"]), max_size=15))
-def test_short_words_are_no_secrets(word: str) -> None:
+def test_does_not_redact_short_words(word: str) -> None:
     assert redact("signed in at /signin/" + word) == "signed in at /signin/" + word
 
 
@@ -58,12 +58,12 @@ def test_short_words_are_no_secrets(word: str) -> None:
         f"https://user:p@ss{SECRET}@hook.test/x",
     ],
 )
-def test_no_password_of_an_address_is_left(address: str) -> None:
+def test_redacts_passwords_in_addresses(address: str) -> None:
     shown = redact(f"cannot connect to {address}: refused")
     assert SECRET[:8] not in shown and ".test" in shown and "refused" in shown
 
 
-def test_no_secret_is_left_in_a_traceback() -> None:
+def test_redacts_tracebacks() -> None:
     try:
         raise ValueError(f"no such host: redis://:{SECRET}@redis.test")
     except ValueError:
@@ -83,7 +83,7 @@ logging.getLogger("celery.worker").debug("not shown")
 """
 
 
-def test_the_workers_log_is_redacted_too() -> None:
+def test_redacts_the_log_of_the_worker() -> None:
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.test"}
     command = [sys.executable, "-c", SCRIPT.format(secret=SECRET)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
@@ -100,7 +100,7 @@ def test_the_workers_log_is_redacted_too() -> None:
         (broker_from_url, f"redis://:x@[{SECRET}/0"),
     ],
 )
-def test_an_address_that_cannot_be_parsed_is_not_quoted(parse: Callable[[str], object], url: str) -> None:
+def test_errors_do_not_quote_invalid_addresses(parse: Callable[[str], object], url: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="is not a valid") as raised:
         parse(url)
     assert SECRET[:8] not in "".join(traceback.format_exception(raised.value))
