@@ -1,10 +1,9 @@
-"""Kill the server's processes at random under load: is what it acknowledged stored, once? One JSON line.
+"""Kill processes of the server at random under load and check that every acknowledged row is stored once.
 
-`--senders` processes send messages to one run, as ranks do: each repeats a message until it is
-acknowledged, and writes down what was. Meanwhile, `--kills` times at random moments, the web process, the
-worker or PostgreSQL gets SIGKILL; the supervisor starts it again. A further process keeps asking the worker
-to compact, so that kills meet compaction too. At the end every stored row is compared with what was
-acknowledged.
+`--senders` processes send messages to one run, as ranks do. Each repeats a message until it is acknowledged
+and records its seq. `--kills` times, at random moments, the web process, the worker or PostgreSQL gets
+SIGKILL; the supervisor starts it again. Another process keeps queueing compaction jobs, so that kills also
+hit compaction. At the end, every stored row is compared with the acknowledged messages. Prints one JSON line.
 
     python benchmarks/crash.py [--kills 200] [--senders 4] [--seed 1]
 """
@@ -29,7 +28,7 @@ from typing import Any
 VICTIMS = ("web", "worker", "postgres")
 ROWS, TENSORS = 5, 40
 STATISTICS = ("numel", "amax")
-# A kill comes at a random moment of so many seconds, once so many messages more have been acknowledged.
+# Before each kill, wait for BETWEEN further acknowledged messages and then a random number of seconds.
 PAUSE = (0.0, 0.5)
 BETWEEN = 8
 
@@ -59,8 +58,8 @@ if sys.argv[2] == "compacted":
         pass
 for writer in queries.writers(run):
     seq = 0
-    while found := queries.stream(run, writer, seq, 16):
-        for last, data in found:
+    while pieces := queries.stream(run, writer, seq, 16):
+        for last, data in pieces:
             for i, step in enumerate(data.steps):
                 number = last if data.seqs is None else data.seqs[i]
                 print(writer, number, step, data.statistics["amax"][i, 0], data.scalars["loss"][i])
@@ -71,7 +70,7 @@ print("counted", *counted)
 
 
 def send(url: str, token: str, run: str, rank: int, stop: Any, acknowledged: Path) -> None:
-    """Send until told to stop; append each acknowledged message's seq to a file."""
+    """Send until `stop` is set. Appends the seq of each acknowledged message to a file."""
     import numpy as np
 
     from fp8scope.config import Settings
@@ -130,7 +129,7 @@ def loss_at(rank: int, step: int) -> float:
 
 
 def kill_often(supervisor: Any, kills: int, chance: random.Random, acknowledged: Any) -> Counter[str]:
-    """SIGKILL processes at random moments, with some messages in between. Returns how often which."""
+    """SIGKILL processes at random moments with messages in between. Returns the number of kills by name."""
     done: Counter[str] = Counter()
     while done.total() < kills:
         enough = acknowledged() + BETWEEN
@@ -148,7 +147,7 @@ def kill_often(supervisor: Any, kills: int, chance: random.Random, acknowledged:
 
 
 def compare(text: str, run: str, sent: dict[int, int]) -> dict[str, int]:
-    """Stored rows against acknowledged ones; a row that differs counts as lost."""
+    """Compare stored rows with acknowledged ones. A row that differs counts as lost."""
     *lines, last = text.splitlines()
     stored = Counter(lines)
     expected = set()
@@ -177,7 +176,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     from fp8scope_dashboard.servers import children
     from fp8scope_dashboard.servers.supervisor import Supervisor
 
-    # What is killed on purpose is healthy: without this the delay before a restart would double to 30 s.
+    # The processes are healthy: without this, the delay before a restart would grow to 30 s.
     children.LONGEST_DELAY = children.FIRST_DELAY
     chance, run = random.Random(options.seed), str(uuid.uuid4())
     context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Measure deleting a run of 600 million points, and what is left behind. Prints one JSON line.
+"""Measure the deletion of a run of 600 million points and the disk space that it frees. Prints one JSON line.
 
 The run is stored as after compaction: 1,000 tensors x 6 statistics x 100,000 steps in tiles of about one byte
 per point, and a receipt for each of 20,000 messages. The tiles hold random bytes, which a deletion does not
@@ -79,7 +79,7 @@ print(json.dumps({
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--points", type=int, default=600_000_000)
-    parser.add_argument("--directory", type=Path, help="where the database lies while it runs")
+    parser.add_argument("--directory", type=Path, help="the directory of the temporary database")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from chaos import make_token
@@ -91,7 +91,7 @@ def main() -> None:
         Supervisor(Path(directory) / "up", port=0) as supervisor,
     ):
         make_token(supervisor)
-        # The worker would delete it at the same time.
+        # Without this, the worker of the installation would delete the run at the same time.
         environment = {**os.environ, **supervisor.environment, "REDIS_URL": "redis://127.0.0.1:1/0"}
         command = [sys.executable, "-c", WORK, str(options.points)]
         done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)

@@ -2,9 +2,9 @@
 
 Sets up what docs/operating.md describes, on one machine: three web processes on their own addresses behind a
 round-robin proxy, three Celery workers, a primary and a streaming replica made by pg_basebackup, and Redis
-with an append-only file. Senders load it through the proxy, while the figures of a page are requested again
-and again. Then a web process, a worker and the replica are killed (SIGKILL) one after the other and stay
-dead. At the end, every stored row is compared with what was acknowledged. Prints one JSON line.
+with an append-only file. Senders load it through the proxy, while the figure of a page is requested
+continuously. Then a web process, a worker and the replica are killed (SIGKILL) one after the other and stay
+dead. At the end, every stored row is compared with the acknowledged messages. Prints one JSON line.
 
     python benchmarks/growth.py [--seconds 30] [--senders 3]
 """
@@ -50,7 +50,7 @@ print(f"{settings.SESSION_COOKIE_NAME}={session.session_key}")
 
 
 class Balancer:
-    """A TCP proxy on a port of its own that gives connections to servers in turn, passing over dead ones."""
+    """A round-robin TCP proxy that skips servers which refuse connections."""
 
     def __init__(self, servers: list[tuple[str, int]]) -> None:
         self._servers = servers
@@ -70,10 +70,10 @@ class Balancer:
         for _ in self._servers:
             self._turn = (self._turn + 1) % len(self._servers)
             try:
-                there = await asyncio.open_connection(*self._servers[self._turn])
+                server_reader, server_writer = await asyncio.open_connection(*self._servers[self._turn])
             except OSError:
                 continue
-            await asyncio.gather(self._carry(reader, there[1]), self._carry(there[0], writer))
+            await asyncio.gather(self._carry(reader, server_writer), self._carry(server_reader, writer))
             return
         writer.close()
 
@@ -89,8 +89,8 @@ class Balancer:
 
 
 def free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as free:
-        return int(free.getsockname()[1])
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def start(
@@ -109,7 +109,7 @@ def start(
 
 
 def end(child: subprocess.Popen[bytes] | None) -> None:
-    """SIGKILL a process with its children."""
+    """SIGKILL a process and its children."""
     assert child is not None
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
@@ -122,7 +122,7 @@ def python(script: str, environment: dict[str, str], *arguments: str) -> str:
 
 
 def transactions(url: str) -> int:
-    """How many transactions a server's database has answered."""
+    """The number of committed transactions of a database."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -133,7 +133,7 @@ def transactions(url: str) -> int:
 
 
 class Visitor(threading.Thread):
-    """Asks for a figure again and again, and counts the answers by status."""
+    """Requests a figure continuously and counts the responses by status."""
 
     def __init__(self, address: str, cookie: str) -> None:
         super().__init__(daemon=True)
@@ -146,7 +146,7 @@ class Visitor(threading.Thread):
 
         while not self.stop:
             try:
-                # The one retry that a load balancer makes of a GET whose server has died under it.
+                # One retry, as a load balancer retries a GET whose server died.
                 answer = urllib3.request(
                     "GET",
                     self.address,
@@ -249,11 +249,11 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         visitor.start()
         before = transactions(replica_url)
         deaths = {}
-        asked = 0
+        replica_transactions = 0
         for name, victim in (("web", webs[0]), ("worker", workers[0]), ("replica", replica.child)):
             time.sleep(options.seconds / 4)
             if name == "replica":
-                asked = transactions(replica_url) - before
+                replica_transactions = transactions(replica_url) - before
             deaths[name] = sum(map(crash.lines, files))
             end(victim)
         time.sleep(options.seconds / 4)
@@ -269,7 +269,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         "workers": len(workers),
         "messages": sum(sent.values()),
         "messages_before_each_death": deaths,
-        "replica_transactions": asked,
+        "replica_transactions": replica_transactions,
         "page_answers": dict(visitor.answers),
         **figures,
     }

@@ -164,11 +164,11 @@ def measure(url: str, token: str, options: argparse.Namespace, encoding: bool, w
     for agent in agents:
         agent.join()
     after, cpu = process.memory_info().rss / 1e6, sum(process.cpu_times()[:2]) - cpu
-    points = sum(one[0] for one in sent)
+    points = sum(totals[0] for totals in sent)
     return {
         "points_per_s": round(points / options.seconds),
-        "bytes_per_point_sent": round(sum(one[1] for one in sent) / max(1, points), 2),
-        "messages_per_s": round(sum(one[2] for one in sent) / options.seconds, 1),
+        "bytes_per_point_sent": round(sum(totals[1] for totals in sent) / max(1, points), 2),
+        "messages_per_s": round(sum(totals[2] for totals in sent) / options.seconds, 1),
         "web_cpu_share": round(cpu / options.seconds, 2),
         "web_mb": [round(before), round(after)],
     }

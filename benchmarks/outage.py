@@ -14,7 +14,7 @@ Figures of each:
     step_ratio                   median step time in the middle third over that of the other steps (`gone`:
                                  over the first third)
     finish_s, complete           seconds that `finish` took, and whether it reported that everything was sent
-    told                         `gone`: whether `finish` reported the directory of the unsent data
+    directory_reported           `gone`: whether `finish` reported the directory of the unsent data
 """
 
 import argparse
@@ -139,7 +139,7 @@ def experiment(name: str, web: Web, token: str, data: Path, steps: int) -> dict[
         with contextlib.redirect_stdout(io.StringIO()):
             from fp8scope.cli import main as cli
 
-            end["told"] = Path(end["directory"]).is_dir() and not end["complete"]
+            end["directory_reported"] = Path(end["directory"]).is_dir() and not end["complete"]
             if cli.main(["sync", str(spool)]) != 0:
                 raise SystemExit("fp8scope sync did not send everything")
     headers = {"Authorization": f"Bearer {token}"}

@@ -184,11 +184,11 @@ def main() -> None:
         figures: dict[str, Any] = {}
         growths = {}
         for kind, ask in (("series", reader.series), ("heatmap", reader.heatmap)):
-            found = {name: measure(ask, run, options.rounds) for name, run in
+            latencies = {name: measure(ask, run, options.rounds) for name, run in
                      (("wide", wide), ("short", short), ("long", long))}  # fmt: skip
-            figures |= {f"{kind}_ms_{name}": value for name, value in found["wide"].items()}
-            growths[kind] = round(found["long"]["p50"] / found["short"]["p50"], 2)
-            figures |= {f"{kind}_ms_p50_{name}": found[name]["p50"] for name in ("short", "long")}
+            figures |= {f"{kind}_ms_{name}": value for name, value in latencies["wide"].items()}
+            growths[kind] = round(latencies["long"]["p50"] / latencies["short"]["p50"], 2)
+            figures |= {f"{kind}_ms_p50_{name}": latencies[name]["p50"] for name in ("short", "long")}
         figures |= measure_cold(supervisor, reader, wide, short, options.cold_rounds)
     print(
         json.dumps(

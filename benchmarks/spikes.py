@@ -31,8 +31,8 @@ def fill(environment: dict[str, str], recording: Path, steps: int, spikes: int) 
     done = subprocess.run(
         command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE, text=True
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    filled: dict[str, Any] = json.loads(done.stdout)
+    return filled
 
 
 def session(supervisor: Any) -> str:

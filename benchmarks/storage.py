@@ -97,9 +97,9 @@ def peers(recording: Path, venv: Path | None, steps: int) -> dict[str, float]:
     import ingest_peers
     from store_data import read_recording
 
-    found = read_recording(recording)
-    names = [f"{statistic}/{name}" for statistic in found.statistics for name in found.names]
-    values = np.stack([matrix[:steps] for matrix in found.statistics.values()], axis=1).reshape(steps, -1)
+    recorded = read_recording(recording)
+    names = [f"{statistic}/{name}" for statistic in recorded.statistics for name in recorded.names]
+    values = np.stack([matrix[:steps] for matrix in recorded.statistics.values()], axis=1).reshape(steps, -1)
     assert len(names) == values.shape[1]
     with tempfile.TemporaryDirectory() as scratch:
         python = ingest_peers.install(venv or Path(scratch) / "venv")
@@ -109,8 +109,8 @@ def peers(recording: Path, venv: Path | None, steps: int) -> dict[str, float]:
         np.savez(Path(scratch) / "values.npz", names=np.array(names), values=values)
         sizes = {}
         for peer in PEERS:
-            one, all_steps = (log(python, peer, Path(scratch), count) for count in (1, steps))
-            sizes[f"{peer}_bytes_per_point"] = round((all_steps - one) / (values.size - len(names)), 1)
+            first_step, all_steps = (log(python, peer, Path(scratch), count) for count in (1, steps))
+            sizes[f"{peer}_bytes_per_point"] = round((all_steps - first_step) / (values.size - len(names)), 1)
         return sizes
 
 

@@ -27,7 +27,7 @@ class Recording:
     Attributes:
         steps: int64[N].
         times: int64[N], microseconds since 1970.
-        names: of the tensors.
+        names: the names of the tensors.
         scalars: float64[N] by name.
         statistics: float64[N, T] by name.
     """
@@ -81,7 +81,7 @@ def record(directory: Path, steps: int) -> None:
 
 
 def read_recording(directory: Path) -> Recording:
-    """The rows of a recording, in memory."""
+    """Read all rows of a recording into memory."""
     from fp8scope.recording.records import RecordKind, Row, load_json
     from fp8scope.recording.spool import Spool
     from fp8scope_kernels.statistics import STATISTICS
@@ -109,5 +109,5 @@ def read_recording(directory: Path) -> Recording:
 
 
 def spool_of(directory: Path) -> Path:
-    """The writer's folder in a recording."""
+    """The directory of the writer in a recording."""
     return next(directory.rglob("cursor")).parent

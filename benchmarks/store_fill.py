@@ -3,10 +3,10 @@
     python benchmarks/store_fill.py --recording DIR --tensors T --statistics S --steps N [--spikes K] --name
     NAME
 
-Run it in the environment of the installation. The encoders of the store make blocks of resampled recorded
-telemetry: each tensor is a recorded one, multiplied by its own factor, in stretches that begin at random
-steps. The roll-up code of the store rolls them up. Memory holds one tile of one block at a time. Prints the
-id of the run, its project and the steps of the spikes as JSON.
+Run it in the environment of the installation. The values are resampled from recorded telemetry: each tensor
+is a recorded one multiplied by a factor, and each block begins at a random step of the recording. Blocks and
+roll-ups are made by the encoders and the compaction of the store. Memory holds one tile of one block at a
+time. Prints the id of the run, its project and the steps of the spikes as JSON.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 STEPS_A_MESSAGE = 20
 ROWS = 8_180
-"""A full block, which ends where a message ends."""
+"""The rows of a full block: a multiple of STEPS_A_MESSAGE, so that it ends at the end of a message."""
 
 
 def store_block(
@@ -87,7 +87,7 @@ def store_block(
     begin: int,
     spikes: NDArray[np.int64],
 ) -> None:
-    """One full block, its tiles encoded one after the other."""
+    """Store one block, encoding one tile at a time."""
     from django.db import transaction
 
     from fp8scope_dashboard.db import sql
@@ -103,13 +103,13 @@ def store_block(
     steps = np.arange(begin, min(begin + ROWS, options.steps))
     random = np.random.default_rng(begin)
     times = START_US + steps * 100_000 + random.integers(0, 5_000, len(steps))
-    places = (np.arange(len(steps)) + random.integers(0, len(recording.steps))) % len(recording.steps)
-    loss = recording.scalars["loss"][places]
+    sources = (np.arange(len(steps)) + random.integers(0, len(recording.steps))) % len(recording.steps)
+    loss = recording.scalars["loss"][sources]
     rows = [
         (
             "axis",
             0,
-            encode_tile([encode_integers(each) for each in (steps, times, steps // STEPS_A_MESSAGE)]),
+            encode_tile([encode_integers(axis) for axis in (steps, times, steps // STEPS_A_MESSAGE)]),
         ),
         ("scalar:loss", 0, encode_tile([encode_series(loss)])),
     ]
@@ -151,7 +151,7 @@ def store_block(
 def matrix(
     recording: Any, name: str, tile: int, tensors: int, steps: NDArray[np.int64], spikes: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """float64[128, rows] of a tile's tensors, those beyond the last without values."""
+    """The values of a tile as float64[128, rows]; rows beyond the last tensor are NaN."""
     from fp8scope_dashboard.telemetry.tile_codec import WIDTH
 
     values = np.full((WIDTH, len(steps)), np.nan)
@@ -159,21 +159,21 @@ def matrix(
     for row in range(min(WIDTH, tensors - tile * WIDTH)):
         index = tile * WIDTH + row
         random = np.random.default_rng([index, int(steps[0])])
-        places = (np.arange(len(steps)) + random.integers(0, len(source))) % len(source)
-        column = source[places, index % source.shape[1]]
+        rows = (np.arange(len(steps)) + random.integers(0, len(source))) % len(source)
+        column = source[rows, index % source.shape[1]]
         if name == "amax":
             factor = np.float32(np.random.default_rng(index).uniform(0.5, 2.0))
             column = (column.astype(np.float32) * factor).astype(np.float64)
             if index == 0 and len(spikes):
-                # One-step spikes ten times as high as the largest value around.
-                here = np.isin(steps, spikes)
-                column[here] = SPIKE * source[:, 0].max() * 2.0
+                # One-step spikes, 20 times the maximum of the recorded tensor.
+                is_spike = np.isin(steps, spikes)
+                column[is_spike] = SPIKE * source[:, 0].max() * 2.0
         values[row] = column
     return values
 
 
 def roll(run: Any) -> None:
-    """All that compaction has to do."""
+    """Run compaction until nothing is left to do."""
     from fp8scope_dashboard.telemetry import compaction
     from fp8scope_dashboard.telemetry.models import Rolling
 

@@ -49,7 +49,7 @@ def restored_schema() -> Iterator[None]:
 
 
 def rows_by_table() -> dict[str, list[Any]]:
-    """Every row of every table of the dashboard's models, read without them."""
+    """Every row of every table of the dashboard's models, read with SQL."""
     models = [model for model in apps.get_models() if model.__module__.startswith("fp8scope_dashboard.")]
     rows = {}
     with connection.cursor() as cursor:
@@ -70,9 +70,9 @@ def fill_every_table() -> Run:
     Run.objects.filter(pk=run.pk).update(state="failed")
     while compaction.compact_run(run.pk):
         pass
-    going_on = Recorder(make_run(project, "still running"), tensors=("a.input",))
-    going_on.rows(range(40), {"loss": np.arange(40.0)}, {"amax": np.ones((40, 1))})
-    histograms.append(going_on.run.pk, going_on.uuid, 100, 3, [0], b"as it was sent")
+    unfinished = Recorder(make_run(project, "still running"), tensors=("a.input",))
+    unfinished.rows(range(40), {"loss": np.arange(40.0)}, {"amax": np.ones((40, 1))})
+    histograms.append(unfinished.run.pk, unfinished.uuid, 100, 3, [0], b"as it was sent")
     DeletedRun.objects.create(run_id=uuid.uuid4(), project=project)
     event = Event.objects.filter(run=run).first() or Event.objects.create(
         run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1
@@ -81,9 +81,9 @@ def fill_every_table() -> Run:
     Delivery.objects.get_or_create(event=event, channel=channel)
     DetectorState.objects.get_or_create(run=run, writer=uuid.UUID(int=0))
     command = Command.objects.create(run=run, kind="pause", given_by=user, expires_at=timezone.now())
-    CommandResult.objects.create(command=command, writer=going_on.uuid, state="done")
-    Listener.objects.create(run=run, writer=going_on.uuid, accepts=["pause"])
-    Report.objects.create(run=run, writer=going_on.uuid, seq=0, kind="bisect", step=1)
+    CommandResult.objects.create(command=command, writer=unfinished.uuid, state="done")
+    Listener.objects.create(run=run, writer=unfinished.uuid, accepts=["pause"])
+    Report.objects.create(run=run, writer=unfinished.uuid, seq=0, kind="bisect", step=1)
     return run
 
 

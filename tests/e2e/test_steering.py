@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from dashboard.helpers.recording import Recorder
-from dashboard.helpers.reporting import tell
+from dashboard.helpers.reporting import send_report
 from dashboard.helpers.seeding import TENSORS, seed_project
 from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server
@@ -27,13 +27,13 @@ def run_with_reports(server: Server) -> str:
 
     run = seed_project(server.project, 120, live=True).healthy
     writer = Recorder(run, tensors=[])
-    tell(writer, kind="accepts", accepts=["checkpoint", "fallback", "pause", "resume"])
+    send_report(writer, kind="accepts", accepts=["checkpoint", "fallback", "pause", "resume"])
     generator = np.random.default_rng(0)
     for step, shift in ((20, 0.0), (50, 0.001), (80, 0.03)):
         level = 3.0 - 0.008 * (step + np.arange(20)) + generator.normal(0, 0.03, 20)
         fp8 = level * (1 + shift) + generator.normal(0, 0.003, 20)
         delta = float((fp8.mean() - level.mean()) / level.mean())
-        tell(
+        send_report(
             writer, kind="reference", step=step, bf16=level.tolist(), fp8=fp8.tolist(), delta=delta,
             noise=0.0004, tolerance=0.0025, verdict="over" if abs(delta) > 0.0025 else "within",
             policy="fallback", action="fallback" if delta > 0.0025 else "", layers=24, kept_bytes=3 << 30,
@@ -59,10 +59,12 @@ def run_with_reports(server: Server) -> str:
         writer, kind="bisect", step=90, products=products, measured=len(products), total_error=0.84,
         total_cosine=0.6, loss_bf16=2.3, loss_fp8=2.31, seconds=41.0,
     )  # fmt: skip
-    tell(writer, kind="annotation", step=70, name="fallback", text="4 layers to BF16", why="ada: it clips")
+    send_report(
+        writer, kind="annotation", step=70, name="fallback", text="4 layers to BF16", why="ada: it clips"
+    )
     user = User.objects.create_user("mia")
     first = commands.give(run, "fallback", {"patterns": ["blocks.*.mlp.down"]}, user=user, reason="it clips")
-    tell(
+    send_report(
         writer,
         kind="command",
         command=first.pk,
@@ -71,7 +73,7 @@ def run_with_reports(server: Server) -> str:
         step=70,
     )
     second = commands.give(run, "checkpoint", user=user)
-    tell(
+    send_report(
         writer, kind="command", command=second.pk, state="failed", message="DiskFull: no space left", step=71
     )
     commands.give(run, "pause", {"seconds": 600}, user=user)

@@ -1,4 +1,4 @@
-"""Two lines and nothing else: `run = fp8scope.attach(model, optimizer)`."""
+"""`fp8scope.attach(model, optimizer)`: record a training loop without changing it."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,31 +27,29 @@ def check(
     tokens_per_step: int,
     watching: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise ConfigurationError when `attach_run` could not follow these."""
+    """Raise ConfigurationError if `attach_run` cannot follow this model and optimizer."""
     if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ConfigurationError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
     tokens = whole("tokens_per_step", tokens_per_step)
     if tokens is None:
-        raise ConfigurationError(
-            "tokens_per_step must be a whole number; leave it out where it is not known."
-        )
+        raise ConfigurationError("tokens_per_step must be a whole number; leave it out if it is not known.")
     if tokens < 0:
         raise ConfigurationError(f"tokens_per_step must not be negative, got {tokens_per_step}.")
     if watching is not None:
         check_watch(**watching)
     for given, _ in models_and_optimizers(model, optimizer).values():
-        # In a notebook, where a cell is run again, `init` finishes the runs before.
+        # In a notebook a cell may be run again: `init` finishes earlier runs there.
         for run in () if is_interactive() else live_runs:
             attachment = attachment_of(run)
             if attachment is not None and attachment.name_of(given) is not None:
                 raise ConfigurationError(
-                    f"the model is attached to the run {run.name!r} already: call finish() or detach() of it "
+                    f"the model is already attached to the run {run.name!r}: call its finish() or detach() "
                     "first."
                 )
 
 
 def attachment_of(run: "Run | OpenRun") -> Attachment | None:
-    """What follows the training of `run`, if `fp8scope.attach` or `fp8scope run` has made it."""
+    """Return the attachment that `fp8scope.attach` or `fp8scope run` gave the run, or None."""
     follower = run.session.follower
     return follower if isinstance(follower, Attachment) else None
 
@@ -66,10 +64,10 @@ def attach_run(
     counts_inputs: bool = True,
     watching: Mapping[str, Any] | None = None,
 ) -> "Attachment | None":
-    """Have `run` follow the training of these, which `check` has let pass; None when it records nothing.
+    """Have `run` follow the training of a model that passed `check`. Returns None if the run records nothing.
 
-    Without `counts_inputs`, somebody else says how many tokens a forward pass trains on. `watching`:
-    arguments of `Run.watch`.
+    With `counts_inputs=False` the caller counts the tokens of a forward pass. `watching` holds arguments of
+    `Run.watch`.
     """
     if run.session.settings.mode == "disabled" or run.finished:
         return None
@@ -80,13 +78,13 @@ def attach_run(
         counts_inputs=counts_inputs,
     )
     run.session.attach(attachment)
-    for name, (one, optimizers) in models_and_optimizers(model, optimizer).items():
-        follow(run, attachment, name, one, optimizers, watching)
+    for name, (followed, optimizers) in models_and_optimizers(model, optimizer).items():
+        follow(run, attachment, name, followed, optimizers, watching)
     return attachment
 
 
 def attach_by_hand(run: "Run", model: nn.Module, *, tokens_per_step: int = 0) -> "Attachment | None":
-    """As `attach_run`, of a model that the script updates without an optimizer."""
+    """Like `attach_run`, for a model that the script updates without an optimizer."""
     if run.session.settings.mode == "disabled" or run.finished:
         return None
     attachment = Attachment(run, tokens_per_step=tokens_per_step)
@@ -104,8 +102,8 @@ def follow(
     optimizers: Sequence[Optimizer],
     watching: Mapping[str, Any] | None = None,
 ) -> None:
-    """Watch one model more and follow its training. Its tensors' names begin with `name`."""
-    # Watched first: what it measures of the optimizer's step is then measured before the step ends here.
+    """Watch another model and follow its training. The names of its tensors begin with `name`."""
+    # Watch first: its hooks must measure the optimizer's step before the attachment's hook ends the step.
     for optimizer in optimizers:
         watch(run, model, optimizer, name, watching)
     attachment.follow(name, model, optimizers)
@@ -118,7 +116,7 @@ def watch(
     name: str = "",
     watching: Mapping[str, Any] | None = None,
 ) -> None:
-    """Observe a model and an optimizer in the run, the model's tensors under names that begin with `name`."""
+    """Observe a model and an optimizer in the run. The names of the model's tensors begin with `name`."""
     watched = nn.ModuleDict({name: unwrapped(model)}) if name else model
     if is_one_graph(model):
         run.guard.warn_once(

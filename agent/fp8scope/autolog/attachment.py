@@ -1,12 +1,12 @@
-"""Follows a training loop that knows nothing of steps: what is one, and what belongs to it.
+"""Finds the steps of a training loop that does not mark them, for `fp8scope.attach` and `fp8scope run`.
 
-A step is one `optimizer.step()`; of several optimizers, one or more of each. It begins with the first forward
-pass that trains (training mode, gradients enabled) after the one before, and its clock stops when
-`optimizer.step()` returns; it is recorded when the next one begins, so that what is logged right after
-`optimizer.step()` still belongs to it.
+A step is one `optimizer.step()`; with several optimizers, at least one of each. It begins with the first
+training forward pass (training mode, gradients enabled) after the previous step. Its clock stops when
+`optimizer.step()` returns. It is recorded when the next step begins, so that values logged right after
+`optimizer.step()` still belong to it.
 
-A model that the script updates by hand, without an optimizer, has made a step when its parameters or its
-gradients have changed since the backward pass: they were updated, clipped, or zeroed for the next pass.
+If the script updates a model without an optimizer, a step ends when the model's parameters or gradients
+change after a backward pass: they were updated, clipped, or zeroed for the next pass.
 """
 
 import weakref
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 PROBES = 8
 PATIENCE = 100
-"""Steps of some optimizers after which others, that never step, are waited for no longer."""
+"""Stop waiting for an optimizer that has not stepped in this many steps of another one."""
 
 
 class ForwardHook:
-    """Tells the attachment of a forward pass that begins.
+    """Notifies the attachment when a forward pass begins. Holds only a weak reference to it.
 
-    It keeps nothing alive. A copy of the model is another model, and its hook does nothing.
+    In a copy of the model the hook does nothing.
     """
 
     def __init__(self, attachment: "Attachment | None" = None, counts_tokens: bool = False) -> None:
@@ -43,7 +43,7 @@ class ForwardHook:
         self._counts_tokens = counts_tokens
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Inside a compiled graph there is nothing to be told, and nothing that should break the graph.
+        # Do nothing while torch.compile traces: a call out of the graph would break it.
         if torch.compiler.is_compiling() or self._attachment is None:
             return
         attachment = self._attachment()
@@ -55,39 +55,39 @@ class ForwardHook:
 
 
 class Followed:
-    """One model, the optimizers that train it, and what was seen since its last step."""
+    """A model that is followed, with its state since the last step."""
 
     def __init__(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.name = name
         self.by_hand = not optimizers
-        """Whether the script updates it without an optimizer."""
+        """Whether the script updates the model without an optimizer."""
         self.untouched: Any = None
-        """By hand: its state right after a backward pass, as long as no step was made of that."""
+        """If updated by hand: `state()` right after the last backward pass; None once its step has ended."""
         self.steps = 0
-        """Steps of its optimizers since the attachment's step began."""
+        """Steps of its optimizers since the attachment's current step began."""
         self.losses: list[Loss] = []
-        """Of the attachment's step: those that its optimizers have used."""
+        """Losses of the current step that its optimizers have used."""
         self.divisor = 1.0
-        everything = [parameter for one in optimizers for parameter in parameters_of(one)]
-        everything = everything or list(model.parameters())
-        trained = [parameter for parameter in everything if parameter.requires_grad] or everything
-        # A pass need not reach every parameter (experts, heads): look at a few, the last among them.
-        some = trained[:: -max(1, len(trained) // PROBES)]
-        self._probes = [weakref.ref(parameter) for parameter in some]
+        parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+        parameters = parameters or list(model.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad] or parameters
+        # A pass may not reach every parameter (experts, heads): probe a few, including the last.
+        probed = trained[:: -max(1, len(trained) // PROBES)]
+        self._probes = [weakref.ref(parameter) for parameter in probed]
 
     def gradients(self) -> list[tuple[int, int] | None]:
-        """Which gradients there are: any accumulation changes this. Reads no values."""
-        found = [None if (p := probe()) is None else p.grad for probe in self._probes]
-        return [None if gradient is None else (id(gradient), gradient._version) for gradient in found]
+        """Identify the probed gradients; any accumulation changes the result. Reads no values."""
+        gradients = [None if (p := probe()) is None else p.grad for probe in self._probes]
+        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def state(self) -> Any:
-        """Which gradients there are, and how often the parameters were written to. Reads no values."""
+        """Identify the probed gradients and the versions of the probed parameters. Reads no values."""
         parameters = [probe() for probe in self._probes]
         return self.gradients(), [None if p is None else p._version for p in parameters]
 
 
 class Attachment:
-    """Opens and closes a run's steps as the training goes by. Not made by hand: see `fp8scope.attach`."""
+    """Opens and closes the steps of a run as the training proceeds. Created by `fp8scope.attach`."""
 
     def __init__(
         self, run: "Run", *, reduction: str = "mean", tokens_per_step: int = 0, counts_inputs: bool = True
@@ -100,24 +100,24 @@ class Attachment:
         self._tokens_per_step = tokens_per_step
         self._followed: list[Followed] = []
         self._pending: list[tuple[Loss, set[str]]] = []
-        """Losses that no optimizer has used yet, and the models whose gradients they have changed."""
+        """Losses that no optimizer has used yet, each with the models whose gradients it changed."""
         self._handles: list[RemovableHandle] = []
         self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        """What is called, and the names."""
+        """The modules whose calls begin a step, and their names."""
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
         """Every optimizer, and the name of the model that it trains."""
         self._awaited: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Those without whose step no step is complete."""
+        """Optimizers that must step before a step is complete."""
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Those that have stepped since the step began."""
+        """Optimizers that have stepped since the step began."""
         self._is_alone = False
-        """Whether one optimizer trains one model: nearly always, and asked for instead of the weak sets."""
+        """Whether one optimizer trains one model. This is the usual case; it avoids the weak sets."""
         self._optimizer_steps = 0
         self._inside = False
-        """Whether an optimizer is at its step: what is called then, its closure calls."""
+        """Whether an optimizer is inside `step()`; forward and backward passes then come from its closure."""
         self._inside_losses = 0
         self._unseen = ""
-        """Why the loss of a backward pass of the step could not be seen."""
+        """Why the loss of a backward pass of this step is unknown."""
         self._forward_seen = False
         self._due = False
         self._skipped = 0
@@ -125,7 +125,7 @@ class Attachment:
         listen(self)
 
     def follow(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Follow a model, too. `model`: what the script calls, in its wrappers."""
+        """Follow another model. `model` is the module that the script calls, including wrappers."""
         self._followed.append(Followed(name, model, optimizers))
         self._is_alone = False
         self.follow_calls(name, model)
@@ -133,7 +133,7 @@ class Attachment:
             self.follow_optimizer(name, optimizer)
 
     def follow_optimizer(self, name: str, optimizer: Optimizer) -> None:
-        """Another optimizer of that model: it takes the place of those that train the same parameters."""
+        """Follow another optimizer of the named model. It replaces those that train the same parameters."""
         own = {id(parameter) for parameter in parameters_of(optimizer)}
         for known in list(self._awaited):
             if self._optimizers[known] == name and any(id(p) in own for p in parameters_of(known)):
@@ -150,21 +150,21 @@ class Attachment:
 
     @property
     def optimizers(self) -> Mapping[Optimizer, str]:
-        """The optimizers that are followed, each with the name of the model that it trains."""
+        """The followed optimizers, each with the name of the model that it trains."""
         return self._optimizers
 
     def follow_calls(self, name: str, model: nn.Module) -> None:
-        """Take forward passes of this module, all of that model or a part, for the beginning of a step."""
+        """Begin steps at forward passes of this module, which is the named model or a part of it."""
         hook = ForwardHook(self, counts_tokens=self._counts_inputs and not self._models)
         self._handles.append(model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
         self._models[model] = name
 
     def name_of(self, model: nn.Module) -> str | None:
-        """The name under which `model` is followed, None when it is not."""
+        """Return the name under which `model` is followed, or None if it is not."""
         return self._models.get(model)
 
     def end(self) -> None:
-        """Record the step that is complete, and look no further."""
+        """Record the step that is complete, and remove all hooks."""
         unlisten(self)
         self._note_updates_by_hand(last=True)
         for handle in self._handles:
@@ -174,10 +174,10 @@ class Attachment:
         self._steps.abandon_step()
         self._step = None
 
-    # What the hooks tell
+    # Called by the hooks
 
     def forward_begins(self, tokens: int = 0) -> None:
-        """A forward pass that trains, on so many tokens, begins."""
+        """Called when a training forward pass on this many tokens begins."""
         self._note_updates_by_hand()
         step = self._begin()
         self._forward_seen = True
@@ -228,14 +228,14 @@ class Attachment:
             name = self._optimizers.get(unwrap_optimizer(optimizer))
             if name is None or before != self._optimizer_steps:
                 return
-            # Its gradients were not finite, and nothing was learned from what was read.
+            # The scaler skipped the step because of non-finite gradients: its losses and tokens do not count.
             self._skipped += 1
             self._pending = [(loss, reached) for loss, reached in self._pending if name not in reached]
             if self._step is not None and not self._tokens_per_step:
                 self._step.count_tokens(-self._step.tokens)
 
     def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """What the optimizer calls before and after its step. It does not keep the attachment alive."""
+        """Return the hooks before and after an optimizer's step. They do not keep the attachment alive."""
         reference = weakref.ref(self)
 
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -250,7 +250,7 @@ class Attachment:
 
     def _optimizer_begins(self, optimizer: Optimizer) -> None:
         if self._due and (self._is_alone or optimizer in self._stepped):
-            # Two steps without a forward pass that we could see in between.
+            # A second step without a visible forward pass in between.
             self._close_if_due()
         self._begin(may_close=False)
         self._inside, self._inside_losses = True, 0
@@ -266,18 +266,18 @@ class Attachment:
                 self._note_step_of(optimizer)
             if self._due and self._step is not None:
                 self._step.stop_clock()
-            # The step before this one is to be on disk by now, whatever else the machine is doing.
+            # Guarantees that the previous step is on disk by now, even on a busy machine.
             began = perf_counter()
             self._steps.pipeline.settle()
             self._budget.fixed_seconds += perf_counter() - began
         except Exception as error:
             self._run.guard.caught("ending a step", error)
         if self._due and not self._forward_seen:
-            # Nothing will tell when the next one begins: the model is called from inside a compiled graph.
+            # The model is called inside a compiled graph: no hook will report when the next step begins.
             self._close_if_due()
 
     def _note_step_of(self, optimizer: Optimizer) -> None:
-        """One of several optimizers has stepped; the step is complete when all that are awaited have."""
+        """Note that one of several optimizers stepped; a step is complete once all awaited ones have."""
         self._stepped.add(optimizer)
         for followed in self._followed:
             if followed.name == self._optimizers.get(optimizer):
@@ -288,7 +288,7 @@ class Attachment:
         self._due = self._awaited <= self._stepped
 
     def _note_updates_by_hand(self, last: bool = False) -> None:
-        """Complete the step of models that are updated by hand and were; with `last` those that may be."""
+        """Complete the step if a model without an optimizer was updated. `last`: assume that it was."""
         for followed in self._followed:
             if followed.untouched is None or not followed.by_hand:
                 continue
@@ -304,7 +304,7 @@ class Attachment:
             self._awaited.discard(idle)
             self._run.guard.warn_once(
                 "idle",
-                "%s has made no step in %d of another optimizer: steps no longer wait for it.",
+                "%s has not stepped in %d steps of another optimizer: steps no longer wait for it.",
                 type(idle).__name__,
                 PATIENCE,
             )
@@ -312,7 +312,7 @@ class Attachment:
     # The step
 
     def _begin(self, may_close: bool = True) -> "Step | None":
-        """The step that is open, after recording one that is complete."""
+        """Record the step if it is complete, and return the open step, beginning one if necessary."""
         if may_close and not self._inside:
             self._close_if_due()
         if self._step is None and not self._run.finished:
@@ -333,13 +333,13 @@ class Attachment:
             self._log(step)
         except Exception as error:
             self._run.guard.caught("recording a step", error)
-        # Outside: what an alert's callback raises is the script's.
+        # Outside of the `try`: an exception raised by an alert callback belongs to the script.
         step.__exit__(None, None, None)
 
     def _log(self, step: "Step") -> None:
         for index, followed in enumerate(self._followed):
             losses, followed.losses, followed.steps = followed.losses, [], 0
-            # By itself: losses that cannot be combined must cost neither another model's nor a later step's.
+            # Shielded per model: losses that cannot be combined must not affect other models or later steps.
             with self._run.guard.shield("combining the losses"):
                 if losses:
                     value, followed.divisor = self._combined(losses, followed.divisor)
@@ -355,13 +355,14 @@ class Attachment:
             self._skipped = 0
 
     def _ask_for_the_loss(self, step: "Step") -> None:
-        """A step is complete, and nothing in it showed its loss."""
+        """Warn once that no loss was seen in a complete step."""
         self._run.guard.warn_once(
             "no loss",
-            "step %d has no loss: %s. Say what it is: run.log(loss=loss), after each optimizer.step() at the "
-            "latest.",
+            "step %d has no loss: %s. Log it yourself: call run.log(loss=loss) in each step, no later than "
+            "right after optimizer.step().",
             step.number,
-            self._unseen or "backward() of a scalar was not called (torch.autograd.grad tells no loss)",
+            self._unseen
+            or "backward() of a scalar was not called (torch.autograd.grad does not show the loss)",
         )
 
     def _combined(self, losses: Sequence[Loss], learned: float) -> tuple[Tensor, float]:
@@ -371,16 +372,16 @@ class Attachment:
     # Losses
 
     def _use_losses(self, followed: Followed) -> None:
-        """The optimizer has stepped: the losses that reached its model are its own, and nobody else's."""
+        """Assign the pending losses that reached this model to it, after a step of its optimizer."""
         used = [loss for loss, reached in self._pending if followed.name in reached]
         self._pending = [(loss, reached) for loss, reached in self._pending if followed.name not in reached]
         followed.losses += used
 
     def _forget_discarded(self, gradients: Mapping[str, Iterable[Any]]) -> None:
-        """A loss whose gradients were thrown away before any optimizer used them does not count."""
+        """Drop losses whose gradients were discarded before any optimizer used them."""
         if not self._pending:
             return
-        gone = {name for name, found in gradients.items() if all(one is None for one in found)}
+        gone = {name for name, versions in gradients.items() if all(each is None for each in versions)}
         for _, reached in self._pending:
             reached -= gone
         self._pending = [(loss, reached) for loss, reached in self._pending if reached]

@@ -1,9 +1,9 @@
 """Finds the models and optimizers of an unmodified script, for `fp8scope run`.
 
-When an optimizer is made, the modules with its parameters get hooks. A model is found when it, or a part of
-it, is called in training mode with gradients enabled. If a trainer of `fp8scope.integrations` is running, its
-callback is added instead. A script that updates its model without an optimizer is found by its first backward
-pass, and the run begins there.
+When an optimizer is created, the modules with its parameters get hooks. The run begins when such a model, or
+a part of it, is called in training mode with gradients enabled. If a supported trainer is running, its
+callback from `fp8scope.integrations` is added instead. For a script that updates its model without an
+optimizer, the run begins at the first backward pass.
 """
 
 import functools
@@ -32,7 +32,7 @@ from fp8scope.process.patches import Patch
 from fp8scope.run import Run
 
 MAX_LOOKS = 3
-"""Backward passes without an optimizer that are examined: a script may differentiate other functions."""
+"""Backward passes to examine while no optimizer exists. A script may differentiate other functions."""
 logger = logging.getLogger("fp8scope")
 
 
@@ -53,7 +53,7 @@ class CallHook:
 
 
 class Discovery:
-    """Finds models and optimizers. `begin` begins the run; `convert` converts a model to FP8."""
+    """Finds models and optimizers. `begin` starts the run; `convert` converts a model to FP8."""
 
     def __init__(
         self, begin: Callable[..., Run], convert: Callable[[nn.Module], object] | None, tokens_per_step: int
@@ -74,7 +74,7 @@ class Discovery:
         self._looked = 0
 
     def install(self) -> None:
-        """Begin to look, right after torch was imported; `uninstall` restores what this replaces."""
+        """Start looking. Call it right after torch is imported; `uninstall` undoes the patches."""
         listen(self)
         self._patches = [
             Patch(Optimizer, "__init__", self._noting_optimizer),
@@ -82,7 +82,7 @@ class Discovery:
         ]
 
     def uninstall(self) -> None:
-        """Stop looking and restore what `install` replaced. A run that was begun continues."""
+        """Stop looking and undo the patches of `install`. A run that has begun continues."""
         self._end()
         for patch in self._patches:
             patch.restore()
@@ -108,7 +108,7 @@ class Discovery:
 
         return noting
 
-    # What the script does
+    # Called when the script creates an optimizer, compiles a model, calls a module or steps
 
     def _note(self, optimizer: Optimizer) -> None:
         unlisten(self)
@@ -117,13 +117,13 @@ class Discovery:
         self._optimizers.add(optimizer)
         for outermost in models_of(optimizer):
             model = unwrapped(outermost)
-            # Each part as well: a script may call the parts and never the whole.
+            # Hook each submodule as well: a script may call them and never the whole model.
             for module in (outermost, *model.modules()):
                 self._await_call(module, model)
         optimizer.register_step_pre_hook(self._first_step)
 
     def _note_compiled(self, compiled: nn.Module) -> None:
-        """Hook the wrapper of a compiled model, which itself runs no hooks."""
+        """Hook the wrapper that torch.compile returned; the model inside runs no hooks."""
         inner = getattr(compiled, "_orig_mod", None)
         if isinstance(inner, nn.Module) and not self._ended:
             self._await_call(compiled, self._models.get(inner, inner))
@@ -135,18 +135,18 @@ class Discovery:
         self._models[module] = model
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Called when a module is called to train."""
+        """Called before each training call of a hooked module."""
         with self._guard.shield("looking for the model"):
             model = self._models.get(module)
             if model is not None and not self._ended:
                 self._found(model, module)
                 attachment = attachment_of(self.run) if self.run is not None else None
                 if attachment is not None:
-                    # The call that is under way began before the attachment's hook was there.
+                    # This call began before the attachment registered its hook.
                     attachment.forward_begins(token_count(args, kwargs))
 
     def _first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer steps: if nobody told of its model, that is called from inside a compiled graph."""
+        """Begin the run at an optimizer's step if no hook saw its model: a compiled graph calls the model."""
         attachment = attachment_of(self.run) if self.run is not None else None
         if self._ended or (attachment is not None and optimizer in attachment.optimizers):
             return
@@ -154,20 +154,20 @@ class Discovery:
             for outermost in models_of(optimizer):
                 model = unwrapped(outermost)
                 if self._convert is not None:
-                    logger.warning("the model is compiled already: it is recorded, and not converted to FP8.")
+                    logger.warning("the model is already compiled: it is recorded but not converted to FP8.")
                     self._convert = None
                 self._found(model, model)
 
     # A script without an optimizer
 
     def before_backward(self) -> Any:
-        """Return the models that the backward pass may be for, and their gradients."""
+        """Return the models that this backward pass may train, and their gradients."""
         with self._guard.shield("looking for the model"):
             self._looked += 1
             if self._looked >= MAX_LOOKS:
                 unlisten(self)
             models = models_where(lambda parameter: parameter.requires_grad)
-            return [(weakref.ref(one), _gradients(one)) for one in models if unwrapped(one).training]
+            return [(weakref.ref(model), _gradients(model)) for model in models if unwrapped(model).training]
         return []
 
     def failed(self, kind: str, error: Exception) -> None:
@@ -176,8 +176,8 @@ class Discovery:
     def after_backward(self, before: Any, loss: Loss | None) -> None:
         """Begin the run of a script that has no optimizer and updates its model itself."""
         with self._guard.shield("looking for the model"):
-            models = [(one(), gradients) for one, gradients in before]
-            trained = [one for one, had in models if one is not None and _gradients(one) != had]
+            models = [(reference(), gradients) for reference, gradients in before]
+            trained = [each for each, earlier in models if each is not None and _gradients(each) != earlier]
             if not trained:
                 return
             unlisten(self)
@@ -185,7 +185,7 @@ class Discovery:
                 return
             model = trained[0]
             if self._convert is not None:
-                logger.warning("the script has no optimizer: its first step does not compute in FP8 yet.")
+                logger.warning("the script has no optimizer: FP8 begins after its first backward pass.")
                 self._convert(unwrapped(model))
             self.run = self._begin(config=settings_of_model(unwrapped(model)))
             self._names.add("")
@@ -199,10 +199,10 @@ class Discovery:
     def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
         """Nothing to do: part of `loss_capture.Listener`."""
 
-    # What is made of it
+    # Starting the run
 
     def _leave_to_script(self) -> bool:
-        """Whether the script records a run itself; then stop looking."""
+        """Stop looking if the script records a run itself; returns whether it does."""
         if not any(run is not self.run for run in live_runs):
             return False
         logger.info("the script records a run itself: `fp8scope run` adds nothing to it.")
@@ -214,13 +214,13 @@ class Discovery:
             return
         self._forget(model)
         outer = called if unwrapped(called) is model else model
-        optimizers = [one for one in self._optimizers if holds_parameters_of(one, model)]
+        optimizers = [each for each in self._optimizers if holds_parameters_of(each, model)]
         if self._convert is not None:
             self._convert(model)
         if self.run is None or self.run.finished:
             self.run = self._begin(config=settings_of_model(model))
             self._names.add("")
-            # A wrapper is watched as such: of what it has compiled, no hook is called.
+            # Attach to the compiled wrapper: the model inside runs no hooks.
             attach_run(self.run, outer, optimizers, tokens_per_step=self._tokens_per_step)
         else:
             self._add(self.run, outer, optimizers)
@@ -229,17 +229,17 @@ class Discovery:
             attachment.follow_calls(attachment.name_of(outer) or "", called)
 
     def _add(self, run: Run, model: nn.Module, optimizers: list[Optimizer]) -> None:
-        """Another model, or another optimizer of one that is followed."""
+        """Add another model, or another optimizer of a followed model, to the run."""
         attachment = attachment_of(run)
         if attachment is None:
             return
-        new = [one for one in optimizers if one not in attachment.optimizers]
-        known = [attachment.optimizers[one] for one in optimizers if one in attachment.optimizers]
+        new = [each for each in optimizers if each not in attachment.optimizers]
+        known = [attachment.optimizers[each] for each in optimizers if each in attachment.optimizers]
         name = attachment.name_of(model)
         if name is not None:
-            for one in new:
-                watch(run, model, one, name)
-                attachment.follow_optimizer(name, one)
+            for optimizer in new:
+                watch(run, model, optimizer, name)
+                attachment.follow_optimizer(name, optimizer)
             return
         name = self._free_name(type(model).__name__)
         if known:
@@ -257,12 +257,12 @@ class Discovery:
         return free
 
     def _join_trainer(self) -> bool:
-        """Add our callback to the trainer that is running; returns whether there is one."""
-        found = _trainer_at_work(sys._getframe(1))
-        if found is None:
+        """Add our callback to the running trainer; returns whether there is one."""
+        running = _running_trainer(sys._getframe(1))
+        if running is None:
             return False
         self._end()
-        integration, trainer = found
+        integration, trainer = running
         integration.join(trainer, self._begin, self._convert, self._tokens_per_step, self._keep)
         return True
 
@@ -270,13 +270,13 @@ class Discovery:
         self.run = run
 
     def _forget(self, model: nn.Module) -> None:
-        """Remove the hooks of a model that was found."""
-        for of, handle in self._handles:
-            if of() is model:
+        """Remove the discovery's hooks from a model."""
+        for owner, handle in self._handles:
+            if owner() is model:
                 handle.remove()
-        self._handles = [(of, handle) for of, handle in self._handles if of() not in (model, None)]
-        for module, of_model in list(self._models.items()):
-            if of_model is model:
+        self._handles = [(owner, handle) for owner, handle in self._handles if owner() not in (model, None)]
+        for module, hooked_model in list(self._models.items()):
+            if hooked_model is model:
                 del self._models[module]
 
     def _end(self) -> None:
@@ -297,31 +297,31 @@ def models_where(holds: Callable[[torch.Tensor], bool]) -> list[nn.Module]:
     """Return the outermost modules with a parameter for which `holds` is true, largest first."""
     holding: dict[int, nn.Module] = {}
     parts: set[int] = set()
-    for thing in gc.get_objects():
-        # Check the type: asking some objects for their class has side effects.
-        if issubclass(type(thing), nn.Module) and "_parameters" in thing.__dict__:
-            if any(holds(parameter) for parameter in thing.parameters()):
-                holding[id(thing)] = thing
-            parts.update(id(child) for child in thing._modules.values())
-    found = [module for key, module in holding.items() if key not in parts]
-    return sorted(found, key=lambda module: -sum(1 for _ in module.parameters()))
+    for candidate in gc.get_objects():
+        # Not isinstance: reading `__class__` of some objects (lazy proxies) has side effects.
+        if issubclass(type(candidate), nn.Module) and "_parameters" in candidate.__dict__:
+            if any(holds(parameter) for parameter in candidate.parameters()):
+                holding[id(candidate)] = candidate
+            parts.update(id(child) for child in candidate._modules.values())
+    outermost = [module for key, module in holding.items() if key not in parts]
+    return sorted(outermost, key=lambda module: -sum(1 for _ in module.parameters()))
 
 
 def _gradients(model: nn.Module) -> list[tuple[int, int] | None]:
     """Identify the gradients, without reading their values."""
     gradients = [parameter.grad for parameter in model.parameters()]
-    return [None if one is None else (id(one), one._version) for one in gradients]
+    return [None if each is None else (id(each), each._version) for each in gradients]
 
 
-def _trainer_at_work(frame: FrameType | None) -> tuple[Any, Any] | None:
-    """Return our integration for a trainer among the callers, and the trainer."""
+def _running_trainer(frame: FrameType | None) -> tuple[Any, Any] | None:
+    """Return the integration for a trainer among the callers, and the trainer; None if there is none."""
     classes: list[tuple[type, str]] = []
     for package, name, ours in (
         ("transformers.trainer", "Trainer", "transformers"),
         ("lightning.pytorch", "Trainer", "lightning"),
         ("pytorch_lightning", "Trainer", "lightning"),
     ):
-        # Import nothing that the script has not imported.
+        # Look only at packages that the script has imported.
         known = getattr(sys.modules.get(package), name, None)
         if isinstance(known, type):
             classes.append((known, ours))

@@ -1,9 +1,9 @@
-"""The configuration of a script that knows nothing of fp8scope, for `fp8scope run`.
+"""Reads the configuration of an unmodified script, for `fp8scope run`, when the training begins.
 
-It is read when the training begins. The sources, the most explicit first: what the command line was parsed to
-(argparse, click), OmegaConf's and Hydra's configuration, the script's configuration objects, its constants at
-module level. They are merged by name. Where two differ, the more explicit one counts, and the other's value
-is kept under the name of its source. Nothing is imported for it, and no tensor is read.
+The sources, the most explicit first: parsed command-line arguments (argparse, click), configurations of
+OmegaConf and Hydra, the script's configuration objects, and its module-level constants. They are merged by
+name. If two sources differ, the more explicit one wins, and the other value is kept under the name of its
+source. Reading imports nothing and reads no tensor.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from fp8scope.guard import before_any_run
 from fp8scope.metadata.redaction import conceal, is_secret_entry, plain
 
 MAX_BYTES = 256 << 10
-"""Of the configuration as JSON; entries beyond it are left out, the least explicit first."""
+"""The maximum size of the configuration as JSON. Beyond it the least explicit entries are left out."""
 MAX_LEAVES = 2000
-"""Plain values of one object."""
+"""The maximum number of plain values in one object."""
 MAX_DEPTH = 6
 MAX_CONSTANTS = 500
 MAX_TEXT = 500
-"""Longer texts at module level are data, not settings."""
+"""Longer strings at module level are taken for data, not settings."""
 MAX_SEQUENCE = 64
 MAX_FRAMES = 100
 
@@ -44,21 +44,21 @@ logger = logging.getLogger("fp8scope")
 
 
 class NotPlainError(Exception):
-    """Something that holds more than plain values, or too many of them."""
+    """Raised for an object that holds anything but plain values, or too many of them."""
 
 
 class _Reader:
-    """Makes plain values of one object. `strict`: refuse what is none, instead of naming its type."""
+    """Converts one object to plain values. `strict`: raise on other values instead of naming their type."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._left = MAX_LEAVES
 
     def read(self, value: Any, name: str) -> Any:
-        """The plain form of `value`. Other errors than NotPlainError are counted under `name`.
+        """Return the plain form of `value`. `name` describes it in error counts.
 
         Raises:
-            NotPlainError: it has none, or reading it failed.
+            NotPlainError: the value has no plain form, or reading it failed.
         """
         try:
             return self._read(value, 0)
@@ -73,12 +73,12 @@ class _Reader:
             raise NotPlainError(f"nested deeper than {MAX_DEPTH}")
         if (items := _items(value)) is not None:
             if self._strict and any(not isinstance(key, str) for key, _ in items):
-                raise NotPlainError("names that are no texts")
-            return {str(key): self._read(one, depth + 1) for key, one in items}
+                raise NotPlainError("keys that are not strings")
+            return {str(key): self._read(item, depth + 1) for key, item in items}
         if type(value) in (set, frozenset):
-            return [self._read(one, depth + 1) for one in sorted(value, key=str)]
+            return [self._read(item, depth + 1) for item in sorted(value, key=str)]
         if type(value) in (list, tuple):
-            return [self._read(one, depth + 1) for one in value]
+            return [self._read(item, depth + 1) for item in value]
         self._left -= 1
         if self._left < 0:
             raise NotPlainError(f"more than {MAX_LEAVES} values")
@@ -97,38 +97,38 @@ class _Reader:
             return self._leaf(value.item())
         if self._strict:
             raise NotPlainError("more than plain values")
-        # Not its text: to make one of a tensor would wait for its device, and of a model be long.
+        # Not str(value): for a tensor that waits for its device, and for a model it is long.
         return getattr(value, "__qualname__", None) or f"<{kind.__qualname__}>"
 
 
 def _items(value: Any) -> "list[tuple[Any, Any]] | None":
-    """What an object holds by name, if it is a kind that does nothing else."""
+    """Return the entries of a mapping, dataclass or object of a script's class; None for other values."""
     if isinstance(value, argparse.Namespace | SimpleNamespace):
         return list(vars(value).items())
     if isinstance(value, Mapping):
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value)]
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     if (
         isinstance(value, type | enum.Enum)
         or not _is_of_script(type(value))
         or not hasattr(value, "__dict__")
     ):
         return None
-    return [(name, one) for name, one in vars(value).items() if not name.startswith("_")]
+    return [(name, item) for name, item in vars(value).items() if not name.startswith("_")]
 
 
 def _is_of_script(kind: type) -> bool:
-    """Whether a class is the script's own: one of a library has attributes that are no settings."""
+    """Whether a class is defined by the script. Attributes of library classes are not settings."""
     module = sys.modules.get(kind.__module__)
     return is_script_file(str(getattr(module, "__file__", None) or "<unknown>"))
 
 
 def collect(namespaces: Sequence[argparse.Namespace], trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """The script's configuration; called from where its training begins.
+    """Return the script's configuration. Call it where the training begins: it reads the callers' frames.
 
-    `namespaces` are what argparse has returned; `trainer` is what a trainer or the model says of itself,
-    which stays as it is and comes first. Texts under names of secrets are hidden, in the command line too.
+    `namespaces` are argparse's results. `trainer` is the configuration of a trainer or model; it comes first
+    and is not changed. Strings under names of secrets are hidden, also in the recorded command line.
     """
     main = vars(sys.modules["__main__"])
     frames = list(_script_frames(sys._getframe(1)))
@@ -149,9 +149,9 @@ def collect(namespaces: Sequence[argparse.Namespace], trainer: Mapping[str, Any]
 
 
 def _merged(trainer: Mapping[str, Any], sources: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Merge by name: what comes first counts, a value that differs goes under the name of its source."""
+    """Merge by name. The first value wins; a different one is kept under the name of its source."""
     merged = dict(trainer)
-    # Transformers' parser makes the Trainer's arguments, which are there already.
+    # HfArgumentParser creates the Trainer's arguments, which `trainer` already holds.
     known = trainer.get("trainer")
     known = known if isinstance(known, Mapping) else {}
     aside: dict[str, dict[str, Any]] = {}
@@ -169,7 +169,7 @@ def _merged(trainer: Mapping[str, Any], sources: Iterable[tuple[str, Mapping[str
 
 
 def _bounded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those entries that fit, in their order."""
+    """Return the entries that fit into MAX_BYTES, in order."""
     kept: dict[str, Any] = {}
     size, left_out = 0, []
     for name, value in config.items():
@@ -181,12 +181,12 @@ def _bounded(config: Mapping[str, Any]) -> dict[str, Any]:
         else:
             left_out.append(name)
     if left_out:
-        logger.warning("the script's configuration is long: %s left out.", ", ".join(left_out)[:500])
+        logger.warning("the script's configuration is too long: left out %s.", ", ".join(left_out)[:500])
     return kept
 
 
 def secrets_in(values: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    """The texts under names of secrets, so that they can be hidden wherever else they stand."""
+    """Yield the strings under names of secrets, so that they can be hidden elsewhere as well."""
     for name, value in values.items():
         if isinstance(value, str) and value and is_secret_entry(str(name), value):
             yield value
@@ -198,17 +198,17 @@ def secrets_in(values: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
 
 
 def _declared(value: Any) -> dict[str, Any]:
-    """What was said to be configuration: all of it, things that are no plain values by their type."""
+    """Return all entries of a declared configuration. Other than plain values are named by their type."""
     try:
-        found = _Reader(strict=False).read(value, "the script's arguments")
+        declared = _Reader(strict=False).read(value, "the script's arguments")
     except NotPlainError as error:
         logger.warning("the script's arguments are left out: %s.", error)
         return {}
-    return {name: one for name, one in found.items() if not name.startswith("_")}
+    return {name: item for name, item in declared.items() if not name.startswith("_")}
 
 
 def _click() -> Iterator[dict[str, Any]]:
-    """The parameters of the click (or Typer) command that is running, and of its groups."""
+    """Yield the parameters of the running click (or Typer) command and of its groups."""
     for name in ("click", "typer._click"):
         current = getattr(sys.modules.get(name), "get_current_context", None)
         if current is None:
@@ -220,7 +220,7 @@ def _click() -> Iterator[dict[str, Any]]:
 
 
 def _omegaconf(scopes: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Whole configurations of OmegaConf, which Hydra's are, by whatever name they are held."""
+    """Yield the root configurations of OmegaConf (and so Hydra) in these scopes, under any name."""
     package: Any = sys.modules.get("omegaconf")
     kind: Any = getattr(package, "DictConfig", None)
     if package is None or not isinstance(kind, type):
@@ -236,13 +236,13 @@ def _omegaconf(scopes: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                 try:
                     plain_values = package.OmegaConf.to_container(config, resolve=True)
                 except package.errors.OmegaConfBaseException:
-                    # A reference to what is not there; the script may never ask for it.
+                    # An interpolation refers to a missing key, which the script may never read.
                     plain_values = package.OmegaConf.to_container(config, resolve=False)
                 yield _declared(plain_values)
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The script's functions that are being executed, the innermost first."""
+    """Yield the frames of the script's running functions, innermost first."""
     for _ in range(MAX_FRAMES):
         if frame is None:
             return
@@ -254,19 +254,20 @@ def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 def _objects(
     main: Mapping[str, Any], frames: Sequence[FrameType], known: Collection[int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Configuration objects by their names, as they are held by the script's running functions and, last, by
-    its module; but for those with `known` ids.
+    """Yield configuration objects and their names, from the script's running functions and then its module.
+
+    Skips objects whose id is in `known`.
     """
     for scope in (*(frame.f_locals for frame in frames), main):
         for name, value in list(scope.items()):
             if not name.startswith("_") and id(value) not in known and _is_configuration(name, value):
                 try:
-                    found = _class_values(value) if isinstance(value, type) else None
-                    found = _Reader(strict=True).read(value, f"`{name}`") if found is None else found
+                    settings = _class_values(value) if isinstance(value, type) else None
+                    settings = _Reader(strict=True).read(value, f"`{name}`") if settings is None else settings
                 except NotPlainError:
                     continue
-                if isinstance(found, dict) and found:
-                    yield name, found
+                if isinstance(settings, dict) and settings:
+                    yield name, settings
 
 
 def _is_configuration(name: str, value: Any) -> bool:
@@ -289,12 +290,12 @@ def _is_configuration(name: str, value: Any) -> bool:
 
 
 def _class_values(kind: type) -> dict[str, Any]:
-    """The plain attributes of a class that is used as a list of settings."""
+    """Return the plain attributes of a class that is used as a namespace of settings."""
     return dict(_plain_items(vars(kind)))
 
 
 def _config_modules(main: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The constants of modules such as `config.py` that belong to the script."""
+    """Yield the constants of the script's modules with names such as `config`."""
     for name, value in list(main.items()):
         if not isinstance(value, ModuleType) or not _CONFIG_NAME.fullmatch(name):
             continue
@@ -303,17 +304,17 @@ def _config_modules(main: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, An
 
 
 def _constants(main: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Plain values at module level; where the script itself lists which are settings, only these."""
-    found = dict(_plain_items(main))
+    """Return the plain values at module level. If a configuration lists most of them, return only those."""
+    constants = dict(_plain_items(main))
     for config in configs:
-        listed = config.keys() & found.keys()
+        listed = config.keys() & constants.keys()
         if len(listed) * 2 > len(config):
-            return {name: found[name] for name in found if name in listed}
-    return found
+            return {name: constants[name] for name in constants if name in listed}
+    return constants
 
 
 def _plain_items(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values of a module or a class that could be settings."""
+    """Yield the names and values of a module or class that may be settings."""
     left = MAX_CONSTANTS
     for name, value in list(scope.items()):
         if name.startswith("_") or left <= 0 or not _could_be_setting(value):
@@ -331,24 +332,24 @@ def _could_be_setting(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_TEXT
     if type(value) in (list, tuple):
-        # Lists that are empty now are mostly filled by the training.
+        # An empty list is usually one that the training fills.
         simple = all(isinstance(each, bool | int | float | str) for each in value[:MAX_SEQUENCE])
         return 0 < len(value) <= MAX_SEQUENCE and simple and sum(len(str(each)) for each in value) <= MAX_TEXT
     return not isinstance(value, Mapping | set | frozenset)
 
 
 def settings_of_model(model: Any) -> dict[str, Any]:
-    """What the model's `config` says, as the entry `model`; empty where it has none that can be read."""
+    """Return the model's `config` as the entry `model`; empty if there is none that can be read."""
     config: Any = getattr(model, "config", None)
     try:
-        # Transformers' configurations know their plain form.
+        # Configurations of Transformers have `to_dict`.
         known = config.to_dict() if hasattr(config, "to_dict") else config
     except Exception as error:
         before_any_run("reading the model's configuration", error)
         return {}
     try:
         reader = _Reader(strict=not isinstance(known, Mapping))
-        found = None if known is None else reader.read(known, "the model's configuration")
+        settings = None if known is None else reader.read(known, "the model's configuration")
     except NotPlainError:
         return {}
-    return {"model": found} if isinstance(found, dict) and found else {}
+    return {"model": settings} if isinstance(settings, dict) and settings else {}

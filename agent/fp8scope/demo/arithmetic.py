@@ -1,8 +1,8 @@
-"""BF16 arithmetic on a CPU: with its BF16 units, or, where it has none, the same numbers from its FP32 units.
+"""BF16 arithmetic on a CPU, with BF16 units or, on CPUs without them, emulated on FP32 units.
 
-A BF16 matrix product multiplies BF16 numbers, adds up in FP32 and rounds the sum to BF16. FP32 units do just
-that with operands that were rounded to BF16 before; without the units, that is an order of magnitude faster
-than torch's BF16 products.
+A BF16 matrix product multiplies BF16 numbers, accumulates in FP32 and rounds the sum to BF16. FP32 units give
+the same numbers if the operands are rounded to BF16 first. On a CPU without BF16 units this is an order of
+magnitude faster than torch's BF16 products.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -21,18 +21,20 @@ def has_units() -> bool:
 
 
 def describe() -> str:
-    """What a run's page shows."""
+    """Describe the arithmetic in use, for the run's configuration."""
     return "BF16 units (autocast)" if has_units() else "BF16 operands on FP32 units"
 
 
 def bf16() -> AbstractContextManager[object]:
-    """The context to run a prepared model in."""
+    """Return the context in which to run a prepared model."""
     return torch.autocast("cpu", torch.bfloat16) if has_units() else nullcontext()
 
 
 def prepare(model: nn.Module) -> int:
-    """Without BF16 units, make every plain linear layer of the model compute on rounded operands, in place.
-    Returns the number of layers changed."""
+    """Make plain linear layers round their operands to BF16, in place, if the CPU has no BF16 units.
+
+    Returns the number of layers changed.
+    """
     if has_units():
         return 0
     plain = [module for module in model.modules() if type(module) is nn.Linear]
@@ -42,7 +44,7 @@ def prepare(model: nn.Module) -> int:
 
 
 class RoundedLinear(nn.Linear):
-    """A linear layer whose three matrix products take and give BF16 numbers, held in FP32."""
+    """A linear layer whose matrix products, forward and backward, take and give BF16 numbers held in FP32."""
 
     def forward(self, input: Tensor) -> Tensor:
         """float32 [..., in] -> float32 [..., out]."""
@@ -53,5 +55,5 @@ class RoundedLinear(nn.Linear):
 
 
 def rounded(x: Tensor) -> Tensor:
-    """x rounded to BF16, in FP32; so is its gradient."""
+    """Round x to BF16 and return it in FP32; autograd rounds the gradient likewise."""
     return x.bfloat16().float()

@@ -1,8 +1,8 @@
-"""The demo's text: the language reference that comes with every CPython, as bytes.
+"""The demo's text: Python's language reference, which comes with every CPython, as bytes.
 
-`pydoc_data.topics` is what `help("lambda")` prints: English prose and grammar in about eighty topics. Many
-repeat parts of others, and are rid of them first: what is held out must not be in what is trained on. The end
-of every topic is held out.
+`pydoc_data.topics` holds the text that `help("lambda")` prints: English prose and grammar in about eighty
+topics. Paragraphs that repeat in several topics are removed first, so that held-out text is not in the
+training text. The end of every topic is held out.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ HELD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text as bytes.
+    """Training text and held-out windows, as bytes.
 
-    `train`: uint8 [bytes]. `windows`: int64 [items, context + 1], held out: its first `context` bytes predict
-    its last `context`. `items` names each window, `clusters` its topic: windows of one topic are not
-    independent of each other.
+    `train` is uint8 [bytes]. `windows` is int64 [items, context + 1]: the first `context` bytes of a window
+    predict its last `context`. `items` names each window and `clusters` its topic; windows of one topic are
+    not independent.
     """
 
     train: Tensor
@@ -35,16 +35,16 @@ class Corpus:
         return self.windows.shape[1] - 1
 
     def batch(self, step: int, size: int) -> Tensor:
-        """The training batch of one step: int64 [size, context + 1], the same in every run."""
+        """Return the training batch of a step: int64 [size, context + 1], the same in every run."""
         generator = torch.Generator().manual_seed(step)
         starts = torch.randint(len(self.train) - self.context, (size, 1), generator=generator)
         return self.train[starts + torch.arange(self.context + 1)].long()
 
 
 def load(context: int, windows: int) -> Corpus:
-    """The corpus, with `windows` held-out windows of `context` + 1 bytes, spread evenly over the topics.
+    """Load the corpus with `windows` held-out windows of `context` + 1 bytes, spread evenly over the topics.
 
-    Raises ValueError when there are not that many.
+    Raises ValueError if there are fewer windows.
     """
     train = bytearray()
     held_out: list[tuple[str, str, bytes]] = []
@@ -54,7 +54,7 @@ def load(context: int, windows: int) -> Corpus:
         for start in range(kept, len(text) - context, context + 1):
             held_out.append((f"{topic}@{start}", topic, text[start : start + context + 1]))
     if not 1 <= windows <= len(held_out):
-        raise ValueError(f"windows must be from 1 to {len(held_out)}, as many as there are, got {windows}.")
+        raise ValueError(f"windows must be from 1 to {len(held_out)}, the number available, got {windows}.")
     chosen = [held_out[i * len(held_out) // windows] for i in range(windows)]
     scored = bytearray(b"".join(window for _, _, window in chosen))
     return Corpus(
@@ -66,13 +66,13 @@ def load(context: int, windows: int) -> Corpus:
 
 
 def _without_repetitions(texts: Mapping[str, str]) -> dict[str, bytes]:
-    """Every topic's paragraphs, less those that a longer topic (or itself) has had before."""
+    """Return each topic's text without paragraphs that occur in a longer topic or earlier in the same one."""
     seen: set[str] = set()
     unique = {}
     for topic in sorted(texts, key=lambda name: (-len(texts[name]), name)):
         kept = []
         for paragraph in texts[topic].split("\n\n"):
-            # The same words, however they are laid out.
+            # Compare words only, not line breaks and indentation.
             words = " ".join(paragraph.split())
             if words not in seen:
                 seen.add(words)

@@ -1,13 +1,13 @@
-"""The fault that the demo's last run has: gradient scales that have gone stale after a resume.
+"""The fault of the demo's last run: gradient scales that are stale after a resume.
 
-Under delayed scaling a tensor's scale follows the largest magnitude of its last steps. It is state, as the
-optimizer's moments are, and a resume can restore it by half: the scale comes back from the checkpoint, but
-what updates it is not connected again. Such a scale is right until the magnitudes change. Here they change
-at the resume, because the loss scaler starts over at its initial value. In BF16 nobody would notice: the
-optimizer takes the loss scale out again. With a scale that follows, FP8 is well again a few steps later.
-With one that does not, the gradients are clipped to E5M2's largest value from then on. What clipping leaves
-of a gradient is little more than its sign: tokens that should count for little pull as hard as any other,
-and the weights are led away.
+Under delayed scaling a tensor's scale follows its largest magnitude of the last steps. The scale is state,
+like the optimizer's moments, and a faulty resume may restore it only in part: the scale is loaded from the
+checkpoint, but never updated again. It stays correct until the magnitudes change.
+
+Here they change at the resume, because the loss scaler starts again at its initial value. BF16 is not
+affected: the optimizer divides the loss scale out. Working delayed scaling recovers within a few steps. With
+a stale scale the gradients are clipped to E5M2's largest value from then on. Little more than their signs
+remains: tokens with small gradients pull as hard as others, and the weights drift away.
 """
 
 from dataclasses import replace
@@ -17,15 +17,17 @@ from torch import nn
 from fp8scope_kernels import DelayedScaling, fp8_layers
 
 LOSS_SCALE = 1024.0
-"""What the loss scaler starts over with: a power of two, so that taking it out again is exact."""
+"""The loss scaler's initial value. A power of two, so that dividing by it is exact."""
 
 NEVER = 2**31
-"""Calls between two updates of a scale; no run here is that long."""
+"""An update interval of scales, in calls, that no run of the demo reaches."""
 
 
 def freeze_gradient_scales(model: nn.Module) -> int:
-    """Keep the scale of every `grad_output` at what it is now, as a resume does that does not connect the
-    update again. Returns the number of tensors; raises ValueError where scaling is not delayed."""
+    """Stop updating the scale of every `grad_output`, as a faulty resume does.
+
+    Returns the number of tensors. Raises ValueError if a layer's scaling is not delayed.
+    """
     count = 0
     for path, layer in fp8_layers(model):
         state = layer.state_of("grad_output")

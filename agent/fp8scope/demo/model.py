@@ -1,4 +1,4 @@
-"""A small byte-level GPT: pre-norm blocks, learned positions, GELU, an output head of its own."""
+"""A small byte-level GPT: pre-norm blocks, learned positions, GELU, an untied output head."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ BYTES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """`width` is a multiple of `heads`, and of 16, which FP8 needs."""
+    """The size of the model. `width` must be a multiple of `heads`, and of 16 for FP8."""
 
     layers: int = 3
     width: int = 96
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         """[batch, time, width] -> the same."""
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        # Written out: on a CPU in BF16, and this small, it is faster than the fused form.
+        # Not scaled_dot_product_attention, which is slower on a CPU in BF16 at this size.
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
         weights = scores.masked_fill(self.future[:time, :time], -torch.inf).softmax(-1).to(v.dtype)
         mixed: Tensor = self.out((weights @ v).transpose(1, 2).reshape(batch, time, width))
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
 
 class ByteGpt(nn.Module):
-    """Predicts the next byte. The weights follow torch's random seed at the time it is made."""
+    """Predicts the next byte. Its initial weights depend on torch's global random seed."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class ByteGpt(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif "norm" not in name:
-                # As in GPT-2, what writes into the residual stream starts smaller, the more of it there is.
+                # As in GPT-2, layers that write to the residual stream start smaller in deeper models.
                 writers = 2 * shape.layers if name.endswith(("out.weight", "down.weight")) else 1
                 nn.init.normal_(parameter, std=(shape.width * writers) ** -0.5)
 

@@ -1,6 +1,6 @@
-"""One training run of the demo, as a process of its own: `python -m fp8scope.demo.train --help`.
+"""One training run of the demo, in a separate process: `python -m fp8scope.demo.train --help`.
 
-Standard output carries one JSON object a line: `started`, `progress`, `evaluated`, `alert` and `finished`.
+Prints one JSON object per line: `started`, `progress`, `evaluated`, `alert` and `finished`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PROGRESS_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to train. `precision` is `bf16` or `fp8`; `fault_at` the step at which the fault sets in."""
+    """What to train. `precision` is `bf16` or `fp8`; the fault begins at step `fault_at`."""
 
     name: str
     precision: str = "bf16"
@@ -48,19 +48,19 @@ class Plan:
     shape: Shape = field(default_factory=Shape)
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to a tenth. Steps count from 1."""
+        """Return the learning rate: linear warm-up, then cosine decay to a tenth. Steps count from 1."""
         cosine = 0.5 * (1 + math.cos(math.pi * min(step / self.steps, 1.0)))
         return self.learning_rate * min(1.0, step / self.warm_up) * (0.1 + 0.9 * cosine)
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether held-out text is scored after this step: `evaluations` times, the last at the end."""
+        """Whether to score held-out text after this step; true `evaluations` times, the last at the end."""
         return step * self.evaluations // self.steps > (step - 1) * self.evaluations // self.steps
 
 
 class Trainer:
     """The model, its optimizer, and one step of training at a time.
 
-    The seed decides the initial weights and nothing else: all runs see the same batches in the same order.
+    The seed affects only the initial weights: all runs see the same batches in the same order.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -77,7 +77,7 @@ class Trainer:
         self.loss_scale = 1.0
 
     def train(self, step: int) -> dict[str, Tensor | float]:
-        """One optimizer step; returns what it logs."""
+        """Make one optimizer step and return the values to log."""
         if step == self.plan.fault_at:
             fault.freeze_gradient_scales(self.model)
             self.loss_scale = fault.LOSS_SCALE
@@ -97,10 +97,10 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Scores of the held-out windows, float32 [windows] each.
+        """Score the held-out windows. Returns two tensors, float32 [windows] each.
 
-        First whether the most likely byte after the whole window is the right one, 1 or 0; second the mean
-        negative log-likelihood of the window's bytes, in nats.
+        The first is 1 where the most likely last byte is correct, else 0. The second is the mean negative
+        log-likelihood of the window's bytes, in nats.
         """
         self.model.eval()
         correct, nll = [], []
@@ -120,8 +120,10 @@ class Trainer:
 
 
 def run(plan: Plan) -> int:
-    """Train as planned and tell the dashboard that FP8SCOPE_URL and FP8SCOPE_TOKEN name. The exit status is 0
-    when everything that was recorded has arrived."""
+    """Train as planned and record to the dashboard given by FP8SCOPE_URL and FP8SCOPE_TOKEN.
+
+    Returns the exit status: 0 if the server has received everything.
+    """
     trainer = Trainer(plan)
     config = {**asdict(plan), "parameters": sum(p.numel() for p in trainer.model.parameters())}
     with fp8scope.init(
@@ -135,12 +137,12 @@ def run(plan: Plan) -> int:
         tags=["demo"],
     ) as recorded:
         recorded.watch(trainer.model)
-        recorded.on_alert(lambda alert: tell("alert", **asdict(alert)))
-        tell("started", run=recorded.id, steps=plan.steps)
+        recorded.on_alert(lambda alert: emit("alert", **asdict(alert)))
+        emit("started", run=recorded.id, steps=plan.steps)
         losses, step_times = _train(plan, trainer, recorded)
     report = recorded.finish()
     last = losses[-max(1, plan.steps // 10) :]
-    tell(
+    emit(
         "finished",
         complete=report.complete,
         rows_sent=report.rows_sent,
@@ -154,9 +156,9 @@ def run(plan: Plan) -> int:
 
 
 def _train(plan: Plan, trainer: Trainer, recorded: fp8scope.Run) -> tuple[list[float], list[float]]:
-    """The loss of every step, and when it ended, in seconds since 1970."""
+    """Train all steps. Returns the loss of each and the time when it ended, in seconds since 1970."""
     losses, step_times = [], []
-    told_at = 0.0
+    emitted_at = 0.0
     for number in range(1, plan.steps + 1):
         began = time.perf_counter()
         with recorded.step(tokens=plan.batch * plan.shape.context) as step:
@@ -167,11 +169,11 @@ def _train(plan: Plan, trainer: Trainer, recorded: fp8scope.Run) -> tuple[list[f
         step_times.append(round(time.time(), 3))
         if plan.evaluates_after(number):
             _evaluate(trainer, recorded)
-            tell("evaluated", step=number)
-        if now - told_at > PROGRESS_SECONDS or number == plan.steps:
-            told_at = now
+            emit("evaluated", step=number)
+        if now - emitted_at > PROGRESS_SECONDS or number == plan.steps:
+            emitted_at = now
             speed = plan.batch * plan.shape.context / (now - began)
-            tell("progress", step=number, loss=losses[-1], tokens_per_second=speed)
+            emit("progress", step=number, loss=losses[-1], tokens_per_second=speed)
     return losses, step_times
 
 
@@ -182,14 +184,14 @@ def _evaluate(trainer: Trainer, recorded: fp8scope.Run) -> None:
     recorded.log_eval("held-out text", "nll", nll, kind="mean", higher_is_better=False, **labels)
 
 
-def tell(event: str, **values: Any) -> None:
-    """Print one line of JSON. NaN and infinities become null, which JSON has."""
+def emit(event: str, **values: Any) -> None:
+    """Print one line of JSON. NaN and infinities become null, since JSON has neither."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     print(json.dumps({"event": event, **plain}), flush=True)
 
 
 def parse(argv: Sequence[str]) -> Plan:
-    """The plan that a command line describes; exits with a message where it cannot be meant."""
+    """Parse a command line to a plan. Exits with a message if an argument is invalid."""
     parser = argparse.ArgumentParser(prog="python -m fp8scope.demo.train", description=__doc__)
     parser.add_argument("--name", required=True)
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
@@ -209,7 +211,7 @@ def parse(argv: Sequence[str]) -> Plan:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train one run on as many threads as OMP_NUM_THREADS says, one where it says nothing."""
+    """Train one run on OMP_NUM_THREADS threads, by default one."""
     plan = parse(argv)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     return run(plan)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Fp8scopeTracker(GeneralTracker):  # type: ignore[misc]
-    """What `accelerator.log` is given becomes scalars of a run.
+    """Records the values of `accelerator.log` as scalars of a run.
 
-    `run`: one that was begun already, by `fp8scope.attach(model, optimizer)` after `accelerator.prepare`: its
-    steps are found by themselves, and values are added to the step that is open. Else `init_trackers` begins
-    a run, with `arguments` as for `fp8scope.init`, and `log(values, step=n)` makes step n: then there are no
-    tensors, only what is logged.
+    `run` is a run that has already begun, with `fp8scope.attach(model, optimizer)` after
+    `accelerator.prepare`: the attachment finds the steps, and values are added to the open step. Without it,
+    `init_trackers` starts a run with `arguments` as for `fp8scope.init`, and `log(values, step=n)` records
+    step n. Such a run has only the logged values, no tensor statistics.
     """
 
     name = "fp8scope"
@@ -38,7 +38,7 @@ class Fp8scopeTracker(GeneralTracker):  # type: ignore[misc]
         return self.run
 
     def start(self) -> None:
-        """Called by `init_trackers`."""
+        """Start a run if there is none; called by `init_trackers`."""
         if self.run is None:
             self.run = fp8scope.init(**self._arguments)
 
@@ -48,25 +48,25 @@ class Fp8scopeTracker(GeneralTracker):  # type: ignore[misc]
             self.run.log_config(values)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add values to the step that is open, or to step `step`; without a number, to one of their own."""
-        run, found = self.run, scalars_of(values)
+        """Add values to the open step of an attached run, else to step `step` (None: to a new step)."""
+        run, scalars = self.run, scalars_of(values)
         if run is None or run.finished:
             return
         if run.session.follower is not None:
-            run.log(found)
+            run.log(scalars)
             return
         if self._step is not None and step is not None and step == self._step.number:
-            self._step.log(found)
+            self._step.log(scalars)
             return
         self._close()
         self._step = run.step(number=step)
         self._step.__enter__()
-        self._step.log(found)
+        self._step.log(scalars)
         if step is None:
             self._close()
 
     def finish(self) -> None:
-        """Called by `accelerator.end_training()`."""
+        """Finish the run; called by `accelerator.end_training()`."""
         if self.run is not None:
             self._close()
             self.run.finish()

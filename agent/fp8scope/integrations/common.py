@@ -1,4 +1,4 @@
-"""What the integrations share."""
+"""Functions that the integrations share."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fp8scope_kernels import Recipe
 
 Begin = Callable[..., "Run"]
-"""Makes a run: takes the arguments of `fp8scope.init` that the trainer knows."""
+"""Starts a run; takes the arguments of `fp8scope.init` that are known from the trainer."""
 Convert = Callable[["torch.nn.Module"], object]
 logger = logging.getLogger("fp8scope")
 
@@ -22,7 +22,7 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_./-]+")
 
 
 def scalars_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values that are single numbers, under names that can be logged."""
+    """Return the values that are single numbers, with their names made valid for logging."""
     return {
         _NOT_IN_A_NAME.sub("_", str(name))[:128]: value for name, value in values.items() if _is_number(value)
     }
@@ -35,7 +35,7 @@ def _is_number(value: object) -> bool:
 
 
 def converter(recipe: "Recipe | None") -> Convert | None:
-    """A function that converts a model in place and tells how many layers that were; None for no recipe."""
+    """Return a function that converts a model in place and logs the number of layers; None for no recipe."""
     if recipe is None:
         return None
 
@@ -54,7 +54,7 @@ def converter(recipe: "Recipe | None") -> Convert | None:
 
 
 def kept(begin: Begin, keep: "Callable[[Run], object]") -> Begin:
-    """`begin`, which hands the run that it makes to `keep` as well."""
+    """Return `begin`, extended to pass the run that it starts to `keep`."""
 
     def begin_and_keep(**arguments: Any) -> "Run":
         run = begin(**arguments)

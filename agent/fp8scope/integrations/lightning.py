@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fp8scope.run import Run
     from fp8scope_kernels import Recipe
 elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
-    # Two packages of one library, whose classes differ: take the one that the program uses.
+    # The two packages define different classes: import from the one that the program uses.
     from pytorch_lightning import Callback
 else:
     try:
@@ -27,16 +27,16 @@ else:
 
 
 class Fp8scopeCallback(Callback):
-    """Records every optimizer step of a `Trainer`, and what the module logs.
+    """Records every optimizer step of a `Trainer`, and the values that the module logs.
 
-    `run`: one that was begun already; else `fit` begins one, with `arguments` as for `fp8scope.init`, the
-    seed and the module's hyperparameters filled in. `convert`: the recipe by which the module's linear layers
-    are made FP8 before its optimizers are. Tokens are counted from integer inputs in the batch, or
-    `tokens_per_step` are taken.
+    `run` is a run that has already begun. Without it `fit` starts one with `arguments` as for
+    `fp8scope.init`; the seed and the module's hyperparameters are filled in. `convert` is a recipe: the
+    module's linear layers are converted to FP8 before its optimizers are created. Tokens are counted from
+    integer inputs in the batch unless `tokens_per_step` is given.
 
-    `loss` is what the Trainer differentiates; what the module logs while it trains keeps its name, and so do
-    validation and test scores, which are scalars of the last step. The run ends with the process, with
-    `callback.run.finish()`, or when `fit` is called once more, which begins another.
+    `loss` is the loss that the Trainer differentiates. Values that the module logs keep their names;
+    validation and test scores are added to the last step. The run ends with the process, with
+    `callback.run.finish()`, or at the next call of `fit`, which starts another run.
     """
 
     def __init__(
@@ -55,13 +55,14 @@ class Fp8scopeCallback(Callback):
         self._arguments = arguments
         self._begin: Begin = fp8scope.init
         self._trained: set[str] = set()
+        """Names of the values that the module has logged while training."""
         self._scores: set[str] = set()
-        """Names of what the module has logged while it trained, and while it was evaluated."""
+        """Names of the values that the module has logged in validation and test."""
         self._last: dict[str, Any] = {}
         self._waiting = True
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Convert the module while it has no optimizer yet."""
+        """Convert the module before its optimizers are created."""
         if stage == "fit" and self._convert is not None:
             self._convert(pl_module)
 
@@ -77,7 +78,7 @@ class Fp8scopeCallback(Callback):
             self.run.detach()
             self.run.log_config(facts["config"])
         check(pl_module, trainer.optimizers, "mean", self._tokens_per_step)
-        # A LightningModule is not called: the batch is counted where it begins.
+        # The Trainer does not call the module itself: `on_train_batch_start` counts the tokens.
         attach_run(
             self.run,
             pl_module,
@@ -89,7 +90,7 @@ class Fp8scopeCallback(Callback):
             self.run.session.steps.number = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A forward pass is about to begin."""
+        """Begin a step if necessary, and count the batch's tokens."""
         attachment = attachment_of(self.run) if self.run is not None else None
         if attachment is not None:
             inputs = batch if isinstance(batch, tuple | list) else (batch,)
@@ -98,15 +99,15 @@ class Fp8scopeCallback(Callback):
             self._waiting = True
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """The forward pass has ended: in Lightning all of it is part of an optimizer's step."""
+        """Mark the end of the forward pass, which in Lightning is inside the optimizer's step."""
         self._mark(FORWARD)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """The backward pass has ended."""
+        """Mark the end of the backward pass."""
         self._mark(BACKWARD)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """What lies between now and the next batch is no wait for data."""
+        """Do not count the time until the next batch as waiting for data."""
         self._waiting = False
 
     def _mark(self, phase: int) -> None:
@@ -117,39 +118,39 @@ class Fp8scopeCallback(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add what the module has logged in this batch."""
+        """Record the values that the module has logged in this batch."""
         logged = {k: v for k, v in trainer.callback_metrics.items() if k not in self._scores}
         self._trained |= logged.keys()
-        # An epoch's values stay where they are until there are others.
+        # Values of an epoch stay in `callback_metrics`: record each only once.
         self._log({name: value for name, value in logged.items() if value is not self._last.get(name)})
         self._last = logged
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Add the scores to the step that was made last."""
+        """Add the scores to the last step."""
         if not trainer.sanity_checking:
             self._log_scores(trainer)
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Add the scores to the step that was made last."""
+        """Add the scores to the last step."""
         self._log_scores(trainer)
 
     def _log_scores(self, trainer: Any) -> None:
-        found = {k: v for k, v in trainer.callback_metrics.items() if k not in self._trained}
-        self._scores |= found.keys()
-        self._log(found)
+        scores = {k: v for k, v in trainer.callback_metrics.items() if k not in self._trained}
+        self._scores |= scores.keys()
+        self._log(scores)
 
     def _log(self, values: Mapping[str, Any]) -> None:
         if self.run is not None and not self.run.finished:
             self.run.log(scalars_of(values))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Lightning ends the program itself after some of them."""
+        """Record the failure here: after some exceptions Lightning ends the process itself."""
         if self.run is not None:
             self.run.session.note_failure(exception)
 
 
 def _facts(trainer: Any, pl_module: Any) -> dict[str, Any]:
-    """What the Trainer knows of the run, as arguments of `fp8scope.init`."""
+    """Return what the Trainer knows about the run, as arguments of `fp8scope.init`."""
     config = {
         "module": type(pl_module).__name__,
         "hyperparameters": dict(pl_module.hparams),
@@ -167,7 +168,7 @@ def _facts(trainer: Any, pl_module: Any) -> dict[str, Any]:
 
 
 def join(trainer: Any, begin: Begin, convert: Convert | None, tokens_per_step: int, keep: Any) -> None:
-    """For `fp8scope run`: add the callback to a Trainer that is at work already."""
+    """Add the callback to a Trainer that is already running, for `fp8scope run`."""
     if any(isinstance(callback, Fp8scopeCallback) for callback in trainer.callbacks):
         return
     callback = Fp8scopeCallback(tokens_per_step=tokens_per_step)
@@ -176,6 +177,6 @@ def join(trainer: Any, begin: Begin, convert: Convert | None, tokens_per_step: i
     trainer.callbacks.append(callback)
     callback.setup(trainer, trainer.lightning_module, "fit")
     if trainer.optimizers:
-        # Training has begun already: its optimizers were made before.
+        # Training has already begun: the callback missed these events.
         callback.on_train_start(trainer, trainer.lightning_module)
         callback.on_train_batch_start(trainer, trainer.lightning_module, None, 0)

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from fp8scope.run import Run
     from fp8scope_kernels import Recipe
 
-# The steps carry these themselves, exactly and every one of them.
+# Every step records these itself, without rounding.
 _KNOWN = ("loss", "learning_rate")
-# What is logged of evaluations comes in `on_evaluate`, and of the training as a whole is no value of a step.
+# `on_evaluate` records evaluations; totals of the training are not values of a step.
 _OTHERS = ("eval_", "train_", "test_")
 
 
 class Fp8scopeCallback(TrainerCallback):
     """Records every step of a `Trainer`, and its evaluations.
 
-    `run`: one that was begun already; else the first training begins one, with `arguments` as for
-    `fp8scope.init` (by default named like the Trainer's run) and the Trainer's settings as configuration.
-    `convert`: the recipe by which the model's linear layers are made FP8 before the first step. Tokens are
-    counted from `input_ids`, or `tokens_per_step` are taken.
+    `run` is a run that has already begun. Without it `train` starts one with `arguments` as for
+    `fp8scope.init`, named like the Trainer's run by default, with the Trainer's settings as configuration.
+    `convert` is a recipe: the model's linear layers are converted to FP8 before the first step. Tokens are
+    counted from `input_ids` unless `tokens_per_step` is given.
 
     The loss of a step is the one the Trainer differentiates, not rounded and not averaged over logging steps.
-    Evaluations become scalars `eval/...` of the last step, what else the Trainer logs `trainer/...`. The run
-    ends with the process, with `callback.run.finish()`, or when `train` is called once more, which begins
-    another.
+    Evaluations become scalars `eval/...` of the last step; other values that the Trainer logs become
+    `trainer/...`. The run ends with the process, with `callback.run.finish()`, or at the next call of
+    `train`, which starts another run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Fp8scopeCallback(TrainerCallback):
             self.run.detach()
             self.run.log_config(facts["config"])
         check(model, optimizer, "sum", self._tokens_per_step)
-        # The Trainer divides what it accumulates itself, by passes or by tokens.
+        # "sum": the Trainer already divides accumulated losses by passes or tokens.
         attach_run(self.run, model, optimizer, reduction="sum", tokens_per_step=self._tokens_per_step)
         if state.global_step:
             self.run.session.steps.number = state.global_step
@@ -79,7 +79,7 @@ class Fp8scopeCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add what the Trainer logs of a step."""
+        """Record the values that the Trainer logs in a step."""
         if self.run is None or self.run.finished:
             return
         for name, value in scalars_of(logs or {}).items():
@@ -94,26 +94,26 @@ class Fp8scopeCallback(TrainerCallback):
         metrics: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add an evaluation's scores to the step that was made last."""
+        """Add the scores of an evaluation to the last step."""
         if self.run is not None and not self.run.finished:
             values = scalars_of(metrics or {})
             self.run.log({f"eval/{name.removeprefix('eval_')}": value for name, value in values.items()})
 
 
 def _facts(args: TrainingArguments, state: TrainerState, model: nn.Module) -> dict[str, Any]:
-    """What the Trainer knows of the run, as arguments of `fp8scope.init`."""
+    """Return what the Trainer knows about the run, as arguments of `fp8scope.init`."""
     config: dict[str, Any] = {"trainer": args.to_dict()}  # type: ignore[no-untyped-call]
     settings: Any = getattr(unwrapped(model), "config", None)
     if hasattr(settings, "to_dict"):
         config["model"] = settings.to_dict()
     facts: dict[str, Any] = {"config": config, "seed": args.seed, "total_steps": state.max_steps}
     name = getattr(args, "run_name", None)
-    # By default the Trainer calls its run like its folder, which is a path and no name.
+    # The default `run_name` is the output folder: a path, not a name.
     return facts | ({"name": str(name)[:200]} if name and name != args.output_dir else {})
 
 
 def join(trainer: Any, begin: Begin, convert: Convert | None, tokens_per_step: int, keep: Any) -> None:
-    """For `fp8scope run`: add the callback to a Trainer that is at work already."""
+    """Add the callback to a Trainer that is already running, for `fp8scope run`."""
     if any(isinstance(callback, Fp8scopeCallback) for callback in trainer.callback_handler.callbacks):
         return
     callback = Fp8scopeCallback(tokens_per_step=tokens_per_step)
@@ -121,7 +121,7 @@ def join(trainer: Any, begin: Begin, convert: Convert | None, tokens_per_step: i
     callback._begin = kept(begin, keep)
     trainer.add_callback(callback)
     if trainer.state.max_steps and trainer.is_in_train and trainer.optimizer is not None:
-        # Training has begun already: the script brought its own optimizer.
+        # Training has already begun, with an optimizer that the script created.
         callback.on_train_begin(
             trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=trainer.optimizer
         )

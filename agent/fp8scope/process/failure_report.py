@@ -1,4 +1,4 @@
-"""The text that says how a run has failed."""
+"""The text that describes how a run failed."""
 
 import sys
 import traceback
@@ -9,12 +9,12 @@ MAX_TEXT = 20_000
 
 
 def failure(text: str) -> str:
-    """The text of a failure as it is sent to the server: its last part, without secrets."""
+    """Return the text of a failure as sent to the server: the last MAX_TEXT characters, secrets removed."""
     return redact(clean(text[-MAX_TEXT:]))
 
 
 def with_stack_of(thread: int, why: str) -> str:
-    """`why`, followed by the current stack of the training thread with this ident."""
+    """Return `why`, followed by the current stack of the thread with this ident."""
     training = sys._current_frames().get(thread)
     stack = "".join(traceback.format_stack(training)) if training is not None else ""
     return f"{why}\n\nThe training was here:\n{stack}" if stack else why

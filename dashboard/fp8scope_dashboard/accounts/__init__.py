@@ -1,0 +1,1 @@
+"""Users, projects, memberships, API tokens and sign-in."""

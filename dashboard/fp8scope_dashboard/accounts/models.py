@@ -25,7 +25,7 @@ class Project(models.Model):
     alpha = models.FloatField(
         default=0.05,
         validators=[MinValueValidator(1e-6), MaxValueValidator(0.5)],
-        help_text="False-alarm probability over a whole run, and one minus the level of the intervals.",
+        help_text="Probability of a false alarm over a whole run. Intervals have the level 1 - alpha.",
     )
     raw_days = models.PositiveIntegerField(
         null=True,

@@ -1,6 +1,6 @@
 """Manage users from the command line of the server: links, passwords, new users.
 
-Checks no permissions: whoever has a shell on the server can read the database anyway.
+Checks no permissions: a user with a shell on the server can read the database anyway.
 """
 
 from __future__ import annotations

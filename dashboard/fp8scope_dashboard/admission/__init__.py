@@ -1,0 +1,1 @@
+"""The HTTP edge before Django: requests are admitted by their headers."""

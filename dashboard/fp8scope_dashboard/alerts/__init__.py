@@ -1,0 +1,1 @@
+"""Detectors, rules, alert events and their delivery to channels."""

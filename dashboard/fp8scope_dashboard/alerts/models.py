@@ -25,7 +25,7 @@ class Severity(models.TextChoices):
 
 
 class RuleAction(models.TextChoices):
-    NOTHING = "", "Only tell"
+    NOTHING = "", "Notify only"
     FALLBACK = "fallback", "Fall back to BF16"
 
 
@@ -56,8 +56,8 @@ class Event(models.Model):
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
     severity = models.CharField(max_length=16, choices=Severity.choices)
     state = models.CharField(max_length=16, choices=EventState.choices, default=EventState.OPEN)
-    onset_step = models.BigIntegerField(help_text="The first step of what was detected.")
-    step = models.BigIntegerField(help_text="The step at which it was detected.")
+    onset_step = models.BigIntegerField(help_text="The first step of the problem.")
+    step = models.BigIntegerField(help_text="The step at which the problem was detected.")
     step_time = models.DateTimeField(
         null=True, blank=True, help_text="When that step ended, by the agent's clock."
     )
@@ -93,10 +93,10 @@ class DetectorState(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="detector_states")
     writer = models.UUIDField()
     next_seq = models.BigIntegerField(default=0)
-    state = models.JSONField(default=dict, help_text="By rule: what its detector remembers.")
+    state = models.JSONField(default=dict, help_text="The state of each rule's detector.")
     rows = models.BigIntegerField(
         default=-1,
-        help_text="In the run's own row: rows of the run and its baseline when all was read; else -1.",
+        help_text="Only for RUN_WIDE: rows of the run and its baseline after everything was read; else -1.",
     )
     updated_at = models.DateTimeField(default=timezone.now)
 

@@ -1,0 +1,1 @@
+"""Comparisons of FP8 runs with BF16 runs: losses and evaluation scores."""

@@ -16,8 +16,10 @@ class Comparison(models.Model):
     to_step = models.BigIntegerField()
     verdict = models.CharField(max_length=32)
     result = models.JSONField(help_text="analysis.delta.LossComparison as a dict")
-    inputs = models.CharField(max_length=128, default="", help_text="What it was computed from; see lineage.")
-    seconds = models.FloatField(default=0.0, help_text="How long that took: dear ones are done less often.")
+    inputs = models.CharField(max_length=128, default="", help_text="Summary of the inputs; see lineage.")
+    seconds = models.FloatField(
+        default=0.0, help_text="Duration of the computation. Slow comparisons are repeated less often."
+    )
     computed_at = models.DateTimeField(default=timezone.now)
 
 
@@ -30,7 +32,7 @@ class EvaluationComparison(models.Model):
     step = models.BigIntegerField()
     verdict = models.CharField(max_length=32)
     result = models.JSONField(help_text="analysis.scores.ScoreComparison as a dict")
-    inputs = models.CharField(max_length=64, default="", help_text="Digest of what it was computed from.")
+    inputs = models.CharField(max_length=64, default="", help_text="Digest of the inputs.")
     computed_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

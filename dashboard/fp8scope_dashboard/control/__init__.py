@@ -1,0 +1,1 @@
+"""Commands to training processes, and the reports that come back."""

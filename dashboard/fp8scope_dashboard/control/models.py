@@ -42,7 +42,9 @@ class Command(models.Model):
     )
     given_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()
-    delivered_at = models.DateTimeField(null=True, blank=True, help_text="First put into an answer.")
+    delivered_at = models.DateTimeField(
+        null=True, blank=True, help_text="When a response first contained the command."
+    )
 
     class Meta:
         ordering: ClassVar = ["-id"]

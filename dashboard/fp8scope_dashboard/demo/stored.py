@@ -28,7 +28,7 @@ class Dashboard:
         self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(TIMEOUT_SECONDS), retries=False)
 
     def run(self, run: str) -> dict[str, Any] | None:
-        """A stored run; None while the run is unknown or the server does not response.
+        """A stored run; None while the run is unknown or the server does not respond.
 
         Raises:
             ServerError: the server refuses the request.

@@ -1,0 +1,1 @@
+"""Evaluation scores of every item, as the agents sent them."""

@@ -1,0 +1,1 @@
+"""Runs as CSV and Parquet files."""

@@ -1,0 +1,1 @@
+"""Messages of agents: validated, and stored with their receipts."""

@@ -1,0 +1,1 @@
+"""Which messages are stored: (run, writer, seq) at most once."""

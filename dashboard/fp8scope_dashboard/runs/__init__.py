@@ -1,0 +1,1 @@
+"""Runs, their writers and their tensor catalogues."""

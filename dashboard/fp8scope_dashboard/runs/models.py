@@ -41,7 +41,7 @@ class Run(models.Model):
     config = models.JSONField(default=dict, blank=True)
     environment = models.JSONField(default=dict, blank=True)
     summary = models.JSONField(
-        default=dict, blank=True, help_text="Results of the whole run, from the script."
+        default=dict, blank=True, help_text="Results of the whole run, set by the training script."
     )
     tags = ArrayField(models.CharField(max_length=64), default=list, blank=True)
     group = models.CharField(max_length=128, blank=True, default="")
@@ -70,7 +70,7 @@ class Run(models.Model):
 
     # Set when a person deletes the run; telemetry.deletion then deletes its data in small transactions.
     deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
-    deleted_bytes = models.BigIntegerField(default=0, help_text="Size when the deletion began.")
+    deleted_bytes = models.BigIntegerField(default=0, help_text="Size of the run when its deletion began.")
 
     objects: ClassVar[models.Manager["Run"]] = KeptRuns()
     with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()

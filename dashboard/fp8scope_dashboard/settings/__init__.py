@@ -1,0 +1,1 @@
+"""Django settings: from environment variables, and those of the tests."""

@@ -1,0 +1,1 @@
+"""The telemetry store: chunks, blocks, roll-ups, and range queries over them."""

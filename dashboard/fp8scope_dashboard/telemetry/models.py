@@ -21,7 +21,7 @@ class Chunk(models.Model):
     writer = models.UUIDField()
     seq = models.BigIntegerField(help_text="The first message that it holds.")
     last_seq = models.BigIntegerField(
-        help_text="The last; equal to seq but for chunks merged by version 0.1."
+        help_text="The last message that it holds. Differs from seq only in chunks merged by version 0.1."
     )
     first_step = models.BigIntegerField()
     last_step = models.BigIntegerField()
@@ -41,12 +41,12 @@ class Block(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="blocks", db_index=False)
     writer = models.UUIDField()
     seq = models.BigIntegerField(help_text="The first message that it holds.")
-    last_seq = models.BigIntegerField(help_text="The last.")
+    last_seq = models.BigIntegerField(help_text="The last message that it holds.")
     first_step = models.BigIntegerField()
     last_step = models.BigIntegerField()
     rows = models.IntegerField()
     points = models.BigIntegerField()
-    received_at = models.DateTimeField(help_text="When the last of its chunks was.")
+    received_at = models.DateTimeField(help_text="When the last of its chunks was received.")
 
 
 class Tile(models.Model):
@@ -61,8 +61,10 @@ class Tile(models.Model):
     name = models.TextField()
     tile = models.IntegerField()
     writer = models.UUIDField()
-    seq = models.BigIntegerField(help_text="The block's.")
-    offsets = ArrayField(models.IntegerField(), help_text="Where each series begins; see telemetry.tiles")
+    seq = models.BigIntegerField(help_text="The seq of the block.")
+    offsets = ArrayField(
+        models.IntegerField(), help_text="Start of each series in the body; see telemetry.tile_codec."
+    )
     body = models.BinaryField()
 
 
@@ -98,9 +100,10 @@ class Rolling(models.Model):
     stale_last = models.BigIntegerField(null=True, help_text="Inclusive.")
     raw_from = models.BigIntegerField(default=0)
     cutoffs = models.JSONField(
-        default=dict, help_text="By attempt, the first step of a later one, as the roll-ups know it."
+        default=dict,
+        help_text="For each attempt, the first step of a later one, as of the last roll-up.",
     )
-    pending = models.BooleanField(default=True, help_text="Whether compaction has to look at the run again.")
+    pending = models.BooleanField(default=True, help_text="Whether the run needs another compaction.")
 
     class Meta:
         indexes: ClassVar = [
@@ -121,7 +124,7 @@ class Histogram(models.Model):
     pk = models.CompositePrimaryKey("run_id", "writer", "seq")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="histograms", db_index=False)
     writer = models.UUIDField()
-    seq = models.BigIntegerField(help_text="The message that it came in.")
+    seq = models.BigIntegerField(help_text="The message that contained it.")
     step = models.BigIntegerField()
     tensors = ArrayField(models.IntegerField(), help_text="Tensor.index of each of the body's rows.")
     body = models.BinaryField(help_text="Arrow IPC stream; see telemetry.histograms")

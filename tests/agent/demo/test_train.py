@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fp8scope.demo.model import Shape
-from fp8scope.demo.train import Plan, Trainer, main, parse, run, tell
+from fp8scope.demo.train import Plan, Trainer, emit, main, parse, run
 from fp8scope_kernels import fp8_layers
 
 SMALL = Plan(
@@ -119,21 +119,21 @@ def test_it_tells_its_story_in_json_lines(
     monkeypatch.setenv("FP8SCOPE_DIR", str(tmp_path))
     # Offline, nothing can arrive, and the exit status says so.
     assert run(replace(SMALL, precision="fp8")) == 1
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [message["event"] for message in told if message["event"] != "progress"] == [
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [message["event"] for message in events if message["event"] != "progress"] == [
         "started",
         *["evaluated"] * 4,
         "finished",
     ]
-    assert told[-2]["event"] == "progress" or told[-2]["step"] == 24
-    finished = told[-1]
+    assert events[-2]["event"] == "progress" or events[-2]["step"] == 24
+    finished = events[-1]
     assert len(finished["step_times"]) == 24
     assert finished["step_times"] == sorted(finished["step_times"])
     assert finished["final_loss"] > 0
 
 
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
-    tell("progress", loss=float("nan"), other=float("inf"), step=1)
+    emit("progress", loss=float("nan"), other=float("inf"), step=1)
     assert json.loads(capsys.readouterr().out) == {
         "event": "progress",
         "loss": None,

@@ -1,4 +1,4 @@
-"""Setting and changing the own password with a browser."""
+"""Users set and change their password on the account page."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NEW_FORM = {"new_password1": NEW, "new_password2": NEW}
 
 @pytest.fixture
 def user() -> User:
-    """Somebody without a password."""
+    """A user without a password."""
     return User.objects.create_user("ada")
 
 
 @pytest.fixture
 def known() -> User:
-    """Somebody with a password."""
+    """A user with a password."""
     return User.objects.create_user("bob", password=OLD)
 
 
@@ -118,7 +118,7 @@ def test_a_link_replaces_a_forgotten_password(known: User) -> None:
     client = with_link(known)
     assert "Current password" not in client.get(reverse("account")).content.decode()
     assert client.post(reverse("account"), NEW_FORM).status_code == 302
-    # Once only: from now on the password is known.
+    # Only once: the next change requires the new password.
     assert client.post(reverse("account"), NEW_FORM).status_code == 422
 
 
@@ -146,19 +146,19 @@ def test_every_page_links_to_the_account_page(user: User) -> None:
 
 
 def test_hashes_passwords_in_the_hashing_threads(known: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old one that is checked and the new one that is set: elsewhere nothing would bound them."""
+    """Both checking the old password and setting the new one: only these threads bound the hashing."""
     threads = []
 
-    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
-        def note(*arguments: Any, **options: Any) -> Any:
+    def recording(method: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*arguments: Any, **options: Any) -> Any:
             threads.append(threading.current_thread().name)
             return method(*arguments, **options)
 
-        return note
+        return record
 
     hasher = type(get_hasher())
     browser = browser_of(known)
     for name in ("encode", "verify"):
-        monkeypatch.setattr(hasher, name, noting(getattr(hasher, name)))
+        monkeypatch.setattr(hasher, name, recording(getattr(hasher, name)))
     assert browser.post(reverse("account"), {**NEW_FORM, "old_password": OLD}).status_code == 302
     assert len(threads) >= 2 and all(name.startswith("hash_") for name in threads)

@@ -48,7 +48,7 @@ def shared_attempts() -> Attempts:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The sign-in page counts in memory, by a clock that the test moves."""
+    """Make the sign-in page count in memory, with a clock that the test sets."""
     clock = Clock()
     monkeypatch.setattr(views, "attempts", Attempts(clock=clock))
     return clock
@@ -69,7 +69,7 @@ def test_it_works(client: Client) -> None:
 
 
 @pytest.mark.django_db
-def test_a_link_signs_in_all_the_same(client: Client) -> None:
+def test_a_link_signs_in_a_throttled_user(client: Client) -> None:
     user = User.objects.create_user("ada", password=PASSWORD)
     while post(client, "wrong") == 200:
         pass
@@ -89,7 +89,7 @@ def test_the_right_password_resets_the_name(client: Client) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_an_address_is_limited_whatever_names_it_tries(
+def test_an_address_is_throttled_over_all_names(
     client: Client, in_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_memory:
@@ -126,8 +126,8 @@ def test_web_processes_share_the_limit() -> None:
 
 def test_concurrent_attempts_all_count() -> None:
     """An attempt counts before its password is checked: of ten at once only the free ones are admitted."""
-    tried = shared_attempts()
-    assert [tried.admit("ada", HERE) for _ in range(10)] == [0] * FREE_ATTEMPTS + [1] * 5
+    throttle = shared_attempts()
+    assert [throttle.admit("ada", HERE) for _ in range(10)] == [0] * FREE_ATTEMPTS + [1] * 5
 
 
 def waits_of(counts: RedisCounts | MemoryCounts, sleep: Callable[[float], None], rounds: int) -> list[float]:
@@ -183,22 +183,22 @@ def test_redis_stores_names_and_addresses_hashed() -> None:
 def test_counts_in_memory_without_waiting_if_redis_hangs() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         # Accepts the connection and never answers.
-        tried = Attempts(RedisCounts(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
+        throttle = Attempts(RedisCounts(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
         began = time.monotonic()
-        assert [tried.admit("ada", HERE) for _ in range(FREE_ATTEMPTS + 1)] == [0] * FREE_ATTEMPTS + [1]
+        assert [throttle.admit("ada", HERE) for _ in range(FREE_ATTEMPTS + 1)] == [0] * FREE_ATTEMPTS + [1]
         assert time.monotonic() - began < 3 * attempts.TIMEOUT_SECONDS
 
 
 def test_remembers_a_refused_address_without_redis() -> None:
-    tried = shared_attempts()
+    throttle = shared_attempts()
     for i in range(FREE_ATTEMPTS_PER_ADDRESS):
-        assert tried.admit(f"name {i}", HERE) == tried.refused_for(HERE) == 0
-    assert tried.admit("next", HERE) == tried.refused_for(HERE) == 1
-    assert tried.refused_for(THERE) == 0
+        assert throttle.admit(f"name {i}", HERE) == throttle.refused_for(HERE) == 0
+    assert throttle.admit("next", HERE) == throttle.refused_for(HERE) == 1
+    assert throttle.refused_for(THERE) == 0
     # A throttled name does not throttle the addresses that tried it.
     for _ in range(FREE_ATTEMPTS + 1):
-        tried.admit("ada", THERE)
-    assert tried.refused_for(THERE) == 0
+        throttle.admit("ada", THERE)
+    assert throttle.refused_for(THERE) == 0
 
 
 def test_memory_is_bounded() -> None:

@@ -46,7 +46,7 @@ def test_creates_a_missing_administrator() -> None:
     assert (user.username, user.is_superuser, user.has_usable_password()) == ("admin", True, False)
 
 
-def test_the_name_alone_makes_no_administrator() -> None:
+def test_a_user_named_admin_is_not_an_administrator() -> None:
     User.objects.create_user("Admin")
     with pytest.raises(PeopleError, match="not an administrator"):
         person_named(None)
@@ -72,7 +72,7 @@ def test_a_weak_password_is_refused_with_reasons(password: str) -> None:
     assert User.objects.get(pk=user.pk).check_password(PASSWORD)
 
 
-def test_a_new_password_withdraws_links() -> None:
+def test_a_new_password_revokes_links() -> None:
     user = User.objects.create_user("ada")
     secret = services.create_sign_in_link(user, "http://localhost").split("/")[-2]
     set_password(user, PASSWORD)

@@ -29,9 +29,9 @@ def person(name: str = "ada", **fields: object) -> User:
 
 
 def secret_of(link: str) -> str:
-    found = re.fullmatch(r"http://host/signin/([A-Za-z0-9_-]{43})/", link)
-    assert found
-    return found[1]
+    match = re.fullmatch(r"http://host/signin/([A-Za-z0-9_-]{43})/", link)
+    assert match
+    return match[1]
 
 
 def test_it_works(project: Project) -> None:
@@ -53,12 +53,12 @@ def test_no_secret_is_stored(project: Project) -> None:
 @pytest.mark.parametrize(
     "wrong", ["", "fp8s_", "x" * 57, "fp8s_AAAAAAAA_" + "A" * 43, "fp8s_AAAAAAAA_" + "é" * 43]
 )
-def test_an_unknown_token(project: Project, wrong: str) -> None:
+def test_rejects_an_unknown_token(project: Project, wrong: str) -> None:
     services.create_token(project, "cluster")
     assert services.authenticate_token(wrong) is None
 
 
-def test_a_revoked_token(project: Project) -> None:
+def test_rejects_a_revoked_token(project: Project) -> None:
     token, secret = services.create_token(project, "cluster")
     services.revoke_token(token)
     assert services.authenticate_token(secret) is None
@@ -67,7 +67,7 @@ def test_a_revoked_token(project: Project) -> None:
     assert ApiToken.objects.get().revoked_at == first
 
 
-def test_notes_the_last_use_at_most_every_minute(project: Project) -> None:
+def test_records_the_last_use_at_most_every_minute(project: Project) -> None:
     _, secret = services.create_token(project, "cluster")
     services.authenticate_token(secret)
     first = ApiToken.objects.get().last_used_at
@@ -112,14 +112,14 @@ def test_a_link_does_not_sign_in_a_deactivated_user() -> None:
     assert services.use_sign_in_link(secret) is None
 
 
-def test_the_first_administrator() -> None:
+def test_creates_the_first_administrator_once() -> None:
     link = services.create_administrator_link("http://host")
     assert link is not None
     user = User.objects.get()
     assert (user.username, user.is_superuser, user.has_usable_password()) == ("admin", True, False)
     assert Membership.objects.get().role == Role.ADMIN
     assert Project.objects.get().slug == "default"
-    # As long as nobody has signed in, each start prints a new link for the same person.
+    # Until the first sign-in, each start prints a new link for the same user.
     again = services.create_administrator_link("http://host")
     assert again not in (None, link)
     assert (User.objects.count(), Project.objects.count()) == (1, 1)
@@ -140,7 +140,7 @@ def test_users_see_their_projects(project: Project) -> None:
 
 
 @pytest.mark.parametrize(("held", "enough"), [("viewer", 1), ("member", 2), ("admin", 3)])
-def test_roles(project: Project, held: str, enough: int) -> None:
+def test_a_role_includes_the_roles_below_it(project: Project, held: str, enough: int) -> None:
     ada = person()
     Membership.objects.create(user=ada, project=project, role=held)
     for role in list(Role)[:enough]:
@@ -161,15 +161,15 @@ def test_authenticating_loads_the_whole_token_and_project(project: Project) -> N
     Project.objects.create(slug="another", name="Another")
     Project.objects.filter(pk=project.pk).update(margin=0.5, raw_days=7)
     _, secret = services.create_token(project, "cluster", person())
-    services.authenticate_token(secret)  # its first use is noted
+    services.authenticate_token(secret)  # records the first use
     expected = ApiToken.objects.select_related("project").get()
-    with CaptureQueriesContext(connection) as asked:
-        found = services.authenticate_token(secret)
-        assert found is not None
-        for one, other in ((found, expected), (found.project, expected.project)):
-            assert one == other and not one.get_deferred_fields() and not one._state.adding
-            for field in type(other)._meta.concrete_fields:
-                assert getattr(one, field.attname) == getattr(other, field.attname), field
-    assert not asked.captured_queries, "the one that is needed is written out"
-    services.revoke_token(found)
+    with CaptureQueriesContext(connection) as queries:
+        token = services.authenticate_token(secret)
+        assert token is not None
+        for loaded, stored in ((token, expected), (token.project, expected.project)):
+            assert loaded == stored and not loaded.get_deferred_fields() and not loaded._state.adding
+            for field in type(stored)._meta.concrete_fields:
+                assert getattr(loaded, field.attname) == getattr(stored, field.attname), field
+    assert not queries.captured_queries, "the token is read by one SQL statement, not by the ORM"
+    services.revoke_token(token)
     assert services.authenticate_token(secret) is None

@@ -25,7 +25,7 @@ def link(user: User) -> str:
     return urlsplit(services.create_sign_in_link(user, "http://testserver")).path
 
 
-def who(client: Client) -> str | None:
+def signed_in_user_id(client: Client) -> str | None:
     return client.session.get("_auth_user_id")
 
 
@@ -33,31 +33,31 @@ def test_it_works(client: Client, user: User) -> None:
     assert client.get(reverse("signin")).status_code == 200
     answer = client.post(reverse("signin"), {"username": "ada", "password": PASSWORD})
     assert (answer.status_code, answer.headers["Location"]) == (302, reverse("home"))
-    assert who(client) == str(user.pk)
+    assert signed_in_user_id(client) == str(user.pk)
     client.post(reverse("signout"))
-    assert who(client) is None
+    assert signed_in_user_id(client) is None
 
 
-def test_a_wrong_password(client: Client, user: User) -> None:
+def test_rejects_a_wrong_password(client: Client, user: User) -> None:
     answer = client.post(reverse("signin"), {"username": "ada", "password": "wrong"})
     assert answer.status_code == 200
-    assert who(client) is None
+    assert signed_in_user_id(client) is None
 
 
 def test_opening_a_link_does_not_use_it_up(client: Client, user: User, link: str) -> None:
     assert client.head(link).status_code == 200
     assert client.get(link).status_code == 200
-    assert who(client) is None
+    assert signed_in_user_id(client) is None
     answer = client.post(link)
     assert (answer.status_code, answer.headers["Location"]) == (302, reverse("home"))
-    assert who(client) == str(user.pk)
+    assert signed_in_user_id(client) == str(user.pk)
 
 
-def test_a_used_link(client: Client, user: User, link: str) -> None:
+def test_rejects_a_used_link(client: Client, user: User, link: str) -> None:
     Client().post(link)
     assert client.get(link).status_code == 410
     assert client.post(link).status_code == 410
-    assert who(client) is None
+    assert signed_in_user_id(client) is None
     assert SignInLink.objects.count() == 1
 
 

@@ -187,7 +187,7 @@ def test_refuses_a_password_as_an_argument(up: Up) -> None:
     assert done.returncode == 2
 
 
-def test_a_directory_without_an_installation_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_directory_without_an_installation(tmp_path: Path) -> None:
     done = admin("--data-dir", str(tmp_path / "nothing"), "link")
     assert done.returncode == 1
     assert "contains no database" in done.stderr

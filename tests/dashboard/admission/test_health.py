@@ -1,4 +1,4 @@
-"""/healthz answers in bounded time, whatever PostgreSQL, the host name and the https setting are."""
+"""/healthz answers in bounded time for any state of PostgreSQL, any host name and any https setting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def ask(url: str, host: str = "127.0.0.1", method: str = "GET") -> tuple[int, bytes, float]:
-    """Status, body and seconds of an answer of /healthz."""
+    """Status, body and seconds of a response of /healthz."""
     began = time.monotonic()
     answer = urllib3.request(
         method, f"{url}/healthz", headers={"Host": host}, retries=False, timeout=30, redirect=False
@@ -35,7 +35,7 @@ def ask(url: str, host: str = "127.0.0.1", method: str = "GET") -> tuple[int, by
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """PostgreSQL's processes stand still."""
+    """Stop all processes of PostgreSQL."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     for process in processes:
         process.send_signal(signal.SIGSTOP)
@@ -47,7 +47,7 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 def check(url: str) -> tuple[int, float]:
-    """The container's health check: its exit status, and its seconds."""
+    """Run the health check of the container. Returns its exit status and seconds."""
     command = [sys.executable, "-m", "fp8scope_dashboard.servers.health", "--port", url.rpartition(":")[2]]
     began = time.monotonic()
     return subprocess.run(command, capture_output=True).returncode, time.monotonic() - began
@@ -60,7 +60,7 @@ def test_it_works(tmp_path: Path) -> None:
         assert ask(url, method="POST")[0] == 405
 
 
-def test_the_host_name_and_the_redirect_to_https_do_not_matter(tmp_path: Path) -> None:
+def test_healthz_ignores_the_host_name_and_the_redirect_to_https(tmp_path: Path) -> None:
     strict = {
         "DJANGO_SETTINGS_MODULE": "dashboard.helpers.production_settings",
         "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}",
@@ -96,7 +96,7 @@ def test_a_frozen_database_is_reported_within_seconds(tmp_path: Path) -> None:
             before = psutil.Process(process.pid).num_threads()
             for _ in range(4):
                 assert ask(url)[0] == 503
-            # Nothing piles up, however often it is asked.
+            # Further requests start no further threads.
             assert psutil.Process(process.pid).num_threads() <= before
             assert len(os.listdir(f"/proc/{process.pid}/fd")) < 60
             code, seconds = check(url)
@@ -108,7 +108,7 @@ def test_a_frozen_database_is_reported_within_seconds(tmp_path: Path) -> None:
 
 
 def test_a_database_that_is_gone_is_reported_at_once(tmp_path: Path) -> None:
-    nowhere = f"postgresql://fp8scope@/fp8scope?host={tmp_path}"
-    with web_server(tmp_path / "log", DATABASE_URL=nowhere) as (url, _):
+    missing = f"postgresql://fp8scope@/fp8scope?host={tmp_path}"
+    with web_server(tmp_path / "log", DATABASE_URL=missing) as (url, _):
         status, _, seconds = ask(url)
         assert status == 503 and seconds < limits.HEALTH_SECONDS + 1

@@ -1,4 +1,4 @@
-"""The threads that answer requests, apart by who asks."""
+"""Lanes: separate thread pools for authenticated callers, visitors and password checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ marker: ContextVar[str] = ContextVar("marker", default="")
 
 
 def run(work: object) -> None:
-    """Run it in a thread: this one's loop may be in use, by a browser that another test drives."""
+    """Run it in another thread, because the browser of another test may use the loop of this one."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, work).result()  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def test_refuses_requests_when_the_queue_is_full() -> None:
     run(work())
 
 
-def test_full_lanes_leave_the_others_alone() -> None:
+def test_full_lanes_do_not_block_other_lanes() -> None:
     async def work() -> None:
         lanes, go = Lanes(), threading.Event()
         waiting: list[asyncio.Task[bool]] = []

@@ -1,4 +1,4 @@
-"""How many connections and requests an address may have, and which proxies are trusted."""
+"""Limits on connections and requests of an address, and trusted proxies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_it_works() -> None:
 
 
 @given(st.none() | st.text(max_size=100))
-def test_anything_but_an_address_is_one_client(host: str | None) -> None:
+def test_hosts_that_are_not_addresses_are_one_group(host: str | None) -> None:
     try:
         assert len(address_group(host)) < 50
     except ValueError:
@@ -32,7 +32,7 @@ def test_anything_but_an_address_is_one_client(host: str | None) -> None:
         assert address_group(host) == UNKNOWN
 
 
-def test_a_rate_allows_a_burst_and_then_so_many_a_second() -> None:
+def test_a_rate_allows_a_burst_and_then_a_number_per_second() -> None:
     now = [0.0]
     rate = Rate(burst=3, per_second=2, most=10, clock=lambda: now[0])
     assert [rate.take("a") for _ in range(5)] == [True] * 3 + [False] * 2
@@ -70,7 +70,7 @@ def test_a_registry_counts_strangers_by_address(monkeypatch: pytest.MonkeyPatch)
     assert not registry.has_room("a") and registry.has_room("b")
     registry.enter("b")
     assert not registry.has_room("c")
-    # One of them shows who it is, and another leaves.
+    # One connection proves its identity, and another one leaves.
     registry.prove("a")
     assert registry.has_room("a")
     registry.prove("b")
@@ -80,7 +80,7 @@ def test_a_registry_counts_strangers_by_address(monkeypatch: pytest.MonkeyPatch)
     assert not registry.has_room("c")
 
 
-def test_trusted_proxies_have_no_bound_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_proxies_are_not_limited_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STRANGERS_PER_ADDRESS", 1)
     registry = Registry(most=10, proxies=["10.0.0.0/8"])
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What strangers send does not take from agents and signed-in people."""
+"""Requests of strangers do not slow down agents and signed-in users."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TESTS = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def production(transactional_db: None, tmp_path: Path) -> Iterator[Server]:
-    """A web server of its own with slow password hashes and a pool of database connections."""
+    """A separate web server with slow password hashes and a pool of database connections."""
     project = create_project("default", "Default")
     token = create_token(project, "tests")[1]
     log = tmp_path / "web.log"
@@ -51,14 +51,14 @@ def production(transactional_db: None, tmp_path: Path) -> Iterator[Server]:
 
 
 def beat(client: WireClient) -> tuple[Answer, float]:
-    """A heartbeat's answer and how long it took."""
+    """The response to a heartbeat and its seconds."""
     began = time.monotonic()
     answer = client.request("POST", "/heartbeat", json={"writer": str(client.writer)})
     return answer, time.monotonic() - began
 
 
 def test_it_works(production: Server) -> None:
-    """A flood of sign-in attempts from many addresses: heartbeats and /healthz are answered all the while."""
+    """Heartbeats and /healthz are answered during a flood of sign-in attempts."""
     client = registered(production)
     assert beat(client)[0].status == 200
     with sign_in_flood(production.url, 30) as statuses:
@@ -75,12 +75,12 @@ def test_it_works(production: Server) -> None:
             time.sleep(0.1)
     assert {answer.status for answer, _ in beats} == {200}
     assert max(seconds for _, seconds in beats) < 5
-    # Requests beyond the bound are refused at once.
+    # Requests beyond the limit are refused at once.
     assert sum(statuses.values()) > 100 and set(statuses) <= {200, 429, 503, 0}
 
 
-def test_a_flood_from_many_addresses_is_turned_away(production: Server) -> None:
-    """Beyond the threads that hash passwords, and the few that wait for them: 503 at once."""
+def test_a_flood_from_many_addresses_gets_503(production: Server) -> None:
+    """Sign-ins that find the threads for passwords and their queue full are refused at once."""
     client = registered(production)
     statuses: list[int] = []
 
@@ -115,7 +115,7 @@ def test_a_signed_in_user_is_not_a_stranger(production: Server) -> None:
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200
-    # Signed out, the same cookie is a stranger's again.
+    # After the sign-out, the same cookie belongs to a stranger.
     Session.objects.all().delete()
     statuses = []
     for _ in range(limits.STRANGER_BURST * 2):
@@ -136,7 +136,7 @@ def test_anonymous_requests_are_limited_by_address(production: Server) -> None:
     statuses = [get("203.0.113.1") for _ in range(limits.STRANGER_BURST * 2)]
     assert statuses[:50] == [200] * 50 and 429 in statuses
     assert get("203.0.113.2") == 200
-    # A session that this process does not know yet, as after a restart, is counted apart.
+    # A session that this process does not know yet, as after a restart, is counted separately.
     assert get("203.0.113.1", "sessionid=abcdefghijklmnopqrstuvwxyz012345") == 200
 
 
@@ -171,7 +171,7 @@ def test_a_body_without_a_good_token_is_not_read(server: Server, token: str | No
     assert temporary_bytes(server.process.pid) == 0
 
 
-def test_many_large_bodies_of_strangers_take_no_memory(server: Server) -> None:
+def test_large_bodies_of_strangers_take_no_memory(server: Server) -> None:
     before = psutil.Process(server.process.pid).memory_info().rss
     path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/batches"
     threads = [threading.Thread(target=upload, args=(server.url, path, 31_000_000)) for _ in range(60)]
@@ -185,12 +185,12 @@ def test_many_large_bodies_of_strangers_take_no_memory(server: Server) -> None:
     assert psutil.Process(server.process.pid).memory_info().rss - before < 64 * MIB
 
 
-def test_a_stranger_s_form_is_small(server: Server) -> None:
+def test_refuses_a_large_form_of_a_stranger(server: Server) -> None:
     _, answer = upload(server.url, "/signin/", limits.STRANGER_BODY_BYTES + 1)
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-def test_a_revoked_token_is_refused_although_it_was_known(server: Server) -> None:
+def test_refuses_a_known_token_after_its_revocation(server: Server) -> None:
     from fp8scope_dashboard.accounts.models import ApiToken
 
     client = registered(server)
@@ -199,7 +199,7 @@ def test_a_revoked_token_is_refused_although_it_was_known(server: Server) -> Non
     assert beat(client)[0].code == beat(client)[0].code == "bad_token"
 
 
-def test_slow_headers_and_slow_bodies_are_cut_off(server: Server) -> None:
+def test_slow_headers_and_slow_bodies_time_out(server: Server) -> None:
     slow = {
         "headers": b"GET /signin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
         "nothing but line ends": b"\r\n",
@@ -238,7 +238,7 @@ def test_slow_headers_and_slow_bodies_are_cut_off(server: Server) -> None:
     assert b'"too_slow"' in answers["agent's body"]
 
 
-def test_headers_without_end_are_cut_off(server: Server) -> None:
+def test_endless_headers_close_the_connection(server: Server) -> None:
     for start in (
         b"GET /signin/ HTTP/1.1\r\n",
         # Trailers count as well.
@@ -253,7 +253,7 @@ def test_headers_without_end_are_cut_off(server: Server) -> None:
         assert sent < 32 * MIB
 
 
-def test_one_address_has_so_many_connections(server: Server) -> None:
+def test_connections_are_limited_by_address(server: Server) -> None:
     client = registered(server)
     start = b"GET /signin/ HTTP/1.1\r\nX-Slow: "
     connections = [raw(server.url, start) for _ in range(limits.STRANGERS_PER_ADDRESS + 20)]

@@ -1,4 +1,4 @@
-"""The sign e-process: its bound on false alarms by simulation, its delay, its bookkeeping."""
+"""The sign e-process: its false-alarm rate by simulation, its delay and its state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(
     losses: np.ndarray, baselines: np.ndarray, cuts: tuple[int, ...] = (), **parameters: float
 ) -> tuple[State, list[Finding]]:
     state: State = {}
-    found = []
+    findings = []
     edges = [0, *sorted(cuts), len(losses)]
     for first, last in zip(edges, edges[1:], strict=False):
         part = slice(first, last)
@@ -32,33 +32,33 @@ def run(
         state, new = above_baseline(
             state, steps, losses[part], baselines[:, part], {**PARAMETERS, **parameters}
         )
-        found += new
-    json.dumps([one.evidence for one in found], allow_nan=False)
-    return state, found
+        findings += new
+    json.dumps([finding.evidence for finding in findings], allow_nan=False)
+    return state, findings
 
 
 def test_it_works() -> None:
     baseline = np.full((1, 300), 2.0)
     losses = np.where(np.arange(300) < 100, 2.0, 2.02)
-    _, (found,) = run(losses, baseline)
-    assert found.opened and found.onset_step == 100 and found.step < 190
-    assert found.value == pytest.approx(0.01) and found.threshold == 0.0025
-    assert found.evidence["e_value"] >= 2 / ALPHA
-    assert found.message.startswith("Loss is above its baseline since about step 100: 1 % over 2 at step")
+    _, (finding,) = run(losses, baseline)
+    assert finding.opened and finding.onset_step == 100 and finding.step < 190
+    assert finding.value == pytest.approx(0.01) and finding.threshold == 0.0025
+    assert finding.evidence["e_value"] >= 2 / ALPHA
+    assert finding.message.startswith("Loss is above its baseline since about step 100: 1 % over 2 at step")
 
 
 def median_zero(chance: np.random.Generator) -> np.ndarray:
-    """Symmetric with heavy tails: the mean does not even exist."""
+    """Symmetric with heavy tails: the mean does not exist."""
     return chance.standard_cauchy(BLOCKS)
 
 
 def skewed(chance: np.random.Generator) -> np.ndarray:
-    """Median 0, mean far above: a test of means would alarm."""
+    """Median 0 and mean far above 0: a test of means would raise false alarms."""
     return chance.exponential(1.0, BLOCKS) - math.log(2.0)
 
 
 def shifting(chance: np.random.Generator) -> np.ndarray:
-    """The scale follows the past (a run that turns rough after a high block), the median stays 0."""
+    """The scale depends on the previous value; the median stays 0."""
     values = np.empty(BLOCKS)
     scale = 1.0
     for i in range(BLOCKS):
@@ -71,7 +71,7 @@ def shifting(chance: np.random.Generator) -> np.ndarray:
 def test_false_alarms_over_the_whole_run_are_bounded(
     noise: Callable[[np.random.Generator], np.ndarray],
 ) -> None:
-    """At the edge of the hypothesis (median equal to the margin), where alarms are likeliest."""
+    """At the edge of the hypothesis (median equal to the margin), where alarms are most likely."""
     chance = np.random.default_rng(7)
     baseline = np.ones((1, BLOCKS))
     alarms = sum(
@@ -84,7 +84,7 @@ def test_false_alarms_over_the_whole_run_are_bounded(
 
 @pytest.mark.parametrize("alpha", [0.05, 0.5])
 def test_some_alarms_occur_at_the_edge_of_the_hypothesis(alpha: float) -> None:
-    """Some alarms do occur at the edge: the process bets."""
+    """The test is not vacuous: false alarms occur, but not more often than alpha."""
     chance = np.random.default_rng(8)
     signs = np.where(chance.random((400, BLOCKS)) < 0.5, 0.01, -0.01)
     alarms = sum(bool(run(1.0 + row, np.ones((1, BLOCKS)), block=1.0, alpha=alpha)[1]) for row in signs)
@@ -92,7 +92,7 @@ def test_some_alarms_occur_at_the_edge_of_the_hypothesis(alpha: float) -> None:
 
 
 def test_the_wealth_is_a_supermartingale_that_starts_at_one() -> None:
-    """Exactly, over all sign sequences of ten fair coins: the mean wealth is 1 at every time."""
+    """The mean wealth over all sign sequences of ten fair coins is 1 at every step."""
     total = np.zeros(10)
     for path in range(2**10):
         signs = [0.01 if path >> i & 1 else -0.01 for i in range(10)]
@@ -112,12 +112,12 @@ def test_the_wealth_is_a_supermartingale_that_starts_at_one() -> None:
 @pytest.mark.parametrize("change", [0, 50, 200, 1000])
 def test_the_delay_grows_with_the_logarithm_of_the_change(change: int) -> None:
     losses = np.where(np.arange(change + 200) < change, 0.99, 1.01)
-    _, (found,) = run(losses, np.ones((1, len(losses))), block=1.0)
-    assert found.onset_step == change
+    _, (finding,) = run(losses, np.ones((1, len(losses))), block=1.0)
+    assert finding.onset_step == change
     start = change + 1
     # The largest bet alone must turn its share, 1 / (k (k + 1)) / len(BETS), into 2 / alpha.
     needed = math.log(2 / ALPHA * len(BETS) * start * (start + 1)) / math.log(1 + max(BETS))
-    assert found.step - change <= math.ceil(needed)
+    assert finding.step - change <= math.ceil(needed)
 
 
 def test_seeds_that_differ_widen_the_margin() -> None:
@@ -126,16 +126,16 @@ def test_seeds_that_differ_widen_the_margin() -> None:
     baselines = 1.0 + offsets + chance.normal(0.0, 1e-4, (3, 500))
     losses = 1.0 + 0.015 + chance.normal(0.0, 1e-4, 500)
     assert run(losses, baselines)[1] == []
-    assert [one.opened for one in run(losses, baselines[:2])[1]] == [True]
+    assert [finding.opened for finding in run(losses, baselines[:2])[1]] == [True]
 
 
 def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:
     losses = np.ones(1500)
     losses[100:300] = losses[900:1200] = 1.02
-    _, found = run(losses, np.ones((1, 1500)))
-    assert [one.opened for one in found] == [True, False, True, False]
-    # The second process has spent its capital before it begins: its threshold is twice the first one's.
-    first, second = found[0], found[2]
+    _, findings = run(losses, np.ones((1, 1500)))
+    assert [finding.opened for finding in findings] == [True, False, True, False]
+    # The second process gets half of the first one's share of alpha, so its threshold is twice as high.
+    first, second = findings[0], findings[2]
     assert second.evidence["e_value"] >= 2 * 2 / ALPHA > first.evidence["e_value"] / 2
 
 
@@ -143,8 +143,8 @@ def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:
 def test_a_loss_that_is_not_finite_is_above(value: float) -> None:
     losses = np.ones(200)
     losses[100:] = value
-    _, (found,) = run(losses, np.ones((1, 200)))
-    assert found.onset_step == 100 and found.value is None and "not finite" in found.message
+    _, (finding,) = run(losses, np.ones((1, 200)))
+    assert finding.onset_step == 100 and finding.value is None and "not finite" in finding.message
 
 
 def test_ignores_points_without_a_baseline() -> None:
@@ -156,8 +156,8 @@ def test_ignores_points_without_a_baseline() -> None:
 
 def test_ignores_duplicate_and_rewound_steps() -> None:
     state, _ = above_baseline({}, np.arange(100), np.ones(100), np.ones((1, 100)), PARAMETERS)
-    again, found = above_baseline(state, np.arange(100), np.full(100, 9.0), np.ones((1, 100)), PARAMETERS)
-    assert again == state and found == []
+    again, findings = above_baseline(state, np.arange(100), np.full(100, 9.0), np.ones((1, 100)), PARAMETERS)
+    assert again == state and findings == []
 
 
 @given(
@@ -176,7 +176,7 @@ def test_the_result_does_not_depend_on_the_batches(
 
 
 def test_stores_an_unbounded_spread_between_seeds() -> None:
-    """The third seed is all that is left of the mean: the relative spread has no finite square."""
+    """Two seeds cancel out in the mean, so that the square of the relative spread is not finite."""
     baseline = np.outer([1e100, -1e100, 1e-99], np.ones(10))
     state, findings = run(np.full(10, 2.0), baseline)
     json.dumps(state, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Running the detectors over stored runs: what opens, when it resolves, and that nothing is read twice."""
+"""Evaluating rules over stored runs opens and resolves events and reads each message once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_result_does_not_depend_on_when_it_is_evaluated(project: Project) ->
     losses = noisy_loss(2)
     losses[150:170] += 2.0
     losses[250:] = np.inf
-    found = []
+    events = []
     for rows_per_batch, often in ((300, False), (7, True)):
         run = make_run(project)
         recorder = Recorder(run)
@@ -72,11 +72,11 @@ def test_the_result_does_not_depend_on_when_it_is_evaluated(project: Project) ->
             if often:
                 evaluate(run.id)
         evaluate(run.id)
-        found.append(
+        events.append(
             list(Event.objects.filter(run=run).order_by("id").values_list("kind", "onset_step", "step"))
         )
-    assert found[0] == found[1]
-    assert ("loss_not_finite", 251, 251) in found[0]
+    assert events[0] == events[1]
+    assert ("loss_not_finite", 251, 251) in events[0]
 
 
 def test_an_event_resolves_when_the_run_recovers(project: Project) -> None:
@@ -141,7 +141,7 @@ def test_aligns_runs_of_different_batch_sizes_on_tokens(project: Project) -> Non
     # Twice the batch: its step 50 has seen what the baseline had at step 100.
     losses = noisy_loss(0)[1::2] * np.where(STEPS[:150] > 60, 1.1, 1.0)
     Recorder(run).rows(STEPS[:150], {"loss": losses, "tokens": STEPS[:150] * 200.0})
-    (event,) = [one for one in evaluate(run.id) if one.kind == "above_baseline"]
+    (event,) = [event for event in evaluate(run.id) if event.kind == "above_baseline"]
     assert 60 < event.onset_step <= 65
 
 
@@ -196,7 +196,7 @@ def test_the_same_condition_on_many_ranks_is_one_event(project: Project) -> None
     assert [event.kind for event in evaluate(run.id)] == ["loss_not_finite"]
 
 
-def test_an_event_stays_open_while_any_rank_sees_it(project: Project) -> None:
+def test_an_event_stays_open_while_any_rank_detects_it(project: Project) -> None:
     run = make_run(project)
     first, second = Recorder(run, rank=0), Recorder(run, rank=1)
     broken = np.full(300, np.nan)
@@ -215,7 +215,7 @@ def test_a_disabled_rule_finds_nothing(project: Project) -> None:
     assert evaluate(run.id) == []
 
 
-def test_a_deleted_run_is_no_error(project: Project) -> None:
+def test_ignores_a_deleted_run(project: Project) -> None:
     run = make_run(project)
     run_id = run.id
     run.delete()

@@ -1,4 +1,4 @@
-"""Detectors of a run's own loss: what they find, when they are quiet, and that batches do not matter."""
+"""Detectors of the loss of one run, whose findings do not depend on the batches."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ DETECTORS: dict[str, LossDetector] = {
 def run(
     kind: str, losses: np.ndarray, *, cuts: tuple[int, ...] = (), steps: np.ndarray | None = None
 ) -> list[Finding]:
-    """All findings; the state goes through JSON between the batches that `cuts` make."""
+    """All findings. The losses are split into batches at `cuts`; the state goes through JSON in between."""
     steps = np.arange(len(losses)) if steps is None else steps
     state: State = {}
-    found = []
+    findings = []
     edges = [0, *sorted(cuts), len(losses)]
     for first, last in zip(edges, edges[1:], strict=False):
         state = json.loads(json.dumps(state, allow_nan=False))
         state, new = DETECTORS[kind](state, steps[first:last], losses[first:last], rules.validate(kind, {}))
-        found += new
-    json.dumps([one.evidence for one in found], allow_nan=False)
-    return found
+        findings += new
+    json.dumps([finding.evidence for finding in findings], allow_nan=False)
+    return findings
 
 
 def noisy(n: int = 400, sd: float = 0.02, seed: int = 0) -> np.ndarray:
@@ -44,14 +44,14 @@ def noisy(n: int = 400, sd: float = 0.02, seed: int = 0) -> np.ndarray:
 def test_it_works() -> None:
     losses = noisy()
     losses[118:] = math.nan
-    (found,) = run("loss_not_finite", losses)
-    assert found.opened and found.onset_step == found.step == 118 and found.value is None
-    assert found.message == f"Loss rose from {losses[117]:.4g} to NaN at step 118."
+    (finding,) = run("loss_not_finite", losses)
+    assert finding.opened and finding.onset_step == finding.step == 118 and finding.value is None
+    assert finding.message == f"Loss rose from {losses[117]:.4g} to NaN at step 118."
 
 
 @pytest.mark.parametrize("kind", DETECTORS)
 @pytest.mark.parametrize("seed", range(20))
-def test_a_healthy_loss_is_quiet(kind: str, seed: int) -> None:
+def test_a_healthy_loss_has_no_findings(kind: str, seed: int) -> None:
     assert run(kind, noisy(seed=seed)) == []
 
 
@@ -59,11 +59,11 @@ def test_a_healthy_loss_is_quiet(kind: str, seed: int) -> None:
     ("value", "word"), [(math.inf, "infinity"), (-math.inf, "minus infinity"), (1e150, "1e+150")]
 )
 def test_infinite_and_huge_losses_are_not_finite(value: float, word: str) -> None:
-    (found,) = run("loss_not_finite", np.array([2.0, value]))
-    assert found.value is None and word in found.message
+    (finding,) = run("loss_not_finite", np.array([2.0, value]))
+    assert finding.value is None and word in finding.message
 
 
-def test_a_run_that_begins_with_nan_says_so() -> None:
+def test_the_message_says_that_the_first_loss_is_nan() -> None:
     assert "its first logged value" in run("loss_not_finite", np.array([math.nan]))[0].message
 
 
@@ -71,8 +71,9 @@ def test_a_lasting_nan_opens_once_and_closes_once() -> None:
     losses = np.full(100, 2.0)
     losses[10:40] = math.nan
     losses[45] = math.inf
-    found = run("loss_not_finite", losses)
-    assert [(one.opened, one.onset_step, one.step) for one in found] == [(True, 10, 10), (False, 10, 65)]
+    opened, closed = run("loss_not_finite", losses)
+    assert (opened.opened, opened.onset_step, opened.step) == (True, 10, 10)
+    assert (closed.opened, closed.onset_step, closed.step) == (False, 10, 65)
 
 
 @pytest.mark.parametrize("length", [3, 5, 30])
@@ -85,7 +86,7 @@ def test_a_spike_is_found_at_its_third_point_and_closed_after(length: int) -> No
     assert not closed.opened and 200 + length < closed.step < 230 + length
 
 
-def test_two_high_points_are_no_spike() -> None:
+def test_two_high_points_are_not_a_spike() -> None:
     losses = noisy()
     losses[[200, 201, 203, 204]] += 1.0
     assert run("loss_spike", losses) == []
@@ -98,13 +99,13 @@ def test_a_spike_does_not_raise_its_own_limit() -> None:
     assert opened.onset_step == 200
 
 
-def test_a_fall_is_no_spike() -> None:
+def test_a_fall_is_not_a_spike() -> None:
     losses = noisy()
     losses[200:] -= 1.0
     assert run("loss_spike", losses) == []
 
 
-def test_a_constant_loss_with_few_digits_is_quiet() -> None:
+def test_a_change_of_the_last_digit_is_not_a_spike() -> None:
     losses = np.full(400, 2.31)
     losses[200:210] = 2.32
     assert run("loss_spike", losses) == []
@@ -112,13 +113,13 @@ def test_a_constant_loss_with_few_digits_is_quiet() -> None:
     assert run("loss_spike", losses)[0].onset_step == 300
 
 
-def test_divergence_is_found_and_says_from_where() -> None:
+def test_divergence_is_found_with_its_onset() -> None:
     losses = noisy()
     losses[250:] += np.linspace(0.0, 2.0, 150)
-    (found,) = run("loss_divergence", losses)
-    assert 250 < found.onset_step < 290 and found.step - found.onset_step < 25
-    assert found.value is not None and found.threshold is not None and found.value > found.threshold
-    assert "rose from its minimum" in found.message and "% higher" in found.message
+    (finding,) = run("loss_divergence", losses)
+    assert 250 < finding.onset_step < 290 and finding.step - finding.onset_step < 25
+    assert finding.value is not None and finding.threshold is not None and finding.value > finding.threshold
+    assert "rose from its minimum" in finding.message and "% higher" in finding.message
 
 
 def test_divergence_closes_when_the_loss_recovers() -> None:
@@ -128,12 +129,12 @@ def test_divergence_closes_when_the_loss_recovers() -> None:
     assert opened.opened and not closed.opened and 280 < closed.step < 330
 
 
-def test_noise_needs_more_than_two_per_cent() -> None:
-    """A rise of 3 % is found in a quiet loss, and is not more than the noise of a loud one."""
-    for sd, found in ((0.005, True), (0.3, False)):
+def test_divergence_depends_on_the_noise_of_the_loss() -> None:
+    """A rise of 3 % is a divergence of a loss with little noise, but not of one with much noise."""
+    for sd, diverges in ((0.005, True), (0.3, False)):
         losses = 2.0 + np.random.default_rng(0).normal(0.0, sd, 600)
         losses[300:] += 0.06
-        assert bool(run("loss_divergence", losses)) is found
+        assert bool(run("loss_divergence", losses)) is diverges
 
 
 @pytest.mark.parametrize("kind", ["loss_spike", "loss_divergence"])
@@ -175,6 +176,6 @@ def test_the_result_does_not_depend_on_the_batches(kind: str, values: list[float
 @pytest.mark.parametrize("kind", DETECTORS)
 @given(values=values)
 def test_findings_open_and_close_in_turn(kind: str, values: list[float]) -> None:
-    found = run(kind, np.array(values, dtype=np.float64))
-    assert [one.opened for one in found] == [i % 2 == 0 for i in range(len(found))]
-    assert all(one.onset_step <= one.step for one in found)
+    findings = run(kind, np.array(values, dtype=np.float64))
+    assert [finding.opened for finding in findings] == [i % 2 == 0 for i in range(len(findings))]
+    assert all(finding.onset_step <= finding.step for finding in findings)

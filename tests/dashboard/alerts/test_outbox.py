@@ -1,4 +1,4 @@
-"""The outbox: every event reaches every channel, once where nobody dies, and failures are tried again."""
+"""The outbox delivers every event to every channel at least once and retries failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fp8scope_dashboard.alerts.services import evaluate
 
 
 class Inbox:
-    """A channel that keeps what it gets, or refuses it."""
+    """A channel that records its notices and raises `error`, if set."""
 
     def __init__(self) -> None:
         self.notices: list[Notice] = []
@@ -52,7 +52,7 @@ def delivery(transactional_db: None, inbox: Inbox) -> Delivery:
     return Delivery.objects.get()
 
 
-def again(delivery: Delivery) -> Delivery:
+def refreshed(delivery: Delivery) -> Delivery:
     delivery.refresh_from_db()
     return delivery
 
@@ -62,7 +62,7 @@ def test_it_works(delivery: Delivery, inbox: Inbox) -> None:
     assert outbox.deliver(delivery.pk)
     (notice,) = inbox.notices
     assert notice.kind == "loss_not_finite" and notice.run_name == "gpt" and notice.url.endswith("/")
-    assert again(delivery).delivered_at is not None and delivery.attempts == 1
+    assert refreshed(delivery).delivered_at is not None and delivery.attempts == 1
     assert outbox.due() == []
     assert not outbox.deliver(delivery.pk) and len(inbox.notices) == 1
 
@@ -75,32 +75,32 @@ def test_evaluating_again_delivers_nothing_twice(delivery: Delivery) -> None:
 def test_a_failure_is_tried_again_later(delivery: Delivery, inbox: Inbox) -> None:
     inbox.error = DeliveryError("The receiver answered 500.")
     assert not outbox.deliver(delivery.pk)
-    assert again(delivery).last_error == "The receiver answered 500."
+    assert refreshed(delivery).last_error == "The receiver answered 500."
     assert delivery.claimed_at is None and delivery.failed_at is None
     assert delivery.due_at > timezone.now() and outbox.due() == []
     assert not outbox.deliver(delivery.pk) and len(inbox.notices) == 1
     inbox.error = None
     Delivery.objects.update(due_at=timezone.now())
     assert outbox.deliver(delivery.pk)
-    assert again(delivery).attempts == 2 and delivery.last_error == ""
+    assert refreshed(delivery).attempts == 2 and delivery.last_error == ""
 
 
-def test_pauses_grow_and_attempts_end(delivery: Delivery, inbox: Inbox) -> None:
+def test_pauses_grow_and_the_number_of_attempts_is_bounded(delivery: Delivery, inbox: Inbox) -> None:
     inbox.error = DeliveryError("No.")
     pauses = []
     for _ in range(outbox.MOST_ATTEMPTS):
         before = timezone.now()
         outbox.deliver(delivery.pk)
-        pauses.append((again(delivery).due_at - before).total_seconds())
+        pauses.append((refreshed(delivery).due_at - before).total_seconds())
         Delivery.objects.update(due_at=timezone.now())
     assert pauses == sorted(pauses) and pauses[-1] > 100 * pauses[0]
-    assert again(delivery).failed_at is not None and outbox.due() == []
+    assert refreshed(delivery).failed_at is not None and outbox.due() == []
 
 
 def test_a_permanent_failure_is_not_retried(delivery: Delivery, inbox: Inbox) -> None:
     inbox.error = DeliveryError("Bad url.", permanent=True)
     outbox.deliver(delivery.pk)
-    assert again(delivery).failed_at is not None
+    assert refreshed(delivery).failed_at is not None
 
 
 def test_a_bug_in_a_channel_releases_the_claim_and_reveals_no_secret(
@@ -108,14 +108,14 @@ def test_a_bug_in_a_channel_releases_the_claim_and_reveals_no_secret(
 ) -> None:
     inbox.error = RuntimeError("the secret is hunter2")
     assert not outbox.deliver(delivery.pk)
-    assert again(delivery).claimed_at is None
+    assert refreshed(delivery).claimed_at is None
     assert "RuntimeError" in delivery.last_error and "hunter2" not in delivery.last_error
 
 
 def test_a_disabled_channel_gets_nothing(delivery: Delivery, inbox: Inbox) -> None:
     Channel.objects.update(enabled=False)
     assert not outbox.deliver(delivery.pk)
-    assert inbox.notices == [] and again(delivery).failed_at is not None
+    assert inbox.notices == [] and refreshed(delivery).failed_at is not None
 
 
 def test_the_claim_of_a_dead_worker_is_released(delivery: Delivery, inbox: Inbox) -> None:

@@ -35,7 +35,7 @@ def test_the_error_for_an_invalid_parameter_names_its_bounds(kind: str, name: st
         validate(kind, {name: value})
 
 
-def test_counts_are_whole() -> None:
+def test_refuses_a_fractional_count() -> None:
     with pytest.raises(RuleError, match="whole number from 1"):
         validate("loss_spike", {"points": 2.5})
 
@@ -59,7 +59,7 @@ def test_accepted_parameters_are_within_bounds(chosen: tuple[str, str], value: f
         assert parameter.low <= accepted <= parameter.high
 
 
-def test_nothing_outranks_itself_or_in_a_circle() -> None:
+def test_outranking_has_no_cycles() -> None:
     order = list(KINDS)
     for kind in KINDS.values():
         for lesser in kind.outranks:

@@ -1,4 +1,4 @@
-"""Saturation over many tensors: one finding that names the worst, and what is not a finding."""
+"""Saturation of any number of tensors is one finding that names the worst ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NAMES = [f"blocks.{i}.input" for i in range(50)]
 
 def run(rates: np.ndarray, cuts: tuple[int, ...] = (), **parameters: float) -> list[Finding]:
     state: State = {}
-    found = []
+    findings = []
     edges = [0, *sorted(cuts), len(rates)]
     for first, last in zip(edges, edges[1:], strict=False):
         state = json.loads(json.dumps(state, allow_nan=False))
         steps, names = np.arange(len(rates))[first:last], NAMES[: rates.shape[1]]
         state, new = saturation(state, steps, rates[first:last], names, {**PARAMETERS, **parameters})
-        found += new
-    return found
+        findings += new
+    return findings
 
 
 def test_it_works() -> None:
@@ -47,8 +47,8 @@ def test_forty_tensors_are_one_finding() -> None:
     rates = np.zeros((200, 50))
     for i in range(40):
         rates[50 + i :, i] = 0.01
-    (found,) = run(rates)
-    assert found.onset_step == 50 and found.step == 59
+    (finding,) = run(rates)
+    assert finding.onset_step == 50 and finding.step == 59
 
 
 def test_the_rate_must_be_exceeded() -> None:
@@ -74,8 +74,8 @@ def test_isolated_steps_of_a_delayed_scale_are_not_enough() -> None:
 def test_steps_without_an_observation_neither_count_nor_interrupt() -> None:
     rates = np.full((200, 2), math.nan)
     rates[20::10, 0] = 0.5
-    (found,) = run(rates)
-    assert (found.onset_step, found.step) == (20, 110)
+    (finding,) = run(rates)
+    assert (finding.onset_step, finding.step) == (20, 110)
 
 
 def test_rates_include_nonfinite_and_are_nan_where_not_observed() -> None:
@@ -88,13 +88,13 @@ def test_rates_include_nonfinite_and_are_nan_where_not_observed() -> None:
     assert overflow_rates(saturated, None, numel)[0, 0] == 0.1
 
 
-def test_columns_may_be_added() -> None:
+def test_tensors_may_be_added() -> None:
     state: State = {}
     state, _ = saturation(state, np.arange(30), np.zeros((30, 2)), NAMES[:2], PARAMETERS)
     rates = np.zeros((30, 5))
     rates[:, 4] = 0.3
-    _, (found,) = saturation(state, np.arange(30, 60), rates, NAMES[:5], PARAMETERS)
-    assert found.evidence["tensors"][0]["name"] == NAMES[4]
+    _, (finding,) = saturation(state, np.arange(30, 60), rates, NAMES[:5], PARAMETERS)
+    assert finding.evidence["tensors"][0]["name"] == NAMES[4]
 
 
 @given(
@@ -105,7 +105,7 @@ def test_the_result_does_not_depend_on_the_batches(rates: np.ndarray, cuts: list
     parameters = {"points": 3.0, "warmup": 2.0, "recover": 4.0}
     whole, cut = run(rates, (), **parameters), run(rates, tuple(cuts), **parameters)
     assert whole == cut
-    assert [one.opened for one in whole] == [i % 2 == 0 for i in range(len(whole))]
+    assert [finding.opened for finding in whole] == [i % 2 == 0 for i in range(len(whole))]
 
 
 def test_a_rarely_observed_tensor_keeps_its_alert_open() -> None:

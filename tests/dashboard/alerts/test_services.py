@@ -1,4 +1,4 @@
-"""Rules of a new project, what goes back to training processes, acknowledging and resolving."""
+"""Rules of a new project, alerts in responses to training processes, acknowledging and resolving."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_works(event: Event) -> None:
     assert alerts_after(event.run_id, event.id) == []
 
 
-def test_kinds_are_the_same_everywhere() -> None:
+def test_the_model_and_the_rules_have_the_same_kinds() -> None:
     assert set(rules.KINDS) == set(RuleKind.values)
 
 
@@ -64,7 +64,7 @@ def test_only_the_first_person_acknowledges_an_event(event: Event) -> None:
     assert event.state == EventState.ACKNOWLEDGED and event.acknowledged_by == first
 
 
-def test_resolved_by_hand_stays_resolved(event: Event) -> None:
+def test_a_manually_resolved_event_stays_resolved(event: Event) -> None:
     assert resolve(event) and event.state == EventState.RESOLVED
     assert not resolve(event)
     evaluate(event.run_id)

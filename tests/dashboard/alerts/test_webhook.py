@@ -1,4 +1,4 @@
-"""The webhook channel against a real HTTP server: what it sends, and what it makes of each answer."""
+"""The webhook channel against a real HTTP server: its requests, and how it handles each response."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOTICE = Notice(
 
 @dataclass
 class Receiver:
-    """What a receiver got, and what it answers."""
+    """The requests that a receiver got, and the response that it gives."""
 
     url: str = ""
     status: int = 204
@@ -118,7 +118,7 @@ def test_redirects_are_not_followed(receiver: Receiver, status: int) -> None:
     assert [path for path, _, _ in receiver.requests] == ["/hook"]
 
 
-def test_a_receiver_that_hangs_is_left(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_hangs_times_out(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook, "READ_SECONDS", 0.2)
     receiver.hang = threading.Event()
     with pytest.raises(DeliveryError, match="did not answer") as caught:
@@ -156,7 +156,7 @@ def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
     "url",
     ["", "example.org", "ftp://example.org/", "file:///etc/passwd", "http://", "http://host:99999/", 7, None],
 )
-def test_a_config_that_cannot_work_is_refused_for_good(url: object) -> None:
+def test_an_invalid_url_is_a_permanent_error(url: object) -> None:
     with pytest.raises(DeliveryError) as caught:
         webhook.send({"url": url}, NOTICE)
     assert caught.value.permanent

@@ -1,4 +1,4 @@
-"""Putting curves on one axis."""
+"""Aligning curves on a common axis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_averages_over_the_intervals_of_the_sparsest_run() -> None:
     coarse = Curve(np.arange(11), np.arange(11.0), 8.9 * np.arange(11.0))
     aligned = align([fine, coarse])
     assert not aligned.paired and np.array_equal(aligned.x, 8.9 * np.arange(11.0))
-    # (8.9, 17.8] holds 9 to 17.
+    # The interval (8.9, 17.8] contains the points 9 to 17.
     assert aligned.losses[0, 2] == pytest.approx(13.0) and aligned.losses[1, 2] == 2.0
 
 
@@ -52,7 +52,7 @@ def test_logging_every_tenth_step_pairs_with_every_step() -> None:
     assert aligned.paired and len(aligned.x) == 11
 
 
-def test_no_common_range_is_empty() -> None:
+def test_curves_without_a_common_range_give_no_points() -> None:
     assert align([steps_only(0, 10), steps_only(20, 30)]).x.size == 0
     assert align([steps_only(0, 10), Curve(np.empty(0, np.int64), np.empty(0))]).losses.shape == (2, 0)
 
@@ -71,18 +71,19 @@ def test_cleaning_sorts_steps_and_keeps_the_first_duplicate() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[0, 1, 1], [0, 2, 1], [0, math.nan, 2], [0, 1, math.inf]])
-def test_tokens_that_do_not_grow_are_no_axis(tokens: list[float]) -> None:
+def test_ignores_tokens_that_do_not_increase(tokens: list[float]) -> None:
     assert clean(Curve(np.arange(3), np.ones(3), np.array(tokens, dtype=float))).tokens is None
 
 
 @given(st.lists(st.sets(st.integers(0, 50), min_size=1), min_size=1, max_size=4))
-def test_alignment_stays_in_the_common_range_and_ascends(places: list[set[int]]) -> None:
-    curves = [Curve(np.array(sorted(one)), np.ones(len(one))) for one in places]
+def test_aligned_points_ascend_within_the_common_range(logged: list[set[int]]) -> None:
+    curves = [Curve(np.array(sorted(steps)), np.ones(len(steps))) for steps in logged]
     aligned = align(curves)
     assert aligned.losses.shape == (len(curves), len(aligned.x))
     assert np.isfinite(aligned.losses).all() and (np.diff(aligned.x) > 0).all()
     if len(aligned.x):
-        assert max(min(one) for one in places) <= aligned.x[0] <= aligned.x[-1] <= min(max(o) for o in places)
+        first, last = max(min(steps) for steps in logged), min(max(steps) for steps in logged)
+        assert first <= aligned.x[0] <= aligned.x[-1] <= last
 
 
 def test_aligning_no_curve_is_an_error() -> None:

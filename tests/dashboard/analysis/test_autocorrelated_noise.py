@@ -1,4 +1,4 @@
-"""Within-pair noise: the long-run variance, and the band that moves along."""
+"""Autocorrelated noise: the long-run variance and the moving band."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_it_works() -> None:
     assert long_run_variance(values, lags=0) == pytest.approx(4.0 / 3.0, rel=0.05)
 
 
-def test_equals_the_double_sum_of_its_definition() -> None:
+def test_the_long_run_variance_equals_its_definition() -> None:
     values, lags = autoregressive(60, 0.3, 1), 4
     centred = values - values.mean()
     expected = sum(
@@ -44,15 +44,15 @@ def test_the_number_of_lags(n: int, lags: int) -> None:
 
 
 def test_the_interval_covers_a_mean_of_correlated_values_better_than_the_plain_one() -> None:
-    """HAC intervals are known to cover too little at this length; the plain one is far worse."""
-    held = plain = 0
+    """HAC intervals cover slightly too little at this length; the plain interval is far worse."""
+    hac = plain = 0
     for seed in range(1000):
         values = autoregressive(500, 0.6, seed)
         low, high = hac_interval(values, 0.05)
-        held += low <= 0.0 <= high
+        hac += low <= 0.0 <= high
         low, high = hac_interval(values, 0.05, lags=0)
         plain += low <= 0.0 <= high
-    assert held / 1000 > 0.85 and plain / 1000 < 0.75
+    assert hac / 1000 > 0.85 and plain / 1000 < 0.75
 
 
 def test_the_band_is_the_interval_of_each_window() -> None:
@@ -60,11 +60,11 @@ def test_the_band_is_the_interval_of_each_window() -> None:
     mean, low, high = moving_band(values, 101, 0.05)
     assert mean[150] == pytest.approx(values[100:201].mean())
     expected = hac_interval(values[100:201], 0.05)
-    # The band's residuals are about the moving mean: nearly, not exactly, the window's own.
+    # The residuals of the band are relative to the moving mean rather than the mean of the window.
     assert high[150] - low[150] == pytest.approx(expected[1] - expected[0], rel=0.25)
 
 
-def test_a_constant_difference_has_no_width() -> None:
+def test_the_band_of_a_constant_difference_has_no_width() -> None:
     mean, low, high = moving_band(np.full(50, 0.01), 11, 0.05)
     assert mean == pytest.approx(0.01) and low == pytest.approx(mean) and high == pytest.approx(mean)
 

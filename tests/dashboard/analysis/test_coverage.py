@@ -1,4 +1,4 @@
-"""How much of the planned run a verdict judges, and when a good one may be called final."""
+"""The share of the planned run that a verdict covers, and when a good verdict is final."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_verdict_on_a_running_run_is_pending() -> None:
     assert judgement.verdict == "pending" and "not finished yet" in judgement.reason
 
 
-def test_a_measured_difference_remains_one() -> None:
+def test_an_incomplete_run_keeps_a_verdict_that_is_not_good() -> None:
     for standing in STANDINGS:
         for measured in ("over", "different", "inconclusive", "insufficient", "below"):
             assert conclude(measured, replace(FULL, standing=standing, judged=72.0)).verdict == measured
@@ -86,7 +86,7 @@ def test_a_finished_run_is_judged_to_its_end() -> None:
     short = conclude("within", replace(FULL, judged=540.0))
     assert short.verdict == "incomplete" and "up to step 540 only" in short.reason
     assert conclude("within", replace(FULL, judged=540.0, waits=True)).verdict == "pending"
-    # A script that counts from 0, one that logs every 50 steps, arms that end at almost the same token.
+    # Steps that begin at 0, steps logged every 50 steps, and arms that end at almost the same token.
     for coverage in (
         replace(FULL, judged=599.0),
         replace(FULL, judged=550.0, gap=50.0),
@@ -95,7 +95,7 @@ def test_a_finished_run_is_judged_to_its_end() -> None:
         assert conclude("within", coverage).final and coverage.share == 1.0
 
 
-def test_the_plan_may_be_unknown() -> None:
+def test_a_verdict_without_a_plan_is_not_final() -> None:
     coverage = replace(FULL, planned=600.0, plan="longest_run", judged=300.0)
     assert "plan is unknown" in in_full(coverage) and "600 steps: 50 %" in in_full(coverage)
     assert in_short(coverage) == "50 % of the longest run"
@@ -133,11 +133,11 @@ def test_the_standing_of_a_run(
     assert standing_of(state, reached, planned, gap) == standing
 
 
-def test_the_usual_distance_of_the_last_steps() -> None:
+def test_cadence_is_the_usual_distance_of_the_last_steps() -> None:
     assert cadence([]) == cadence([7]) == 1.0
     assert cadence(range(1, 100)) == 1.0
     assert cadence(range(0, 600, 10)) == 10.0
-    # One hole does not make a slow log.
+    # A single gap does not change the cadence.
     assert cadence([*range(50), *range(500, 510)]) == 1.0
 
 

@@ -1,4 +1,4 @@
-"""No good verdict on a run, or against a baseline, that did not do all it had planned."""
+"""A run or baseline that did not finish as planned gets no good verdict."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def silent(recorder: Recorder) -> None:
 
 
 def running(recorder: Recorder) -> None:
-    """Goes on."""
+    """The run keeps running."""
 
 
 def record(run: Run, steps: int, ending: Ending = finished, *, first: int = 1, every: int = 1) -> Recorder:
     recorder = Recorder(run)
-    places = np.arange(first, steps + 1, every)
-    scalars = {"loss": 2.0 + 3.0 * np.exp(-places / 40.0), "tokens": places * 64.0}
-    recorder.rows(places, scalars, rows_per_batch=200)
+    logged = np.arange(first, steps + 1, every)
+    scalars = {"loss": 2.0 + 3.0 * np.exp(-logged / 40.0), "tokens": logged * 64.0}
+    recorder.rows(logged, scalars, rows_per_batch=200)
     for step in sorted({min(72, steps), steps}):
         recorder.evaluation(step, SCORES)
     ending(recorder)
@@ -62,7 +62,7 @@ def baselines(project: Project, steps: int = PLANNED, ending: Ending = finished,
 
 
 def judged(run: Run) -> tuple[Comparison, EvaluationComparison]:
-    """Compared as a worker does it, and as the pages and the API show it."""
+    """The comparisons that a worker stores, which must equal those that the pages and the API show."""
     refresh(run.id)
     run = Run.objects.select_related("comparison").get(pk=run.pk)
     score = EvaluationComparison.objects.filter(run=run).order_by("-step").first()
@@ -114,7 +114,7 @@ def test_a_running_run_is_pending_until_it_finishes(project: Project) -> None:
     assert (loss.verdict, score.verdict) == ("pending", "pending")
     assert lineage.uncompared_runs() == []
     recorder.finish()
-    # At once, and from the sweeper where the message about it was lost.
+    # The page shows it at once; the sweeper compares the run again if the notification was lost.
     assert judged_now(recorder.run, Comparison.objects.get(run=run)).verdict == "within"
     assert lineage.uncompared_runs() == [run.id]
     assert judged(run)[0].verdict == "within"
@@ -153,7 +153,7 @@ def test_a_dead_baseline_seed_is_left_out_and_named(project: Project) -> None:
     assert loss.verdict == "within" and loss.result["coverage"]["baseline"]["left_out"] == 1
 
 
-def test_without_a_plan_the_longest_run_is_the_measure(project: Project) -> None:
+def test_the_longest_run_replaces_a_missing_plan(project: Project) -> None:
     for _ in range(2):
         record(make_run(project, group="bf16"), PLANNED)
     short, full = make_run(project, baseline="bf16"), make_run(project, baseline="bf16", group="full")
@@ -164,7 +164,7 @@ def test_without_a_plan_the_longest_run_is_the_measure(project: Project) -> None
     coverage = loss.result["coverage"]
     assert coverage["plan"] == "longest_run" and coverage["unit"] == "tokens"
     assert coverage["share"] == 0.25
-    assert [one.verdict for one in judged(full)] == ["within", "inside"]
+    assert [comparison.verdict for comparison in judged(full)] == ["within", "inside"]
 
 
 def test_a_run_longer_than_its_baseline_is_judged_in_part(project: Project) -> None:
@@ -192,7 +192,7 @@ def test_a_resumed_run_is_judged_by_its_latest_attempt(project: Project) -> None
     assert "finished early, at step 372 of 600" in run.comparison.result["reason"]
 
 
-def test_a_first_attempt_that_failed_does_not_matter(project: Project) -> None:
+def test_ignores_the_failure_of_an_earlier_attempt(project: Project) -> None:
     baselines(project)
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     record(run, 100, failed)
@@ -213,7 +213,7 @@ def test_a_later_attempt_may_plan_more_steps(project: Project) -> None:
     assert Run.objects.get(pk=run.pk).total_steps == 600
 
 
-def test_a_script_that_logs_every_tenth_step_has_finished(project: Project) -> None:
+def test_a_run_that_logs_every_tenth_step_counts_as_complete(project: Project) -> None:
     baselines(project)
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     record(run, 599, first=0, every=10)

@@ -1,4 +1,4 @@
-"""The verdict on a run's loss, from curves to a sentence."""
+"""The verdict on the loss of a run and its explanation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats  # noqa: F401 - loaded here: else in the first example, which then misses its deadline
+import scipy.stats  # noqa: F401 - a later import would make the first example miss its deadline
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -16,7 +16,7 @@ from fp8scope_dashboard.analysis.alignment import Curve
 from fp8scope_dashboard.analysis.delta import CURVE_POINTS, LossComparison, compare_losses
 
 STEPS = np.arange(300)
-# What the batches have in common: every run that saw the same data has it.
+# The noise of the data, which is the same in every run that reads the same batches.
 BATCHES = np.random.default_rng(99).normal(0.0, 0.05, len(STEPS))
 
 
@@ -64,7 +64,7 @@ def test_several_seeds_are_tested_for_equivalence() -> None:
     same = compare([curve(10 + seed, spread=0.0003) for seed in range(5)], baselines)
     other = compare([curve(20 + seed, 1.01, spread=0.0003) for seed in range(5)], baselines)
     noisy = compare([curve(30 + seed, spread=0.01) for seed in range(2)], baselines)
-    assert [one.verdict for one in (same, other, noisy)] == ["equivalent", "different", "inconclusive"]
+    assert [result.verdict for result in (same, other, noisy)] == ["equivalent", "different", "inconclusive"]
     assert same.interval is not None and same.interval[0] > -0.0025 and same.interval[1] < 0.0025
     assert other.interval is not None and other.interval[0] > 0.0025
     assert "90% interval" in same.explanation
@@ -133,10 +133,10 @@ def test_the_explanation_names_missing_data(runs: list[Curve], baselines: list[C
     assert result.verdict == "insufficient" and words in result.explanation
 
 
-def test_pairing_cancels_what_the_batches_share() -> None:
+def test_pairing_cancels_the_noise_of_the_batches() -> None:
     result = compare([curve(0, spread=0.0)], [curve(1, spread=0.0)])
     assert result.paired and result.noise_interval is not None
-    # The batches alone move the loss by 2.5 %; the difference is known far better than that.
+    # The batches change the loss by 2.5 %; the interval of the difference is far narrower.
     assert np.diff(result.noise_interval)[0] < 0.002
 
 
@@ -166,7 +166,7 @@ levels = st.sampled_from([0.0, 1e-100, 3e-100, 1e-30, 1.0, 8.2e76, 1e100]).flatm
 
 @given(st.lists(losses, min_size=2, max_size=5), st.integers(1, 3))
 def test_any_input_gives_a_verdict_in_strict_json(values: list[np.ndarray], split: int) -> None:
-    curves = [Curve(np.arange(len(one)), one) for one in values]
+    curves = [Curve(np.arange(len(losses)), losses) for losses in values]
     cut = min(split, len(curves) - 1)
     compare(curves[:cut], curves[cut:])
 
@@ -174,14 +174,14 @@ def test_any_input_gives_a_verdict_in_strict_json(values: list[np.ndarray], spli
 @pytest.mark.parametrize(
     ("runs", "baselines"),
     [
-        # What the test above found: the squared ratio of the means has no square.
+        # Found by the test above: the square of the ratio of the means overflows.
         ([0.0, 8.2e76], [0.0, 1.0]),
         ([0.0, 1e100], [1e-100, 3e-100]),
-        # The baselines' mean is what is left of much larger numbers.
+        # Much larger numbers cancel out in the mean of the baselines.
         ([1e100, 1e100], [1e100, -1e100, 3e-100]),
     ],
 )
-def test_means_whose_ratio_is_hardly_a_number(runs: list[float], baselines: list[float]) -> None:
+def test_an_ill_conditioned_ratio_of_means_is_inconclusive(runs: list[float], baselines: list[float]) -> None:
     ours, theirs = ([Curve(np.arange(20), np.full(20, mean)) for mean in arm] for arm in (runs, baselines))
     result = compare(ours, theirs)
     assert result.verdict == "inconclusive" and result.interval is not None
@@ -189,7 +189,7 @@ def test_means_whose_ratio_is_hardly_a_number(runs: list[float], baselines: list
 
 
 @given(st.lists(levels, min_size=2, max_size=6), st.integers(1, 3))
-def test_means_of_very_different_magnitudes(values: list[float], split: int) -> None:
+def test_means_of_very_different_magnitudes_give_a_verdict(values: list[float], split: int) -> None:
     wave = 1.0 + 0.1 * np.sin(np.arange(20))
     curves = [Curve(np.arange(20), np.clip(value * wave, -1e100, 1e100)) for value in values]
     cut = min(split, len(curves) - 1)

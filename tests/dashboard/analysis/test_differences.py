@@ -41,7 +41,7 @@ def test_mcnemar_is_used_for_few_discordant_pairs_only() -> None:
         assert ("McNemar" in paired(run, baseline, ALPHA, proportion=True).method) is exact
 
 
-def test_pairing_removes_what_the_items_share() -> None:
+def test_pairing_removes_the_variance_between_items() -> None:
     chance = np.random.default_rng(0)
     hardness = chance.normal(0.0, 3.0, 500)
     run, baseline = hardness + chance.normal(0.05, 0.1, 500), hardness + chance.normal(0.0, 0.1, 500)

@@ -1,4 +1,4 @@
-"""Tests of equivalence: their error rates by simulation, and the tolerance of one run."""
+"""Equivalence tests: their error rates by simulation, and the tolerance of one run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def slack(share: float) -> float:
 
 def verdicts(delta: float, sd: float, seeds: tuple[int, int], seed: int = 0) -> dict[str, float]:
     chance = np.random.default_rng(seed)
-    found = {"equivalent": 0, "different": 0, "inconclusive": 0}
+    counts = {"equivalent": 0, "different": 0, "inconclusive": 0}
     for _ in range(TRIALS):
         run = 3.0 * (1.0 + delta) * (1.0 + sd * chance.normal(size=seeds[0]))
         baseline = 3.0 * (1.0 + sd * chance.normal(size=seeds[1]))
-        found[two_one_sided_tests(run, baseline, MARGIN, ALPHA).verdict] += 1
-    return {name: count / TRIALS for name, count in found.items()}
+        counts[two_one_sided_tests(run, baseline, MARGIN, ALPHA).verdict] += 1
+    return {name: count / TRIALS for name, count in counts.items()}
 
 
 def test_it_works() -> None:
@@ -45,10 +45,10 @@ def test_it_works() -> None:
 def test_arms_at_the_margin_are_rarely_called_equivalent_or_different(
     seeds: tuple[int, int], sign: int
 ) -> None:
-    """At the edge both claims are wrong; each is allowed alpha."""
-    found = verdicts(sign * MARGIN, 0.0006, seeds)
-    assert found["equivalent"] <= ALPHA + slack(ALPHA)
-    assert found["different"] <= ALPHA + slack(ALPHA)
+    """At the margin both claims are wrong; the rate of each must not exceed alpha."""
+    shares = verdicts(sign * MARGIN, 0.0006, seeds)
+    assert shares["equivalent"] <= ALPHA + slack(ALPHA)
+    assert shares["different"] <= ALPHA + slack(ALPHA)
 
 
 def test_equal_arms_with_little_spread_are_equivalent_and_others_different() -> None:
@@ -78,7 +78,7 @@ def test_verdict_and_p_value_agree() -> None:
         assert (result.verdict == "equivalent") == (result.p_value <= ALPHA)
 
 
-def test_against_scipys_welch_test() -> None:
+def test_equals_scipys_welch_test() -> None:
     """With the baseline's mean as a known denominator, the difference is scipy's two-sample problem."""
     run, baseline = np.array([3.01, 3.02, 3.00]), np.array([3.0, 3.001, 3.002, 2.999])
     result = two_one_sided_tests(run, baseline, MARGIN, ALPHA)
@@ -124,6 +124,6 @@ def test_the_tolerance_needs_three_seeds_and_is_never_below_the_margin() -> None
     ("loss", "verdict"), [(3.0, "within"), (3.007, "within"), (3.008, "over"), (2.99, "over")]
 )
 def test_one_run_is_compared_with_the_margin(loss: float, verdict: str) -> None:
-    found, delta, allowed = judge_single(loss, np.array([3.0]), MARGIN)
-    assert found == verdict and allowed == MARGIN
+    judged, delta, allowed = judge_single(loss, np.array([3.0]), MARGIN)
+    assert judged == verdict and allowed == MARGIN
     assert delta == pytest.approx(loss / 3.0 - 1.0)

@@ -1,4 +1,4 @@
-"""Intervals of scores: exact values where they are known by other means, coverage by simulation elsewhere."""
+"""Intervals of scores, checked against exact values or by their coverage in simulations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_clopper_pearson_bounds_have_binomial_tails_of_half_alpha(
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.5, 0.95])
 @pytest.mark.parametrize("n", [10, 50, 400])
 def test_clopper_pearson_never_covers_less_than_promised(n: int, share: float) -> None:
-    """Exactly, by summing the binomial distribution, not by chance."""
+    """The exact coverage, computed by summing the binomial distribution."""
     covered = sum(
         stats.binom.pmf(k, n, share) for k in range(n + 1) if clopper_pearson(k, n, ALPHA).holds(share)
     )
@@ -130,7 +130,7 @@ def test_student_t_covers_the_mean_and_prediction_a_further_seed(seeds: int) -> 
     assert abs(mean - 0.95) < SLACK and abs(further - 0.95) < SLACK
 
 
-def test_the_mean_of_further_seeds_is_predicted_too() -> None:
+def test_predicts_the_mean_of_further_seeds() -> None:
     draws = np.random.default_rng(5).normal(size=(TRIALS, 7))
     held = np.mean([prediction(row[:4], ALPHA, further=3).holds(row[4:].mean()) for row in draws])
     assert abs(held - 0.95) < SLACK
@@ -147,8 +147,8 @@ def test_the_smallest_detectable_difference_is_found_with_the_promised_power(see
     draws = np.random.default_rng(seeds).normal(size=(TRIALS, seeds))
     error, means = draws.std(axis=1, ddof=1) / math.sqrt(seeds), draws.mean(axis=1)
     difference = smallest_detectable(1.0 / math.sqrt(seeds), ALPHA, seeds - 1)
-    found = np.mean(np.abs(means + difference) / error > stats.t.isf(ALPHA / 2, seeds - 1))
-    assert abs(found - 0.8) < 5 * math.sqrt(0.8 * 0.2 / TRIALS)
+    power = np.mean(np.abs(means + difference) / error > stats.t.isf(ALPHA / 2, seeds - 1))
+    assert abs(power - 0.8) < 5 * math.sqrt(0.8 * 0.2 / TRIALS)
 
 
 def test_the_smallest_detectable_difference_of_many_items_is_the_normal_one() -> None:
@@ -175,7 +175,7 @@ def test_one_seed_has_no_interval() -> None:
             interval(np.ones(1), ALPHA)
 
 
-def test_an_interval_holds_its_bounds() -> None:
+def test_an_interval_contains_its_bounds() -> None:
     assert (
         Interval(0.0, 1.0).holds(0.0) and Interval(0.0, 1.0).holds(1.0) and not Interval(0.0, 1.0).holds(1.1)
     )

@@ -1,4 +1,4 @@
-"""The verdict on a score: inside, above or below, and what it is computed from."""
+"""The verdict on a score: inside, above or below the interval of the baseline."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_it_works() -> None:
 
 
 @pytest.mark.parametrize(("right", "verdict"), [(30, "below"), (60, "inside"), (90, "above")])
-def test_one_baseline_run(right: int, verdict: str) -> None:
+def test_compares_with_one_baseline_run(right: int, verdict: str) -> None:
     assert compare_scores(answers(right), [answers(60)], proportion=True, alpha=ALPHA).verdict == verdict
 
 
 @pytest.mark.parametrize(("right", "verdict"), [(50, "below"), (61, "inside"), (75, "above")])
-def test_several_baseline_seeds(right: int, verdict: str) -> None:
+def test_compares_with_several_baseline_seeds(right: int, verdict: str) -> None:
     baselines = [answers(60), answers(61), answers(63)]
     result = compare_scores(answers(right), baselines, proportion=True, alpha=ALPHA)
     assert result.verdict == verdict and "seeds" in result.method
@@ -63,7 +63,7 @@ def test_items_without_a_partner_are_left_out_of_the_pairs() -> None:
     baseline = answers(60, item_ids=[str(i) for i in range(100)])
     run = answers(60, item_ids=[str(i) for i in range(50, 150)])
     result = compare_scores(run, [baseline], proportion=True, alpha=ALPHA)
-    # In common are items 50 to 99: all right in the run, ten of fifty in the baseline.
+    # Items 50 to 99 are common: all are right in the run, ten of fifty in the baseline.
     assert result.difference == pytest.approx(0.8)
     strangers = answers(60, item_ids=[f"other {i}" for i in range(100)])
     lost = compare_scores(strangers, [baseline], proportion=True, alpha=ALPHA)
@@ -99,7 +99,7 @@ def test_a_score_that_is_not_finite_is_on_the_worse_side(higher_is_better: bool,
     assert result.verdict == verdict and result.explanation.startswith("2 of 3 items")
 
 
-def test_without_a_baseline_there_is_still_an_interval() -> None:
+def test_a_score_without_a_baseline_has_an_interval() -> None:
     result = compare_scores(answers(60), [], proportion=True, alpha=ALPHA)
     assert result.verdict == "insufficient" and result.interval is not None
     broken = Score(np.array([math.nan, 1.0]))

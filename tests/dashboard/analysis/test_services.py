@@ -1,4 +1,4 @@
-"""Comparisons of stored runs: from what, when anew, and how one run's news reach the others."""
+"""Comparisons of stored runs: their inputs, when they are repeated, and which runs a change concerns."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_two_seeds_in_each_arm_are_tested(project: Project) -> None:
     for seed, run in enumerate(runs):
         record(run, 1.0 + 0.0001 * seed).finish()
     refresh(runs[0].id)
-    # A sibling's news concern the whole arm.
+    # A change of one run updates the comparisons of its whole group.
     assert [Comparison.objects.get(run=run).verdict for run in runs] == ["equivalent"] * 2
     assert Comparison.objects.get(run=runs[1]).result["k_run"] == 2
 
@@ -170,7 +170,10 @@ def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> N
         right = int(100 * share)
         mine.evaluation(step, [1.0] * right + [0.0] * (100 - right))
     computed = compare_evaluations(run.id)
-    assert {(one.step, one.verdict) for one in computed} == {(100, "incomplete"), (200, "below")}
+    assert {(comparison.step, comparison.verdict) for comparison in computed} == {
+        (100, "incomplete"),
+        (200, "below"),
+    }
     assert EvaluationComparison.objects.get(run=run, step=200).result["k_baseline"] == 3
     assert compare_evaluations(run.id) == []
 
@@ -204,7 +207,7 @@ def test_scores_that_are_nan_are_on_the_worse_side(arms: tuple[Run, list[Recorde
     assert computed.verdict == "above"
 
 
-def test_a_deleted_run_is_no_error(project: Project) -> None:
+def test_ignores_a_deleted_run(project: Project) -> None:
     run = make_run(project, baseline="bf16")
     run_id = run.id
     run.delete()

@@ -1,4 +1,4 @@
-"""The ASGI wrapper that bounds request bodies in size, time and sum."""
+"""The ASGI wrapper that bounds the size, time and total memory of request bodies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 10
 
 
 async def read_all(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """An application that, like Django, drops a request whose client has gone."""
+    """An application that, like Django, drops a request when its client disconnects."""
     body = b""
     while True:
         message = await receive()
@@ -35,13 +35,13 @@ async def read_all(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run it in a thread: this one's loop may be in use, by a browser that another test drives."""
+    """Run it in another thread, because the browser of another test may use the loop of this one."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, work).result()
 
 
 def ask(pieces: list[bytes], declared: int | None = None) -> tuple[int, bytes]:
-    """Status and body of the answer to a request with these pieces."""
+    """Status and body of the response to a request with these pieces."""
     sent: list[Mapping[str, Any]] = []
     waiting = [
         {"type": "http.request", "body": piece, "more_body": i < len(pieces) - 1}
@@ -49,7 +49,7 @@ def ask(pieces: list[bytes], declared: int | None = None) -> tuple[int, bytes]:
     ]
 
     async def receive() -> Mapping[str, Any]:
-        # Beyond the last piece a server waits for the client to leave: here that would be for ever.
+        # After the last piece, a server waits for a disconnect; here that would be forever.
         assert waiting, "read beyond the end of the body"
         return waiting.pop(0)
 
@@ -70,7 +70,7 @@ def test_it_works() -> None:
 
 
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=5), st.booleans())
-def test_the_limit_holds_however_the_body_is_cut(pieces: list[bytes], declared: bool) -> None:
+def test_the_limit_holds_for_any_split_of_the_body(pieces: list[bytes], declared: bool) -> None:
     body = b"".join(pieces)
     status, answer = ask(pieces, len(body) if declared else None)
     if len(body) <= LIMIT:
@@ -80,11 +80,11 @@ def test_the_limit_holds_however_the_body_is_cut(pieces: list[bytes], declared: 
 
 
 @pytest.mark.parametrize("declared", [11, 10**30])
-def test_a_declared_length_is_enough(declared: int) -> None:
+def test_refuses_a_declared_length_above_the_limit(declared: int) -> None:
     assert ask([b"x"], declared)[0] == 413
 
 
-def test_other_protocols_pass() -> None:
+def test_passes_other_protocols_through() -> None:
     seen: list[str] = []
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -95,7 +95,7 @@ def test_other_protocols_pass() -> None:
 
 
 class Silent:
-    """A client that sends some pieces and then nothing."""
+    """A client that sends some pieces and then stalls."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = list(pieces)
@@ -108,7 +108,7 @@ class Silent:
 
 
 def statuses_of(application: BodyLimit, *receivers: Any, length: int | None = None) -> list[int]:
-    """The statuses of requests at the same moment, in the order in which they are answered."""
+    """The statuses of concurrent requests, in the order of the responses."""
     sent: list[int] = []
 
     async def send(message: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def test_a_body_that_keeps_its_rate_may_take_long() -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_bodies_share_a_budget(declared: bool) -> None:
-    """What does not fit is refused at once; what was held is given back."""
+    """A body that exceeds the budget is refused at once; the others release their share."""
     size = 4 * SMALL_BODY_BYTES
     budget = Budget(2 * size)
     application = BodyLimit(read_all, budget=budget, seconds=0.5, rate=10**9)

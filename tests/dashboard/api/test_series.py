@@ -1,9 +1,10 @@
-"""The quick way of a series to its reader: number for number what a plain loop over its rows finds."""
+"""A series over HTTP has exactly the numbers that a plain loop over its rows gives."""
 
 from __future__ import annotations
 
 import json
 import math
+import operator
 import struct
 import uuid
 from collections.abc import Iterator
@@ -35,16 +36,16 @@ def client_of(project: Project) -> Client:
 
 
 def strictly(body: bytes) -> Any:
-    """JSON as every parser takes it: `NaN` and the like are Python's own."""
+    """Parse strict JSON, without Python's extensions such as `NaN`."""
 
     def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     return json.loads(body, parse_constant=refuse)
 
 
 def series(recorder: Recorder, query: str) -> dict[int, float]:
-    """Values by step, as a reader over HTTP gets them."""
+    """Values by step, read over HTTP."""
     answer = client_of(recorder.run.project).get(f"/api/v1/runs/{recorder.run.id}/series?{query}")
     assert answer.status_code == 200, answer.content
     body = strictly(answer.content)
@@ -58,10 +59,10 @@ def bits(value: float) -> bytes:
 
 
 def two_ranks(random: np.random.Generator) -> Iterator[tuple[Recorder, dict[str, dict[int, float]]]]:
-    """Rows in batches, some out of order, and after each state of the store what a loop over them finds."""
+    """Send rows in batches, some out of order. Yields the expected series in several states of the store."""
     first = Recorder.of_new_run(["a", "b"])
     second = first.another(1, ["b", "a"])
-    found: dict[str, dict[int, float]] = {"amax": {}, "saturated": {}}
+    expected: dict[str, dict[int, float]] = {"amax": {}, "saturated": {}}
     for round_ in range(3):
         batches = [(first, number) for number in range(3)] + [(second, number) for number in range(3)]
         random.shuffle(batches)
@@ -73,19 +74,19 @@ def two_ranks(random: np.random.Generator) -> Iterator[tuple[Recorder, dict[str,
             recorder.send(range(begin, begin + 40), None, {"amax": amax, "saturated": saturated}, seq)
             column = 0 if recorder is first else 1
             for row in range(40):
-                _note(found["amax"], begin + row, amax[row, column], max)
-                _note(found["saturated"], begin + row, saturated[row, column], lambda one, two: one + two)
-        yield first, found
+                _merge(expected["amax"], begin + row, amax[row, column], max)
+                _merge(expected["saturated"], begin + row, saturated[row, column], operator.add)
+        yield first, expected
         compact(first)
-        yield first, found
+        yield first, expected
     over()
     compact(first)
-    yield first, found
+    yield first, expected
 
 
-def _note(found: dict[int, float], step: int, value: float, merge: Any) -> None:
+def _merge(series: dict[int, float], step: int, value: float, merge: Any) -> None:
     if not math.isnan(value):
-        found[step] = merge(found[step], value) if step in found else float(value)
+        series[step] = merge(series[step], value) if step in series else float(value)
 
 
 def test_it_works() -> None:
@@ -104,7 +105,7 @@ def test_it_works() -> None:
     assert states == 7
 
 
-def test_without_times_the_rest_is_the_same() -> None:
+def test_a_series_without_times_has_the_same_steps_and_values() -> None:
     for recorder, _ in two_ranks(np.random.default_rng(1)):
         for points in (None, 20):
             with_times = queries.tensor_series(recorder.run.id, 0, "amax", points=points)
@@ -114,9 +115,9 @@ def test_without_times_the_rest_is_the_same() -> None:
             assert len(without.times) == len(without.steps) and not np.isnat(with_times.times).any()
 
 
-def test_what_is_left_out_of_a_block_is_its_times() -> None:
+def test_omits_the_times_of_blocks_if_not_requested() -> None:
     recorder = Recorder.of_new_run(["a"])
-    # Neither steps nor messages grow evenly: each of a block's axes has bytes of its own.
+    # Neither steps nor seqs grow evenly, so that each axis of a block is stored separately.
     steps = np.cumsum(np.random.default_rng(2).integers(1, 9, 300))
     for seq in (0, 2, 1, 5, 9, 3):
         part = steps[seq * 30 : seq * 30 + 30].tolist()
@@ -132,8 +133,8 @@ def test_what_is_left_out_of_a_block_is_its_times() -> None:
     assert line.steps.tolist() == line.values.tolist() and len(line) == 180
 
 
-def test_a_row_that_says_the_same_everywhere() -> None:
-    """Steps, times and messages that are equal are stored once, and cannot be told apart."""
+def test_reads_a_block_whose_axes_are_equal() -> None:
+    """Equal axes are stored once."""
     recorder = Recorder.of_new_run(["a"])
     recorder.send([0], {"loss": [2.0]}, {"amax": [[3.0]]})
     over()
@@ -148,45 +149,45 @@ def test_numbers_keep_every_bit(values: list[float]) -> None:
     line = telemetry_series.Series(steps, np.array(values, float), np.zeros(len(values), "datetime64[us]"))
     body = strictly(_line_as_json(line))
     assert body["steps"] == steps.tolist()
-    assert [bits(NAMES.get(each, each)) for each in body["values"]] == list(map(bits, values))
+    assert [bits(NAMES.get(value, value)) for value in body["values"]] == list(map(bits, values))
 
 
-def test_numbers_that_lie_apart_in_memory() -> None:
+def test_encodes_arrays_that_are_not_contiguous() -> None:
     table = np.arange(12.0).reshape(4, 3)
     line = telemetry_series.Series(np.arange(8)[::2], table[:, 1], np.zeros(4, "datetime64[us]"))
     assert strictly(_line_as_json(line)) == {"steps": [0, 2, 4, 6], "values": [1.0, 4.0, 7.0, 10.0]}
 
 
-def test_an_answer_takes_four_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_takes_four_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder.of_new_run(["a"])
     recorder.send([1, 2], None, {"amax": [[1.0], [2.0]]})
     client = client_of(recorder.run.project)
-    asked: list[str] = []
+    statements: list[str] = []
     fetch = sql.fetch
 
     def count(statement: str, *others: Any) -> list[tuple[Any, ...]]:
-        asked.append(statement)
+        statements.append(statement)
         return fetch(statement, *others)
 
     monkeypatch.setattr(sql, "fetch", count)
     answer = client.get(f"/api/v1/runs/{recorder.run.id}/series?tensor=a")
     assert answer.json() == {"steps": [1, 2], "values": [1.0, 2.0]}
-    assert len(asked) == 4
+    assert len(statements) == 4
 
 
 @pytest.mark.parametrize("query", ["scalar=loss", "tensor=a", "tensor=no+such", ""])
-def test_another_projects_run_is_unknown_whatever_is_asked(query: str) -> None:
+def test_a_run_of_another_project_is_unknown_for_any_query(query: str) -> None:
     recorder = Recorder.of_new_run(["a"])
     recorder.send([1], {"loss": [1.0]}, {"amax": [[1.0]]})
     other = Project.objects.create(slug="other", name="Other")
     client = client_of(other)
-    theirs = client.get(f"/api/v1/runs/{recorder.run.id}/series?{query}")
-    nobodys = client.get(f"/api/v1/runs/{uuid.uuid4()}/series?{query}")
-    assert theirs.status_code == nobodys.status_code == 404
-    assert theirs.json()["error"]["code"] == nobodys.json()["error"]["code"] == "unknown_run"
+    forbidden = client.get(f"/api/v1/runs/{recorder.run.id}/series?{query}")
+    missing = client.get(f"/api/v1/runs/{uuid.uuid4()}/series?{query}")
+    assert forbidden.status_code == missing.status_code == 404
+    assert forbidden.json()["error"]["code"] == missing.json()["error"]["code"] == "unknown_run"
 
 
-def test_a_revoked_token_reads_nothing_more() -> None:
+def test_refuses_a_revoked_token() -> None:
     recorder = Recorder.of_new_run(["a"])
     recorder.send([1], {"loss": [1.0]})
     token, secret = create_token(recorder.run.project, "reader")
@@ -198,7 +199,7 @@ def test_a_revoked_token_reads_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0", "\udc80", "a' OR true --", "%s", "%(run)s", "x" * 5000])
-def test_a_name_is_never_part_of_a_statement(name: str) -> None:
+def test_a_name_is_never_part_of_an_sql_statement(name: str) -> None:
     recorder = Recorder.of_new_run(["a"])
     recorder.send([1], None, {"amax": [[1.0]]})
     query = "tensor=" + "".join(f"%{byte:02x}" for byte in name.encode("utf-8", "surrogatepass"))
@@ -219,12 +220,12 @@ def test_a_name_is_never_part_of_a_statement(name: str) -> None:
         (100_000_000, 100_000, 32_768),
     ],
 )
-def test_buckets_give_enough_points_to_choose_from(steps: int, points: int, stride: int | None) -> None:
+def test_chooses_the_stride_by_steps_and_points(steps: int, points: int, stride: int | None) -> None:
     assert telemetry_series._stride(steps, points) == stride
 
 
-def test_a_long_line_from_large_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every point is one of the run's, its ends and its extremes among them, wherever it begins and ends."""
+def test_reads_a_long_series_from_large_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every point is a stored one; both ends and the extremes of any range are among them."""
     random = np.random.default_rng(3)
     recorder = Recorder.of_new_run(["a"])
     values = random.random(5000)
@@ -236,8 +237,8 @@ def test_a_long_line_from_large_buckets(monkeypatch: pytest.MonkeyPatch) -> None
     compact(recorder)
     monkeypatch.setattr(telemetry_series, "MAX_ROWS", 100)
     for first, last, points in ((3, 5002, 8), (3, 5002, 16), (100, 4999, 12), (511, 2600, 8), (512, 1023, 8)):
-        found = series(recorder, f"tensor=a&first={first}&last={last}&points={points}")
-        assert all(values[step - 3] == value for step, value in found.items())
+        line = series(recorder, f"tensor=a&first={first}&last={last}&points={points}")
+        assert all(values[step - 3] == value for step, value in line.items())
         inside = values[first - 3 : last - 2]
-        assert {first, last} <= set(found) and len(found) <= points
-        assert {inside.min(), inside.max()} <= set(found.values())
+        assert {first, last} <= set(line) and len(line) <= points
+        assert {inside.min(), inside.max()} <= set(line.values())

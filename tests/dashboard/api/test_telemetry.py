@@ -49,7 +49,7 @@ def test_it_works(recorder: Recorder, client: Client) -> None:
     assert json.loads(table.schema.metadata[b"step_edges"]) == [1, 2, 3, 4]
 
 
-def test_a_spike_is_in_every_answer(client: Client) -> None:
+def test_a_downsampled_series_keeps_spikes(client: Client) -> None:
     recorder = Recorder.of_new_run(["a"])
     values = np.random.default_rng(0).random(3000)
     values[[100, 101, 2222]] = 9.0
@@ -59,7 +59,7 @@ def test_a_spike_is_in_every_answer(client: Client) -> None:
     assert {100, 2222} <= set(answer["steps"])
 
 
-def test_a_run_without_rows(client: Client) -> None:
+def test_a_run_without_rows_gives_empty_responses(client: Client) -> None:
     run = Recorder.of_new_run(["a"]).run.id
     assert client.get(f"/api/v1/runs/{run}/series", {"tensor": "a"}).json() == {"steps": [], "values": []}
     answer = client.get(f"/api/v1/runs/{run}/heatmap", {"statistic": "amax"})
@@ -89,7 +89,7 @@ def test_refuses_invalid_queries(
     assert answer.json()["error"]["code"] == "invalid"
 
 
-def test_another_projects_run_is_not_shown(recorder: Recorder) -> None:
+def test_a_run_of_another_project_is_unknown(recorder: Recorder) -> None:
     other = Project.objects.create(slug="other", name="Other")
     client = Client(headers={"authorization": f"Bearer {create_token(other, 'reader')[1]}"})
     for path in ("series?scalar=loss", "heatmap?statistic=amax"):

@@ -1,10 +1,10 @@
-"""A project with a run that is being written, and a process that takes commands."""
+"""Fixtures: a running run, its writer, and a writer that accepts commands."""
 
 from __future__ import annotations
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.reporting import tell
+from dashboard.helpers.reporting import send_report
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.runs.models import Run
@@ -22,6 +22,6 @@ def writer(run: Run) -> Recorder:
 
 @pytest.fixture
 def listening(writer: Recorder) -> Recorder:
-    """The writer, after it has said what it takes."""
-    tell(writer, kind="accepts", accepts=["fallback", "checkpoint", "pause", "resume"])
+    """The writer, after it has reported the commands that it accepts."""
+    send_report(writer, kind="accepts", accepts=["fallback", "checkpoint", "pause", "resume"])
     return writer

@@ -1,4 +1,4 @@
-"""Commands: who may give them, who gets them, and what is said about what became of them."""
+"""Commands: who may give them, which writers get them, and the state that results give them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder
-from dashboard.helpers.reporting import another, tell
+from dashboard.helpers.reporting import another, send_report
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
@@ -23,7 +23,7 @@ UP = {"patterns": ["blocks.*.up"], "precision": "bf16"}
 
 
 def ids(writer: Recorder, after: int = 0) -> list[int]:
-    return [found["id"] for found in commands.commands_for(writer.run, writer.uuid, after)]
+    return [command["id"] for command in commands.commands_for(writer.run, writer.uuid, after)]
 
 
 def state(command: Command) -> str:
@@ -31,8 +31,8 @@ def state(command: Command) -> str:
     return commands.state_of(command, command.results.all())
 
 
-def answer(writer: Recorder, command: Command, said: str, message: str = "", step: int = 7) -> None:
-    tell(writer, kind="command", command=command.pk, state=said, message=message, step=step)
+def answer(writer: Recorder, command: Command, state: str, message: str = "", step: int = 7) -> None:
+    send_report(writer, kind="command", command=command.pk, state=state, message=message, step=step)
 
 
 def age(command: Command, **by: float) -> None:
@@ -45,15 +45,15 @@ def age(command: Command, **by: float) -> None:
 
 def test_it_works(listening: Recorder) -> None:
     user = User.objects.create_user("ada")
-    command = commands.give(listening.run, "fallback", UP, user=user, reason="it clips")
+    command = commands.give(listening.run, "fallback", UP, user=user, reason="saturation")
     assert state(command) == "waiting"
-    (told,) = commands.commands_for(listening.run, listening.uuid, 0)
-    assert told["expires_in"] == pytest.approx(commands.LIFETIME.total_seconds(), abs=30)
-    assert {key: told[key] for key in ("id", "kind", "arguments", "reason", "given_by")} == {
+    (received,) = commands.commands_for(listening.run, listening.uuid, 0)
+    assert received["expires_in"] == pytest.approx(commands.LIFETIME.total_seconds(), abs=30)
+    assert {key: received[key] for key in ("id", "kind", "arguments", "reason", "given_by")} == {
         "id": command.pk,
         "kind": "fallback",
         "arguments": UP,
-        "reason": "it clips",
+        "reason": "saturation",
         "given_by": "ada",
     }
     assert state(command) == "delivered"
@@ -82,28 +82,28 @@ def test_every_rank_gets_a_command_and_reports_its_result(listening: Recorder) -
 
 
 def test_a_later_process_does_not_repeat_answered_commands(listening: Recorder) -> None:
-    """A run that is resumed must not write again the checkpoint that its earlier process has written."""
-    done, open_one = (commands.give(listening.run, "checkpoint") for _ in range(2))
+    """A resumed run must not repeat a checkpoint that an earlier process has written."""
+    done, waiting = (commands.give(listening.run, "checkpoint") for _ in range(2))
     answer(listening, done, "done")
     later = another(listening.run)
     Writer.objects.filter(uuid=later.uuid).update(created_at=timezone.now() + timedelta(seconds=1))
-    assert ids(later) == [open_one.pk]
+    assert ids(later) == [waiting.pk]
 
 
 def test_a_late_result_does_not_replace_a_final_one(listening: Recorder) -> None:
     command = commands.give(listening.run, "pause", {"seconds": 5})
     answer(listening, command, "accepted", "paused", 3)
     assert state(command) == "accepted"
-    answer(listening, command, "done", "went on", 3)
+    answer(listening, command, "done", "resumed", 3)
     answer(listening, command, "accepted", "paused", 3)
-    assert state(command) == "done" and command.results.get().message == "went on"
+    assert state(command) == "done" and command.results.get().message == "resumed"
 
 
 def test_a_command_expires(listening: Recorder) -> None:
     command = commands.give(listening.run, "checkpoint")
     age(command, minutes=16)
     assert ids(listening) == [] and state(command) == "expired"
-    # What was taken in time is still told when the answer comes late.
+    # The late result of a command that was delivered in time still counts.
     answer(listening, command, "done")
     assert state(command) == "done"
 
@@ -118,12 +118,12 @@ def test_a_run_that_is_over_accepts_no_command(listening: Recorder, over: RunSta
 def test_refuses_commands_that_the_script_does_not_accept(run: Run, writer: Recorder) -> None:
     with pytest.raises(commands.CommandError, match="allow_pause"):
         commands.give(run, "pause")
-    tell(writer, kind="accepts", accepts=["fallback"])
+    send_report(writer, kind="accepts", accepts=["fallback"])
     assert commands.accepted_kinds(run) == {"fallback"}
     commands.give(run, "fallback", UP)
     with pytest.raises(commands.CommandError, match="on_command"):
         commands.give(run, "checkpoint")
-    tell(writer, kind="accepts", accepts=[])
+    send_report(writer, kind="accepts", accepts=[])
     with pytest.raises(commands.CommandError, match="watch"):
         commands.give(run, "fallback", UP)
 
@@ -168,7 +168,7 @@ def test_the_number_of_waiting_commands_is_bounded(listening: Recorder) -> None:
 
 def test_refuses_the_result_of_an_unknown_command(listening: Recorder) -> None:
     with pytest.raises(InvalidError, match="no command 12345"):
-        tell(listening, kind="command", command=12345, state="done")
+        send_report(listening, kind="command", command=12345, state="done")
 
 
 def overflow(run: Run) -> Finding:
@@ -188,13 +188,12 @@ def test_a_rule_falls_back_the_layers_that_its_evidence_names(
     if action == RuleAction.NOTHING:
         assert not Command.objects.exists()
         return
-    (told,) = commands.commands_for(listening.run, listening.uuid, 0)
-    assert told["arguments"] == {"patterns": ["blocks.0.up", "blocks.1.down"], "precision": "bf16"}
-    assert told["given_by"] == "an alert rule" and told["reason"] == event.message
+    (received,) = commands.commands_for(listening.run, listening.uuid, 0)
+    assert received["arguments"] == {"patterns": ["blocks.0.up", "blocks.1.down"], "precision": "bf16"}
+    assert received["given_by"] == "an alert rule" and received["reason"] == event.message
 
 
-def test_a_rule_that_cannot_act_still_opens_its_event(writer: Recorder) -> None:
-    """The process takes no commands: the alert is opened all the same."""
+def test_a_rule_opens_its_event_if_no_process_accepts_commands(writer: Recorder) -> None:
     rule = Rule.objects.get(project=writer.run.project, kind="saturation_rate")
     rule.action = RuleAction.FALLBACK
     assert len(apply(writer.run, [(rule, overflow(writer.run))], [])) == 1

@@ -1,4 +1,4 @@
-"""Alerts and commands come back with their run, as records: nobody is told, nothing is done once more."""
+"""An import restores alerts and commands as records: it notifies nobody and repeats no command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def member(server: Server) -> User:
 
 @pytest.fixture
 def client(server: Server, member: User) -> WireClient:
-    """A run with a real alert, acknowledged, two others, resolved and open, and commands with answers."""
+    """A run with an acknowledged, a resolved and an open alert, and commands with results."""
     project = Project.objects.get()
     create_default_rules(project)
     Channel.objects.create(project=project, name="hook", config={"url": "http://127.0.0.1:9/", "secret": "x"})
@@ -57,9 +57,9 @@ def client(server: Server, member: User) -> WireClient:
     client.catalogue(["blocks.0.up.input"])
     record(client)
     evaluate(client.run)
-    found = Event.objects.get(run_id=client.run)
-    assert found.kind == "loss_not_finite" and found.onset_step == 200 and found.deliveries.exists()
-    assert acknowledge(found, member)
+    event = Event.objects.get(run_id=client.run)
+    assert event.kind == "loss_not_finite" and event.onset_step == 200 and event.deliveries.exists()
+    assert acknowledge(event, member)
     fields = {"run_id": client.run, "severity": "warning", "message": 'saturates, "badly"'}
     first = Event.objects.create(
         **fields, kind="saturation_rate", onset_step=50, step=60, value=0.25, threshold=0.01,
@@ -91,8 +91,8 @@ def commands(run: uuid.UUID) -> list[Any]:
     event = ("event__kind", "event__onset_step")
     results = ("writer", "state", "message", "step", "at")
     return [
-        (one, list(CommandResult.objects.filter(command_id=pk).order_by("id").values_list(*results)))
-        for pk, *one in Command.objects.filter(run_id=run).order_by("id").values_list("id", *names, *event)
+        (fields, list(CommandResult.objects.filter(command_id=pk).order_by("id").values_list(*results)))
+        for pk, *fields in Command.objects.filter(run_id=run).order_by("id").values_list("id", *names, *event)
     ]
 
 
@@ -102,16 +102,16 @@ def test_it_works(server: Server, client: WireClient, tmp_path: Path, form: str)
     assert len(alerts(new)) == 3 and alerts(new) == alerts(client.run)
     assert len(commands(new)) == 2 and commands(new) == commands(client.run)
     assert everything(new) == everything(client.run)
-    # A second time is the first time.
+    # A second import changes nothing.
     assert moved(server, client.run, form, tmp_path / "run") == new
     assert alerts(new) == alerts(client.run) and commands(new) == commands(client.run)
-    # And from there on to a third place.
+    # An export of the import gives the same records.
     third = moved(server, new, form, tmp_path / "again")
     assert alerts(third) == alerts(new) and commands(third) == commands(new)
 
 
 def test_an_imported_alert_is_not_delivered(server: Server, client: WireClient, tmp_path: Path) -> None:
-    """The rules have judged the run, as they were then: a rule of today opens no other alert."""
+    """Imported rows are not evaluated again, so that current rules open no further alert."""
     deliveries = Delivery.objects.count()
     Rule.objects.filter(kind="loss_divergence").update(parameters={"patience": 1, "relative": 0.001})
     new = moved(server, client.run, "parquet", tmp_path / "run")
@@ -133,7 +133,7 @@ def test_rows_recorded_after_the_import_are_evaluated(
 
 
 def test_an_imported_command_is_not_delivered(server: Server, client: WireClient, tmp_path: Path) -> None:
-    """Not even one that waits at this moment."""
+    """Not even one that has not expired."""
     later = timezone.now() + timedelta(minutes=10)
     Command.objects.filter(run_id=client.run).update(expires_at=later, delivered_at=None)
     CommandResult.objects.all().delete()
@@ -142,11 +142,11 @@ def test_an_imported_command_is_not_delivered(server: Server, client: WireClient
     copy.writer = client.writer
     answer = copy.request("POST", "/heartbeat?commands_after=0", json={"writer": str(copy.writer)})
     assert answer.json["commands"] == []
-    assert all(one.expires_at <= timezone.now() for one in Command.objects.filter(run_id=new))
+    assert all(command.expires_at <= timezone.now() for command in Command.objects.filter(run_id=new))
 
 
 def test_people_who_are_not_members_are_left_out(server: Server, client: WireClient, tmp_path: Path) -> None:
-    """On another server the name may be somebody else's."""
+    """On another server the name may belong to another person."""
     path = tmp_path / "run"
     download(settings_of(server), client.run, "parquet", path)
     Membership.objects.all().delete()
@@ -157,13 +157,13 @@ def test_people_who_are_not_members_are_left_out(server: Server, client: WireCli
 
 
 def observe_tensors(client: WireClient) -> None:
-    """Of steps after those of `record`."""
+    """Send tensor values for steps after those of `record`."""
     tensors = {"amax": [[1.0 + step] for step in range(300)]}
     client.send(client.batch(1, list(range(1000, 1300)), scalars={"loss": [0.5] * 300}, tensors=tensors))
 
 
 def grow_old(run: uuid.UUID) -> None:
-    """Finished and compacted, and that was 31 days ago."""
+    """Finish and compact the run, and make its blocks 31 days old."""
     Run.objects.filter(pk=run).update(state="finished")
     while compaction.compact_run(run):
         pass
@@ -171,7 +171,7 @@ def grow_old(run: uuid.UUID) -> None:
 
 
 def test_retention_counts_from_the_import(server: Server, client: WireClient, tmp_path: Path) -> None:
-    """A run of long ago that is brought back to be kept is not gone the next night."""
+    """The values of an old run are not deleted soon after its import."""
     observe_tensors(client)
     Project.objects.update(raw_days=30)
     Run.objects.update(created_at=timezone.now() - timedelta(days=400))
@@ -190,13 +190,13 @@ def test_retention_counts_from_the_import(server: Server, client: WireClient, tm
 def test_imports_what_retention_has_left(
     server: Server, client: WireClient, tmp_path: Path, form: str
 ) -> None:
-    """Every scalar; of the tensors' values, which are gone, the export says so by having none."""
+    """The import has every scalar, but no values of tensors, which retention has deleted."""
     observe_tensors(client)
     Project.objects.update(raw_days=30)
     grow_old(client.run)
     before = queries.scalar(client.run, "loss")
     assert len(before) == len(LOSS) + 300 and retention.retain_run(client.run) > 0
-    # The roll-ups still have them here.
+    # The exporting server still has the roll-ups.
     assert queries.tensor_series(client.run, 0, "amax").values.max() == 300.0
     new = moved(server, client.run, form, tmp_path / "run")
     after = queries.scalar(new, "loss")
@@ -207,8 +207,10 @@ def test_imports_what_retention_has_left(
     assert new not in retention.runs_due()
 
 
-def test_a_file_without_alerts(server: Server, client: WireClient, tmp_path: Path) -> None:
-    """Of the format before: then the rules judge the run, since nothing says that they have elsewhere."""
+def test_evaluates_the_import_of_a_file_of_format_2(
+    server: Server, client: WireClient, tmp_path: Path
+) -> None:
+    """A file of this format has no alerts, so that the rules have to evaluate the run."""
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
 
@@ -232,7 +234,7 @@ def changed(rows: Iterable[Any], **fields: Any) -> list[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("column", "fields", "said"),
+    ("column", "fields", "message"),
     [
         ("alert", {"kind": "weather"}, "kind"),
         ("alert", {"state": "lost"}, "state"),
@@ -247,18 +249,18 @@ def changed(rows: Iterable[Any], **fields: Any) -> list[str | None]:
         ("command", {"given_at": "yesterday"}, "given_at"),
     ],
 )
-def test_bad_input(
-    server: Server, client: WireClient, tmp_path: Path, column: str, fields: dict[str, Any], said: str
+def test_refuses_an_invalid_record(
+    server: Server, client: WireClient, tmp_path: Path, column: str, fields: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
 
     def damaged(table: Any, description: dict[str, Any]) -> Any:
-        place, kind = table.schema.names.index(column), table.schema.field(column)
-        return table.set_column(place, kind, [changed(table.column(column).to_pylist(), **fields)])
+        index, kind = table.schema.names.index(column), table.schema.field(column)
+        return table.set_column(index, kind, [changed(table.column(column).to_pylist(), **fields)])
 
     rewritten(path, damaged)
-    with pytest.raises(TransferError, match=said):
+    with pytest.raises(TransferError, match=message):
         list(Upload(settings_of(server), Archive(path)).send())
 
 
@@ -285,7 +287,9 @@ def test_the_number_of_records_is_bounded(client: WireClient, monkeypatch: pytes
         imported_history.store_command(run, imported_history.PastCommand.model_validate(command))
 
 
-def test_the_columns(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_an_export_has_a_row_per_alert_and_command(
+    server: Server, client: WireClient, tmp_path: Path
+) -> None:
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
     rows = parquet.read_table(path).to_pylist()

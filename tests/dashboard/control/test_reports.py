@@ -1,4 +1,4 @@
-"""Reports: stored once, bounded, and nothing else."""
+"""Reports are validated, bounded and stored once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder
-from dashboard.helpers.reporting import ANNOTATION, BISECT, PRODUCT, REFERENCE, another, tell
+from dashboard.helpers.reporting import ANNOTATION, BISECT, PRODUCT, REFERENCE, another, send_report
 from pydantic import ValidationError
 
 from fp8scope_dashboard.control import reports, schemas
@@ -16,9 +16,11 @@ from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.wire.errors import InvalidError, WriterConflictError
 
 
-@pytest.mark.parametrize("document", [BISECT, REFERENCE, ANNOTATION], ids=lambda one: str(one["kind"]))
+@pytest.mark.parametrize(
+    "document", [BISECT, REFERENCE, ANNOTATION], ids=lambda document: str(document["kind"])
+)
 def test_it_works(writer: Recorder, document: dict[str, Any]) -> None:
-    assert tell(writer, **document)
+    assert send_report(writer, **document)
     report = Report.objects.get()
     assert (report.kind, report.step, report.writer) == (document["kind"], document["step"], writer.uuid)
     for key, value in document.items():
@@ -27,12 +29,12 @@ def test_it_works(writer: Recorder, document: dict[str, Any]) -> None:
     assert not set(report.document) & reports.ENVELOPE
 
 
-def test_it_is_stored_once(writer: Recorder) -> None:
-    assert tell(writer, **ANNOTATION)
+def test_a_repeated_report_is_stored_once(writer: Recorder) -> None:
+    assert send_report(writer, **ANNOTATION)
     writer.seq -= 1
-    assert not tell(writer, **ANNOTATION)
+    assert not send_report(writer, **ANNOTATION)
     with pytest.raises(WriterConflictError):
-        tell(writer, **{**ANNOTATION, "text": "another"})
+        send_report(writer, **{**ANNOTATION, "text": "another"})
     assert Report.objects.count() == Receipt.objects.filter(kind="report").count() == 1
 
 
@@ -65,20 +67,20 @@ def test_refuses_values_out_of_bounds(
     writer: Recorder, document: dict[str, Any], change: dict[str, Any]
 ) -> None:
     with pytest.raises(ValidationError):
-        tell(writer, **{**document, **change})
+        send_report(writer, **{**document, **change})
 
 
 def test_the_number_of_reports_is_bounded(writer: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "MOST_REPORTS", 2)
     for _ in range(2):
-        tell(writer, **ANNOTATION)
+        send_report(writer, **ANNOTATION)
     with pytest.raises(InvalidError, match="has 2 reports"):
-        tell(writer, **ANNOTATION)
+        send_report(writer, **ANNOTATION)
 
 
 def test_the_last_list_of_accepted_commands_counts(writer: Recorder) -> None:
-    tell(writer, kind="accepts", accepts=["pause", "fallback", "fallback"])
-    tell(writer, kind="accepts", accepts=["fallback"])
+    send_report(writer, kind="accepts", accepts=["pause", "fallback", "fallback"])
+    send_report(writer, kind="accepts", accepts=["fallback"])
     assert Listener.objects.get().accepts == ["fallback"]
 
 
@@ -86,7 +88,7 @@ def test_a_report_counts_as_a_sign_of_life(writer: Recorder) -> None:
     other = another(writer.run)
     writer.run.state = "silent"
     writer.run.save()
-    tell(other, **ANNOTATION)
+    send_report(other, **ANNOTATION)
     writer.run.refresh_from_db()
     assert writer.run.state == "running"
     same = identify(writer.run.id, other.uuid, 0, "report", b"x")

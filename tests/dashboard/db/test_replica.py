@@ -47,11 +47,11 @@ def run(server: Server) -> WireClient:
 
 @pytest.fixture
 def standby(server: Server, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A replica of this session's own PostgreSQL."""
+    """A replica of the PostgreSQL of this test session."""
     if "FP8SCOPE_TEST_SERVERS" not in os.environ:
         pytest.skip("DATABASE_URL names a server that is not ours to copy")
     primary = EmbeddedPostgres(Path(os.environ["FP8SCOPE_TEST_SERVERS"]) / "postgres", durable=False)
-    # As it was started, by the process that holds the directory.
+    # The account that it was started with.
     primary.account = primary.server_account() if os.geteuid() == 0 else None
     copy = standby_of(primary, tmp_path / "standby")
     with copy:
@@ -70,9 +70,9 @@ def figure(url: str, run: WireClient, cookie: str) -> tuple[int, bytes]:
 
 def test_it_works(standby: EmbeddedPostgres, run: WireClient, cookie: str, tmp_path: Path) -> None:
     with web_server(tmp_path / "web.log", FP8SCOPE_REPLICA_URL=url_of(standby)) as (url, _):
-        # The replica follows within moments; statistics of who asked it come a little later.
+        # The replica is up to date within moments; its statistics of scans follow a little later.
         eventually(lambda: b'"figure"' in figure(url, run, cookie)[1] and scans(standby) > 0)
-        # What is written while it is there is seen as well, from whichever of the two.
+        # New rows are visible as well, from the replica or the primary.
         more = run.batch(1, list(range(50, 60)), scalars={"loss": [2.0] * 10})
         assert run.send(more).status == 201
         assert figure(url, run, cookie)[0] == 200
@@ -92,7 +92,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def scans(standby: EmbeddedPostgres) -> int:
-    """How often somebody has looked for runs in the replica."""
+    """The number of scans of the table of runs in the replica."""
     with psycopg.connect(url_of(standby), autocommit=True) as there:
         counts = "SELECT coalesce(seq_scan, 0) + coalesce(idx_scan, 0) FROM pg_stat_user_tables"
         row = there.execute(f"{counts} WHERE relname = 'runs_run'").fetchone()
@@ -107,14 +107,14 @@ def test_a_primary_is_not_a_replica() -> None:
 
 
 def test_pauses_after_a_failure_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(replica, "_is_fresh", lambda: not asked.append(1))  # type: ignore[func-returns-value]
+    checks = []
+    monkeypatch.setattr(replica, "_is_fresh", lambda: not checks.append(1))  # type: ignore[func-returns-value]
     health = replica._Health()
-    assert health.good() and health.good() and len(asked) == 1
+    assert health.good() and health.good() and len(checks) == 1
     health.failed()
-    assert not health.good() and len(asked) == 1
+    assert not health.good() and len(checks) == 1
     health._until = 0.0
-    assert health.good() and len(asked) == 2
+    assert health.good() and len(checks) == 2
 
 
 def test_writes_and_other_apps_use_the_primary() -> None:
@@ -127,6 +127,6 @@ def test_writes_and_other_apps_use_the_primary() -> None:
     finally:
         replica._wanted.reset(token)
     assert router.allow_migrate("default", "runs") and not router.allow_migrate("replica", "runs")
-    # Without FP8SCOPE_REPLICA_URL there is none to be asked.
+    # Without FP8SCOPE_REPLICA_URL the primary is used.
     with replica.from_replica():
         assert replica.database() == "default"

@@ -43,7 +43,7 @@ def event(**changes: Any) -> dict[str, Any]:
 
 
 def stored(**changes: Any) -> dict[str, Any]:
-    """An answer to GET /runs/{run}."""
+    """A response to GET /runs/{run}."""
     score = {"name": "held-out text", "metric": "nll", "step": 100, "verdict": "inside", "score": 2.6}
     return {
         "comparison": {"verdict": "within", "to_step": 100, "delta": 0.01, "tolerance": 0.03},

@@ -1,4 +1,4 @@
-"""pg_dump and pg_restore, as docs/operating.md says, bring everything back."""
+"""pg_dump and pg_restore, used as docs/operating.md describes, restore every table."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def server() -> EmbeddedPostgres:
 
 
 def contents(url: str) -> dict[str, Any]:
-    """Every table's number of rows and a digest of what is in them, bytes included."""
-    found = {}
-    with psycopg.connect(url, autocommit=True) as there:
-        names = there.execute(
+    """The number of rows and a digest of the rows of each table."""
+    tables = {}
+    with psycopg.connect(url, autocommit=True) as source:
+        names = source.execute(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace"
             " AND c.relkind IN ('r', 'p') AND NOT c.relispartition"
         ).fetchall()
         for (name,) in names:
-            found[name] = there.execute(
+            tables[name] = source.execute(
                 f"SELECT count(*), md5(string_agg(md5(t::text), '' ORDER BY md5(t::text))) FROM {name} AS t"
             ).fetchone()
-    return found
+    return tables
 
 
 def run(server: EmbeddedPostgres, program: str, *arguments: str) -> None:

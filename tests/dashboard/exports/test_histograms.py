@@ -1,4 +1,4 @@
-"""Histograms of exponents, taken away and brought back, answer as before; damaged files are refused."""
+"""Exponent histograms survive an export and import; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fp8scope_dashboard.telemetry.histograms import EXPONENT_BINS
 from fp8scope_dashboard.telemetry.models import Histogram
 
 NAMES = ["a.input", "b.input", "c.input"]
-# 3 + 1 + 1 of the first process, 1 + 1 of the other rank, 1 of the second attempt.
+# 3 + 1 + 1 of the first writer, 1 + 1 of the other rank, 1 of the second attempt.
 HISTOGRAMS = 8
 
 
@@ -36,7 +36,7 @@ def put(client: WireClient, seq: int, step: int, histograms: Mapping[int, Sequen
 
 @pytest.fixture
 def client(server: Server) -> WireClient:
-    """Two ranks and a second attempt, in catalogues of different order; a step that was sampled twice."""
+    """Two ranks and a second attempt with catalogues of different order. One step was sampled twice."""
     first = WireClient(server.url, server.token)
     first.register(name="sampled")
     first.catalogue(NAMES)
@@ -56,25 +56,28 @@ def client(server: Server) -> WireClient:
 
 
 def answers(run_id: uuid.UUID, tensors: int = len(NAMES)) -> list[Any]:
-    """What `queries.histogram` says of each tensor at some steps and in all, counts as bytes."""
-    found = []
+    """The results of `queries.histogram` for each tensor at some steps and over all steps."""
+    results = []
     for tensor in range(tensors):
         for step in (None, 0, 10, 60, 100):
-            one = queries.histogram(run_id, tensor, step)
-            found.append(one and (one.step, one.zeros, one.counts.tobytes(), one.nonfinite))
-    return found
+            histogram = queries.histogram(run_id, tensor, step)
+            results.append(
+                histogram
+                and (histogram.step, histogram.zeros, histogram.counts.tobytes(), histogram.nonfinite)
+            )
+    return results
 
 
 def stored(run_id: uuid.UUID) -> list[Any]:
-    """Every histogram in the order of sending, whatever the messages were."""
-    found: list[Any] = []
+    """Every histogram in the order of sending, regardless of its message."""
+    histograms: list[Any] = []
     for writer in queries.writers(run_id):
         seq = 0
         while (rows := queries.histogram_rows(run_id, writer, seq, 1)) is not None:
             seq = int(rows.seqs[-1]) + 1
             columns = (rows.steps, rows.times.astype(str), rows.tensors, rows.counts)
-            found += [(writer, *row) for row in zip(*(each.tolist() for each in columns), strict=True)]
-    return found
+            histograms += [(writer, *row) for row in zip(*(each.tolist() for each in columns), strict=True)]
+    return histograms
 
 
 def test_it_works(server: Server, client: WireClient, tmp_path: Path) -> None:
@@ -86,18 +89,18 @@ def test_it_works(server: Server, client: WireClient, tmp_path: Path) -> None:
     assert merged is not None and merged.total == 5 + 2 + 3 + 2
 
 
-def test_importing_twice_is_importing_once(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_a_second_import_changes_nothing(server: Server, client: WireClient, tmp_path: Path) -> None:
     new = moved(server, client.run, "parquet", tmp_path / "run")
     assert moved(server, client.run, "parquet", tmp_path / "run") == new
     assert stored(new) == stored(client.run)
 
 
-def test_a_file_of_text_has_none(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_a_csv_export_has_no_histograms(server: Server, client: WireClient, tmp_path: Path) -> None:
     new = moved(server, client.run, "csv", tmp_path / "run")
     assert stored(new) == [] and everything(new) == everything(client.run)
 
 
-def test_the_columns(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_an_export_has_a_row_per_histogram(server: Server, client: WireClient, tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
     frame = parquet.read_table(path).to_pylist()
@@ -108,7 +111,7 @@ def test_the_columns(server: Server, client: WireClient, tmp_path: Path) -> None
     assert rows[1]["tensor:amax"] is None and rows[1]["time"] is not None
 
 
-def test_progress_counts_them(client: WireClient) -> None:
+def test_progress_counts_histograms(client: WireClient) -> None:
     name = uuid.uuid4()
     answer = client.request("GET", f"/export?progress={name}")
     rows = HISTOGRAMS + 4
@@ -116,8 +119,8 @@ def test_progress_counts_them(client: WireClient) -> None:
     assert client.request("GET", f"/export/{name}").json == {"rows": rows, "rows_written": rows}
 
 
-def test_more_than_one_message_takes(server: Server, tmp_path: Path) -> None:
-    """A message of 4,500 tensors becomes several, and a piece of the export has only so many."""
+def test_splits_histograms_of_many_tensors_into_messages(server: Server, tmp_path: Path) -> None:
+    """The import splits a step of 4,500 tensors into several messages, and the export into several pieces."""
     big = WireClient(server.url, server.token)
     big.register(name="big")
     big.catalogue([f"layers.{i}.input" for i in range(4500)])
@@ -128,14 +131,14 @@ def test_more_than_one_message_takes(server: Server, tmp_path: Path) -> None:
     assert stored(new) == stored(big.run) and len(stored(new)) == 9000
     for tensor in (0, 3800, 4499):
         for step in (0, None):
-            (there, here) = (queries.histogram(run, tensor, step) for run in (new, big.run))
-            assert there is not None and here is not None
-            assert (there.step, list(there.counts)) == (here.step, list(here.counts))
+            (imported, original) = (queries.histogram(run, tensor, step) for run in (new, big.run))
+            assert imported is not None and original is not None
+            assert (imported.step, list(imported.counts)) == (original.step, list(original.counts))
     pieces = list(content.content_of(Run.objects.get(pk=big.run), with_histograms=True).pieces())
     assert max(piece.nbytes for piece in pieces) < 10 * content.MOST_CELLS
 
 
-def test_what_retention_deletes_meanwhile(server: Server, client: WireClient) -> None:
+def test_an_export_continues_if_retention_deletes_histograms(server: Server, client: WireClient) -> None:
     pieces = content.content_of(Run.objects.get(), with_histograms=True).pieces()
     next(pieces)
     Histogram.objects.all().delete()
@@ -143,7 +146,7 @@ def test_what_retention_deletes_meanwhile(server: Server, client: WireClient) ->
     assert rows == 2
 
 
-def test_a_tensor_that_came_later_is_left_out(client: WireClient) -> None:
+def test_an_export_omits_tensors_registered_after_its_start(client: WireClient) -> None:
     begun = content.content_of(Run.objects.get(), with_histograms=True)
     client.catalogue(["d.input"], offset=3)
     put(client, 4, 200, {3: counts(e0=1), 0: counts(e0=2)})
@@ -152,13 +155,13 @@ def test_a_tensor_that_came_later_is_left_out(client: WireClient) -> None:
 
 
 def column(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
-    """The table with what a column has (never null) changed."""
-    values = [None if one is None else change(one) for one in table.column(name).to_pylist()]
+    """The table with the values of a column changed, nulls excepted."""
+    values = [None if value is None else change(value) for value in table.column(name).to_pylist()]
     field = table.schema.field(name)
     return table.set_column(table.schema.names.index(name), field, pa.array(values, field.type))
 
 
-def test_a_file_of_the_first_format(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_imports_a_file_of_the_first_format(server: Server, client: WireClient, tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
 
@@ -185,14 +188,14 @@ BAD: dict[str, tuple[Callable[[pa.Table, dict[str, Any]], pa.Table], str]] = {
         "count is null",
     ),
     "a negative count": (lambda t, d: column(t, "histogram", lambda _: [-1.0] * BINS), "negative"),
-    "a tensor of nobody": (lambda t, d: column(t, "tensor", lambda _: 3), "tensor 3 of a histogram"),
+    "an unknown tensor": (lambda t, d: column(t, "tensor", lambda _: 3), "tensor 3 of a histogram"),
     "no tensor": (lambda t, d: column(t, "tensor", lambda _: None), "tensor None of a histogram"),
     "no tensors": (lambda t, d: t.drop_columns(["tensor"]), "histograms have no tensor"),
     "a tensor twice": (lambda t, d: column(t, "tensor", lambda _: 1), "repeated"),
     "no time": (lambda t, d: column(t, "time", lambda _: None), "time"),
-    "a process of nobody": (lambda t, d: column(t, "writer", lambda _: 3), "does not describe"),
+    "an unknown writer": (lambda t, d: column(t, "writer", lambda _: 3), "does not describe"),
     "no step": (lambda t, d: t.drop_columns(["step"]), "no column step"),
-    "no processes": (lambda t, d: d.pop("writers") and t, "has no writers"),
+    "no writers": (lambda t, d: d.pop("writers") and t, "has no writers"),
     "no document": (
         lambda t, d: t.set_column(
             t.schema.names.index("report"), "report", pa.array(["{"] * t.num_rows, pa.string())
@@ -203,16 +206,16 @@ BAD: dict[str, tuple[Callable[[pa.Table, dict[str, Any]], pa.Table], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input(server: Server, client: WireClient, tmp_path: Path, what: str) -> None:
+def test_refuses_a_damaged_file(server: Server, client: WireClient, tmp_path: Path, what: str) -> None:
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
-    change, said = BAD[what]
+    change, message = BAD[what]
     rewritten(path, change)
-    with pytest.raises(TransferError, match=said):
+    with pytest.raises(TransferError, match=message):
         list(Upload(settings_of(server), Archive(path)).send())
 
 
-def test_the_command_says_what_is_wrong(
+def test_the_command_prints_the_error(
     server: Server,
     client: WireClient,
     tmp_path: Path,
@@ -229,5 +232,5 @@ def test_the_command_says_what_is_wrong(
     assert "does not have 279 numbers" in capsys.readouterr().err
 
 
-def test_the_bins_are_those_of_the_server() -> None:
+def test_agent_and_server_have_the_same_bins() -> None:
     assert BINS == EXPONENT_BINS

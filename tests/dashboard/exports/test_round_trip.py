@@ -1,4 +1,4 @@
-"""A run taken away and brought back is the same run: every value, hole, writer, score and report."""
+"""An export and import preserves every value, gap, writer, score and report of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = {"lr": 1e-3, "text": 'a "quoted", text\nof two lines', "nested": {"deep
 
 @pytest.fixture
 def client(server: Server) -> WireClient:
-    """Two ranks, two attempts of one of them, values of every kind, catalogues of different order."""
+    """Two ranks, one of them with two attempts, values of every kind, and catalogues of different order."""
     first = WireClient(server.url, server.token)
     fields = {
         "name": "the run",
@@ -91,21 +91,21 @@ def test_it_works(server: Server, client: WireClient, tmp_path: Path, form: str)
     assert everything(new) == everything(client.run)
 
 
-def test_a_compacted_run_comes_back(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_a_compacted_run_survives_a_round_trip(server: Server, client: WireClient, tmp_path: Path) -> None:
     before = everything(client.run)
     while compaction.compact_run(client.run):
         pass
     assert everything(moved(server, client.run, "parquet", tmp_path / "run")) == before
 
 
-def test_importing_twice_is_importing_once(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_a_second_import_changes_nothing(server: Server, client: WireClient, tmp_path: Path) -> None:
     new = moved(server, client.run, "csv", tmp_path / "run")
     first = everything(new)
     assert moved(server, client.run, "csv", tmp_path / "run") == new
     assert everything(new) == first
 
 
-def test_parquet_opens_anywhere(server: Server, client: WireClient, tmp_path: Path) -> None:
+def test_pyarrow_reads_a_parquet_export(server: Server, client: WireClient, tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
     table = pyarrow.parquet.read_table(path)
@@ -116,7 +116,7 @@ def test_parquet_opens_anywhere(server: Server, client: WireClient, tmp_path: Pa
     )
 
 
-def test_a_run_without_rows(server: Server, tmp_path: Path) -> None:
+def test_a_run_without_rows_survives_a_round_trip(server: Server, tmp_path: Path) -> None:
     empty = WireClient(server.url, server.token)
     empty.register(name="empty")
     for form in FORMATS:
@@ -130,22 +130,22 @@ def _downloaded(server: Server, run: uuid.UUID, form: str, path: Path) -> Path:
     return path
 
 
-def test_the_command_gets_what_it_asks_for(
+def test_downloads_report_the_rows_written(
     server: Server, client: WireClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
-    ask = export._rows_written
+    counts: list[int] = []
+    rows_written = export._rows_written
 
-    def written(*what: Any) -> int:
-        told.append(ask(*what))
-        return told[-1]
+    def recorded(*arguments: Any) -> int:
+        counts.append(rows_written(*arguments))
+        return counts[-1]
 
     monkeypatch.setattr(export, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(export, "_rows_written", written)
+    monkeypatch.setattr(export, "_rows_written", recorded)
     for form, magic in (("parquet", b"PAR1"), ("csv", b"#fp8")):
         path = _downloaded(server, client.run, form, tmp_path / form)
         assert path.read_bytes().startswith(magic)
-        assert told[-1] == Archive(path).rows == 16
+        assert counts[-1] == Archive(path).rows == 16
     cache.clear()
 
 
@@ -155,10 +155,10 @@ def test_progress_is_reported(server: Server, client: WireClient) -> None:
     assert answer.status == 200
     assert answer.headers["X-Fp8scope-Rows"] == "16"
     assert "attachment" in answer.headers["Content-Disposition"]
-    told = client.request("GET", f"/export/{name}").json
-    assert told == {"rows": 16, "rows_written": 16}
-    told = client.request("GET", f"/export/{uuid.uuid4()}").json
-    assert told == {"rows": 12, "rows_written": None}
+    progress = client.request("GET", f"/export/{name}").json
+    assert progress == {"rows": 16, "rows_written": 16}
+    progress = client.request("GET", f"/export/{uuid.uuid4()}").json
+    assert progress == {"rows": 12, "rows_written": None}
     cache.clear()
 
 
@@ -201,7 +201,7 @@ def test_deletion_over_the_api(server: Server, client: WireClient) -> None:
     assert WireClient(server.url, server.token).request("DELETE").code == "unknown_run"
 
 
-def test_from_a_terminal(
+def test_the_command_line_exports_and_imports(
     server: Server,
     client: WireClient,
     tmp_path: Path,

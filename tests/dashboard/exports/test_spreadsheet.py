@@ -1,4 +1,4 @@
-"""What a spreadsheet program makes of a CSV export: no cell of it is a formula, and nothing is lost."""
+"""No cell of a CSV export is a formula in a spreadsheet program, and the import restores every value."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ NAMES = [
     "a;\t=1",
     "'=1",
 ]
-TENSORS = [f"blocks.{place}.{name}" for place, name in enumerate(NAMES)]
+TENSORS = [f"blocks.{index}.{name}" for index, name in enumerate(NAMES)]
 FORMULA = re.compile(r"[=+\-@\t\r]")
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?([eE][-+]?\d+)?|inf|nan)", re.IGNORECASE)
 
 
 def formulas(text: str) -> list[str]:
-    """Cells that a program takes for a formula, whether it splits at commas, semicolons or tabs."""
+    """Cells that a program would read as formulas, if it splits at commas, semicolons or tabs."""
     cells = [
         cell
         for separator in ",;\t"
@@ -55,7 +55,7 @@ def formulas(text: str) -> list[str]:
 
 @pytest.fixture
 def client(server: Server) -> WireClient:
-    """A run all of whose names are formulas, with negative numbers."""
+    """A run with formulas as names and with negative numbers."""
     sender = WireClient(server.url, server.token)
     config = {name: name for name in NAMES}
     sender.register(
@@ -83,7 +83,7 @@ def exported(server: Server, run: uuid.UUID, path: Path) -> str:
 def test_it_works(server: Server, client: WireClient, tmp_path: Path) -> None:
     text = exported(server, client.run, tmp_path / "run.csv")
     assert formulas(text) == []
-    assert "-2.5" in text and "-inf" in text and "-1.5" in text, "numbers stay as they are"
+    assert "-2.5" in text and "-inf" in text and "-1.5" in text, "numbers are unchanged"
     assert text.count("HYPERLINK") > 20
 
 
@@ -100,7 +100,7 @@ def test_the_import_restores_the_names(server: Server, client: WireClient, tmp_p
 @pytest.mark.parametrize(
     "name", ['x"; filename="evil.exe', "a\r\nSet-Cookie: b=c", "../../etc/passwd", "=1", "…"]
 )
-def test_the_files_name_is_safe(server: Server, name: str) -> None:
+def test_the_file_name_is_safe(server: Server, name: str) -> None:
     sender = WireClient(server.url, server.token)
     sender.register(name="x")
     Run.objects.filter(pk=sender.run).update(name=name)
@@ -115,7 +115,7 @@ TEXT = st.text(st.sampled_from("=+-@'\t\r\n,;ab\"\\ ") | st.characters(codec="ut
 
 
 @given(TEXT)
-def test_a_columns_name_is_safe_and_can_be_undone(name: str) -> None:
+def test_a_column_name_is_safe_and_can_be_restored(name: str) -> None:
     safe = safe_header(name)
     assert QUOTE.sub("", safe) == name
     assert not any(FORMULA.match(part) for part in re.split(r"[,;\t\r\n]", safe) if part != "")
@@ -126,7 +126,7 @@ def test_a_columns_name_is_safe_and_can_be_undone(name: str) -> None:
         TEXT | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)
     )
 )
-def test_json_is_safe_and_the_same(document: object) -> None:
+def test_json_is_safe_and_unchanged(document: object) -> None:
     text = json_text({"document": document})
     assert json.loads(text) == {"document": document}
     assert formulas(f"#fp8scope {text}") == []

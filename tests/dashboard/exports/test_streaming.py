@@ -1,4 +1,4 @@
-"""How many exports a web process sends at a time."""
+"""The limit on concurrent exports of a web process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def stored() -> tuple[Run, dict[str, str]]:
     return recorder.run, {"authorization": f"Bearer {secret}"}
 
 
-def test_simultaneous_requests_do_not_pass_the_limit_together(stored: tuple[Run, dict[str, str]]) -> None:
-    """No response sends its first part before all requests have been answered."""
+def test_concurrent_requests_do_not_exceed_the_limit(stored: tuple[Run, dict[str, str]]) -> None:
+    """All responses begin before any of them sends its first part."""
     recorded, headers = stored
     requests = 3 * MOST_EXPORTS
 
@@ -49,12 +49,12 @@ def test_simultaneous_requests_do_not_pass_the_limit_together(stored: tuple[Run,
     assert all(answer.body.startswith(b"PAR1") for answer in answers if answer.status == 200)
     refused = next(answer for answer in answers if answer.status == 429)
     assert b'"slow_down"' in refused.body and b"retry-after" in {name.lower() for name, _ in refused.headers}
-    # Every slot is free again.
+    # All slots are free again.
     answers = run(ask_at_once)
     assert sum(answer.status == 200 for answer in answers) == MOST_EXPORTS
 
 
-def test_an_export_that_is_never_read_gives_its_slot_back(stored: tuple[Run, dict[str, str]]) -> None:
+def test_an_export_that_is_never_read_releases_its_slot(stored: tuple[Run, dict[str, str]]) -> None:
     recorded, headers = stored
     for _ in range(2 * MOST_EXPORTS):
         response = Client().get(f"/api/v1/runs/{recorded.pk}/export", headers=headers)
@@ -62,7 +62,7 @@ def test_an_export_that_is_never_read_gives_its_slot_back(stored: tuple[Run, dic
         response.close()
 
 
-def test_an_export_that_fails_gives_its_slot_back(
+def test_an_export_that_fails_releases_its_slot(
     stored: tuple[Run, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded, headers = stored

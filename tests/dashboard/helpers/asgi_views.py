@@ -22,20 +22,20 @@ Headers = Mapping[str, str]
 
 @dataclass
 class Answer:
-    """What an application sent."""
+    """The response of an application."""
 
     status: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
-    """What had happened in the views' module when the answer began."""
+    """The events of the views before the response began."""
 
     @property
     def body(self) -> bytes:
         return b"".join(self.parts)
 
 
-# What the views below leave for the tests to see.
+# Events that the views below record for the tests.
 events: list[str] = []
 meeting = threading.Barrier(2)
 
@@ -77,7 +77,7 @@ def parts(request: HttpRequest) -> StreamingHttpResponse:
                 yield b"%d " % i
                 await asyncio.sleep(0)
             if "fail" in request.GET:
-                raise ValueError("in the midst of it")
+                raise ValueError("in the middle of the stream")
         finally:
             events.append("stream ended")
 
@@ -108,7 +108,7 @@ urlpatterns = [
 
 
 def run(work: Callable[[], Any]) -> Any:
-    """Run it in a thread: this one's loop may be in use, by a browser that another test drives."""
+    """Run it in another thread, because the browser of another test may use the loop of this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(lambda: asyncio.run(work())).result()
 
@@ -124,9 +124,10 @@ async def request(
     answer: Answer | None = None,
     on_start: Callable[[], Awaitable[None]] | None = None,
 ) -> Answer:
-    """Ask an ASGI application as a server would. `leaves_after`: so many parts, then the client is gone.
+    """Send a request to an ASGI application as a server would.
 
-    `answer` is filled while it comes. `on_start` is awaited after status and headers, before any part.
+    The client disconnects after `leaves_after` parts. `answer` is filled while the response arrives.
+    `on_start` is awaited after status and headers, before any part.
     """
     answer = answer or Answer()
     waiting = list(pieces)
@@ -150,13 +151,13 @@ async def request(
         if leaves_after is not None and len(answer.parts) >= leaves_after:
             gone.set()
 
-    place, _, query = target.partition("?")
+    address, _, query = target.partition("?")
     given = {"host": "testserver", **(headers or {})}
     await application(
         {
             "type": "http",
             "method": method,
-            "path": root + place,
+            "path": root + address,
             "root_path": root,
             "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],

@@ -1,4 +1,4 @@
-"""Records a run, has it compacted, and asks it for everything that there is to ask."""
+"""Recording a run, compacting it, and reading everything that queries return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def over(recorder: Recorder | None = None) -> None:
 
 
 def compact(recorder: Recorder) -> int:
-    """Everything that there is to do; returns the number of changes."""
+    """Compact until nothing is left to do. Returns the number of changes."""
     total = 0
     while changes := compaction.compact_run(recorder.run.id):
         total += changes
@@ -41,30 +41,30 @@ def compact(recorder: Recorder) -> int:
 
 
 def everything(recorder: Recorder) -> list[Any]:
-    """All that can be asked for, in a form that compares NaN as equal."""
+    """The results of all queries, in a form that compares NaN as equal."""
     run = recorder.run.id
-    found: list[Any] = [run]
+    results: list[Any] = [run]
     for name in queries.scalar_names(run):
         series = queries.scalar(run, name)
-        found.append((name, series.steps.tolist(), repr(series.values.tolist()), series.times.tolist()))
+        results.append((name, series.steps.tolist(), repr(series.values.tolist()), series.times.tolist()))
     for name in queries.statistic_names(run):
         for index in range(2):
             series = queries.tensor_series(run, index, name)
-            found.append((name, index, series.steps.tolist(), series.values.tolist()))
-        found.append(repr(queries.heatmap(run, name, columns=7).values.tolist()))
-        found.append(queries.top(run, name))
-    found.append(repr(queries.latest_statistics(run)))
+            results.append((name, index, series.steps.tolist(), series.values.tolist()))
+        results.append(repr(queries.heatmap(run, name, columns=7).values.tolist()))
+        results.append(queries.top(run, name))
+    results.append(repr(queries.latest_statistics(run)))
     for writer in queries.writers(run):
         rows = queries.stream(run, writer, 0, 1000)
-        found.append(np.concatenate([data.steps for _, data in rows]).tolist() if rows else [])
+        results.append(np.concatenate([data.steps for _, data in rows]).tolist() if rows else [])
         loss = [
             (value, logged)
             for _, data in rows
             if "loss" in data.scalars
             for value, logged in zip(data.scalars["loss"].tolist(), data.logged["loss"].tolist(), strict=True)
         ]
-        found.append(repr(loss))
-    return found
+        results.append(repr(loss))
+    return results
 
 
 def spans() -> list[tuple[int, int, int]]:

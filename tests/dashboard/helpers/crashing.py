@@ -1,11 +1,10 @@
-"""A process that compacts a run and kills itself (SIGKILL) when it has done so many things in the database.
+"""A process that compacts a run and kills itself (SIGKILL) at a given moment of the work in the database.
 
     python crashing.py RUN
 
-reads a number a line. For each it forks a child that makes one change to the run and dies at the moment of
-that number: each statement has a moment before it and one after it. -1 is the moment before the commit of
-what it has written, -2 the one after it. Writes `killed`, or `done` and the number of changes where the
-child came to its end.
+Reads one number per line. For each number, it forks a child that makes one change to the run and dies at the
+moment of that number. Moments are counted before and after each SQL statement; -1 is the moment before the
+commit and -2 the moment after it. Prints `killed`, or `done` and the number of changes if the child survived.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import psycopg
 
 
 class Countdown:
-    """Kills this process at the moment that it counts down to."""
+    """Kills this process when its count reaches 0."""
 
     def __init__(self, moments: int) -> None:
         self.moments = moments
@@ -34,7 +33,7 @@ class Countdown:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, with a moment before it and one after it."""
+        """Wrap a function with a moment before and after each call."""
 
         @wraps(function)
         def counted(*arguments: Any, **keywords: Any) -> Any:
@@ -46,7 +45,7 @@ class Countdown:
         return counted
 
     def around_stream(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same for a generator."""
+        """Wrap a generator function with a moment before and after the iteration."""
 
         @wraps(function)
         def counted(*arguments: Any, **keywords: Any) -> Iterator[Any]:
@@ -77,7 +76,7 @@ def compact(run: UUID, moments: int) -> int:
 
 def main() -> None:
     django.setup()
-    # Once, not in every child.
+    # Imported here so that not every child imports it.
     import fp8scope_dashboard.telemetry.compaction  # noqa: F401
 
     run = UUID(sys.argv[1])

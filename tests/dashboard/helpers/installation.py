@@ -1,4 +1,4 @@
-"""Helpers of these tests: run `up` as a person does, and look for whatever it leaves running."""
+"""Running `fp8scope up` as a user does, and finding the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 120.0
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without what names servers or places: `up` must find its own."""
+    """The environment without addresses of servers and directories, which `up` must choose itself."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FP8SCOPE_")}
     for name in ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE"):
         kept.pop(name, None)
@@ -30,17 +30,19 @@ def clean_environment() -> dict[str, str]:
 
 
 def processes_below(directory: Path) -> list[psutil.Process]:
-    """Every process that works below `directory`: all children of an installation do."""
-    place = str(directory.resolve())
-    return list(processes.find(lambda one: not processes.has_ended(one) and one.cwd().startswith(place)))
+    """Every process with a working directory below `directory`, such as the children of an installation."""
+    root = str(directory.resolve())
+    return list(
+        processes.find(lambda process: not processes.has_ended(process) and process.cwd().startswith(root))
+    )
 
 
 def names_below(directory: Path) -> list[str]:
-    return [" ".join(one.cmdline()) for one in processes_below(directory)]
+    return [" ".join(process.cmdline()) for process in processes_below(directory)]
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition` holds; fail with `what` after a time no healthy machine needs."""
+    """Wait until `condition` holds. Fail with `what` after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"never came true: {what}"
@@ -48,14 +50,14 @@ def eventually(condition: Callable[[], object], what: str) -> None:
 
 
 class Stay(urllib.request.HTTPRedirectHandler):
-    """Take a redirect for the answer."""
+    """Return redirects instead of following them."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def status_of(url: str, host: str | None = None) -> int:
-    """The status of a GET, redirects not followed; 0 where nobody answers."""
+    """The status of a GET without following redirects; 0 without a response."""
     request = urllib.request.Request(url, headers={"Host": host} if host else {})
     try:
         with urllib.request.build_opener(Stay).open(request, timeout=30) as answer:
@@ -67,7 +69,7 @@ def status_of(url: str, host: str | None = None) -> int:
 
 
 class Up:
-    """`fp8scope up` as a process of its own, ready when entered; killed, if it must be, when left."""
+    """A process that runs `fp8scope up`. Ready on entry, terminated on exit."""
 
     def __init__(self, data_dir: Path, *options: str, environment: dict[str, str] | None = None) -> None:
         self.data_dir = data_dir
@@ -99,7 +101,7 @@ class Up:
         raise AssertionError(f"up ended with status {self.process.wait()}:\n{self.output}")
 
     def finish(self, number: signal.Signals | None = None) -> int:
-        """Send a signal, if any, and read to the end. Returns the exit status."""
+        """Send a signal, if given, and read the output to its end. Returns the exit status."""
         if number is not None:
             self.process.send_signal(number)
         try:
@@ -110,13 +112,13 @@ class Up:
 
     @property
     def url(self) -> str:
-        return self._found(r"fp8scope is ready: (\S+)")
+        return self._match(r"fp8scope is ready: (\S+)")
 
     @property
     def sign_in_link(self) -> str:
-        return self._found(r"sign in as administrator with this one-time link:\n\s+(\S+)")
+        return self._match(r"sign in as administrator with this one-time link:\n\s+(\S+)")
 
-    def _found(self, pattern: str) -> str:
+    def _match(self, pattern: str) -> str:
         match = re.search(pattern, self.output)
         assert match is not None, f"{pattern} is not in:\n{self.output}"
         return match.group(1)

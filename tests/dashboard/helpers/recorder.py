@@ -1,4 +1,4 @@
-"""Puts rows into the store as ingest does, without HTTP."""
+"""Storing rows as ingest does, without HTTP."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class Recorder:
 
 
 def time_of(row: int) -> np.datetime64:
-    """When the row of this place within its batch ended."""
+    """The time of a row by its index in its batch."""
     return np.datetime64(TIME + 1000 * row, "us")

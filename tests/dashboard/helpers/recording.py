@@ -1,4 +1,4 @@
-"""Storing runs as an agent would have sent them, for tests of what is computed from them."""
+"""Storing runs as an agent would send them, for tests of analysis, alerts and pages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Recorder:
         self.seq += 1
 
     def finish(self, error: str = "") -> None:
-        """Say that this writer is done; with an error, that it failed."""
+        """Finish this writer; with an error, as failed."""
         message = identify(self.run.id, self.uuid, self.seq, "finish", b"")
         ending = services.Ending(bool(error), error, rows_sent=0, points_sent=0, dropped=0, errors=0)
         assert services.store_finish(self.run, message, ending)
@@ -97,13 +97,13 @@ def make_run(project: Project, name: str = "run", **fields: Any) -> Run:
 def _chunk(
     steps: ArrayLike, scalars: Mapping[str, ArrayLike], statistics: Mapping[str, ArrayLike]
 ) -> ChunkData:
-    places: NDArray[np.int64] = np.asarray(steps, dtype=np.int64)
-    times = np.datetime64("2026-01-01T00:00:00", "us") + places * np.timedelta64(100_000, "us")
+    numbers: NDArray[np.int64] = np.asarray(steps, dtype=np.int64)
+    times = np.datetime64("2026-01-01T00:00:00", "us") + numbers * np.timedelta64(100_000, "us")
     values = {name: np.asarray(column, dtype=np.float64) for name, column in scalars.items()}
     return ChunkData(
-        places,
+        numbers,
         times,
         values,
-        {name: np.ones(len(places), dtype=bool) for name in values},
+        {name: np.ones(len(numbers), dtype=bool) for name in values},
         {name: np.asarray(matrix, dtype=np.float64) for name, matrix in statistics.items()},
     )

@@ -1,4 +1,4 @@
-"""Reports that a writer stores, as a training process sends them."""
+"""Storing reports as a training process would send them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs.models import Run
 
 
-def tell(writer: Recorder, **document: Any) -> bool:
+def send_report(writer: Recorder, **document: Any) -> bool:
     """Store a report as this writer's next message."""
     body = TypeAdapter(schemas.ReportIn).validate_python(
         {"writer": str(writer.uuid), "seq": writer.seq, **document}
@@ -25,7 +25,7 @@ def tell(writer: Recorder, **document: Any) -> bool:
 
 
 def another(run: Run, rank: int = 1) -> Recorder:
-    """A further process of the run."""
+    """Another writer of the run."""
     return Recorder(run, rank=rank, uuid=uuid.uuid4())
 
 

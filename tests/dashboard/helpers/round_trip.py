@@ -1,4 +1,4 @@
-"""Export a run, import it again, and compare everything that the store has of it."""
+"""Exporting a run, importing it again, and reading everything that is stored of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 
-# The fields that must come back as they were.
+# Fields that an export and import must preserve.
 WRITER = ("uuid", "rank", "hostname", "attempt", "catalogue", "failed", "error")
 REPORT = ("writer", "step", "kind", "document")
 SCORES = ("writer", "step", "name", "metric", "kind", "items", "item_ids", "clusters")
@@ -46,17 +46,17 @@ def settings_of(server: Server) -> Settings:
 
 
 def everything(run_id: uuid.UUID) -> dict[str, Any]:
-    """What is stored of a run, by content: bits of every number, in the order of sending."""
+    """All stored data of a run with the bytes of every number, in the order of sending."""
     run = Run.objects.get(pk=run_id)
     tensors = list(Tensor.objects.filter(run=run).order_by("index"))
     rows: dict[str, Any] = {}
     for writer in queries.writers(run_id):
-        seq, mine = 0, []
-        while found := queries.stream(run_id, writer, seq, 10):
-            seq = found[-1][0] + 1
-            for _, data in found:
-                mine += [row_of(data, i) for i in range(len(data))]
-        rows[str(writer)] = mine
+        seq, sent = 0, []
+        while pieces := queries.stream(run_id, writer, seq, 10):
+            seq = pieces[-1][0] + 1
+            for _, data in pieces:
+                sent += [row_of(data, i) for i in range(len(data))]
+        rows[str(writer)] = sent
     return {
         "run": {name: getattr(run, name) for name in (*RUN, "created_at", "state", "error", "last_scalars")},
         "counted": (run.rows_stored, run.points_stored, run.last_step, run.rows_dropped, run.agent_errors),
@@ -70,7 +70,7 @@ def everything(run_id: uuid.UUID) -> dict[str, Any]:
 
 def row_of(data: Any, i: int) -> tuple[Any, ...]:
     logged = {name: values[i].tobytes() for name, values in data.scalars.items() if data.logged[name][i]}
-    # Where nothing was observed a statistic may as well be missing, and lists may end early.
+    # Values that were not observed may be NaN, missing, or beyond the end of a list.
     observed = {
         (name, j): value.tobytes()
         for name, values in data.statistics.items()
@@ -96,7 +96,7 @@ def moved(server: Server, run: uuid.UUID, form: str, path: Path) -> uuid.UUID:
 
 
 def rewritten(path: Path, change: Callable[[pa.Table, dict[str, Any]], pa.Table]) -> None:
-    """Change a file's table or its description."""
+    """Rewrite a Parquet file with a changed table or description."""
     table = parquet.read_table(path)
     description = json.loads(table.schema.metadata[KEY.encode()])
     table = change(table, description)

@@ -1,4 +1,4 @@
-"""A project after a week: BF16 seeds, a healthy FP8 run and one that diverges, evaluations, alerts."""
+"""Seeding a project: BF16 seeds, a healthy FP8 run and a diverging one, with evaluations and alerts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS_A_STEP = 2_048
 
 @dataclass(frozen=True)
 class Seeded:
-    """The runs by what they are."""
+    """The runs of a seeded project."""
 
     baselines: list[Run]
     healthy: Run

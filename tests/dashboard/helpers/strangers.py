@@ -1,4 +1,4 @@
-"""Clients that do what nobody does who means well."""
+"""Hostile clients: floods of sign-ins, slow connections and large uploads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def connect(url: str, timeout: float = 60.0) -> http.client.HTTPConnection:
 
 
 def sign_in(url: str, name: str, password: str = "wrong", headers: dict[str, str] | None = None) -> int:
-    """The status of an attempt to sign in; 0 without an answer."""
+    """The status of an attempt to sign in; 0 without a response."""
     connection = connect(url)
     try:
         body = urlencode({"username": name, "password": password})
@@ -40,7 +40,7 @@ def sign_in(url: str, name: str, password: str = "wrong", headers: dict[str, str
 
 @contextmanager
 def sign_in_flood(url: str, connections: int) -> Iterator[Counter[int]]:
-    """Post ever new names over so many connections; gives how often each status came."""
+    """Post sign-ins with new names over several connections. Yields the counts of response statuses."""
     statuses: Counter[int] = Counter()
     over = threading.Event()
 
@@ -62,14 +62,14 @@ def sign_in_flood(url: str, connections: int) -> Iterator[Counter[int]]:
 
 
 def raw(url: str, start: bytes) -> socket.socket:
-    """A connection on which `start` was sent, and nothing more yet."""
+    """A connection on which only `start` was sent."""
     connection = socket.create_connection((str(urlsplit(url).hostname), int(urlsplit(url).port or 80)), 60)
     connection.sendall(start)
     return connection
 
 
 def upload(url: str, path: str, size: int, headers: str = "") -> tuple[int, bytes]:
-    """Announce a body of `size` bytes and send it until there is an answer; how many bytes went, and it."""
+    """Declare a body of `size` bytes and send it until there is a response. Returns the sent bytes and it."""
     start = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n{headers}\r\n"
     sent, piece = 0, bytes(65536)
     with raw(url, start.encode()) as connection:
@@ -89,7 +89,7 @@ def upload(url: str, path: str, size: int, headers: str = "") -> tuple[int, byte
 
 
 def rest(connection: socket.socket) -> bytes:
-    """Everything until the server ends the connection."""
+    """All bytes until the server closes the connection."""
     connection.settimeout(10)
     received = b""
     with suppress(ConnectionError):
@@ -99,7 +99,7 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def temporary_bytes(pid: int) -> int:
-    """Bytes in the temporary files that a process holds open: they have no name any more."""
+    """Bytes in the deleted temporary files that a process holds open."""
     size = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):

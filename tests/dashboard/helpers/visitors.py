@@ -1,4 +1,4 @@
-"""Signed-in users of the pages, and reading the figures that the server sends."""
+"""Signed-in users of the pages, and decoding of figures."""
 
 from __future__ import annotations
 

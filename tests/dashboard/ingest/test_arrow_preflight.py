@@ -1,4 +1,4 @@
-"""The declared sizes of a stream are added up before anything is decompressed."""
+"""The declared sizes of a stream are checked before anything is decompressed."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ def batch(compression: Compression = "zstd", record_batches: int = 1) -> bytes:
 
 
 def claims(body: bytes, size: int) -> list[int]:
-    """Where a compressed buffer says that it decompresses to `size` bytes."""
+    """The positions where a compressed buffer declares a decompressed size of `size` bytes."""
     return [i for i in range(0, len(body) - 8, 8) if struct.unpack_from("<q", body, i)[0] == size]
 
 
 def with_claim(size: int) -> bytes:
-    """A batch of which one buffer says that it decompresses to `size` bytes."""
+    """A batch with one buffer that declares a decompressed size of `size` bytes."""
     body = bytearray(batch())
-    places = claims(bytes(body), ROWS * 2 * 8)
-    assert len(places) == 1
-    struct.pack_into("<q", body, places[0], size)
+    (position,) = claims(bytes(body), ROWS * 2 * 8)
+    struct.pack_into("<q", body, position, size)
     return bytes(body)
 
 
@@ -70,7 +69,7 @@ def test_record_batches_are_added_up() -> None:
 
 @pytest.mark.parametrize("size", [limits.DECOMPRESSED_BYTES, 10 * 2**30, 2**62, 2**63 - 1])
 def test_rejects_a_declared_decompression_bomb(size: int) -> None:
-    """A few kilobytes that claim gigabytes: refused, and nothing of that size was ever allocated."""
+    """A few kilobytes that declare gigabytes are refused without allocating them."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TooLargeError):
         read_arrow(with_claim(size))
@@ -78,7 +77,7 @@ def test_rejects_a_declared_decompression_bomb(size: int) -> None:
 
 
 def test_rejects_a_real_decompression_bomb() -> None:
-    """So many zeros compress to next to nothing."""
+    """Zeros that compress to less than a mebibyte exceed the limit when decompressed."""
     count = limits.DECOMPRESSED_BYTES // (8 * limits.ROWS) + 1
     zeros = pa.array([0.0] * limits.ROWS)
     columns = {f"scalar:s{i}": zeros for i in range(count)}
@@ -102,7 +101,7 @@ def test_rejects_a_wrong_size_within_the_limits(size: int) -> None:
         read_arrow(with_claim(size))
 
 
-def test_many_record_batches() -> None:
+def test_rejects_too_many_record_batches() -> None:
     body = arrow_batch(
         RUN, WRITER, 0, range(limits.RECORD_BATCHES + 1), record_batches=limits.RECORD_BATCHES + 1
     )
@@ -110,13 +109,13 @@ def test_many_record_batches() -> None:
         open_envelope(body)
 
 
-def test_a_huge_schema() -> None:
+def test_rejects_a_huge_schema() -> None:
     body = arrow_batch(RUN, WRITER, 0, [1], metadata={"note": "x" * limits.SCHEMA_BYTES})
     with pytest.raises(TooLargeError):
         open_envelope(body)
 
 
-def test_a_file_is_not_a_stream() -> None:
+def test_rejects_an_arrow_file() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, pa.schema([("step", pa.int64())])):
         pass
@@ -138,25 +137,25 @@ def test_rejects_bytes_after_the_end_of_stream() -> None:
 
 @settings(max_examples=300)
 @given(st.data(), st.sampled_from(["zstd", "lz4", None]))
-def test_any_bytes_may_be_wrong(data: st.DataObject, compression: Compression) -> None:
-    """Whatever is overwritten, the answer is a batch or a refusal: no other exception, and no crash."""
+def test_corrupted_bytes_give_a_batch_or_a_refusal(data: st.DataObject, compression: Compression) -> None:
+    """Corruption never causes another exception or a crash."""
     body = bytearray(batch(compression))
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(body) - 1))
+        start = data.draw(st.integers(0, len(body) - 1))
         change = data.draw(st.binary(min_size=1, max_size=9))
-        body[place : place + len(change)] = change
+        body[start : start + len(change)] = change
     try:
-        found = read_arrow(bytes(body))
+        parsed = read_arrow(bytes(body))
     except RefusalError as refusal:
         assert refusal.message
         assert refusal.hint
     else:
-        assert 0 < found.rows <= limits.ROWS
-        assert found.points >= 0
+        assert 0 < parsed.rows <= limits.ROWS
+        assert parsed.points >= 0
 
 
 @given(st.integers(0, 3000))
-def test_any_length_may_be_missing(length: int) -> None:
+def test_rejects_a_truncated_batch(length: int) -> None:
     body = batch()
     if length < len(body):
         with pytest.raises(RefusalError):

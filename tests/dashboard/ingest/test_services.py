@@ -52,7 +52,7 @@ def test_a_batch_wakes_a_silent_run_but_not_a_finished_one() -> None:
         assert Run.objects.get().state == expected
 
 
-def test_statistics_add_up_over_writers() -> None:
+def test_a_run_has_the_statistics_of_all_its_writers() -> None:
     first = Recorder.of_new_run(["a"])
     second = first.another(1, ["a"])
     first.send([1], None, {"amax": [[1]]})
@@ -64,5 +64,5 @@ def test_statistics_add_up_over_writers() -> None:
     ("value", "expected"),
     [(1.5, 1.5), (math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")],
 )
-def test_numbers_for_json(value: float, expected: float | str) -> None:
+def test_nonfinite_numbers_become_strings_in_json(value: float, expected: float | str) -> None:
     assert to_json_number(value) == expected

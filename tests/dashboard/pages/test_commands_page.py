@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.reporting import tell
+from dashboard.helpers.reporting import send_report
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
@@ -27,7 +27,7 @@ FORM = {
 @pytest.fixture
 def writer(admin: Visitor) -> Recorder:
     recorder = Recorder(make_run(admin.project), tensors=["blocks.0.up.input", "blocks.1.down.input"])
-    tell(recorder, kind="accepts", accepts=["checkpoint", "fallback", "pause", "resume"])
+    send_report(recorder, kind="accepts", accepts=["checkpoint", "fallback", "pause", "resume"])
     return recorder
 
 
@@ -54,7 +54,7 @@ def test_it_works(member: Visitor, writer: Recorder) -> None:
     assert "blocks.*.up, blocks.1.down to BF16" in answer and "it clips" in answer and "Waiting" in answer
     commands.commands_for(writer.run, writer.uuid, 0)
     assert "Delivered" in page(member, writer.run)
-    tell(writer, kind="command", command=command.pk, state="done", message="2 of 2 layers", step=12)
+    send_report(writer, kind="command", command=command.pk, state="done", message="2 of 2 layers", step=12)
     part = page(member, writer.run, "commands")
     assert "Done" in part and "2 of 2 layers" in part and "step 12" in part and "<html" not in part
 
@@ -119,7 +119,7 @@ def test_offers_only_the_commands_that_the_run_accepts(member: Visitor, writer: 
     tell(writer, kind="accepts", accepts=["fallback"])
     shown = page(member, writer.run)
     assert "Change precision" in shown and "Write a checkpoint" not in shown and "Pause" not in shown
-    tell(writer, kind="accepts", accepts=[])
+    send_report(writer, kind="accepts", accepts=[])
     assert "accepts no commands yet" in page(member, writer.run)
 
 

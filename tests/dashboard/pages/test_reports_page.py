@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, tell
+from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, send_report
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
@@ -39,9 +39,9 @@ def figure(visitor: Visitor, run: Run, name: str, **query: Any) -> dict[str, Any
 
 
 def test_it_works(admin: Visitor, writer: Recorder) -> None:
-    tell(writer, **BISECT)
-    tell(writer, **{**REFERENCE, "fp8": [2.0, 1.91], "delta": 0.0026, "step": 200})
-    tell(
+    send_report(writer, **BISECT)
+    send_report(writer, **{**REFERENCE, "fp8": [2.0, 1.91], "delta": 0.0026, "step": 200})
+    send_report(
         writer,
         **{**REFERENCE, "fp8": [2.0, 1.9], "delta": 0.0, "verdict": "within", "action": "", "step": 300},
     )
@@ -72,7 +72,9 @@ def test_draws_both_arms_of_a_window_over_steps(admin: Visitor, writer: Recorder
 
 def test_draws_the_newest_report_unless_another_is_selected(admin: Visitor, writer: Recorder) -> None:
     for step, layer in ((10, "first"), (5, "second")):
-        tell(writer, **{**BISECT, "step": step, "products": [{**BISECT["products"][0], "layer": layer}]})
+        send_report(
+            writer, **{**BISECT, "step": step, "products": [{**BISECT["products"][0], "layer": layer}]}
+        )
     first, second = Report.objects.order_by("id")
     assert figure(admin, writer.run, "bisect")["summary"].endswith("from second dgrad.")
     assert figure(admin, writer.run, "bisect", report=first.pk)["summary"].endswith("from first dgrad.")
@@ -102,7 +104,7 @@ def test_marks_annotations_in_the_loss(admin: Visitor, writer: Recorder) -> None
 
 def test_escapes_the_content_of_reports(admin: Visitor, writer: Recorder) -> None:
     evil = "<script>alert(1)</script>"
-    tell(writer, **{**BISECT, "note": evil, "products": [{**BISECT["products"][0], "layer": evil}]})
+    send_report(writer, **{**BISECT, "note": evil, "products": [{**BISECT["products"][0], "layer": evil}]})
     assert evil not in page(admin, writer.run)
     assert evil not in json.dumps(figure(admin, writer.run, "bisect")["figure"])
 

@@ -51,7 +51,7 @@ def test_later_registrations_fill_empty_fields(project: Project) -> None:
     assert not created and run.name == "a" and run.precision == "fp8"
     assert run.environment == {"hostname": "one", "git_commit": "abc"}
     assert run.recipe == {"recipe": "DelayedScaling"}
-    # What is known then stays.
+    # Fields that are set are not replaced.
     services.register(run_id, project, {**later, "recipe": {"recipe": "MXFP8"}, "precision": "bf16"})
     run.refresh_from_db()
     assert run.recipe == {"recipe": "DelayedScaling"} and run.precision == "fp8"
@@ -95,7 +95,7 @@ def test_a_given_precision_is_not_replaced(project: Project) -> None:
     assert Run.objects.get().precision == "bf16"
 
 
-def test_a_run_of_another_project(run: Run) -> None:
+def test_a_run_of_another_project_is_not_registered(run: Run) -> None:
     other = Project.objects.create(slug="other", name="Other")
     with pytest.raises(services.RunConflictError):
         services.register(run.id, other, {"name": "mine"})
@@ -122,23 +122,23 @@ def test_an_ended_run_does_not_become_silent(run: Run, state: RunState) -> None:
 
 
 def test_losses_are_summed_over_writers_and_never_shrink(run: Run) -> None:
-    one, other = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
-    services.count_losses(run, one, dropped=5, errors=1)
-    services.count_losses(run, other, dropped=2, errors=0)
-    services.count_losses(run, one, dropped=3, errors=7)
-    services.count_losses(run, other, dropped=2)
-    found = Run.objects.get()
-    assert (found.rows_dropped, found.agent_errors) == (7, 7)
+    first, second = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
+    services.count_losses(run, first, dropped=5, errors=1)
+    services.count_losses(run, second, dropped=2, errors=0)
+    services.count_losses(run, first, dropped=3, errors=7)
+    services.count_losses(run, second, dropped=2)
+    stored = Run.objects.get()
+    assert (stored.rows_dropped, stored.agent_errors) == (7, 7)
 
 
 def test_the_last_writer_ends_a_run(run: Run) -> None:
-    one, other = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
-    end(run, one, rows=3)
+    first, second = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
+    end(run, first, rows=3)
     assert Run.objects.get().state == RunState.RUNNING
-    end(run, other, rows=4)
-    found = Run.objects.get()
-    assert (found.state, found.rows_sent, found.points_sent) == (RunState.FINISHED, 7, 4)
-    assert found.finished_at is not None
+    end(run, second, rows=4)
+    stored = Run.objects.get()
+    assert (stored.state, stored.rows_sent, stored.points_sent) == (RunState.FINISHED, 7, 4)
+    assert stored.finished_at is not None
 
 
 def test_a_dead_writer_does_not_keep_a_run_open(run: Run) -> None:
@@ -149,16 +149,16 @@ def test_a_dead_writer_does_not_keep_a_run_open(run: Run) -> None:
 
 
 def test_one_failure_fails_the_run(run: Run) -> None:
-    one, other = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
-    end(run, one, failed=True)
+    first, second = services.writer_of(run, uuid.uuid4()), services.writer_of(run, uuid.uuid4())
+    end(run, first, failed=True)
     assert Run.objects.get().state == RunState.FAILED
-    end(run, other)
-    found = Run.objects.get()
-    assert (found.state, found.error) == (RunState.FAILED, "boom")
+    end(run, second)
+    stored = Run.objects.get()
+    assert (stored.state, stored.error) == (RunState.FAILED, "boom")
 
 
 def writer(run: Run, attempt: int = 0, rank: int = 0) -> Writer:
-    """A writer as its catalogue introduces it."""
+    """A writer that has sent an empty catalogue."""
     name = uuid.uuid4()
     catalogue.extend(run, name, 0, [], rank=rank, hostname="node", attempt=attempt)
     return services.writer_of(run, name)
@@ -169,13 +169,13 @@ def test_a_later_attempt_reopens_an_ended_run(run: Run) -> None:
     end(run, writer(run), failed=True)
     assert Run.objects.get().state == RunState.FAILED
     later = [writer(run, 1, rank) for rank in range(2)]
-    found = Run.objects.get()
-    assert (found.state, found.error, found.finished_at) == (RunState.RUNNING, "", None)
+    stored = Run.objects.get()
+    assert (stored.state, stored.error, stored.finished_at) == (RunState.RUNNING, "", None)
     assert services.last_attempt(run) == 1
-    for one in later:
-        end(run, one)
+    for rank in later:
+        end(run, rank)
     assert Run.objects.get().state == RunState.FINISHED
-    # The second rank of an attempt that is over, arriving late, does not open it again.
+    # A rank that arrives late does not reopen the ended attempt.
     writer(run, 1, 2)
     assert Run.objects.get().state == RunState.FINISHED
 
@@ -185,8 +185,8 @@ def test_a_late_message_of_an_earlier_attempt_changes_only_its_writer(run: Run) 
     end(run, dead, failed=True)
     assert Run.objects.get().state == RunState.RUNNING
     end(run, alive)
-    found = Run.objects.get()
-    assert (found.state, found.rows_sent) == (RunState.FINISHED, 2)
+    stored = Run.objects.get()
+    assert (stored.state, stored.rows_sent) == (RunState.FINISHED, 2)
     dead.refresh_from_db()
     assert dead.failed and dead.error == "boom" and dead.finished_at is not None
 
@@ -194,14 +194,14 @@ def test_a_late_message_of_an_earlier_attempt_changes_only_its_writer(run: Run) 
 def test_keeps_the_error_of_the_first_failure(run: Run) -> None:
     first, second = writer(run), writer(run, rank=1)
     services.finish(run, first, failed=True, error="no memory", rows_sent=0, points_sent=0)
-    services.finish(run, second, failed=True, error="told to end", rows_sent=0, points_sent=0)
+    services.finish(run, second, failed=True, error="terminated", rows_sent=0, points_sent=0)
     assert Run.objects.get().error == "no memory"
 
 
 def test_a_child_that_ends_does_not_end_the_run(run: Run) -> None:
     services.finish(run, writer(run), failed=True, error="x", rows_sent=1, points_sent=1, ends_run=False)
-    found = Run.objects.get()
-    assert (found.state, found.rows_sent) == (RunState.RUNNING, 1)
+    stored = Run.objects.get()
+    assert (stored.state, stored.rows_sent) == (RunState.RUNNING, 1)
 
 
 def test_a_finished_run_does_not_fall_silent_for_a_rank_that_was_killed(run: Run) -> None:
@@ -211,7 +211,7 @@ def test_a_finished_run_does_not_fall_silent_for_a_rank_that_was_killed(run: Run
     long_ago = timezone.now() - services.SILENT_AFTER - timedelta(seconds=1)
     Run.objects.update(heartbeat_at=long_ago)
     assert services.mark_silent() == 1 and Run.objects.get().state == RunState.FINISHED
-    # Its spool is found and sent later.
+    # The spool of the killed rank is sent later.
     end(run, killed, failed=True)
     assert Run.objects.get().state == RunState.FAILED
 

@@ -115,7 +115,7 @@ def test_redirects_to_https_and_refuses_unknown_hosts(commands: Commands) -> Non
         web.wait(60)
 
 
-def test_no_secret_has_a_value_in_the_file(compose: dict[str, Any]) -> None:
+def test_the_file_contains_no_secrets(compose: dict[str, Any]) -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     assert re.findall(r"\$\{\w+:?-", text) == [], "the file contains a default password"
     for service in compose["services"].values():

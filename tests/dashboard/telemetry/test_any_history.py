@@ -29,11 +29,11 @@ COUNTS = ("saturated", "nonfinite", "numel")
 
 @dataclass
 class Row:
-    """What one writer sent for one step."""
+    """The data that one writer sent for one step."""
 
     rank: int
     order: tuple[int, int]
-    """Attempt and age: of one rank's rows the largest counts."""
+    """Attempt and age of the writer. Of the rows of one rank, the one with the largest order counts."""
     sent: tuple[int, int]
     step: int
     loss: float | None
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass
 class Process:
-    """One writer and what it has still to send."""
+    """One writer and the batches that it holds back."""
 
     recorder: Recorder
     attempt: int
@@ -53,7 +53,7 @@ class Process:
 
 @dataclass
 class History:
-    """A run, and every row that was ever sent."""
+    """A run and every row that was sent to it."""
 
     random: np.random.Generator
     processes: list[Process] = field(default_factory=list)
@@ -76,7 +76,7 @@ class History:
         self.processes.append(Process(recorder, attempt, age, step))
 
     def send(self, process: Process, steps: int, skip: bool) -> None:
-        """Some steps in one batch, which is held back when `skip`."""
+        """Send some steps in one batch. With `skip`, hold the batch back."""
         start = process.step
         process.step += steps
         chosen = start + np.flatnonzero(self.random.random(steps) < 0.9)
@@ -105,22 +105,22 @@ class History:
     def arrive(self, process: Process, seq: int, batch: Any) -> None:
         steps, scalars, values = batch
         recorder = process.recorder
-        kept, recorder.seq = recorder.seq, 0
+        next_seq, recorder.seq = recorder.seq, 0
         recorder.send(steps, scalars, values, seq=seq)
-        recorder.seq = max(kept, recorder.seq)
+        recorder.seq = max(next_seq, recorder.seq)
         catalogue = Writer.objects.values_list("catalogue", flat=True).get(uuid=recorder.writer)
         for i, step in enumerate(steps):
             by_tensor = {}
             for name, matrix in values.items():
                 row = [math.nan, math.nan]
-                for place, index in enumerate(catalogue):
-                    row[index] = float(matrix[i, place])
+                for column, index in enumerate(catalogue):
+                    row[index] = float(matrix[i, column])
                 by_tensor[name] = row
             order = (process.attempt, process.age)
             self.rows.append(Row(recorder.rank, order, (seq, i), step, scalars["loss"][i], by_tensor))
 
     def counted(self) -> list[Row]:
-        """The rows that no later attempt has replaced."""
+        """Rows that no later attempt replaced."""
         firsts: dict[int, int] = {}
         for row in self.rows:
             attempt = row.order[0]
@@ -142,17 +142,17 @@ class History:
         return {step: float(best[step].loss) for step in sorted(best)}  # type: ignore[arg-type]
 
     def series(self, statistic: str, tensor: int) -> dict[int, float]:
-        """One statistic, stored or `overflow_rate`."""
+        """The values of a stored statistic or of `overflow_rate`, by step."""
         needed = COUNTS if statistic == "overflow_rate" else (statistic,)
         best: dict[tuple[int, int], Row] = {}
         for row in self.counted():
-            # A row in which nothing that is asked for was observed hides no other.
+            # A row without any of the requested values does not hide another row.
             if all(math.isnan(row.values.get(name, [math.nan] * 2)[tensor]) for name in needed):
                 continue
             known = best.get((row.step, row.rank))
             if known is None or (row.order, row.sent) > (known.order, known.sent):
                 best[row.step, row.rank] = row
-        found = {}
+        merged = {}
         for step in sorted({step for step, _ in best}):
             ranks = [row for (at, _), row in best.items() if at == step]
             columns = {
@@ -164,15 +164,15 @@ class History:
             if statistic == "overflow_rate":
                 if all(columns.values()) and sum(columns["numel"]) > 0:
                     over = sum(columns["saturated"]) + sum(columns["nonfinite"])
-                    found[step] = over / sum(columns["numel"])
+                    merged[step] = over / sum(columns["numel"])
             elif columns[statistic]:
-                found[step] = sum(columns[statistic]) if statistic in COUNTS else max(columns[statistic])
-        return found
+                merged[step] = sum(columns[statistic]) if statistic in COUNTS else max(columns[statistic])
+        return merged
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """A run of some hundred steps, left at any moment of its compaction."""
+    """A run of some hundred steps, in any state of compaction."""
     history = History(np.random.default_rng(draw(st.integers(0, 2**32))))
     ranks = draw(st.integers(1, 3))
     for rank in range(ranks):
@@ -233,18 +233,18 @@ def check_heat_maps(history: History, low: int, high: int) -> None:
             continue
         for columns in (1, 2, 5):
             for first, last in ((None, None), (low, high)):
-                found = queries.heatmap(run, statistic, columns=columns, first=first, last=last)
+                heat = queries.heatmap(run, statistic, columns=columns, first=first, last=last)
                 for tensor in range(2):
                     series = history.series(statistic, tensor)
                     for c, (begin, end) in enumerate(
-                        zip(found.step_edges[:-1], found.step_edges[1:], strict=True)
+                        zip(heat.step_edges[:-1], heat.step_edges[1:], strict=True)
                     ):
                         inside = [v for step, v in series.items() if begin <= step < end]
-                        np.testing.assert_equal(found.values[tensor, c], max(inside, default=math.nan))
+                        np.testing.assert_equal(heat.values[tensor, c], max(inside, default=math.nan))
 
 
 def check_lines(history: History, low: int, high: int) -> None:
-    """Thinned out of roll-ups: only points that are there, with both extremes and both ends."""
+    """Check downsampled series: all points are stored points, and the extremes are among them."""
     run = history.run
     answers = [(queries.scalar(run, "loss", first=low, last=high, points=40), history.losses())]
     for statistic in ("amax", "overflow_rate"):

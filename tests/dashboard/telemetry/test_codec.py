@@ -18,20 +18,20 @@ from fp8scope_dashboard.telemetry.codec import ChunkData, decode, encode
 floats = st.floats(width=64)
 
 
-def assert_same(one: ChunkData, other: ChunkData) -> None:
-    np.testing.assert_array_equal(one.steps, other.steps)
-    np.testing.assert_array_equal(one.times, other.times)
-    assert one.scalars.keys() == other.scalars.keys()
-    for name in one.scalars:
-        np.testing.assert_array_equal(one.logged[name], other.logged[name])
-        mask = one.logged[name]
-        np.testing.assert_array_equal(one.scalars[name][mask], other.scalars[name][mask])
-    assert one.statistics.keys() == other.statistics.keys()
-    for name in one.statistics:
-        np.testing.assert_array_equal(one.statistics[name], other.statistics[name])
-    assert (one.seqs is None) == (other.seqs is None)
-    if one.seqs is not None and other.seqs is not None:
-        np.testing.assert_array_equal(one.seqs, other.seqs)
+def assert_same(first: ChunkData, second: ChunkData) -> None:
+    np.testing.assert_array_equal(first.steps, second.steps)
+    np.testing.assert_array_equal(first.times, second.times)
+    assert first.scalars.keys() == second.scalars.keys()
+    for name in first.scalars:
+        np.testing.assert_array_equal(first.logged[name], second.logged[name])
+        mask = first.logged[name]
+        np.testing.assert_array_equal(first.scalars[name][mask], second.scalars[name][mask])
+    assert first.statistics.keys() == second.statistics.keys()
+    for name in first.statistics:
+        np.testing.assert_array_equal(first.statistics[name], second.statistics[name])
+    assert (first.seqs is None) == (second.seqs is None)
+    if first.seqs is not None and second.seqs is not None:
+        np.testing.assert_array_equal(first.seqs, second.seqs)
 
 
 @st.composite
@@ -74,8 +74,8 @@ def test_decode_inverts_encode(data: ChunkData) -> None:
 
 @given(chunk_data(), st.data())
 def test_decoding_some_columns_gives_the_same_values(data: ChunkData, choices: st.DataObject) -> None:
-    scalars = choices.draw(st.sets(st.sampled_from(["loss", "tokens", "unheard of"])))
-    statistics = choices.draw(st.sets(st.sampled_from(["amax", "scale", "unheard of"])))
+    scalars = choices.draw(st.sets(st.sampled_from(["loss", "tokens", "unknown"])))
+    statistics = choices.draw(st.sets(st.sampled_from(["amax", "scale", "unknown"])))
     some = decode(encode(data), scalars=scalars, statistics=statistics)
     assert some.scalars.keys() == data.scalars.keys() & scalars
     assert some.statistics.keys() == data.statistics.keys() & statistics
@@ -109,7 +109,7 @@ def test_decodes_batches_of_other_arrow_writers(
 
 
 def test_does_not_decompress_omitted_columns() -> None:
-    """The bytes of a column that is not asked for may be anything: nobody looks at them."""
+    """Decoding other columns succeeds although the bytes of this column are invalid."""
     noise = np.random.default_rng(0).random((64, 50))
     data = ChunkData(
         np.arange(64),
@@ -119,14 +119,14 @@ def test_does_not_decompress_omitted_columns() -> None:
         {"amax": noise},
     )
     body = bytearray(encode(data))
-    place = len(body) - 2000
-    body[place : place + 500] = b"\0" * 500
+    start = len(body) - 2000
+    body[start : start + 500] = b"\0" * 500
     with pytest.raises(OSError, match=r"(?i)zstd|decompress"):
         decode(bytes(body))
     assert decode(bytes(body), scalars=["loss"], statistics=[]).scalars["loss"].tolist() == list(range(64))
 
 
-def test_rows() -> None:
+def test_selects_rows_by_slice_mask_and_index() -> None:
     data = ChunkData(
         np.arange(4), np.arange(4).astype("datetime64[us]"), statistics={"amax": np.eye(4)}, seqs=np.arange(4)
     )

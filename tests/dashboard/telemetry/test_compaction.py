@@ -42,7 +42,7 @@ def test_it_works() -> None:
     assert compact(recorder) == 0
 
 
-def test_counters_are_untouched() -> None:
+def test_compaction_keeps_the_counters_of_the_run() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 50)
     run = Run.objects.get()
@@ -59,7 +59,7 @@ def test_small_blocks_become_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(20):
         record(recorder, 8)
         compact(recorder)
-    # While the run goes on only what fills a block is merged: a row is rewritten once.
+    # While the run is running, blocks are merged only into full ones, so that a row is rewritten once.
     assert [rows for _, _, rows in spans()] == [96, 96, 96, 96, 24, 24, 24, 24]
     before = everything(recorder)
     over()
@@ -81,7 +81,7 @@ def test_a_stream_continues_in_the_middle_of_a_block(monkeypatch: pytest.MonkeyP
             assert last == end - 1
             assert data.steps.tolist() == [s for seq in range(begin, end) for s in before[seq].steps.tolist()]
     assert queries.stream(run, writer, 8, 100) == []
-    # A large block comes in pieces that end where a message ends.
+    # A large block is returned in pieces that end at the end of a message.
     monkeypatch.setattr("fp8scope_dashboard.telemetry.replay.MAX_CELLS", 50)
     pieces = queries.stream(run, writer, 1, 100)
     assert [last for last, _ in pieces] == [2, 4, 6, 7]
@@ -102,8 +102,8 @@ def test_waits_for_a_missing_batch() -> None:
     recorder.send([1], {"loss": [5.0]}, seq=5)
     compact(recorder)
     assert Chunk.objects.count() == 0
-    found = queries.stream(recorder.run.id, recorder.writer, 0, 100)
-    assert [v for _, data in found for v in data.scalars["loss"].tolist()] == list(range(40))
+    pieces = queries.stream(recorder.run.id, recorder.writer, 0, 100)
+    assert [v for _, data in pieces for v in data.scalars["loss"].tolist()] == list(range(40))
 
 
 def test_waits_only_for_a_while_and_accepts_a_late_batch() -> None:
@@ -116,10 +116,11 @@ def test_waits_only_for_a_while_and_accepts_a_late_batch() -> None:
     recorder.send([1], {"loss": [5.0]}, seq=5)
 
     def losses() -> list[float]:
-        found = queries.stream(recorder.run.id, recorder.writer, 0, 100)
-        return [v for _, data in found for v in data.scalars["loss"].tolist()]
+        pieces = queries.stream(recorder.run.id, recorder.writer, 0, 100)
+        return [v for _, data in pieces for v in data.scalars["loss"].tolist()]
 
-    # As a chunk, as a block of its own, and merged: in its place, and the last sent speaks for the step.
+    # The late batch is read in order as a chunk, as a separate block and merged into a block. The row with
+    # the largest seq counts for the step.
     assert losses() == list(range(20))
     assert queries.scalar(recorder.run.id, "loss").values.tolist() == [19.0]
     Chunk.objects.update(received_at=timezone.now() - compaction.ENOUGH_AGE - timedelta(seconds=1))
@@ -140,7 +141,7 @@ def test_a_slow_run_is_compacted_after_a_while() -> None:
     Chunk.objects.filter(seq=0).update(received_at=timezone.now() - compaction.ENOUGH_AGE)
     assert compaction.runs_to_compact() == [recorder.run.id]
     assert compact(recorder) == 1
-    # So is one of which nobody has heard for long.
+    # A run without a heartbeat for a long time is compacted, too.
     record(recorder, 1)
     assert compact(recorder) == 0
     Run.objects.update(heartbeat_at=timezone.now() - compaction.ABANDONED)
@@ -225,10 +226,10 @@ def test_long_lines_come_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry_series, "MAX_ROWS", 100)
     run = recorder.run.id
     line = queries.tensor_series(run, 0, "amax", points=20)
-    found = dict(zip(line.steps.tolist(), line.values.tolist(), strict=True))
-    # Every point is one of the run's, the extremes among them, and so are its ends.
-    assert all(values[step - 5] == value for step, value in found.items())
-    assert {5, 326, 782, 1004} <= set(found)
+    points = dict(zip(line.steps.tolist(), line.values.tolist(), strict=True))
+    # Every point is a stored one; the extremes and both ends are among them.
+    assert all(values[step - 5] == value for step, value in points.items())
+    assert {5, 326, 782, 1004} <= set(points)
     line = queries.scalar(run, "loss", points=20)
     assert np.isnan(line.values[line.steps == 505]).all()
     assert 505 in line.steps

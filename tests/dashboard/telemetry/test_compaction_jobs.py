@@ -30,7 +30,7 @@ def test_it_works() -> None:
     assert set(compaction.runs_to_compact()) == {busy.run.id, ended.run.id}
     for run_id in compaction.runs_to_compact():
         tasks.compact_run(str(run_id))
-    # A run that goes on is looked at again, one that is over and compacted is not.
+    # A running run is examined again; a finished and compacted one is not.
     assert compaction.runs_to_compact() == [busy.run.id]
     assert not Chunk.objects.exclude(run=idle.run).exists()
 
@@ -39,8 +39,7 @@ def test_finds_the_work_that_a_dead_worker_left(monkeypatch: pytest.MonkeyPatch)
     recorder = Recorder.of_new_run(["a", "b"])
     record(recorder, 90)
     over()
-    # It dies after the last chunk has become part of a block: nothing but the mark tells that there is more
-    # to do.
+    # The worker dies after it moved the last chunk to a block: only Rolling.pending shows that work is left.
     while Chunk.objects.exists():
         compaction.compact_run(recorder.run.id, max_changes=1)
     assert compaction.runs_to_compact() == [recorder.run.id]
@@ -50,7 +49,7 @@ def test_finds_the_work_that_a_dead_worker_left(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The jobs in the queue, of which none is done."""
+    """The ids of queued jobs. No worker runs them."""
     jobs: list[str] = []
     monkeypatch.setattr(tasks.compact_run, "delay", jobs.append)
     yield jobs
@@ -84,7 +83,7 @@ def test_a_slow_worker_stops_after_its_time(monkeypatch: pytest.MonkeyPatch) -> 
     record(recorder, 80)
     over()
     before = everything(recorder)
-    # As many as asked for, as far as the caller knows, so that it comes again; but one in truth.
+    # It made one change but returns the limit, so that the caller calls it again.
     assert compaction.compact_run(recorder.run.id, 5) == 5
     assert Block.objects.count() == 1
     while compaction.compact_run(recorder.run.id, 5):
@@ -94,7 +93,7 @@ def test_a_slow_worker_stops_after_its_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_several_workers_at_once() -> None:
+def test_concurrent_workers_neither_lose_nor_duplicate_rows() -> None:
     recorders = [Recorder.of_new_run(["a", "b"]) for _ in range(3)]
     for recorder in recorders:
         record(recorder, 60)

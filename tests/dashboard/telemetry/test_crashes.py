@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 120.0
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A run of several batches, one of which came late, with another rank."""
+    """A finished run of two ranks with several batches, one of which arrived late."""
     recorder = Recorder.of_new_run(["a", "b"])
     second = recorder.another(rank=1, tensors=["b", "a"])
     random = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def worker(recorder: Recorder) -> Iterator[subprocess.Popen[str]]:
-    """A process that kills itself at given moments; see helpers/crashing.py."""
+    """A process that compacts and kills itself at a given moment; see helpers/crashing.py."""
     command = [
         sys.executable,
         str(Path(__file__).parents[1] / "helpers" / "crashing.py"),
@@ -53,38 +53,39 @@ def worker(recorder: Recorder) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def answer(worker: subprocess.Popen[str], moments: int) -> str:
+def compact_until(worker: subprocess.Popen[str], moments: int) -> str:
+    """Let the worker make one change and die at this moment. Returns its answer once its lock is free."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     worker.stdin.write(f"{moments}\n")
     worker.stdin.flush()
-    said = worker.stdout.readline().strip()
-    # PostgreSQL notices by itself that the client is gone, and gives its lock back.
+    answer = worker.stdout.readline().strip()
+    # PostgreSQL releases the lock when it detects that the client is gone.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
             if cursor.fetchone() == (0,):
-                return said
+                return answer
     raise AssertionError("the lock is still held")
 
 
 def everything(recorder: Recorder) -> list[Any]:
     run = recorder.run.id
     loss = queries.scalar(run, "loss")
-    found: list[Any] = [loss.steps.tolist(), loss.values.tolist(), loss.times.tolist()]
+    results: list[Any] = [loss.steps.tolist(), loss.values.tolist(), loss.times.tolist()]
     for index in range(2):
         series = queries.tensor_series(run, index, "amax")
-        found += [series.steps.tolist(), series.values.tolist()]
-    found.append(queries.heatmap(run, "amax", columns=2).values.tolist())
+        results += [series.steps.tolist(), series.values.tolist()]
+    results.append(queries.heatmap(run, "amax", columns=2).values.tolist())
     for writer in queries.writers(run):
         pieces = queries.stream(run, writer, 0, 1000)
-        found.append(np.concatenate([data.scalars["loss"] for _, data in pieces]).tolist())
-    return found
+        results.append(np.concatenate([data.scalars["loss"] for _, data in pieces]).tolist())
+    return results
 
 
-def check_nothing_is_half_there() -> None:
-    """Each row is in one place, and each block has its tiles."""
+def check_store_is_consistent() -> None:
+    """Each row is stored once, and each block has its tiles."""
     rows = [*Chunk.objects.values_list("rows", flat=True), *Block.objects.values_list("rows", flat=True)]
     assert sum(rows) == 2 * 180
     axes = Tile.objects.filter(name="axis").values_list("writer", "seq")
@@ -92,28 +93,28 @@ def check_nothing_is_half_there() -> None:
 
 
 def test_it_works(recorder: Recorder, worker: subprocess.Popen[str]) -> None:
-    """The first change is tried with a kill at moment after moment, the next around its commit, and so on."""
+    """Half of the changes are killed at every 21st moment, the others before and after the commit."""
     before = everything(recorder)
     kills = {"between statements": 0, "before the commit": 0, "after the commit": 0}
     for change in range(100):
         if change % 2:
-            assert answer(worker, -1) == "killed"
+            assert compact_until(worker, -1) == "killed"
             kills["before the commit"] += 1
-            check_nothing_is_half_there()
-            assert answer(worker, -2) == "killed"
+            check_store_is_consistent()
+            assert compact_until(worker, -2) == "killed"
             kills["after the commit"] += 1
-            check_nothing_is_half_there()
+            check_store_is_consistent()
             assert everything(recorder) == before
             continue
-        # Strides of an odd length meet moments before and after statements by turns.
+        # An odd stride alternates between moments before and after a statement.
         for moment in range(1, 1000, 21):
-            said = answer(worker, moment)
-            if said != "killed":
+            answer = compact_until(worker, moment)
+            if answer != "killed":
                 break
             kills["between statements"] += 1
-            check_nothing_is_half_there()
+            check_store_is_consistent()
         assert everything(recorder) == before
-        if said == "done 0":
+        if answer == "done 0":
             break
     assert not Chunk.objects.exists()
     assert RollUp.objects.exists()
@@ -123,7 +124,7 @@ def test_it_works(recorder: Recorder, worker: subprocess.Popen[str]) -> None:
 
 
 def test_the_database_ends_the_connection(recorder: Recorder, worker: subprocess.Popen[str]) -> None:
-    """What a crash or restart of PostgreSQL looks like to the worker: nothing of the change is left."""
+    """As after a crash or restart of PostgreSQL: the whole change is rolled back."""
     from fp8scope_dashboard.telemetry import compaction
 
     before = everything(recorder)

@@ -39,7 +39,7 @@ def recorded(batches: int = 20) -> Recorder:
 
 
 def rows_left(run: Run) -> dict[str, int]:
-    """Rows of the run in every table that has a column naming a run, as the database itself lists them."""
+    """The number of rows of the run in each table with a run_id column, by the database's own catalog."""
     left = {}
     with connection.cursor() as cursor:
         cursor.execute(
@@ -65,7 +65,7 @@ def test_it_works() -> None:
     assert deletion.delete_run(doomed.pk) == 0
 
 
-def test_a_compacted_run() -> None:
+def test_deletes_a_compacted_run() -> None:
     recorder = recorded()
     Run.objects.update(state="finished")
     while compaction.compact_run(recorder.run.pk):
@@ -144,7 +144,7 @@ def _bodies(run: Run) -> list[bytes]:
 
 @contextmanager
 def held(tables: Iterable[str], seconds: float) -> Iterator[None]:
-    """Somebody else works on these tables, as autovacuum does, for so long."""
+    """Hold the lock that autovacuum takes on these tables for some seconds."""
     locked = threading.Event()
 
     def hold() -> None:
@@ -175,7 +175,7 @@ def transaction_of(other: BaseDatabaseWrapper) -> Iterator[None]:
 
 
 def large() -> tuple[Run, list[str]]:
-    """A run whose values are worth a vacuum, and the tables in which they are."""
+    """A run that is large enough for a vacuum after its deletion, and the partitions that hold its chunks."""
     run = recorded().run
     for seq in range(3):
         Chunk.objects.create(
@@ -195,7 +195,7 @@ def bytes_of(tables: Iterable[str]) -> int:
 
 @pytest.mark.parametrize(("patience", "freed"), [("60s", True), ("10ms", False)])
 def test_vacuums_after_a_large_deletion(monkeypatch: pytest.MonkeyPatch, patience: str, freed: bool) -> None:
-    """Also where something else works on the table at that moment; unless that takes too long."""
+    """It waits for another process that holds the table, but only until the lock timeout."""
     monkeypatch.setattr(deletion, "VACUUM_BYTES", 0)
     monkeypatch.setattr(deletion, "VACUUM_LOCK_TIMEOUT", patience)
     run, tables = large()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.telemetry.downsample import MIN_POINTS, keep
 
-STRANGE = [np.nan, np.inf, -np.inf]
+NONFINITE = [np.nan, np.inf, -np.inf]
 
 
 def line(count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -38,22 +38,22 @@ def test_never_returns_more_points_than_requested(count: int, points: int, seed:
 
 @given(st.data(), st.integers(2000, 20_000), st.integers(200, 2000))
 def test_keeps_every_spike(data: st.DataObject, count: int, points: int) -> None:
-    """As many one-step spikes, up and down, as one a bucket: each is shown."""
+    """Up to one spike of one step a bucket, up or down: each is kept."""
     buckets = points // 4
     values = line(count, data.draw(st.integers(0, 2**32 - 1)))
     chosen = data.draw(st.lists(st.integers(0, buckets - 1), max_size=50, unique=True))
-    places = np.array(
+    spikes = np.array(
         [b * count // buckets + data.draw(st.integers(1, max(1, count // buckets - 2))) for b in chosen], int
     )
     up = data.draw(st.booleans())
-    values[places] = 50.0 if up else -50.0
+    values[spikes] = 50.0 if up else -50.0
     kept = keep(np.arange(count), values, points)
-    assert set(places) <= set(kept)
+    assert set(spikes) <= set(kept)
 
 
 @given(st.integers(200, 5000), st.integers(40, 400), st.integers(0, 2**32 - 1))
 def test_keeps_the_extremes(count: int, points: int, seed: int) -> None:
-    """The line that is drawn spans what the whole spans."""
+    """The kept points have the same minimum and maximum as all points."""
     values = np.random.default_rng(seed).standard_normal(count)
     kept = keep(np.arange(count), values, points)
     assert values[kept].max() == values.max()
@@ -63,24 +63,24 @@ def test_keeps_the_extremes(count: int, points: int, seed: int) -> None:
 @given(st.data(), st.integers(500, 5000))
 def test_keeps_nonfinite_values_visible(data: st.DataObject, count: int) -> None:
     values = line(count, 1)
-    place = data.draw(st.integers(0, count - 1))
-    values[place] = data.draw(st.sampled_from(STRANGE))
+    position = data.draw(st.integers(0, count - 1))
+    values[position] = data.draw(st.sampled_from(NONFINITE))
     kept = keep(np.arange(count), values, 100)
-    assert place in kept
+    assert position in kept
     assert len(kept) <= 100
 
 
-@given(st.integers(2, 4000), st.sampled_from(STRANGE))
-def test_keeps_the_first_nan_of_a_run_that_ends_in_nan(begin: int, strange: float) -> None:
+@given(st.integers(2, 4000), st.sampled_from(NONFINITE))
+def test_keeps_the_first_nan_of_a_run_that_ends_in_nan(begin: int, nonfinite: float) -> None:
     values = line(5000, 2)
-    values[begin:] = strange
+    values[begin:] = nonfinite
     kept = keep(np.arange(5000), values, 200)
     assert {begin - 1, begin, 4999} <= set(kept) | {begin - 1}
     assert begin in kept
     assert len(kept) <= 200
 
 
-def test_every_second_value_is_nan() -> None:
+def test_keeps_finite_values_and_nan_if_every_second_value_is_nan() -> None:
     values = line(10_000, 3)
     values[::2] = np.nan
     kept = keep(np.arange(10_000), values, 100)
@@ -89,12 +89,12 @@ def test_every_second_value_is_nan() -> None:
     assert np.isfinite(values[kept]).sum() >= 40
 
 
-def test_all_values_are_nan() -> None:
+def test_keeps_both_ends_if_all_values_are_nan() -> None:
     kept = keep(np.arange(1000), np.full(1000, np.nan), 100)
     assert (kept[0], kept[-1]) == (0, 999)
 
 
-def test_steps_with_gaps() -> None:
+def test_keeps_the_last_point_after_a_large_gap() -> None:
     steps = np.concatenate([np.arange(1000), [10**9]])
     assert 1000 in keep(steps, line(1001, 4), 50)
 
@@ -107,8 +107,8 @@ def test_rejects_too_few_points() -> None:
 def test_keeps_many_close_spikes() -> None:
     random = np.random.default_rng(5)
     values = random.random(100_000)
-    places = np.sort(random.choice(np.arange(1, 99_999), 50, replace=False))
-    values[places] = 10.0 + random.random(50)
+    spikes = np.sort(random.choice(np.arange(1, 99_999), 50, replace=False))
+    values[spikes] = 10.0 + random.random(50)
     kept = keep(np.arange(100_000), values, 1_200)
     assert len(kept) <= 1_200
-    assert set(places.tolist()) <= set(kept.tolist())
+    assert set(spikes.tolist()) <= set(kept.tolist())

@@ -29,7 +29,7 @@ def test_it_works() -> None:
     assert spare(parts) == {"min", "argmin", "last", "count", "sum"}
     assert implied("count", parts).tolist() == [[1.0, 1.0, 0.0]]
     np.testing.assert_array_equal(implied("sum", parts), [[0.5, -2.0, math.nan]])
-    # Twice the same: its count has to be told, and the sum follows.
+    # A value that occurs twice: the count must be stored, and implies the sum.
     parts = aggregate(np.array([7, 9, 100]), np.array([[0.5, 0.5, -2.0]]), FINEST, 0, 3)
     assert spare(parts) == {"min", "argmin", "last", "sum"}
 
@@ -41,7 +41,7 @@ def test_reads_the_parts_that_imply_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "stored"),
     [
         ([math.inf, -math.inf], {"min", "argmin", "last", "count"}),  # there is no sum
         ([1.0, 2.0], {"min", "argmin", "sum", "count"}),
@@ -51,9 +51,9 @@ def test_reads_the_parts_that_imply_another() -> None:
         ([0.5], set()),
     ],
 )
-def test_stores_parts_that_are_not_implied(values: list[float], told: set[str]) -> None:
+def test_stores_parts_that_are_not_implied(values: list[float], stored: set[str]) -> None:
     parts = aggregate(np.arange(len(values)), np.array([values]), FINEST, 0, 1)
-    assert set(IMPLIED_FROM) - spare(parts) == told
+    assert set(IMPLIED_FROM) - spare(parts) == stored
 
 
 def test_preserves_the_sign_of_zero() -> None:
@@ -63,7 +63,7 @@ def test_preserves_the_sign_of_zero() -> None:
 
 
 def test_from_terms_returns_a_new_array() -> None:
-    """Not the terms' own arrays: a change of one would change the other."""
+    """A change of the result must not change the terms."""
     steps = np.arange(128)
     terms = {
         "saturated": aggregate(steps, np.arange(128.0)[None], FINEST, 0, 2),
@@ -82,7 +82,7 @@ KINDS = st.sampled_from(["dense", "constant", "sampled", "empty", "one"])
 
 @st.composite
 def parts(draw: st.DrawFn) -> Parts:
-    """Parts of buckets of three series, some of them alike or empty."""
+    """Parts of buckets of three series, some of them constant or empty."""
     steps = np.flatnonzero(np.random.default_rng(draw(st.integers(0, 99))).random(400) < 0.9)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = np.full((3, len(steps)), math.nan)
@@ -99,27 +99,27 @@ def parts(draw: st.DrawFn) -> Parts:
 
 
 @given(parts())
-def test_implied_parts_are_identical_to_stored_ones(found: Parts) -> None:
-    spared = spare(found)
-    kept = {part: values for part, values in found.items() if part not in spared}
+def test_implied_parts_are_identical_to_stored_ones(computed: Parts) -> None:
+    spared = spare(computed)
+    kept = {part: values for part, values in computed.items() if part not in spared}
     assert {"max", "argmax", "undefined"} <= set(kept)
     for part in IMPLIED_FROM:
         if part in spared:
             kept[part] = implied(part, kept)
-    for part, values in found.items():
+    for part, values in computed.items():
         np.testing.assert_array_equal(kept[part], values)
         known = ~np.isnan(values)
         np.testing.assert_array_equal(np.signbit(kept[part][known]), np.signbit(values[known]))
 
 
 @given(parts())
-def test_implied_parts_combine_like_stored_ones(found: Parts) -> None:
-    """Larger buckets are made of what is read."""
-    padded = {part: np.concatenate([values, values[:, :1]], axis=1) for part, values in found.items()}
+def test_implied_parts_combine_like_stored_ones(computed: Parts) -> None:
+    """Larger buckets are built from parts that are partly implied."""
+    padded = {part: np.concatenate([values, values[:, :1]], axis=1) for part, values in computed.items()}
     read = dict(padded)
     for part in IMPLIED_FROM:
         if part in spare(padded):
             read[part] = implied(part, read)
-    one, other = combine(padded, FINEST), combine(read, FINEST)
-    for part, values in one.items():
-        np.testing.assert_array_equal(other[part], values)
+    expected, combined = combine(padded, FINEST), combine(read, FINEST)
+    for part, values in expected.items():
+        np.testing.assert_array_equal(combined[part], values)

@@ -1,6 +1,4 @@
-"""Steps of which tensors' raw values are deleted: what roll-ups answer, and what becomes of rows that come
-late. Scalars are all there.
-"""
+"""After retention deleted raw tensor values: queries read roll-ups, and late rows are added to them."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, T
 pytestmark = pytest.mark.django_db
 
 STEPS, BATCH, LATE = 4096, 32, 20
-"""Batch LATE, of the steps 640 to 671, was held back."""
+"""The batch with seq LATE, which has the steps 640 to 671, arrives late."""
 FIRST, AFTER = LATE * BATCH, (LATE + 1) * BATCH
 LOSS = np.linspace(4.0, 2.0, STEPS)
 AMAX = np.stack([1.0 + np.arange(STEPS) % 7, 2.0 + np.arange(STEPS) % 5], axis=1)
@@ -41,7 +39,7 @@ def send(
 
 
 def age(recorder: Recorder) -> None:
-    """All that is compacted now becomes old, and what may go is deleted."""
+    """Compact the run, make its blocks old and apply retention."""
     compact(recorder)
     assert not Chunk.objects.exists()
     Block.objects.update(received_at=timezone.now() - timedelta(days=100))
@@ -51,7 +49,7 @@ def age(recorder: Recorder) -> None:
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A run that is over, but for a batch that has not come; of its tensors there are only roll-ups."""
+    """A finished run with one missing batch, whose raw tensor values are deleted."""
     recorder = Recorder.of_new_run(["a.input", "b.input"])
     recorder.run.project.raw_days = 30
     recorder.run.project.save()
@@ -67,7 +65,7 @@ def recorder() -> Recorder:
 
 
 def parts_of_everything() -> list[Any]:
-    """The roll-ups, to the byte."""
+    """Every stored roll-up with its bytes."""
     order = ("name", "stride", "part", "tile", "span")
     return [
         (*row[:-1], bytes(row[-1])) for row in RollUp.objects.order_by(*order).values_list(*order, "body")
@@ -81,7 +79,7 @@ def heat(recorder: Recorder, statistic: str = "amax", first: int = 0, last: int 
 
 
 def test_it_works(recorder: Recorder) -> None:
-    """What came late is added to what is known of its steps; nothing is lost, however often it is done."""
+    """Late rows are added to the roll-ups of their buckets; repeating that changes nothing."""
     spike = AMAX.copy()
     spike[650, 1] = 99.0
     before = queries.tensor_series(recorder.run.id, 1, "amax")
@@ -92,25 +90,25 @@ def test_it_works(recorder: Recorder) -> None:
         compact(recorder)
         Rolling.objects.update(stale_first=FIRST, stale_last=AFTER, pending=True)
     compact(recorder)
-    found = queries.tensor_series(recorder.run.id, 1, "amax")
-    # Of its bucket the new largest value, and the first of the smallest; of all others what was known.
-    inside = (found.steps >= FIRST) & (found.steps < FIRST + 64)
-    assert (found.steps[inside].tolist(), found.values[inside].tolist()) == ([640, 650], [2.0, 99.0])
+    after = queries.tensor_series(recorder.run.id, 1, "amax")
+    # The late bucket has the new maximum and the first minimum; all other buckets are unchanged.
+    inside = (after.steps >= FIRST) & (after.steps < FIRST + 64)
+    assert (after.steps[inside].tolist(), after.values[inside].tolist()) == ([640, 650], [2.0, 99.0])
     outside = (before.steps < FIRST) | (before.steps >= FIRST + 64)
-    np.testing.assert_array_equal(found.steps[~inside], before.steps[outside])
-    np.testing.assert_array_equal(found.values[~inside], before.values[outside])
+    np.testing.assert_array_equal(after.steps[~inside], before.steps[outside])
+    np.testing.assert_array_equal(after.values[~inside], before.values[outside])
     cells = np.array([[7.0] * 64, [6.0] * 64])
     cells[1, FIRST // 64] = 99.0
     assert (heat(recorder).values == cells).all()
 
 
 def test_keeps_all_scalars(recorder: Recorder) -> None:
-    """Curves that verdicts are computed from, at any age; what comes late is seen at once."""
+    """Scalars are never deleted, because verdicts are computed from them. Late ones are visible at once."""
     steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
     for _ in range(2):
-        found = queries.scalar(recorder.run.id, "loss")
-        np.testing.assert_array_equal(found.steps, steps)
-        np.testing.assert_array_equal(found.values, LOSS[steps])
+        loss = queries.scalar(recorder.run.id, "loss")
+        np.testing.assert_array_equal(loss.steps, steps)
+        np.testing.assert_array_equal(loss.values, LOSS[steps])
         part = queries.scalar(recorder.run.id, "loss", first=100, last=200)
         assert part.steps.tolist() == list(range(100, 201))
         thin = queries.scalar(recorder.run.id, "loss", points=100)
@@ -136,7 +134,7 @@ def test_deleting_the_late_rows_changes_nothing(recorder: Recorder) -> None:
 
 
 def test_adds_a_late_rank(recorder: Recorder) -> None:
-    """Of a scalar the lowest rank's value counts, where there is one; of an amax the largest."""
+    """The lowest rank's value of a scalar counts, if there is one, and the largest amax of all ranks."""
     other = recorder.another(1, ["b.input", "a.input"])
     steps = list(range(0, 128))
     amax = np.full((128, 2), [50.0, 0.5])
@@ -159,12 +157,12 @@ def test_adds_a_late_tensor(recorder: Recorder) -> None:
 
 
 BACK = 1024
-"""A later attempt begins here: a multiple of the finest stride, so that nothing is cut in two."""
+"""The first step of a later attempt. A multiple of the finest stride, so that it splits no bucket."""
 
 
 @pytest.mark.parametrize("back", [BACK, BACK + 10])
 def test_a_later_attempt_begins_below(recorder: Recorder, back: int) -> None:
-    """What it records is seen at once, and what it replaces is not any more."""
+    """Rows of the later attempt are visible at once; rows that it replaces no longer are."""
     again = recorder.another(0, ["a.input", "b.input"])
     Writer.objects.filter(uuid=again.writer).update(attempt=1)
     Run.objects.update(state="running")
@@ -172,8 +170,8 @@ def test_a_later_attempt_begins_below(recorder: Recorder, back: int) -> None:
     for begin in range(back, back + 160, BATCH):
         send(again, begin, begin + BATCH, loss=LOSS / 2)
         for points in (None, 100):
-            found = queries.scalar(recorder.run.id, "loss", points=points)
-            assert found.steps[-1] == begin + BATCH - 1 and found.values[-1] == LOSS[begin + BATCH - 1] / 2
+            loss = queries.scalar(recorder.run.id, "loss", points=points)
+            assert loss.steps[-1] == begin + BATCH - 1 and loss.values[-1] == LOSS[begin + BATCH - 1] / 2
         whole = queries.scalar(recorder.run.id, "loss")
         assert whole.steps[whole.steps >= back].tolist() == list(range(back, begin + BATCH))
         compact(recorder)
@@ -187,12 +185,12 @@ def test_a_later_attempt_begins_below(recorder: Recorder, back: int) -> None:
 
 
 def test_raw_rows_and_roll_ups_side_by_side(recorder: Recorder) -> None:
-    """A run that goes on: below there are roll-ups, above rows, and a question may ask for both."""
+    """A running run has roll-ups for early steps and raw rows for later ones; a query may read both."""
     Run.objects.update(state="running")
     recorder.send(list(range(STEPS, STEPS + 100)), {"loss": [1.0] * 100}, {"amax": np.full((100, 2), 5.0)})
     line = queries.tensor_series(recorder.run.id, 0, "amax", first=STEPS - 640)
     assert line.steps[line.steps >= STEPS].tolist() == list(range(STEPS, STEPS + 100))
-    # Of each bucket the first of its smallest and of its largest values, which come again every seventh step.
+    # The first minimum and the first maximum of each bucket; values repeat every seven steps.
     ends = []
     for begin in range(STEPS - 640, STEPS, 64):
         ends += sorted(min(step for step in range(begin, begin + 64) if step % 7 == rest) for rest in (0, 6))
@@ -200,7 +198,7 @@ def test_raw_rows_and_roll_ups_side_by_side(recorder: Recorder) -> None:
     assert set(line.values[line.steps < STEPS]) == {1.0, 7.0}
     cells = heat(recorder, first=STEPS - 128, last=STEPS + 63).values
     assert cells.tolist() == [[7.0, 7.0, 5.0], [6.0, 6.0, 5.0]]
-    # Asked for from the middle of a bucket: of it the points that lie inside.
+    # A query that begins in the middle of a bucket returns the bucket's points inside the range.
     part = queries.tensor_series(recorder.run.id, 0, "amax", first=100, last=200)
     assert part.steps.tolist() == [132, 133, 195, 196]
 
@@ -219,12 +217,12 @@ def test_over_the_api(recorder: Recorder) -> None:
 
 
 def test_an_export_has_the_remaining_rows(recorder: Recorder) -> None:
-    """Every row, without the tensors' values that are deleted, and with those that came late."""
+    """An export has every row, without deleted tensor values and with those that arrived late."""
     steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
     recorder.run.refresh_from_db()
-    found = content_of(recorder.run, with_histograms=True)
-    table = pa.Table.from_batches(list(found.pieces()))
-    assert found.rows == found.description["rows"] == table.num_rows == len(steps)
+    content = content_of(recorder.run, with_histograms=True)
+    table = pa.Table.from_batches(list(content.pieces()))
+    assert content.rows == content.description["rows"] == table.num_rows == len(steps)
     assert table.column("step").to_pylist() == steps.tolist()
     assert table.column("scalar:loss").to_pylist() == LOSS[steps].tolist()
     assert not any(row and any(row) for row in table.column("tensor:amax").to_pylist())

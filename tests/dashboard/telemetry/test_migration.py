@@ -32,8 +32,8 @@ def back_at_the_end() -> Iterator[None]:
 def is_partitioned(table: str) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass", [table])
-        (found,) = cursor.fetchone()
-        return bool(found)
+        (partitioned,) = cursor.fetchone()
+        return bool(partitioned)
 
 
 def test_it_works(back_at_the_end: None) -> None:
@@ -48,7 +48,7 @@ def test_it_works(back_at_the_end: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT sum(rows) FROM telemetry_chunk")
         assert cursor.fetchone() == (6,)
-        # The first version did not keep them.
+        # The first version did not store these columns.
         cursor.execute("UPDATE runs_writer SET first_step = NULL, last_step = NULL")
     migrate()
     assert all(is_partitioned(table) for table in PARTITIONED)
@@ -69,6 +69,6 @@ def test_a_run_is_stored_in_one_partition() -> None:
         cursor.execute("SELECT count(DISTINCT tableoid) FROM telemetry_chunk")
         (used,) = cursor.fetchone()
         assert used > 1
-        # PostgreSQL looks into that one only.
+        # PostgreSQL scans only that partition.
         cursor.execute("EXPLAIN SELECT * FROM telemetry_chunk WHERE run_id = %s", [runs[0].run.id])
         assert len({word for (line,) in cursor for word in line.split() if "telemetry_chunk_p" in word}) <= 2

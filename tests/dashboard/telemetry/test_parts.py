@@ -31,7 +31,7 @@ Points = Mapping[int, float]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Blocks, pieces and roll-ups of a few hundred steps."""
+    """Lower the limits, so that blocks, pieces and roll-ups have a few hundred steps."""
     monkeypatch.setattr(compaction, "ENOUGH_ROWS", 100)
     monkeypatch.setattr(compaction, "FULL_ROWS", 700)
     monkeypatch.setattr(schedule, "MIN_STEPS", 64)
@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def rows(rng: np.random.Generator, steps: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Scalars and statistics of all kinds: dense, constant, of every hundredth step, rare, not finite."""
+    """Scalars and statistics of all kinds: dense, constant, sampled every 100 steps, rare, not finite."""
     size = (len(steps), len(TENSORS))
     at = np.array(steps)
     dense = rng.normal(size=size).astype(np.float32).astype(float)
@@ -72,40 +72,40 @@ def send(recorder: Recorder, rng: np.random.Generator, first: int, last: int, ba
 
 def by_hand(points: Points, stride: int, bucket: int) -> dict[str, float]:
     """The parts of one bucket, by a plain loop."""
-    found = dict.fromkeys(PARTS, math.nan) | {"count": 0.0}
+    parts = dict.fromkeys(PARTS, math.nan) | {"count": 0.0}
     for step in sorted(points):
-        place, value = step - bucket * stride, points[step]
-        if not 0 <= place < stride:
+        offset, value = step - bucket * stride, points[step]
+        if not 0 <= offset < stride:
             continue
         if math.isnan(value):
-            found["undefined"] = place if math.isnan(found["undefined"]) else found["undefined"]
+            parts["undefined"] = offset if math.isnan(parts["undefined"]) else parts["undefined"]
             continue
-        if not found["count"] or value > found["max"]:
-            found["max"], found["argmax"] = value, place
-        if not found["count"] or value < found["min"]:
-            found["min"], found["argmin"] = value, place
-        found["sum"] = found["sum"] + value if found["count"] else value
-        found["last"] = value
-        found["count"] += 1
-    return found
+        if not parts["count"] or value > parts["max"]:
+            parts["max"], parts["argmax"] = value, offset
+        if not parts["count"] or value < parts["min"]:
+            parts["min"], parts["argmin"] = value, offset
+        parts["sum"] = parts["sum"] + value if parts["count"] else value
+        parts["last"] = value
+        parts["count"] += 1
+    return parts
 
 
 def points_of(run: UUID, name: str, tensor: int) -> Points:
-    """Every row, out of the blocks and chunks."""
+    """The raw values of a series by step, from blocks and chunks."""
     kind, _, bare = name.partition(":")
     series = queries.scalar(run, bare) if kind == "scalar" else queries.tensor_series(run, tensor, bare)
     return dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
 
 
 def check(run: UUID) -> dict[int, int]:
-    """All parts of all buckets that count as rolled up; returns how many buckets of each stride there are."""
+    """Check all parts of all covered buckets. Returns the number of covered buckets by stride."""
     until = Rolling.objects.values_list("until", flat=True).get(run=run)
     scalars = [f"scalar:{name}" for name in queries.scalar_names(run)]
     tensors = [f"tensor:{name}" for name in queries.statistic_names(run)]
     indices = np.arange(Tensor.objects.filter(run=run).count())
     points = {(name, 0): points_of(run, name, 0) for name in scalars}
     points |= {(name, i): points_of(run, name, i) for name in tensors for i in indices.tolist()}
-    found = {}
+    counts = {}
     for stride in STRIDES:
         count = -(-until // stride) + 1
         rolled = {
@@ -115,7 +115,7 @@ def check(run: UUID) -> dict[int, int]:
         }
         for (name, tensor), line in points.items():
             covered = np.flatnonzero(rolled[name].covered).tolist()
-            found[stride] = len(covered)
+            counts[stride] = len(covered)
             for bucket in covered:
                 expected = by_hand(line, stride, bucket)
                 for part, values in rolled[name].values[name].items():
@@ -126,7 +126,7 @@ def check(run: UUID) -> dict[int, int]:
                         rtol=tolerance,
                         err_msg=f"{part} of {name} {tensor} in bucket {bucket} of {stride}",
                     )
-    return {stride: count for stride, count in found.items() if count}
+    return {stride: count for stride, count in counts.items() if count}
 
 
 def stored() -> list[Any]:
@@ -190,7 +190,7 @@ def test_rolling_up_in_pieces_gives_the_same_result(monkeypatch: pytest.MonkeyPa
 def test_builds_larger_buckets_for_longer_runs() -> None:
     recorder = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(3)
-    for last, found in (
+    for last, counts in (
         (700, {64: 10}),
         (1000, {64: 15}),
         (1100, {64: 17, 512: 2}),
@@ -199,7 +199,7 @@ def test_builds_larger_buckets_for_longer_runs() -> None:
         recorder.run.refresh_from_db()
         send(recorder, rng, (recorder.run.last_step or -1) + 1, last)
         compact(recorder)
-        assert check(recorder.run.id) == found
+        assert check(recorder.run.id) == counts
         values = queries.heatmap(recorder.run.id, "amax", columns=2).values
         exact = [points_of(recorder.run.id, "tensor:amax", i) for i in range(3)]
         np.testing.assert_array_equal(values.max(axis=1), [max(points.values()) for points in exact])
@@ -208,7 +208,7 @@ def test_builds_larger_buckets_for_longer_runs() -> None:
 def test_a_gap_of_a_later_attempt_hides_the_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps that the second attempt has reached again are its alone, though a third goes on further up."""
+    """Steps above the start of the second attempt count only from it, although a third begins later."""
     monkeypatch.setattr(read, "SPAN", 8)
     monkeypatch.setattr(build, "SPAN", 8)
     first = Recorder.of_new_run(TENSORS)
@@ -222,8 +222,8 @@ def test_a_gap_of_a_later_attempt_hides_the_earlier_one(
         send(again, rng, begin, end)
     over()
     compact(first)
-    found = points_of(first.run.id, "tensor:numel", 0)
-    assert list(found) == [*range(300), *range(1400, 1700)]
+    points = points_of(first.run.id, "tensor:numel", 0)
+    assert list(points) == [*range(300), *range(1400, 1700)]
     check(first.run.id)
     monkeypatch.setattr(series, "MAX_ROWS", 50)
     line = queries.tensor_series(first.run.id, 0, "numel", points=20)
@@ -231,7 +231,7 @@ def test_a_gap_of_a_later_attempt_hides_the_earlier_one(
 
 
 def test_larger_buckets_include_sparse_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it has no row among the steps that complete them; and it goes with its attempt."""
+    """A scalar without a row among the last steps of a bucket is in it until its attempt is replaced."""
     monkeypatch.setattr(schedule, "MAX_STEPS", 128)
     recorder = Recorder.of_new_run(TENSORS)
     recorder.send([10, 700], {"score": [3.0, 7.0]})
@@ -256,7 +256,7 @@ def side_by_side(values: Any, series: int = 0) -> tuple[list[int], bytes] | None
 
 
 def test_reads_and_repairs_roll_ups_of_earlier_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They had every part, each series by itself, and buckets of every size."""
+    """Earlier versions stored every part, each series separately, and buckets of every size."""
     recorder = Recorder.of_new_run(TENSORS)
     rng = np.random.default_rng(5)
     with monkeypatch.context() as earlier:
@@ -290,7 +290,7 @@ def test_roll_ups_equal_a_plain_loop_for_any_history(data: st.DataObject, seed: 
     recorder = Recorder.of_new_run(TENSORS[:2])
     second = recorder.another(1, TENSORS)
     writers = [recorder, second]
-    places = [data.draw(st.integers(0, 700)) for _ in writers]
+    next_steps = [data.draw(st.integers(0, 700)) for _ in writers]
     attempt = 0
     for turn in range(data.draw(st.integers(2, 7))):
         action = data.draw(st.sampled_from(["send", "send", "send", "late", "again", "compact"]))
@@ -298,8 +298,8 @@ def test_roll_ups_equal_a_plain_loop_for_any_history(data: st.DataObject, seed: 
         writer = writers[which]
         if action == "send":
             length = data.draw(st.sampled_from([30, 200, 600]))
-            send_some(writer, rng, places[which], places[which] + length)
-            places[which] += length
+            send_some(writer, rng, next_steps[which], next_steps[which] + length)
+            next_steps[which] += length
         elif action == "late":
             send_some(recorder.another(2 + turn, TENSORS[1:]), rng, 100, 130)
         elif action == "again":
@@ -307,7 +307,7 @@ def test_roll_ups_equal_a_plain_loop_for_any_history(data: st.DataObject, seed: 
             again = recorder.another(which % 2, TENSORS[::-1])
             Writer.objects.filter(uuid=again.writer).update(attempt=attempt)
             writers.append(again)
-            places.append(data.draw(st.integers(0, max(places))))
+            next_steps.append(data.draw(st.integers(0, max(next_steps))))
         else:
             compaction.compact_run(recorder.run.id, data.draw(st.sampled_from([1, 3, 100])))
             if Rolling.objects.filter(run=recorder.run).exists():
@@ -319,7 +319,7 @@ def test_roll_ups_equal_a_plain_loop_for_any_history(data: st.DataObject, seed: 
 
 
 def send_some(writer: Recorder, rng: np.random.Generator, first: int, last: int) -> None:
-    """Not every step, and as many tensors as the writer has."""
+    """Send most of the steps, with the tensors that the writer has registered."""
     steps = [step for step in range(first, last) if rng.random() < 0.95]
     if not steps:
         return

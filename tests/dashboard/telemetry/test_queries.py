@@ -39,7 +39,7 @@ def test_it_works() -> None:
     assert queries.writers(run) == [recorder.writer]
 
 
-def test_a_run_without_rows() -> None:
+def test_queries_of_a_run_without_rows_are_empty() -> None:
     run = Recorder.of_new_run(["a"]).run.id
     assert points(queries.scalar(run, "loss")) == []
     assert points(queries.tensor_series(run, 0, "amax")) == []
@@ -50,7 +50,7 @@ def test_a_run_without_rows() -> None:
     assert queries.scalar_names(run) == queries.statistic_names(run) == []
 
 
-def test_an_unknown_run() -> None:
+def test_an_unknown_run_has_no_rows() -> None:
     assert points(queries.scalar(uuid.uuid4(), "loss")) == []
     with pytest.raises(Run.DoesNotExist):
         queries.scalar_names(uuid.uuid4())
@@ -92,7 +92,7 @@ def test_a_later_attempt_of_a_rank_replaces_the_steps_that_it_repeats() -> None:
     second = first.another(rank=0, tensors=["a"])
     second.send([3, 4, 5], {"loss": [30, 40, 50]}, {"numel": [[2]] * 3})
     assert queries.scalar(first.run.id, "loss").values.tolist() == [1, 2, 30, 40, 50]
-    # One rank counted twice is not two ranks.
+    # The repeated steps are not counted twice.
     assert queries.tensor_series(first.run.id, 0, "numel").values.tolist() == [1, 1, 2, 2, 2]
 
 
@@ -129,7 +129,7 @@ def test_derived_statistics() -> None:
     run = recorder.run.id
     expected = {"saturation_rate": 2, "overflow_rate": 3, "underflow_rate": 4, "subnormal_rate": 8}
     for name, count in {**expected, "nonfinite_rate": 1}.items():
-        # Nothing counted is no rate, not a rate of zero.
+        # A count of no elements gives no rate rather than a rate of zero.
         assert points(queries.tensor_series(run, 0, name)) == [(1, count / 16)]
     assert set(queries.statistic_names(run)) == {*counts, *expected, "nonfinite_rate"}
 
@@ -153,7 +153,7 @@ def test_a_heat_map_of_many_steps_keeps_the_maximum_of_each_column(monkeypatch: 
     edges = zip(whole.step_edges[:-1], whole.step_edges[1:], strict=True)
     expected = np.array([values[low:high].max(axis=0) for low, high in edges]).T
     np.testing.assert_array_equal(whole.values, expected)
-    # In small portions the same comes out.
+    # Reading in small portions gives the same result.
     monkeypatch.setattr(heatmaps, "MAX_CELLS", 60)
     np.testing.assert_array_equal(queries.heatmap(recorder.run.id, "amax", columns=40).values, expected)
 
@@ -167,7 +167,7 @@ def test_a_heat_map_of_some_tensors() -> None:
         queries.heatmap(recorder.run.id, "amax", columns=0)
 
 
-def test_a_catalogue_that_grows() -> None:
+def test_a_catalogue_may_grow() -> None:
     recorder = Recorder.of_new_run(["a"])
     recorder.send([1], None, {"amax": [[1]]})
     recorder.catalogue(["b"], offset=1)
@@ -176,7 +176,7 @@ def test_a_catalogue_that_grows() -> None:
     np.testing.assert_array_equal(queries.heatmap(recorder.run.id, "amax").values, [[1, 2], [NAN, 20]])
 
 
-def test_the_latest_statistics() -> None:
+def test_latest_statistics_are_those_of_the_last_sampled_step() -> None:
     recorder = Recorder.of_new_run(["a", "b"])
     recorder.send([1], None, {"amax": [[1, 2]], "saturated": [[3, 4]], "numel": [[8, 8]]})
     recorder.send([2], None, {"amax": [[5, NAN]], "saturated": [[6, NAN]], "numel": [[8, NAN]]})
@@ -191,7 +191,7 @@ def test_the_latest_statistics() -> None:
     np.testing.assert_array_equal(latest.values["saturation_rate"], [6 / 8, NAN])
 
 
-def test_the_top_of_the_recent_steps() -> None:
+def test_top_orders_tensors_by_their_maximum_over_recent_steps() -> None:
     recorder = Recorder.of_new_run(["a", "b", "c", "never seen"])
     recorder.send([1], None, {"amax": [[1000, 1, 1, NAN]]})
     recorder.send([150, 200], None, {"amax": [[3, 1, 2, NAN], [1, 7, 2, NAN]]})
@@ -214,18 +214,18 @@ def test_points_limits_the_number_of_points() -> None:
         assert series.times[series.steps == 123] == time_of(123)
 
 
-def test_several_runs_at_once() -> None:
-    one, other = Recorder.of_new_run(), Recorder.of_new_run()
-    one.send([1], {"loss": [1.0]})
-    other.send([2], {"loss": [2.0]})
-    found = queries.scalars([one.run.id, other.run.id], "loss")
-    assert {run: points(series) for run, series in found.items()} == {
-        one.run.id: [(1, 1.0)],
-        other.run.id: [(2, 2.0)],
+def test_reads_a_scalar_of_several_runs() -> None:
+    first, second = Recorder.of_new_run(), Recorder.of_new_run()
+    first.send([1], {"loss": [1.0]})
+    second.send([2], {"loss": [2.0]})
+    losses = queries.scalars([first.run.id, second.run.id], "loss")
+    assert {run: points(series) for run, series in losses.items()} == {
+        first.run.id: [(1, 1.0)],
+        second.run.id: [(2, 2.0)],
     }
 
 
-def test_chunks_of_a_writer_in_order() -> None:
+def test_a_stream_returns_the_messages_of_a_writer_in_order() -> None:
     recorder = Recorder.of_new_run(["a"])
     for seq in (2, 0, 1, 4):
         recorder.send([seq], {"loss": [float(seq)]}, {"amax": [[seq]]}, seq=seq)

@@ -24,7 +24,7 @@ VALUES = st.sampled_from([math.nan, 0.0, 1.0, 2.5, -1.0])
 
 @st.composite
 def parts(draw: st.DrawFn) -> list[Part]:
-    """Parts of up to three ranks, rank by rank, of two series each."""
+    """Parts of two series each from up to three ranks, in order of rank."""
     made = []
     for order, rank in enumerate(sorted(draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)))):
         for _ in range(draw(st.integers(1, 3))):
@@ -35,13 +35,13 @@ def parts(draw: st.DrawFn) -> list[Part]:
     return made
 
 
-def by_hand(found: list[Part], name: str) -> dict[int, list[float]]:
-    """For each step and rank the row of the lowest order, of these the last; then the ranks together.
+def by_hand(parts: list[Part], name: str) -> dict[int, list[float]]:
+    """For each step and rank choose the last row of the lowest order, then merge the ranks.
 
-    Only rows in which anything was observed.
+    Rows without any observed value are ignored.
     """
     chosen: dict[tuple[int, int], tuple[int, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
-    for part in found:
+    for part in parts:
         for i, step in enumerate(part.steps.tolist()):
             if all(np.isnan(values[:, i]).all() for values in part.values.values()):
                 continue
@@ -61,22 +61,22 @@ def by_hand(found: list[Part], name: str) -> dict[int, list[float]]:
 
 def test_it_works() -> None:
     steps = np.array([1, 2])
-    one = Part(0, 0, steps, steps.astype("datetime64[us]"), {"saturated": np.array([[1.0, 2.0]])})
-    two = Part(1, 1, steps[1:], steps[1:].astype("datetime64[us]"), {"saturated": np.array([[40.0]])})
-    merged = across_ranks([one, two])
+    first = Part(0, 0, steps, steps.astype("datetime64[us]"), {"saturated": np.array([[1.0, 2.0]])})
+    second = Part(1, 1, steps[1:], steps[1:].astype("datetime64[us]"), {"saturated": np.array([[40.0]])})
+    merged = across_ranks([first, second])
     assert merged is not None
     assert merged.values["saturated"].tolist() == [[1.0, 42.0]]
-    assert first_of_each_step([two, one]).values["saturated"].tolist() == [[1.0, 2.0]]
+    assert first_of_each_step([second, first]).values["saturated"].tolist() == [[1.0, 2.0]]
     assert across_ranks([]) is None
 
 
 @given(parts())
-def test_across_ranks_equals_a_plain_loop(found: list[Part]) -> None:
-    merged = across_ranks(found)
+def test_across_ranks_equals_a_plain_loop(received: list[Part]) -> None:
+    merged = across_ranks(received)
     assert merged is not None
     observed = np.any([~np.isnan(values).all(axis=0) for values in merged.values.values()], axis=0)
     for name in ("amax", "saturated"):
-        expected = by_hand(found, name)
+        expected = by_hand(received, name)
         assert merged.steps[observed].tolist() == list(expected)
         values = np.array(list(expected.values())).reshape(-1, 2)
         np.testing.assert_array_equal(merged.values[name][:, observed].T, values)
@@ -85,14 +85,14 @@ def test_across_ranks_equals_a_plain_loop(found: list[Part]) -> None:
 
 
 @given(parts())
-def test_first_of_each_step_chooses_the_lowest_order(found: list[Part]) -> None:
-    merged = first_of_each_step(found)
-    assert merged.steps.tolist() == sorted({step for part in found for step in part.steps.tolist()})
+def test_first_of_each_step_chooses_the_lowest_order(received: list[Part]) -> None:
+    merged = first_of_each_step(received)
+    assert merged.steps.tolist() == sorted({step for part in received for step in part.steps.tolist()})
     for step, row in zip(merged.steps, merged.values["amax"].T, strict=True):
-        lowest = min(part.order for part in found if step in part.steps)
+        lowest = min(part.order for part in received if step in part.steps)
         last = [
             part.values["amax"][:, i]
-            for part in found
+            for part in received
             if part.order == lowest
             for i in np.flatnonzero(part.steps == step)
         ]

@@ -44,7 +44,7 @@ def run() -> Run:
 
 
 def kept() -> set[str]:
-    """Of which columns there are raw values."""
+    """The columns that have raw values."""
     return set(Tile.objects.values_list("name", flat=True))
 
 
@@ -119,8 +119,8 @@ def test_deletes_old_histograms(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert retention.retain_run(run.pk) == STEPS
     assert sorted(Histogram.objects.values_list("step", flat=True)) == [600, 700, 800]
     assert queries.histogram(run.pk, 0, 599) is None
-    found = queries.histogram(run.pk, 0, 650)
-    assert found is not None and (found.step, found.total) == (600, 600)
+    histogram = queries.histogram(run.pk, 0, 650)
+    assert histogram is not None and (histogram.step, histogram.total) == (600, 600)
     after = storage.of_run(run.pk).tables["telemetry_histogram"]
     assert after[1] == 3 and after[0] < before[0]
 

@@ -24,7 +24,7 @@ observed = st.just(math.nan) | finite
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Batches of one writer whose steps go up over all of them."""
+    """Batches of one writer with increasing steps."""
     made, step = [], 0
     for _ in range(draw(st.integers(1, 4))):
         rows = draw(st.integers(1, 4))
@@ -96,7 +96,7 @@ def test_it_works(sent: list[dict[str, Any]], backwards: bool) -> None:
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(batches(), st.integers(1, 6))
-def test_every_column_of_a_heat_map_has_its_maximum(sent: list[dict[str, Any]], columns: int) -> None:
+def test_a_cell_of_a_heat_map_is_the_maximum_of_its_steps(sent: list[dict[str, Any]], columns: int) -> None:
     recorder = Recorder.of_new_run(NAMES)
     for batch in sent:
         recorder.send(batch["steps"], batch["scalars"], batch["tensors"])

@@ -33,7 +33,7 @@ VALUES = st.floats(allow_nan=False) | SPECIAL | st.integers(-(2**40), 2**40).map
 
 @st.composite
 def matrices(draw: st.DrawFn) -> Float64s:
-    """Series as statistics are: dense, sampled, partly there, all the same, constant, without any value."""
+    """Series like those of statistics: dense, sampled, with gaps, equal, constant, empty."""
     series, rows = draw(st.integers(1, 9)), draw(st.integers(1, 70))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     few = draw(numpy_strategies.arrays(np.float64, draw(st.integers(1, 8)), elements=VALUES))
@@ -53,17 +53,17 @@ def matrices(draw: st.DrawFn) -> Float64s:
 
 
 def as_fetched(offsets: list[int], body: bytes, low: int, high: int) -> tuple[list[int], bytes]:
-    """What the SQL of raw.py and rollups.py returns of the series low..high."""
+    """The part of a tile that the SQL of the readers returns for the series low..high."""
     if not offsets:
         return offsets, body
     cut = offsets[low : high + 2]
     return cut, body[cut[0] : cut[-1]]
 
 
-def assert_same_bits(found: Float64s, expected: Float64s) -> None:
+def assert_same_bits(actual: Float64s, expected: Float64s) -> None:
     known = ~np.isnan(expected)
-    np.testing.assert_array_equal(~np.isnan(found), known)
-    np.testing.assert_array_equal(found[known].view(np.int64), expected[known].view(np.int64))
+    np.testing.assert_array_equal(~np.isnan(actual), known)
+    np.testing.assert_array_equal(actual[known].view(np.int64), expected[known].view(np.int64))
 
 
 def test_it_works() -> None:
@@ -92,9 +92,9 @@ def test_decodes_any_selection_of_series(values: Float64s, data: st.DataObject, 
     out = np.empty(values.shape[1])
     pieces = cut_tile(*as_fetched(*encoded, low, high), high - low + 1, low)
     assert len(pieces) == high - low + 1
-    for place, piece in enumerate(pieces, low):
+    for index, piece in enumerate(pieces, low):
         present = decode_into(piece, out)
-        expected = values[place] if place < len(values) else np.full(len(out), math.nan)
+        expected = values[index] if index < len(values) else np.full(len(out), math.nan)
         assert_same_bits(out, expected)
         np.testing.assert_array_equal(present, ~np.isnan(expected))
     whole = np.empty((WIDTH, values.shape[1]))
@@ -105,7 +105,7 @@ def test_decodes_any_selection_of_series(values: Float64s, data: st.DataObject, 
 
 @given(matrices())
 def test_reads_separately_stored_series(values: Float64s) -> None:
-    """As all of them were stored before."""
+    """Earlier versions stored every series separately."""
     encoded = encode_tile([encode_series(row, ~np.isnan(row)) for row in values])
     if encoded is not None:
         out = np.empty(values.shape)
@@ -114,10 +114,10 @@ def test_reads_separately_stored_series(values: Float64s) -> None:
 
 
 def test_reads_bytes_of_earlier_versions() -> None:
-    """Written by earlier versions: series side by side, and one for all."""
+    """Tiles of earlier versions: separately stored series, and one constant for all series."""
     side_by_side = bytes.fromhex(SIDE_BY_SIDE)
-    found = np.empty((4, 6))
-    decode_matrix([0, 77, 117, 117, 143], side_by_side, found)
+    decoded = np.empty((4, 6))
+    decode_matrix([0, 77, 117, 117, 143], side_by_side, decoded)
     nan = math.nan
     expected = [
         [1.5, -2.25, 3e300, 0.1, 5.0, -0.0],
@@ -125,28 +125,28 @@ def test_reads_bytes_of_earlier_versions() -> None:
         [nan] * 6,
         [8.0, 9, 8, 9, 8, 9],
     ]
-    assert_same_bits(found, np.array(expected))
-    decode_matrix([], b"\0" + np.float64(8.0).tobytes(), found)
-    assert (found == 8.0).all()
+    assert_same_bits(decoded, np.array(expected))
+    decode_matrix([], b"\0" + np.float64(8.0).tobytes(), decoded)
+    assert (decoded == 8.0).all()
 
 
 def test_stores_equal_series_once() -> None:
     rng = np.random.default_rng(0)
     row = rng.random(5000)
     row[rng.random(5000) < 0.9] = math.nan
-    alike = encode_matrix(np.repeat(row[None], 100, axis=0), WIDTH)
-    assert alike is not None and alike[0] == []
-    assert len(alike[1]) < len(encode_series(row, ~np.isnan(row))) + 20
+    encoded = encode_matrix(np.repeat(row[None], 100, axis=0), WIDTH)
+    assert encoded is not None and encoded[0] == []
+    assert len(encoded[1]) < len(encode_series(row, ~np.isnan(row))) + 20
 
 
 @pytest.mark.parametrize("rows", [5, 40, 200])
 def test_short_series_share_their_overhead(rows: int) -> None:
-    """Counts and steps of some buckets: what one by one would be heads for the most part."""
+    """Separately stored short series would consist mostly of headers."""
     values = np.random.default_rng(1).integers(0, 9, (108, rows)).astype(float)
     encoded = encode_matrix(values, WIDTH)
-    alone = encode_tile([encode_series(row) for row in values])
-    assert encoded is not None and alone is not None
-    assert 20 * 108 + len(encoded[1]) < len(alone[1])
+    separate = encode_tile([encode_series(row) for row in values])
+    assert encoded is not None and separate is not None
+    assert 20 * 108 + len(encoded[1]) < len(separate[1])
 
 
 def test_reads_one_long_series_without_the_others() -> None:

@@ -12,7 +12,7 @@ EXTREMES = ("max", "min", "argmax", "argmin", "undefined")
 BUCKETS = 6
 
 
-def some(steps: Int64s) -> Parts:
+def parts_of(steps: Int64s) -> Parts:
     return aggregate(steps, VALUES[:, steps], FINEST, 0, BUCKETS, nan_is_value=True)
 
 
@@ -21,9 +21,9 @@ VALUES[np.random.default_rng(1).random(VALUES.shape) < 0.1] = np.nan
 VALUES[0, 70], VALUES[1, 200] = np.inf, -np.inf
 
 
-def same(one: Parts, other: Parts, parts: tuple[str, ...] = PARTS) -> None:
+def assert_same(actual: Parts, expected: Parts, parts: tuple[str, ...] = PARTS) -> None:
     for part in parts:
-        np.testing.assert_array_equal(one[part], other[part], err_msg=part)
+        np.testing.assert_array_equal(actual[part], expected[part], err_msg=part)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -32,16 +32,16 @@ def test_it_works(seed: int) -> None:
     first = rng.random(BUCKETS * FINEST) < rng.choice([0.01, 0.3, 0.9])
     # The first bucket has only added rows, the second only known rows.
     first[:FINEST], first[FINEST : 2 * FINEST] = False, True
-    known, added = some(np.flatnonzero(first)), some(np.flatnonzero(~first))
-    whole = some(np.arange(BUCKETS * FINEST))
+    known, added = parts_of(np.flatnonzero(first)), parts_of(np.flatnonzero(~first))
+    whole = parts_of(np.arange(BUCKETS * FINEST))
     both = unite(known, added)
-    same(both, whole, EXTREMES)
-    same(unite(both, added), both)
-    same({part: both[part][:, :1] for part in PARTS}, {part: added[part][:, :1] for part in PARTS})
-    same({part: both[part][:, 1:2] for part in PARTS}, {part: known[part][:, 1:2] for part in PARTS})
+    assert_same(both, whole, EXTREMES)
+    assert_same(unite(both, added), both)
+    assert_same({part: both[part][:, :1] for part in PARTS}, {part: added[part][:, :1] for part in PARTS})
+    assert_same({part: both[part][:, 1:2] for part in PARTS}, {part: known[part][:, 1:2] for part in PARTS})
 
 
 def test_adding_nothing_changes_nothing() -> None:
-    known = some(np.arange(0, BUCKETS * FINEST, 3))
-    same(unite(known, blank(3, BUCKETS)), known)
-    same(unite(blank(3, BUCKETS), known), known)
+    known = parts_of(np.arange(0, BUCKETS * FINEST, 3))
+    assert_same(unite(known, blank(3, BUCKETS)), known)
+    assert_same(unite(blank(3, BUCKETS), known), known)

@@ -1,8 +1,8 @@
-"""Shadow mode: how the tensors of a model in BF16, FP16 or FP32 would behave in FP8.
+"""Shadow mode shows how the tensors of a model in BF16, FP16 or FP32 would behave in FP8.
 
 In sampled steps the input, weight and gradient of each layer are quantised and the results discarded; the
-training computes the same as without. In other steps only amax and non-finite elements are collected, from
-which delayed scales are computed.
+training is not affected. In other steps only amax and non-finite elements are collected, to compute delayed
+scales.
 """
 
 import weakref
@@ -46,9 +46,9 @@ from fp8scope_kernels.reference import Extent
 class ShadowLayers:
     """Observes the layers of a model that are not FP8 as if they were quantised by `recipe`.
 
-    `include`: glob patterns over module paths, or a function of path and module, for other modules than the
-    linear layers that `convert` would take. `scaler`: the `torch.amp.GradScaler` in use, if any; its factor
-    is divided out of the gradients.
+    `include` selects modules by glob patterns over their paths, or by a function of path and module; by
+    default it is the linear layers that `convert` would convert. `scaler` is the `torch.amp.GradScaler` in
+    use, if any; its factor is divided out of the gradients.
     """
 
     every_step = True
@@ -64,7 +64,7 @@ class ShadowLayers:
         scaler: Any = None,
     ) -> None:
         self.recipe: Mapping[str, Any] = {"shadow": recipe.to_dict()}
-        # A delayed scale follows the amax of every step; other scales do not depend on past steps.
+        # Delayed scales need the amax of every step; other scales do not depend on past steps.
         self.is_paced = not isinstance(recipe, DelayedScaling)
         self.tensors = 0
         self._scales: dict[StatisticsTable, DelayedScales] = {}
@@ -119,12 +119,12 @@ class Unscale:
         self._inverse: Tensor | None = None
 
     def __call__(self, device: torch.device) -> Tensor | None:
-        """What to multiply gradients by: float32, no dimensions; None where they are not scaled."""
+        """Return the factor for gradients, a float32 scalar tensor; None if they are not scaled."""
         scaler = None if self._scaler is None else self._scaler()
         factor = getattr(scaler, "_scale", None)
         if scaler is None or factor is None or not scaler.is_enabled():
             return None
-        # The scaler changes its factor in place; the version says whether it has, and asks no device.
+        # The scaler changes its factor in place: compare versions, which needs no device synchronisation.
         seen = (id(factor), factor._version)
         if seen != self._seen or self._inverse is None or self._inverse.device != device:
             self._inverse = factor.detach().reshape(()).to(device, non_blocking=True).float().reciprocal()
@@ -133,9 +133,9 @@ class Unscale:
 
 
 class DelayedScales:
-    """The scales that delayed scaling would have, of all tensors on a table at once.
+    """Delayed scales of all tensors of a table, computed together.
 
-    As `ScalingState`, except that a step counts once, by its largest amax, however many calls it has.
+    Like `ScalingState`, but the history has one entry per step, its largest amax, instead of one per call.
     """
 
     def __init__(self, recipe: DelayedScaling, table: StatisticsTable) -> None:
@@ -144,30 +144,31 @@ class DelayedScales:
         self._steps = 0
         self._slots: list[Slot] = []
         self._formats: list[Format] = []
-        self._places: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         self._rows = torch.zeros(0, dtype=torch.long)
-        self._is_of: dict[str, Tensor] = {}
+        self._masks: dict[str, Tensor] = {}
+        """For each format, which tensors have it."""
         self._scale = self._last = self._history = torch.zeros(0)
 
     def add(self, slot: Slot, format: Format) -> None:
-        """Take a tensor in."""
-        if slot.index not in self._places:
-            self._places[slot.index] = len(self._slots)
+        """Add a tensor."""
+        if slot.index not in self._positions:
+            self._positions[slot.index] = len(self._slots)
             self._slots.append(slot)
             self._formats.append(format)
 
     def scale_of(self, slot: Slot, amax: Tensor) -> Tensor:
-        """The scale of this step, float32 without dimensions: a tensor without a past takes its own amax."""
-        place = self._places[slot.index]
-        own = amax_to_scale(amax, self._formats[place], margin=self._recipe.margin)
-        if place >= len(self._rows):
-            return own
-        scale = self._scale[place]
-        return torch.where(scale > 0, scale, own)
+        """Return the scale of this step, a float32 scalar tensor; without history, the scale of `amax`."""
+        position = self._positions[slot.index]
+        current = amax_to_scale(amax, self._formats[position], margin=self._recipe.margin)
+        if position >= len(self._rows):
+            return current
+        scale = self._scale[position]
+        return torch.where(scale > 0, scale, current)
 
     @torch.inference_mode(False)
     def update(self) -> None:
-        """A step is over: take its amaxes into the histories."""
+        """Append the amaxes of the step to the histories; called at its end."""
         self._grow()
         data = self._table.buffer.data[self._rows]
         amax, seen = data[:, AMAX].float(), data[:, NUMEL] > 0
@@ -184,9 +185,8 @@ class DelayedScales:
     def _to_scale(self, amax: Tensor, otherwise: Tensor) -> Tensor:
         scale = otherwise
         for format in dict.fromkeys(self._formats):
-            mine = self._is_of[format.name]
             new = amax_to_scale(amax, format, margin=self._recipe.margin, otherwise=otherwise)
-            scale = torch.where(mine, new, scale)
+            scale = torch.where(self._masks[format.name], new, scale)
         return scale
 
     def _grow(self) -> None:
@@ -195,7 +195,7 @@ class DelayedScales:
             return
         device = self._table.buffer.device
         self._rows = to_device(torch.tensor([slot.index for slot in self._slots]), device)
-        self._is_of = {
+        self._masks = {
             format.name: to_device(torch.tensor([each == format for each in self._formats]), device)
             for format in dict.fromkeys(self._formats)
         }
@@ -209,7 +209,7 @@ class DelayedScales:
 
 
 class ShadowObserver(HighPrecisionObserver):
-    """Quantises a layer's tensors beside the training, in sampled steps."""
+    """Quantises a layer's tensors in sampled steps, without affecting the training."""
 
     def __init__(self, recipe: Recipe, unscale: Unscale, scales: DelayedScales | None) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class ShadowObserver(HighPrecisionObserver):
         else:
             extent = measure(x)
             scale = self._scale(slot, extent.amax, format)
-            # Always to the nearest: drawing random numbers here would change those of the training.
+            # Always round to nearest: stochastic rounding would advance the training's random generator.
             values = quantize_values(
                 x, scale, format, slot.row,
                 saturate=recipe.saturate, extent=extent, nonfinite=recipe.nonfinite,

@@ -1,10 +1,10 @@
-"""torchao's `Float8Linear`: what it does to its three tensors, from the high-precision tensors that it casts.
+"""Collects statistics of torchao's `Float8Linear` from the high-precision tensors that it casts.
 
-torchao keeps no statistics. Its scales are computed here by its own functions, so that they are those that
-the layer used, NaN and rounding included; what the cast then did is counted as for our own layers.
+torchao keeps no statistics. Scales are computed here with torchao's functions, so that they equal those that
+the layer used, including NaN and rounding. The effects of the cast are counted as for our own layers.
 
-Of the recipe `rowwise_with_gw_hp` a layer casts its weight twice, with a scale per row for the output and one
-scale for the gradient of the input: observed is the first.
+With the recipe `rowwise_with_gw_hp` a layer casts its weight twice: with a scale per row for the output, and
+with one scale for the gradient of the input. Only the first cast is observed.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class Cast(NamedTuple):
 
 
 class Float8Layers:
-    """The model's `torchao.float8.Float8Linear`s."""
+    """Observes the model's layers of the class `torchao.float8.Float8Linear`."""
 
     every_step = False
 
@@ -78,7 +78,7 @@ class Float8Layers:
 
 def is_float8_linear(module: nn.Module) -> bool:
     """Whether this is a layer of torchao, without importing torchao."""
-    # FSDP makes a subclass of it.
+    # By name over the whole MRO: FSDP creates a subclass.
     return any(
         cls.__name__ == "Float8Linear" and cls.__module__.startswith("torchao.")
         for cls in type(module).__mro__
@@ -86,28 +86,28 @@ def is_float8_linear(module: nn.Module) -> bool:
 
 
 def casts_of(config: Any) -> dict[Role, Cast]:
-    """Return how a layer with this `Float8LinearConfig` casts its tensors; only those that it casts."""
+    """Return how a layer with this `Float8LinearConfig` casts its tensors; uncast tensors are left out."""
     from torchao.float8.config import ScalingGranularity, ScalingType
     from torchao.float8.float8_utils import tensor_to_scale
 
     casts: dict[Role, Cast] = {}
     for role in ROLES:
-        how = getattr(config, f"cast_config_{role}")
-        if how.scaling_type is ScalingType.DISABLED:
+        cast = getattr(config, f"cast_config_{role}")
+        if cast.scaling_type is ScalingType.DISABLED:
             continue
-        rowwise = how.scaling_granularity is ScalingGranularity.AXISWISE
+        rowwise = cast.scaling_granularity is ScalingGranularity.AXISWISE
 
-        def scale_of(x: Tensor, how: Any = how, rowwise: bool = rowwise) -> Tensor:
+        def scale_of(x: Tensor, cast: Any = cast, rowwise: bool = rowwise) -> Tensor:
             scale: Tensor = tensor_to_scale(
                 x,
-                how.target_dtype,
-                scaling_granularity=how.scaling_granularity,
+                cast.target_dtype,
+                scaling_granularity=cast.scaling_granularity,
                 axiswise_dim=-1 if rowwise else None,
                 round_scales_to_power_of_2=config.round_scales_to_power_of_2,
             )
             return scale
 
-        casts[role] = Cast(how.target_dtype, FORMAT_OF.get(how.target_dtype), rowwise, scale_of)
+        casts[role] = Cast(cast.target_dtype, FORMAT_OF.get(cast.target_dtype), rowwise, scale_of)
     return casts
 
 
@@ -135,7 +135,7 @@ class Float8Observer(HighPrecisionObserver):
 
     def write(self, role: Role, slot: Slot, x: Tensor) -> None:
         if role == "input" and torch.is_autocast_enabled():
-            # As the layer does on every device.
+            # The layer uses the GPU's autocast dtype on every device.
             x = x.to(torch.get_autocast_gpu_dtype())
         if role == "weight":
             x = getattr(x, "_tensor", x)
@@ -144,7 +144,7 @@ class Float8Observer(HighPrecisionObserver):
             return
         x = local(x)
         if role == "weight" and x.numel() < slot.info.numel:
-            # A shard: the layer casts the whole weight, whose scale cannot be computed from it.
+            # A shard: the layer casts the whole weight, so its scale cannot be computed here.
             add_extent(slot.row, x.numel(), measure(x))
             slot.row[SCALE:NONFINITE].fill_(torch.nan)
         elif x.numel():

@@ -1,15 +1,15 @@
-"""Transformer Engine's modules under delayed scaling: amax and scale from the `fp8_meta` that each keeps.
+"""Reads amax and scale of Transformer Engine's modules under delayed scaling from their `fp8_meta`.
 
 `fp8_meta["scaling_fwd"]` and `["scaling_bwd"]` hold `scale` [tensors] and `amax_history` [length, tensors].
-Forward tensors come in threes (input, weight, output of each product), backward ones in twos (gradient of the
-output, of the input). While a tensor is being cast its amax is written to row 0. At the end of the outermost
-autocast, or of the backward pass, the history is rolled by one, so that what was in row 0 is in the last row,
-row 0 is set to zero, and the scale of the next step is computed (`nvte_delayed_scaling_recipe_amax_and_scale_
-update` in TE's C API). So the newest amax is row 0 where that is not zero, else the last row.
+Each product has three forward tensors (input, weight, output) and two backward ones (gradients of output and
+input). A cast writes the tensor's amax to row 0. At the end of the outermost autocast or of the backward pass
+TE rolls the history by one row, so that row 0 becomes the last row, sets row 0 to zero and computes the next
+scale (`nvte_delayed_scaling_recipe_amax_and_scale_update` in TE's C API). The newest amax is therefore row 0
+if it is not zero, else the last row.
 
-Scales of blocks, of MXFP8 and of current scaling are not kept by the modules: there is nothing to read.
+Modules do not keep the scales of current scaling, of blocks or of MXFP8, so these cannot be read.
 
-Written after TE 2's documentation, and tested against modules laid out the same way; not run on hardware.
+Written from TE 2's documentation and tested with modules of the same layout; not yet run on hardware.
 """
 
 import weakref
@@ -30,7 +30,7 @@ PER_PRODUCT = {FORWARD: 3, BACKWARD: 2}
 
 
 class TransformerEngineLayers:
-    """The model's modules that carry an `fp8_meta`. Their tensors are known once they have run in FP8."""
+    """The model's modules with an `fp8_meta`. Their tensors appear once they have run in FP8."""
 
     every_step = True
     recipe: Mapping[str, Any] = {}
@@ -52,13 +52,13 @@ class TransformerEngineLayers:
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    """The matrices of the module's products, first to last: float [out, in]."""
+    """Return the weight matrices of the module's products in order: float [out, in] each."""
     own = module.named_parameters(recurse=False)
     return [parameter for name, parameter in own if "weight" in name and parameter.dim() == 2]
 
 
 class Layer:
-    """One module: read after its forward pass, and before and after its backward pass."""
+    """One module, which is read after its forward pass and before and after its backward pass."""
 
     def __init__(
         self, path: str, module: nn.Module, weights: list[Tensor], table: StatisticsTable, on_error: OnError
@@ -83,23 +83,23 @@ class Layer:
         return meta
 
     def after_forward(self, x: Tensor) -> None:
-        """The module has cast its input and weight: row 0 holds their amax, `scale` what was used."""
+        """Read the amax and the scale of input and weight; called after the module has cast them."""
         self._tokens = x.numel() // max(x.shape[-1], 1)
         state = _delayed(self._meta.get(FORWARD))
         if state is not None:
             self._write(FORWARD, state, _newest(state.amax_history), state.scale)
 
     def before_backward(self) -> None:
-        """The gradient has reached the module: remember the scale that it will be cast with."""
+        """Copy the scale that the gradient will be cast with; called when it reaches the module."""
         state = _delayed(self._meta.get(BACKWARD))
         if state is None:
             return
         self._take_backward(state)
-        # Registered here, not at the step's end, when the catalogue of the step is closed.
+        # Register slots here: at the end of the step its catalogue is already closed.
         for product in range(len(self.products)):
             if PER_PRODUCT[BACKWARD] * product < len(state.scale):
                 self._slot(BACKWARD, PER_PRODUCT[BACKWARD] * product, product, "grad_output")
-        # TE changes it in place before the step is over.
+        # A copy: TE updates the scale in place before the step ends.
         self._used = state.scale.clone()
         self._backward_pending = True
 
@@ -158,7 +158,7 @@ class Layer:
 
 
 class ForwardHook:
-    """What lies in the module: a copy of the model observes nothing."""
+    """The hook in the module. In a copy of the model it does nothing."""
 
     def __init__(self, layer: Layer | None) -> None:
         self._layer = layer
@@ -189,7 +189,7 @@ class ForwardHook:
 
 
 def _delayed(state: Any) -> Any:
-    """The state of delayed scaling, or None where the module keeps another, or none yet."""
+    """Return the state if it is of delayed scaling and has a history, else None."""
     history, scale = getattr(state, "amax_history", None), getattr(state, "scale", None)
     if not isinstance(history, Tensor) or not isinstance(scale, Tensor) or history.dim() != 2:
         return None
@@ -197,11 +197,11 @@ def _delayed(state: Any) -> Any:
 
 
 def _newest(history: Tensor) -> Tensor:
-    """The newest amax of each tensor, float [tensors], from a history [length, tensors]."""
+    """Return the newest amax of each tensor, float [tensors], from a history [length, tensors]."""
     return torch.where(history[0] != 0, history[0], history[-1])
 
 
 def _format(meta: Mapping[str, Any], *, backward: bool) -> Format:
-    """The format of the recipe in `meta`; HYBRID (E4M3 forward, E5M2 backward) where none is said."""
+    """Return the format of the recipe in `meta`. The default is HYBRID: E4M3 forward, E5M2 backward."""
     name = getattr(getattr(meta.get("recipe"), "fp8_format", None), "name", "HYBRID")
     return E5M2 if name == "E5M2" or (backward and name == "HYBRID") else E4M3

@@ -1,0 +1,1 @@
+"""One module per page; `figures` and `events` answer the page's own requests."""
