@@ -55,7 +55,7 @@ def run_with_reports(server: Server) -> str:
     ]
     products[40] |= {"relative_error": 0.82, "cosine": 0.61}
     products.sort(key=lambda product: -float(str(product["relative_error"])))
-    tell(
+    send_report(
         writer, kind="bisect", step=90, products=products, measured=len(products), total_error=0.84,
         total_cosine=0.6, loss_bf16=2.3, loss_fp8=2.31, seconds=41.0,
     )  # fmt: skip

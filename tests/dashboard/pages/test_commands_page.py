@@ -116,7 +116,7 @@ def test_the_form_needs_a_csrf_token(member: Visitor, writer: Recorder) -> None:
 
 
 def test_offers_only_the_commands_that_the_run_accepts(member: Visitor, writer: Recorder) -> None:
-    tell(writer, kind="accepts", accepts=["fallback"])
+    send_report(writer, kind="accepts", accepts=["fallback"])
     shown = page(member, writer.run)
     assert "Change precision" in shown and "Write a checkpoint" not in shown and "Pause" not in shown
     send_report(writer, kind="accepts", accepts=[])
@@ -139,9 +139,9 @@ def test_every_change_of_a_command_changes_the_fingerprint(member: Visitor, writ
     fingerprints.append(fingerprint_of(runs)["command"])
     commands.commands_for(writer.run, writer.uuid, 0)
     fingerprints.append(fingerprint_of(runs)["command"])
-    tell(writer, kind="command", command=command.pk, state="done")
+    send_report(writer, kind="command", command=command.pk, state="done")
     fingerprints.append(fingerprint_of(runs)["command"])
-    tell(writer, kind="accepts", accepts=[])
+    send_report(writer, kind="accepts", accepts=[])
     fingerprints.append(fingerprint_of(runs)["command"])
     assert len({repr(fingerprint) for fingerprint in fingerprints}) == 5
 

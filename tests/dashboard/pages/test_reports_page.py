@@ -61,7 +61,7 @@ def test_without_reports_there_is_no_card(admin: Visitor, writer: Recorder) -> N
 
 
 def test_draws_both_arms_of_a_window_over_steps(admin: Visitor, writer: Recorder) -> None:
-    tell(writer, **REFERENCE)
+    send_report(writer, **REFERENCE)
     answer = figure(admin, writer.run, "reference")
     names = [trace.get("name") for trace in answer["figure"]["data"]]
     assert "FP8" in names and "BF16 from the same state" in names
@@ -84,7 +84,7 @@ def test_draws_the_newest_report_unless_another_is_selected(admin: Visitor, writ
 
 
 def test_reports_of_other_runs_are_not_served(admin: Visitor, stranger: Visitor, writer: Recorder) -> None:
-    tell(writer, **BISECT)
+    send_report(writer, **BISECT)
     other = make_run(admin.project, "other")
     report = Report.objects.get()
     assert "empty" in figure(admin, other, "bisect", report=report.pk)
@@ -95,7 +95,7 @@ def test_reports_of_other_runs_are_not_served(admin: Visitor, stranger: Visitor,
 
 
 def test_marks_annotations_in_the_loss(admin: Visitor, writer: Recorder) -> None:
-    tell(writer, **{**ANNOTATION, "text": "2 layers to <BF16>"})
+    send_report(writer, **{**ANNOTATION, "text": "2 layers to <BF16>"})
     answer = admin.client.get(admin.address(f"runs/{writer.run.id}/figures/loss.json"))
     traces = {trace.get("name"): trace for trace in json.loads(answer.content)["figure"]["data"]}
     assert traces["change"]["text"] == ["step 41: 2 layers to &lt;BF16&gt; (an alert)"]
