@@ -1,4 +1,4 @@
-"""What do six bits a weight cost, beside eight?
+"""Measure the cost of six bits per weight compared with eight.
 
     python benchmarks/fp6.py [--seeds N] [--steps N]
 
@@ -35,7 +35,7 @@ BATCH = 16
 SCALE_BITS = 32
 
 Quantizer = Callable[[nn.Linear], tuple[nn.Module, Tensor, float]]
-"""A layer in its place, the weight that it multiplies by, and its size in bits."""
+"""A replacement layer, the weight that it multiplies by, and the size of the weight in bits."""
 
 
 def fp6(linear: nn.Linear) -> tuple[nn.Module, Tensor, float]:
@@ -100,7 +100,7 @@ def quantized(model: ByteGpt, quantizer: Quantizer) -> tuple[ByteGpt, float, flo
 
 
 def standard_error(differences: Tensor, clusters: tuple[str, ...]) -> float:
-    """Of the mean, with the windows of one topic as one observation."""
+    """The standard error of the mean, with the windows of one topic as one observation."""
     sums: dict[str, float] = defaultdict(float)
     for cluster, centred in zip(clusters, (differences - differences.mean()).tolist(), strict=True):
         sums[cluster] += centred

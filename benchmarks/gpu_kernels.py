@@ -1,4 +1,4 @@
-"""On a CUDA device: what do the statistics cost, and what does FP8 gain over BF16?
+"""Measure the cost of statistics and the gain of FP8 over BF16 on a CUDA device.
 
     python benchmarks/gpu_kernels.py [--repeats N] [--elements 67108864 ...] [--sizes 512 ... 8192]
 
@@ -50,7 +50,7 @@ def event() -> torch.cuda.Event:
 
 
 def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each on the device, one call of each after another."""
+    """Median milliseconds of each function on the device. The functions take turns."""
     for run in runs.values():
         for _ in range(5):
             run()
@@ -113,7 +113,7 @@ def cast_case(elements: int, repeats: int) -> Line:
 
 
 def torchao_cast(x: Tensor) -> Run | None:
-    """torchao's cast without any statistics, compiled; None where it is missing."""
+    """The compiled cast of torchao without statistics; None if torchao is missing."""
     try:
         # By name, because type checkers need not have it.
         scaling = import_module("torchao.float8.float8_scaling_utils")
@@ -151,7 +151,7 @@ def torchao_layer(size: int) -> nn.Module | None:
 
 
 def transformer_engine_layer(size: int) -> tuple[nn.Module, Callable[[], object]] | None:
-    """Transformer Engine's layer, and the context in which it computes in FP8."""
+    """A layer of Transformer Engine and the context in which it computes in FP8."""
     try:
         engine = import_module("transformer_engine.pytorch")
         recipe = import_module("transformer_engine.common.recipe")
@@ -205,7 +205,7 @@ def linear_case(size: int, recipe: Recipe, repeats: int) -> Line:
 
 
 def break_even(lines: list[Line]) -> int | None:
-    """The smallest size from which on every larger one is faster in FP8; None if the largest is not."""
+    """The smallest size such that it and all larger ones are faster in FP8; None if the largest is not."""
     smallest = None
     for line in sorted(lines, key=lambda line: -int(str(line["size"]))):
         if float(str(line["fp8_over_bf16"])) < 1:

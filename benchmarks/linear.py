@@ -1,4 +1,4 @@
-"""How fast is an FP8 linear layer whose statistics are counted, where FP8 has no hardware?
+"""Measure the speed of an FP8 linear layer with statistics on hardware without FP8.
 
     python benchmarks/linear.py [--threads N] [--repeats N] [--sizes 256 512 1024 2048] [--without-bf16-units]
 
@@ -13,8 +13,8 @@ above 1 where `Fp8Linear` is faster:
 With --without-bf16-units operands are multiplied in float32, as on a CPU that has no such units; to see how
 torch's own BF16 products fare there, also set ONEDNN_MAX_CPU_ISA=AVX2 or AVX512_CORE in the environment.
 
-torchao has no delayed scaling; beside it stands its dynamic recipe for whole tensors. With one thread its CPU
-time is taken, so that other processes matter less, else wall-clock time.
+torchao has no delayed scaling; its dynamic recipe for whole tensors is measured instead. With one thread,
+times are CPU times, which depend less on other load; else wall-clock times.
 """
 
 import argparse
@@ -49,7 +49,7 @@ RECIPES: tuple[tuple[Recipe, str], ...] = (
 
 
 def step(layer: nn.Module, size: int) -> Run:
-    """A call of forward and backward, gradients thrown away afterwards."""
+    """A function that runs forward and backward and then discards the gradients."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(size, size, generator=generator).bfloat16().requires_grad_()
     grad = torch.randn(size, size, generator=generator).bfloat16()
@@ -85,7 +85,7 @@ def torchao_layer(size: int, recipe_name: str) -> nn.Module | None:
 
 
 def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each, one call of each after another."""
+    """Milliseconds of each function. The functions take turns."""
     for run in runs.values():
         for _ in range(3):
             run()

@@ -1,15 +1,15 @@
-"""What does an optimizer with FP8 and FP16 state save, and what does it cost in loss?
+"""Measure the memory that an optimizer with FP8 and FP16 state saves, and its cost in loss.
 
     python benchmarks/optimizer_state.py [--seeds N] [--steps N] [--ranks 2 4]
 
 Trains a small byte-level GPT in float32 with torch's AdamW and with `Fp8AdamW`: same seeds, same batches,
-cosine schedule. Prints one JSON line per run, one per level with what the seeds say together, and one per
-number of ranks for O3, whose training is O2's bit for bit:
+cosine schedule. Prints one JSON line per run, one per level over all seeds, and one per number of ranks for
+O3, which trains bit for bit like O2:
 
     bytes_per_parameter     of optimizer state, beside the model's own weights (O3: on the fullest rank)
     loss                    held-out text, nats per byte
     loss_over_adamw         mean over the seeds of the ratio to AdamW's, and its range
-    adamw_spread            SD over the seeds of AdamW's own loss, relative: what a seed is worth
+    adamw_spread            relative SD of the loss of AdamW over the seeds
     step_ms                 median time of an optimizer step, eager, on this CPU
 """
 
@@ -48,7 +48,7 @@ def loss_of(model: ByteGpt, text: Tensor) -> Tensor:
 
 
 def bytes_per_parameter(optimizer: Optimizer, parameters: int) -> float:
-    """Of every tensor in the optimizer's state, scales and step counters included."""
+    """The bytes of all tensors in the state of the optimizer, including scales and step counters."""
     tensors = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
     return round(sum(tensor.nbytes for tensor in tensors) / parameters, 3)
 

@@ -1,4 +1,4 @@
-"""What do the statistics cost on top of a cast to FP8?
+"""Measure the cost of statistics on top of a cast to FP8.
 
     python benchmarks/quantize.py [--threads N] [--repeats N] [--sizes 2048x1024 8192x4096] [--reference]
 
@@ -11,8 +11,8 @@ taken, so that other processes matter less, else wall-clock time.
     copy_ms, torchao_ms     a plain copy of the same bytes; torchao's compiled cast, null without torchao
     counters_over_cast, cast_over_copy, cast_over_torchao, counters_over_torchao
 
-torchao has no delayed scaling; beside it stands its dynamic cast, which does the same to the tensor. For the
-block recipes it has no such cast.
+torchao has no delayed scaling; its dynamic cast, which does the same to the tensor, is measured instead. It
+has no such cast for the block recipes.
 """
 
 import argparse
@@ -57,7 +57,7 @@ RECIPES: tuple[Recipe, ...] = (
 
 
 def cast(x: Tensor, recipe: Recipe, counting: bool) -> Run:
-    """A call that quantises x as `Fp8Linear` would its input."""
+    """A function that quantises x as `Fp8Linear` quantises its input."""
     row = torch.zeros(len(STATISTICS), dtype=torch.float64) if counting else None
     block_row = torch.zeros(len(BLOCK_STATISTICS), dtype=torch.float64) if counting else None
     grid = recipe.block_of("input")
@@ -73,7 +73,7 @@ def cast(x: Tensor, recipe: Recipe, counting: bool) -> Run:
 
 
 def torchao_cast(x: Tensor, recipe: Recipe) -> Run | None:
-    """torchao's cast without any statistics, compiled; None where it is missing or has no such recipe."""
+    """The compiled cast of torchao without statistics; None if torchao or the recipe is missing."""
     if not isinstance(recipe, DelayedScaling | CurrentScaling | RowwiseScaling):
         return None
     try:
@@ -101,7 +101,7 @@ def torchao_cast(x: Tensor, recipe: Recipe) -> Run | None:
 
 
 def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each, one call of each after another."""
+    """Milliseconds of each function. The functions take turns."""
     for run in runs.values():
         for _ in range(3):
             run()

@@ -1,11 +1,14 @@
-"""What watching costs: a step that is watched over one that is not, and a sampled step over both.
+"""Measure the cost of watching a model. Prints one JSON line.
 
     python benchmarks/watching.py [--rounds 8]
 
-A GPT of about 2M parameters on the CPU, one thread; the thread's CPU time, so that a busy machine matters
-little. Steps of all variants are taken in turn; medians of ratios. Prints one JSON line: for each kind of
-model `watched` and `sampled`, both over the same model unwatched, and `share`, what sampling one step in 100
-adds.
+Trains a GPT of about 2M parameters on the CPU with one thread, and measures the CPU time of that thread,
+which depends little on other load. The variants take turns step by step. Figures of each kind of model, as medians
+of ratios:
+
+    watched   a step without statistics over a step of an unwatched model
+    sampled   a step with statistics over a step of an unwatched model
+    share     the cost that sampling one step in 100 adds
 """
 
 import argparse
@@ -29,7 +32,7 @@ NEVER = 0
 
 
 class Trainer:
-    """A model, its optimizer, and perhaps somebody who watches."""
+    """A model with its optimizer and, if it is watched, a collector."""
 
     def __init__(self, kind: str, every: int | None, *, optimizer: bool = False) -> None:
         torch.manual_seed(0)
@@ -53,7 +56,7 @@ class Trainer:
             self.collector.watch(self.model, self.optimizer if optimizer else None, how)
 
     def step(self) -> float:
-        """Seconds of this thread."""
+        """Take a step. Returns its CPU seconds in this thread."""
         began = time.thread_time()
         self.steps += 1
         if self.collector is not None:
@@ -70,15 +73,15 @@ class Trainer:
 
 
 def ratios(make: Callable[[int | None], Trainer], rounds: int) -> dict[str, float]:
-    """Medians over rounds of steps in turn."""
+    """Medians of the ratios over rounds in which the trainers take turns."""
     plain, watched, sampled = make(None), make(NEVER), make(1)
-    found: dict[str, list[float]] = {"watched": [], "sampled": []}
+    samples: dict[str, list[float]] = {"watched": [], "sampled": []}
     for index in range(rounds + 2):
         base, *others = (trainer.step() for trainer in (plain, watched, sampled))
         if index >= 2:
-            for name, seconds in zip(found, others, strict=True):
-                found[name].append(seconds / base)
-    medians = {name: statistics.median(values) for name, values in found.items()}
+            for name, seconds in zip(samples, others, strict=True):
+                samples[name].append(seconds / base)
+    medians = {name: statistics.median(values) for name, values in samples.items()}
     medians["share"] = (medians["sampled"] - medians["watched"]) / 100
     return {name: round(value, 4) for name, value in medians.items()}
 
@@ -96,8 +99,8 @@ def main() -> None:
         "shadow": lambda every: Trainer("shadow", every),
         "torchao_tensorwise": lambda every: Trainer("torchao", every),
     }
-    found = {name: ratios(make, rounds) for name, make in kinds.items()}
-    print(json.dumps({"benchmark": "watching", **found}))
+    figures = {name: ratios(make, rounds) for name, make in kinds.items()}
+    print(json.dumps({"benchmark": "watching", **figures}))
 
 
 if __name__ == "__main__":
