@@ -3,8 +3,8 @@
     python benchmarks/watching.py [--rounds 8]
 
 Trains a GPT of about 2M parameters on the CPU with one thread, and measures the CPU time of that thread,
-which depends little on other load. The variants take turns step by step. Figures of each kind of model, as medians
-of ratios:
+which depends little on other load. The variants take turns step by step. Figures of each kind of
+model, as medians of ratios:
 
     watched   a step without statistics over a step of an unwatched model
     sampled   a step with statistics over a step of an unwatched model
