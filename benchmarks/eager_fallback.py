@@ -1,10 +1,10 @@
-"""How much slower is a CPU without the compiled kernels?
+"""Measures how much slower eager torch is than the compiled kernels on a CPU.
 
     python benchmarks/eager_fallback.py [--repeats N]
 
-A BF16 matrix of 2048x1024 in E4M3, one thread: casts, casts with counters, and samples (quantisation error
-and exponents), in eager torch over the compiled kernels. Prints one JSON line per recipe. Both are
-timed in turn; ratios are medians of the rounds' ratios of CPU time. Samples do not depend on the recipe.
+Quantises a BF16 matrix of 2048x1024 to E4M3 with one thread: casts, casts with counters, and samples
+(quantisation error and exponents). Prints one JSON line per recipe with ratios of CPU time, eager torch over
+compiled kernels. Both take turns; ratios are medians over the rounds. Samples do not depend on the recipe.
 
     cast_ratio, counters_ratio, sample_ratio
 """
@@ -22,7 +22,7 @@ from fp8scope_kernels import E4M3, SAMPLE_SIZE, accumulate_sample, quantize_valu
 
 
 def ratio(run: Callable[[], object], repeats: int) -> float:
-    """CPU time in eager torch over that of the compiled kernels."""
+    """Return the ratio of CPU time, eager torch over compiled kernels."""
     rounds = []
     for _ in range(repeats):
         set_backend("compiled")

@@ -1,17 +1,17 @@
-"""Measure the cost of six bits per weight compared with eight.
+"""Compares weights of six bits (FP6) with weights of eight (FP8, INT8).
 
     python benchmarks/fp6.py [--seeds N] [--steps N]
 
-Trains a small byte-level GPT in float32, then quantises the weights of all its linear layers (head included),
-each row with its own float32 scale, and leaves everything else as it is. Prints one JSON line per seed and
-format, and one per format over the seeds:
+Trains a small byte-level GPT in float32, then quantises only the weights of its linear layers (including the
+head), with one float32 scale per row. Prints one JSON line per seed and format, then one per format over all
+seeds:
 
-    bits_per_weight     scales and padding included
+    bits_per_weight     including scales and padding
     sqnr_db             10 log10 of signal over error of the weights, all layers together
-    loss, loss_delta    held-out text, nats per byte; and what quantising added, with its standard error
-                        over the held-out windows, paired (windows of one topic taken together)
-    forward_ms          median of the loss of 16 windows; FP8 and INT8 are dequantised beforehand, FP6 at
-                        every call: what unpacking costs in plain torch
+    loss, loss_delta    loss on held-out text in nats per byte, and its increase by quantisation; the standard
+                        error is over paired windows, clustered by topic
+    forward_ms          median time of the loss of 16 windows; FP8 and INT8 are dequantised beforehand, FP6
+                        at every call, which shows the cost of unpacking in plain torch
 """
 
 import argparse
@@ -35,7 +35,7 @@ BATCH = 16
 SCALE_BITS = 32
 
 Quantizer = Callable[[nn.Linear], tuple[nn.Module, Tensor, float]]
-"""A replacement layer, the weight that it multiplies by, and the size of the weight in bits."""
+"""Returns the replacement layer, the weight that it multiplies by, and the size of the weight in bits."""
 
 
 def fp6(linear: nn.Linear) -> tuple[nn.Module, Tensor, float]:
@@ -64,7 +64,7 @@ QUANTIZERS: dict[str, Quantizer] = {"FP6 E3M2": fp6, "FP8 E4M3": fp8, "INT8": in
 
 
 def window_losses(model: nn.Module, text: Tensor) -> Tensor:
-    """Negative log-likelihood per window, nats per byte: [windows]."""
+    """Return the negative log-likelihood of each window in nats per byte: [windows]."""
     logits = model(text[:, :-1]).transpose(1, 2)
     return functional.cross_entropy(logits, text[:, 1:], reduction="none").mean(1)
 
@@ -84,7 +84,7 @@ def train(seed: int, steps: int, corpus: Corpus, shape: Shape) -> ByteGpt:
 
 
 def quantized(model: ByteGpt, quantizer: Quantizer) -> tuple[ByteGpt, float, float]:
-    """A copy of the model with its linear layers quantised, their bits per weight and SQNR in dB."""
+    """Return a copy of the model with quantised linear layers, its bits per weight, and its SQNR in dB."""
     twin = copy.deepcopy(model)
     bits = signal = error = 0.0
     weights = 0
@@ -100,7 +100,7 @@ def quantized(model: ByteGpt, quantizer: Quantizer) -> tuple[ByteGpt, float, flo
 
 
 def standard_error(differences: Tensor, clusters: tuple[str, ...]) -> float:
-    """The standard error of the mean, with the windows of one topic as one observation."""
+    """Return the standard error of the mean, with the windows of one topic as one cluster."""
     sums: dict[str, float] = defaultdict(float)
     for cluster, centred in zip(clusters, (differences - differences.mean()).tolist(), strict=True):
         sums[cluster] += centred

@@ -1,21 +1,22 @@
-"""Measure the cost of statistics and the gain of FP8 over BF16 on a CUDA device.
+"""Measures, on a CUDA device, the cost of the statistics and the speed of FP8 relative to BF16.
 
     python benchmarks/gpu_kernels.py [--repeats N] [--elements 67108864 ...] [--sizes 512 ... 8192]
 
-Prints one JSON line per case; without a CUDA device a single one that says so. Times are medians in
-milliseconds, taken by the device's own clock; the parts of a case are timed in turn.
+Prints one JSON line per case, or a single line if there is no CUDA device. Times are medians in milliseconds,
+measured with CUDA events; the parts of a case are timed in turn.
 
-`"case": "cast"`, a BF16 matrix to E4M3 with one scale from the past, as delayed scaling has it:
+`"case": "cast"` casts a BF16 matrix to E4M3 with a given scale, as delayed scaling does:
 
     cast_ms, amax_ms, counters_ms   the cast; with amax in the same pass; with all statistics
-    transpose_ms                    all of it, and the transpose written too
-    copy_ms, torchao_ms             a copy of the matrix; torchao's compiled cast, with its own amax, or null
+    transpose_ms                    all statistics, and the transpose written as well
+    copy_ms, torchao_ms             a copy of the matrix; torchao's compiled cast including amax, or null
     bandwidth_over_copy             bytes per second of `counters` (2 read, 1 written) over those of the copy
-    counters_over_amax              what counting costs on top of cast and amax
+    counters_over_amax              `counters` over `amax`: the cost of counting
 
-`"case": "linear"`, forward and backward with `size` tokens, inputs and outputs, quantisation and statistics
-included: `fp8_ms`, `bf16_ms`, `torchao_ms`, `transformer_engine_ms` (null where missing) and `fp8_over_...`,
-the speed relative to each. `"case": "break_even"`: the smallest size from which FP8 stays ahead of BF16.
+`"case": "linear"` times forward and backward with `size` tokens, inputs and outputs, including quantisation
+and statistics: `fp8_ms`, `bf16_ms`, `torchao_ms`, `transformer_engine_ms` (null if not installed), and
+`fp8_over_...`, the speed relative to each. `"case": "break_even"` has the smallest size from which FP8 is
+faster than BF16.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def event() -> torch.cuda.Event:
 
 
 def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each function on the device. The functions take turns."""
+    """Return the median device time of each run in milliseconds; all runs take turns in every round."""
     for run in runs.values():
         for _ in range(5):
             run()
@@ -113,9 +114,9 @@ def cast_case(elements: int, repeats: int) -> Line:
 
 
 def torchao_cast(x: Tensor) -> Run | None:
-    """The compiled cast of torchao without statistics; None if torchao is missing."""
+    """Return torchao's compiled cast, without statistics; None without torchao."""
     try:
-        # By name, because type checkers need not have it.
+        # import_module, because torchao may be missing for type checkers.
         scaling = import_module("torchao.float8.float8_scaling_utils")
         tensors = import_module("torchao.float8.float8_training_tensor")
     except ImportError:
@@ -151,7 +152,7 @@ def torchao_layer(size: int) -> nn.Module | None:
 
 
 def transformer_engine_layer(size: int) -> tuple[nn.Module, Callable[[], object]] | None:
-    """A layer of Transformer Engine and the context in which it computes in FP8."""
+    """Return Transformer Engine's layer and the context in which it computes in FP8; None without it."""
     try:
         engine = import_module("transformer_engine.pytorch")
         recipe = import_module("transformer_engine.common.recipe")
@@ -205,7 +206,7 @@ def linear_case(size: int, recipe: Recipe, repeats: int) -> Line:
 
 
 def break_even(lines: list[Line]) -> int | None:
-    """The smallest size such that it and all larger ones are faster in FP8; None if the largest is not."""
+    """Return the smallest size from which FP8 is faster at every size; None if it is not at the largest."""
     smallest = None
     for line in sorted(lines, key=lambda line: -int(str(line["size"]))):
         if float(str(line["fp8_over_bf16"])) < 1:
@@ -234,7 +235,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print(json.dumps({"case": "none", "skipped": "there is no CUDA device here"}))
+        print(json.dumps({"case": "none", "skipped": "there is no CUDA device"}))
         return
     set_backend("triton")
     about = {

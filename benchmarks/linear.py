@@ -1,20 +1,20 @@
-"""Measure the speed of an FP8 linear layer with statistics on hardware without FP8.
+"""Measures the speed of an FP8 linear layer with statistics on hardware without FP8.
 
     python benchmarks/linear.py [--threads N] [--repeats N] [--sizes 256 512 1024 2048] [--without-bf16-units]
 
-Forward and backward of `size` tokens through a layer of `size` x `size`, all in BF16 on the CPU: `Fp8Linear`
-with every statistic written, torchao's Float8Linear (which emulates FP8 there), as it is and compiled, and
-`nn.Linear`. Prints one JSON line per case. Layers take turns; a speed is the median of the rounds' ratios,
-above 1 where `Fp8Linear` is faster:
+Times forward and backward of `size` tokens through a layer of `size` x `size` in BF16 on the CPU, for
+`Fp8Linear` with all statistics, torchao's Float8Linear (which emulates FP8 on the CPU), eager and compiled,
+and `nn.Linear`. Prints one JSON line per case. Layers take turns. A speed is the median of the ratios of each
+round, above 1 if `Fp8Linear` is faster:
 
     speed_over_torchao, speed_over_torchao_compiled, speed_over_bf16     null without torchao
     fp8_ms, torchao_ms, torchao_compiled_ms, bf16_ms                     medians of forward plus backward
 
-With --without-bf16-units operands are multiplied in float32, as on a CPU that has no such units; to see how
-torch's own BF16 products fare there, also set ONEDNN_MAX_CPU_ISA=AVX2 or AVX512_CORE in the environment.
+With --without-bf16-units operands are multiplied in float32, as on a CPU without BF16 units. To measure
+torch's own BF16 products there as well, also set ONEDNN_MAX_CPU_ISA=AVX2 or AVX512_CORE in the environment.
 
-torchao has no delayed scaling; its dynamic recipe for whole tensors is measured instead. With one thread,
-times are CPU times, which depend less on other load; else wall-clock times.
+torchao has no delayed scaling: DelayedScaling is compared with its dynamic tensorwise recipe. With one
+thread, times are CPU time, so that other processes matter less; otherwise they are wall-clock time.
 """
 
 import argparse
@@ -49,7 +49,7 @@ RECIPES: tuple[tuple[Recipe, str], ...] = (
 
 
 def step(layer: nn.Module, size: int) -> Run:
-    """A function that runs forward and backward and then discards the gradients."""
+    """Return a function that runs forward and backward, then discards the gradients."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(size, size, generator=generator).bfloat16().requires_grad_()
     grad = torch.randn(size, size, generator=generator).bfloat16()
@@ -75,7 +75,7 @@ def fp8_layer(size: int, recipe: Recipe) -> nn.Module:
 
 def torchao_layer(size: int, recipe_name: str) -> nn.Module | None:
     try:
-        # By name, because type checkers need not have it.
+        # import_module, because torchao may be missing for type checkers.
         config = import_module("torchao.float8.config").Float8LinearConfig.from_recipe_name(recipe_name)
         linear = import_module("torchao.float8.float8_linear").Float8Linear
     except ImportError:
@@ -85,7 +85,7 @@ def torchao_layer(size: int, recipe_name: str) -> nn.Module | None:
 
 
 def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each function. The functions take turns."""
+    """Return the milliseconds of each call; all runs take turns in every round."""
     for run in runs.values():
         for _ in range(3):
             run()
@@ -93,7 +93,7 @@ def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
     order = list(runs)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(repeats):
-        # Each measurement finds the caches as the previous one left them: take turns.
+        # Rotate the order: the previous measurement affects the caches.
         order.append(order.pop(0))
         for name in order:
             start = clock()
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--without-bf16-units", action="store_true")
     arguments = parser.parse_args()
     if arguments.without_bf16_units:
-        # Where the product looks it up.
+        # Replace the function in the module whose product calls it.
         vars(matmul)["has_bf16_units"] = lambda: False
     torch.set_num_threads(arguments.threads)
     set_backend("compiled")

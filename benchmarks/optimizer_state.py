@@ -1,15 +1,15 @@
-"""Measure the memory that an optimizer with FP8 and FP16 state saves, and its cost in loss.
+"""Measures the memory that an optimizer with FP8 and FP16 state saves, and its effect on the loss.
 
     python benchmarks/optimizer_state.py [--seeds N] [--steps N] [--ranks 2 4]
 
-Trains a small byte-level GPT in float32 with torch's AdamW and with `Fp8AdamW`: same seeds, same batches,
-cosine schedule. Prints one JSON line per run, one per level over all seeds, and one per number of ranks for
-O3, which trains bit for bit like O2:
+Trains a small byte-level GPT in float32 with torch's AdamW and with `Fp8AdamW`, with the same seeds and
+batches and a cosine schedule. Prints one JSON line per run, one per level over all seeds, and one per number
+of ranks for O3, which trains bit for bit like O2:
 
-    bytes_per_parameter     of optimizer state, beside the model's own weights (O3: on the fullest rank)
-    loss                    held-out text, nats per byte
-    loss_over_adamw         mean over the seeds of the ratio to AdamW's, and its range
-    adamw_spread            relative SD of the loss of AdamW over the seeds
+    bytes_per_parameter     optimizer state, without the model's weights (O3: on the rank with the most)
+    loss                    loss on held-out text, nats per byte
+    loss_over_adamw         mean over the seeds of the ratio to AdamW's loss; `range` is its range
+    adamw_spread            relative standard deviation of AdamW's loss over the seeds
     step_ms                 median time of an optimizer step, eager, on this CPU
 """
 
@@ -48,7 +48,7 @@ def loss_of(model: ByteGpt, text: Tensor) -> Tensor:
 
 
 def bytes_per_parameter(optimizer: Optimizer, parameters: int) -> float:
-    """The bytes of all tensors in the state of the optimizer, including scales and step counters."""
+    """Return the bytes of all tensors in the optimizer's state, including scales and step counters."""
     tensors = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
     return round(sum(tensor.nbytes for tensor in tensors) / parameters, 3)
 
@@ -84,7 +84,7 @@ def train(name: str, seed: int, steps: int, corpus: Corpus, shape: Shape) -> dic
 
 
 def state_on_rank(rank: int, ranks: int, directory: str, shape: Shape) -> None:
-    """One step at O3; leaves this rank's bytes per parameter in a file."""
+    """Make one step at O3 and write this rank's bytes per parameter to a file."""
     distributed.init_process_group(
         "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=ranks
     )
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     arguments = parser.parse_args()
     if arguments.seeds < 2:
-        parser.error("--seeds must be at least 2: one seed says nothing about another.")
+        parser.error("--seeds must be at least 2, to measure the spread over seeds.")
     shape = Shape()
     corpus = load(shape.context, windows=256)
     losses: dict[str, list[float]] = {name: [] for name in OPTIMIZERS}

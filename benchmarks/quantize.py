@@ -1,18 +1,18 @@
-"""Measure the cost of statistics on top of a cast to FP8.
+"""Measures the cost of the statistics on top of a cast to FP8.
 
     python benchmarks/quantize.py [--threads N] [--repeats N] [--sizes 2048x1024 8192x4096] [--reference]
 
-BF16 matrices on the CPU, every recipe, on the compiled backend (with --reference on eager torch too). Prints
-one JSON line per case. The parts of a case are timed in turn, so that they share what else the machine does;
-times are medians in milliseconds, ratios medians of the rounds' ratios. With one thread its CPU time is
-taken, so that other processes matter less, else wall-clock time.
+Casts BF16 matrices on the CPU with every recipe, on the compiled backend (--reference adds eager torch).
+Prints one JSON line per case. The parts of a case are timed in turn, so that other load affects them alike.
+Times are medians in milliseconds; ratios are medians of the ratios of each round. With one thread, times are
+CPU time, so that other processes matter less; otherwise they are wall-clock time.
 
     cast_ms, counters_ms    scale chosen and tensor cast; the same with all statistics
     copy_ms, torchao_ms     a plain copy of the same bytes; torchao's compiled cast, null without torchao
     counters_over_cast, cast_over_copy, cast_over_torchao, counters_over_torchao
 
-torchao has no delayed scaling; its dynamic cast, which does the same to the tensor, is measured instead. It
-has no such cast for the block recipes.
+torchao has no delayed scaling: DelayedScaling is compared with its dynamic cast, which casts the tensor in
+the same way. torchao has no cast for the block recipes.
 """
 
 import argparse
@@ -57,7 +57,7 @@ RECIPES: tuple[Recipe, ...] = (
 
 
 def cast(x: Tensor, recipe: Recipe, counting: bool) -> Run:
-    """A function that quantises x as `Fp8Linear` quantises its input."""
+    """Return a function that quantises x as `Fp8Linear` quantises its input."""
     row = torch.zeros(len(STATISTICS), dtype=torch.float64) if counting else None
     block_row = torch.zeros(len(BLOCK_STATISTICS), dtype=torch.float64) if counting else None
     grid = recipe.block_of("input")
@@ -73,11 +73,11 @@ def cast(x: Tensor, recipe: Recipe, counting: bool) -> Run:
 
 
 def torchao_cast(x: Tensor, recipe: Recipe) -> Run | None:
-    """The compiled cast of torchao without statistics; None if torchao or the recipe is missing."""
+    """Return torchao's compiled cast, without statistics; None without torchao or such a recipe."""
     if not isinstance(recipe, DelayedScaling | CurrentScaling | RowwiseScaling):
         return None
     try:
-        # By name, because type checkers need not have it.
+        # import_module, because torchao may be missing for type checkers.
         config = import_module("torchao.float8.config")
         scaling = import_module("torchao.float8.float8_scaling_utils")
         tensors = import_module("torchao.float8.float8_training_tensor")
@@ -101,7 +101,7 @@ def torchao_cast(x: Tensor, recipe: Recipe) -> Run | None:
 
 
 def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each function. The functions take turns."""
+    """Return the milliseconds of each call; all runs take turns in every round."""
     for run in runs.values():
         for _ in range(3):
             run()
@@ -109,7 +109,7 @@ def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
     order = list(runs)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(repeats):
-        # Each measurement finds the caches as the previous one left them: take turns.
+        # Rotate the order: the previous measurement affects the caches.
         order.append(order.pop(0))
         for name in order:
             run = runs[name]

@@ -1,15 +1,15 @@
-"""Does training in FP8 reach BF16's loss, with each recipe?
+"""Compares the loss of training in FP8 with BF16's, for each recipe.
 
     python benchmarks/recipes.py [--steps 300] [--seeds 3] [--margin 0.01]
 
 Trains the demo's byte-level GPT on the CPU: `--seeds` runs in BF16, then as many with each recipe, from the
 same initial weights and on the same batches. Prints one JSON line per recipe:
 
-    delta        mean over the seeds of the relative difference to the BF16 run of the same seed, of the mean
-                 loss of the last tenth of the steps
-    delta_range  the smallest and the largest of them
-    tolerance    max(margin, 3 s sqrt(1 + 1/K)), s the relative spread of the K BF16 runs
-    within       how many of the runs are within it, against the mean of the BF16 runs, as a run's page judges
+    delta        relative difference of the mean loss of the last tenth of the steps to that of the BF16 run
+                 with the same seed; mean over the seeds
+    delta_range  the smallest and the largest of these differences
+    tolerance    max(margin, 3 s sqrt(1 + 1/K)), where s is the relative spread of the K BF16 runs
+    within       how many runs are within the tolerance of the BF16 runs' mean, judged as on a run's page
 """
 
 import argparse
@@ -41,7 +41,7 @@ RECIPES: tuple[Recipe, ...] = (
 
 
 def final_loss(recipe: Recipe | None, seed: int, steps: int) -> float:
-    """Train once; the mean loss of the last tenth of the steps. `recipe` None is BF16."""
+    """Train once and return the mean loss of the last tenth of the steps. `recipe=None` is BF16."""
     trainer = Trainer(Plan(name="recipes", seed=seed, steps=steps))
     if recipe is not None:
         convert(trainer.model, recipe)

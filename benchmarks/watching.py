@@ -1,14 +1,11 @@
-"""Measure the cost of watching a model. Prints one JSON line.
+"""Measures the cost of watching a model, in sampled and in other steps.
 
     python benchmarks/watching.py [--rounds 8]
 
-Trains a GPT of about 2M parameters on the CPU with one thread, and measures the CPU time of that thread,
-which depends little on other load. The variants take turns step by step. Figures of each kind of
-model, as medians of ratios:
-
-    watched   a step without statistics over a step of an unwatched model
-    sampled   a step with statistics over a step of an unwatched model
-    share     the cost that sampling one step in 100 adds
+Trains a GPT of about 2M parameters on the CPU with one thread and measures the thread's CPU time, so that
+other load matters little. Steps of all variants are taken in turn. Prints one JSON line with medians of
+ratios for each kind of model: `watched` (steps that are not sampled) and `sampled`, both relative to the
+unwatched model, and `share`, the relative cost of sampling one step in 100.
 """
 
 import argparse
@@ -32,7 +29,7 @@ NEVER = 0
 
 
 class Trainer:
-    """A model with its optimizer and, if it is watched, a collector."""
+    """A model, its optimizer, and a collector unless `every` is None."""
 
     def __init__(self, kind: str, every: int | None, *, optimizer: bool = False) -> None:
         torch.manual_seed(0)
@@ -52,11 +49,11 @@ class Trainer:
         self.steps = 0
         if self.collector is not None and every is not None:
             self.collector.every = every
-            how = Watching(shadow=DelayedScaling() if kind == "shadow" else None)
-            self.collector.watch(self.model, self.optimizer if optimizer else None, how)
+            watching = Watching(shadow=DelayedScaling() if kind == "shadow" else None)
+            self.collector.watch(self.model, self.optimizer if optimizer else None, watching)
 
     def step(self) -> float:
-        """Take a step. Returns its CPU seconds in this thread."""
+        """Make one training step and return its CPU time in seconds."""
         began = time.thread_time()
         self.steps += 1
         if self.collector is not None:
@@ -73,15 +70,15 @@ class Trainer:
 
 
 def ratios(make: Callable[[int | None], Trainer], rounds: int) -> dict[str, float]:
-    """Medians of the ratios over rounds in which the trainers take turns."""
+    """Return the medians over the rounds; in each round every variant makes one step."""
     plain, watched, sampled = make(None), make(NEVER), make(1)
-    samples: dict[str, list[float]] = {"watched": [], "sampled": []}
+    relative: dict[str, list[float]] = {"watched": [], "sampled": []}
     for index in range(rounds + 2):
         base, *others = (trainer.step() for trainer in (plain, watched, sampled))
         if index >= 2:
-            for name, seconds in zip(samples, others, strict=True):
-                samples[name].append(seconds / base)
-    medians = {name: statistics.median(values) for name, values in samples.items()}
+            for name, seconds in zip(relative, others, strict=True):
+                relative[name].append(seconds / base)
+    medians = {name: statistics.median(values) for name, values in relative.items()}
     medians["share"] = (medians["sampled"] - medians["watched"]) / 100
     return {name: round(value, 4) for name, value in medians.items()}
 
@@ -99,8 +96,8 @@ def main() -> None:
         "shadow": lambda every: Trainer("shadow", every),
         "torchao_tensorwise": lambda every: Trainer("torchao", every),
     }
-    figures = {name: ratios(make, rounds) for name, make in kinds.items()}
-    print(json.dumps({"benchmark": "watching", **figures}))
+    results = {name: ratios(make, rounds) for name, make in kinds.items()}
+    print(json.dumps({"benchmark": "watching", **results}))
 
 
 if __name__ == "__main__":

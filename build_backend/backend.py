@@ -1,4 +1,4 @@
-"""setuptools as the build backend, which asks for a compiler from PyPI where the machine has none."""
+"""The build backend: setuptools, plus a compiler from PyPI as a requirement if the machine has none."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The CPU kernels' libraries in setuptools: built as extensions, packed into a wheel for any Python 3."""
+"""setuptools commands that build the CPU kernels' libraries and pack them into a wheel for any Python 3."""
 
 import os
 import sys
@@ -11,11 +11,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 OLDEST_GLIBC = (2, 17)
-"""Wheels' tags begin with manylinux_2_17, even if a library would run with an older C library."""
+"""The oldest glibc to name in a wheel's tag, even if a library would run with an older one."""
 
 
 def extensions() -> list[Extension]:
-    """An extension for each library; none with FP8SCOPE_BUILD_KERNELS=0 or on other platforms."""
+    """Return an extension for each library; none with FP8SCOPE_BUILD_KERNELS=0 or on other platforms."""
     if not kernel_libraries.wanted():
         return []
     files = [file.relative_to(kernel_libraries.ROOT).as_posix() for file in kernel_libraries.levels.sources()]
@@ -27,10 +27,10 @@ def extensions() -> list[Extension]:
 
 
 class BuildKernels(build_ext):  # type: ignore[misc]
-    """Builds the libraries with kernel_libraries.py; distutils builds Python modules."""
+    """Builds the libraries with kernel_libraries.py, since distutils can build only Python modules."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """They are no Python modules: a plain name, the same for every Python."""
+        """Return the library's name without an ABI tag: it is not a Python module."""
         return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extensions(self) -> None:
@@ -40,7 +40,7 @@ class BuildKernels(build_ext):  # type: ignore[misc]
 
 
 class PlatformWheel(bdist_wheel):  # type: ignore[misc]
-    """A wheel for this platform and any Python 3: the libraries know nothing of Python."""
+    """A wheel for this platform and any Python 3: the libraries do not depend on Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         if self.root_is_pure:
@@ -54,7 +54,7 @@ class PlatformWheel(bdist_wheel):  # type: ignore[misc]
 
 
 def linux_platform(libraries: list[Path]) -> str:
-    """The wheel's platform: manylinux of the newest glibc needed; linux if other libraries are."""
+    """Return the wheel's platform: manylinux for the newest glibc needed, or linux if other libraries are."""
     needs = [elf.read(library) for library in libraries if library.exists()]
     if not needs or any(need.libraries - {"libc.so.6", "libm.so.6"} for need in needs):
         return f"linux_{kernel_libraries.architecture()}"

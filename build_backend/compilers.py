@@ -1,4 +1,4 @@
-"""Which C++ compiler builds the CPU kernels: the machine's, else Zig's from PyPI."""
+"""Finds the C++ compiler for the CPU kernels: the machine's, else Zig's from PyPI."""
 
 import os
 import shlex
@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ZIG = "ziglang==0.17.1"
-"""Published wheels are built with it, so it is pinned."""
+"""Pinned, because published wheels are built with it."""
 GLIBC = "2.17"
-"""The oldest C library that what Zig builds runs with: manylinux_2_17, of 2012."""
+"""The oldest glibc that libraries built with Zig support: manylinux_2_17, of 2012."""
 COMPILE_SECONDS = 600
 
 PROBE = """
@@ -31,7 +31,7 @@ extern "C" __attribute__((visibility("default"))) int probe(uint32_t* x, int n) 
 
 @dataclass(frozen=True)
 class Compiler:
-    """Two commands, without the files: one that compiles C++, and one that links a shared library."""
+    """The commands, without file names, that compile C++ and link a shared library."""
 
     name: str
     compile: tuple[str, ...]
@@ -39,7 +39,7 @@ class Compiler:
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self, command: tuple[str, ...]) -> None:
-        """Raise RuntimeError with what the compiler printed if it fails."""
+        """Run a command. Raises RuntimeError with the compiler's output if it fails."""
         try:
             done = subprocess.run(
                 command,
@@ -62,9 +62,9 @@ class Compiler:
 
 
 def find(architecture: str, probe_flags: tuple[str, ...], work: Path) -> Compiler | None:
-    """The first that can build for `architecture`: $CXX, g++, clang++, c++, then Zig; None if none can.
+    """Return the first of $CXX, g++, clang++, c++ and Zig that can build for `architecture`, or None.
 
-    CXX=zig asks for Zig alone. `work` is a folder for what Zig keeps between two calls.
+    CXX=zig tries only Zig. `work` is a folder for Zig's caches.
     """
     asked = os.environ.get("CXX", "")
     machine = () if asked == "zig" else _machine_compilers(asked)
@@ -94,12 +94,12 @@ def _machine_compilers(asked: str) -> Iterator[Compiler]:
 def _zig(architecture: str, work: Path) -> Compiler:
     system = f"macos-{'none'}" if sys.platform == "darwin" else f"linux-gnu.{GLIBC}"
     zig, target = (sys.executable, "-m", "ziglang"), ("-target", f"{architecture}-{system}")
-    # The cache is of this build alone: nobody else can have written to it.
+    # A private cache for this build: other users cannot have written to it.
     caches = {f"ZIG_{kind}_CACHE_DIR": str(work / "zig") for kind in ("GLOBAL", "LOCAL")}
     return Compiler(
         f"Zig ({ZIG})",
         (*zig, "c++", *target),
-        # As C: the kernels need no C++ runtime, and Zig would first compile its own.
+        # Link as C: the kernels need no C++ runtime, which Zig would have to compile first.
         (*zig, "cc", *target, "-shared", "-s", "-Wl,-z,defs"),
         caches,
     )

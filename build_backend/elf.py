@@ -1,6 +1,6 @@
-"""What an ELF shared library needs: other libraries, and which version of glibc.
+"""Reads which libraries and which glibc version an ELF shared library needs.
 
-The part of `auditwheel show` that a wheel's tag depends on, so that nothing has to be installed for it.
+A wheel's tag depends on both. `auditwheel show` reports the same, but would have to be installed.
 """
 
 import re
@@ -46,7 +46,7 @@ def read(path: Path) -> Needs:
 
 
 def _version_names(data: bytes, start: int, files: int, strings: int) -> list[str]:
-    """Of the section .gnu.version_r: `files` records of 16 bytes, each with a chain of names."""
+    """Return the names in section .gnu.version_r: `files` records of 16 bytes, each with a chain of names."""
     names: list[str] = []
     for _ in range(files):
         _, count, _, first, following = struct.unpack_from("<HHIII", data, start)

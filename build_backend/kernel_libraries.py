@@ -1,7 +1,7 @@
-"""Build the CPU kernels' libraries, one for each level of processor.
+"""Build the CPU kernels' libraries, one for each level of processor features.
 
-As a program, `python build_backend/kernel_libraries.py`, it builds them into the source tree. It needs a C++
-compiler or the package `ziglang`, and nothing else.
+`python build_backend/kernel_libraries.py` builds them into the source tree. It needs only a C++ compiler or
+the package `ziglang`.
 """
 
 import os
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "kernels" / "fp8scope_kernels" / "cpu"
 FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
-    # The same bits from every compiler and at every level: no fused multiply-add.
+    # No fused multiply-add: every compiler and every level must give the same bits.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 
 
 def _load_levels() -> ModuleType:
-    """Import cpu/levels.py by its path: importing it as part of the package would need torch."""
+    """Import cpu/levels.py by its path, because importing the package would need torch."""
     spec = spec_from_file_location("levels", PACKAGE / "levels.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -37,17 +37,17 @@ levels = _load_levels()
 
 
 def architecture() -> str:
-    """FP8SCOPE_ARCHITECTURE (with CXX=zig it may be another machine's), else this machine's."""
+    """Return FP8SCOPE_ARCHITECTURE, else this machine's. Cross-compiling needs CXX=zig."""
     return os.environ.get("FP8SCOPE_ARCHITECTURE") or levels.machine()
 
 
 def wanted() -> bool:
-    """Whether libraries are built: not with FP8SCOPE_BUILD_KERNELS=0 or on other platforms."""
+    """Whether to build libraries: false with FP8SCOPE_BUILD_KERNELS=0 or on unsupported platforms."""
     return os.environ.get("FP8SCOPE_BUILD_KERNELS", "1") != "0" and bool(levels.levels(architecture()))
 
 
 def find_compiler(work: Path) -> compilers.Compiler | None:
-    """A compiler that can build every level."""
+    """Return a compiler that can build every level, or None."""
     highest = levels.levels(architecture())[-1]
     return compilers.find(architecture(), (*FLAGS, *highest.flags), work)
 
@@ -55,14 +55,14 @@ def find_compiler(work: Path) -> compilers.Compiler | None:
 def build(folder: Path, work: Path) -> list[Path]:
     """Build the libraries into `folder`. Raises RuntimeError if there is no compiler or it fails.
 
-    `work` is an existing folder for what the compiler leaves.
+    `work` is an existing folder for intermediate files.
     """
     compiler = find_compiler(work)
     if compiler is None:
         raise RuntimeError(
-            "No C++20 compiler was found to build fp8scope's CPU kernels with. Install one (Debian: apt-get "
-            f"install g++), or: pip install {compilers.ZIG}. Without them: FP8SCOPE_BUILD_KERNELS=0, and "
-            "quantisation on CPUs runs in eager torch, several times slower."
+            "No C++20 compiler was found to build fp8scope's CPU kernels. Install one (Debian: apt-get "
+            f"install g++), or run: pip install {compilers.ZIG}. To build without the kernels, set "
+            "FP8SCOPE_BUILD_KERNELS=0; quantisation on CPUs then runs in eager torch, several times slower."
         )
     print(f"building the CPU kernels with {compiler.name}", flush=True)
     stamp = f'-DFP8SCOPE_SOURCES="{levels.digest()}"'
@@ -75,7 +75,7 @@ def build(folder: Path, work: Path) -> list[Path]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         built = list(pool.map(build_level, levels.levels(architecture())))
     folder.mkdir(parents=True, exist_ok=True)
-    # Renamed into place: a process that has the old file open goes on with that.
+    # Rename into place: a process that has loaded the old file keeps using it.
     targets = [folder / library.name for library in built]
     for library, target in zip(built, targets, strict=True):
         unfinished = target.with_suffix(".new")

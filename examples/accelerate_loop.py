@@ -1,4 +1,4 @@
-"""A loop with Hugging Face Accelerate: `attach` finds the steps, `accelerator.log` adds to them.
+"""A loop with Hugging Face Accelerate: `attach` finds the steps, `accelerator.log` adds values to them.
 
 fp8scope login http://localhost:8265
 accelerate launch --cpu examples/accelerate_loop.py

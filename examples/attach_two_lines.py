@@ -1,4 +1,4 @@
-"""Record an ordinary training loop: two lines, marked below, and nothing else.
+"""Record an ordinary training loop by adding the two lines marked below.
 
 fp8scope login http://localhost:8265
 python examples/attach_two_lines.py
@@ -42,7 +42,7 @@ def main() -> None:
         optimizer.zero_grad()
         scheduler.step()
         if number % 10 == 0:
-            # Optional: what cannot be found out. It belongs to the step that was just made.
+            # Optional: log values that the agent cannot see. They belong to the step that just ended.
             with torch.no_grad():
                 logits = model(corpus.windows[:, :-1]).float()
             heldout = functional.cross_entropy(logits.flatten(0, 1), corpus.windows[:, 1:].flatten())

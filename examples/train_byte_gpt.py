@@ -5,7 +5,7 @@
     for seed in 1 2 3; do python examples/train_byte_gpt.py --seed $seed; done
     python examples/train_byte_gpt.py --precision fp8
 
-Without a server the run is kept in .fp8scope/spool, for `fp8scope sync`.
+Without a server the run is kept in .fp8scope/spool; send it later with `fp8scope sync`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ BATCH = 16
 
 
 def main() -> None:
-    """Train, evaluate, finish."""
+    """Train, evaluate and finish the run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--seed", type=int, default=1)
@@ -33,11 +33,11 @@ def main() -> None:
     model = ByteGpt(shape)
     corpus = load(shape.context, windows=256)
     if options.precision == "fp8":
-        # In place: the blocks' linear layers become FP8, the output head stays. The report says why.
+        # Converts the blocks' linear layers in place. The output head is not converted; the report says why.
         print(fp8scope.convert(model, fp8scope.DelayedScaling()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    # Runs of one group differ in their seed; a run with a baseline is compared with that group.
+    # Runs of a group differ only in their seed. A run with a baseline is compared with that group.
     run = fp8scope.init(
         name=f"byte gpt {options.precision} seed {options.seed}",
         precision=options.precision,
@@ -48,7 +48,7 @@ def main() -> None:
         config={"shape": shape, "batch": BATCH},
     )
     if options.precision == "fp8":
-        run.watch(model)  # every FP8 tensor's amax, scale and counts, from the next step on
+        run.watch(model)  # record amax, scale and counts of every FP8 tensor from the next step on
     run.on_alert(lambda alert: print(f"{alert.severity}: {alert.message}"))
 
     for number in range(1, options.steps + 1):
@@ -58,11 +58,11 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            step.log(loss=loss)  # a tensor will do: it is read later, off the training thread
+            step.log(loss=loss)  # may be a tensor: it is read later, by another thread
         if number % 50 == 0:
             print(f"step {number}: loss {loss.item():.3f}  {run.url}")
 
-    # Scores item by item, so that the dashboard can give them an interval and pair them with another run's.
+    # Log one score per item, so that the dashboard can compute intervals and compare runs item by item.
     model.eval()
     with torch.no_grad():
         nll = loss_of(model, corpus.windows).mean(1)
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def loss_of(model: torch.nn.Module, text: torch.Tensor) -> torch.Tensor:
-    """Negative log-likelihood of every next byte, nats: float32 [batch, time] of text [batch, time + 1]."""
+    """Return the NLL of each next byte in nats, float32 [batch, time], for text [batch, time + 1]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(text[:, :-1])
     return functional.cross_entropy(logits.float().transpose(1, 2), text[:, 1:], reduction="none")

@@ -1,4 +1,4 @@
-"""A training script that knows nothing of fp8scope. Record it as it is, or in FP8:
+"""A training script that does not use fp8scope. Record it unchanged, or convert it to FP8:
 
 fp8scope run examples/unmodified.py --steps 300
 fp8scope run --convert delayed --name "gpt fp8" examples/unmodified.py --steps 300
@@ -38,7 +38,7 @@ class TinyGpt(nn.Module):
 
 
 def main() -> None:
-    """Train, on one process or on as many as torchrun starts."""
+    """Train in one process, or in several started by torchrun."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()

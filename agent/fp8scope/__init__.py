@@ -1,4 +1,4 @@
-"""fp8scope's agent: what a training script imports.
+"""The fp8scope agent: the public API for training scripts.
 
 >>> import fp8scope
 >>> run = fp8scope.init(name="gpt fp8", mode="disabled")
@@ -7,7 +7,8 @@
 >>> run.finish().complete
 True
 
-Torch is imported only when a model is converted or watched, NumPy and Arrow only when a run begins.
+Importing this package is cheap: torch is imported when a model is converted or watched, NumPy and Arrow when
+a run begins.
 """
 
 import importlib
@@ -75,12 +76,12 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    # PEP 562: the kernels need torch, which a program that only sends numbers may not have; and a program
-    # that imports this and begins no run pays neither for NumPy nor for Arrow.
+    # Lazy imports (PEP 562): the kernels need torch, which a program that only logs numbers may not have. A
+    # program that begins no run does not pay for importing NumPy and Arrow.
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     if name == "__version__":
-        # The installed package's: pyproject.toml is the only place with a version.
+        # From the installed package: the version is defined only in pyproject.toml.
         from importlib.metadata import version
 
         return version("fp8scope")
@@ -105,25 +106,25 @@ def init(
     commands: Sequence[str] | None = None,
     shadow: "Recipe | None" = None,
 ) -> "Run":
-    """Begin a run. Returns at once, whether the server answers or not.
+    """Begin a run. Returns immediately and does not wait for the server.
 
-    `project` chooses among several logins; the token itself belongs to one project. `group` names the runs
-    that differ only in their seed, `baseline` the group that this run is compared with. `precision` is
-    `bf16`, `fp8`, ... (found out by `watch` when not given). `directory` is where what was not yet
-    acknowledged is kept. `mode`: `online`, `offline` (only kept, for `fp8scope sync`) or `disabled`; without
-    a server to send to, `offline`.
+    `project` selects one of several logins; a token belongs to a single project. `group` is shared by runs
+    that differ only in their seed; `baseline` is the group to compare this run with. `precision` is `bf16`,
+    `fp8`, ...; by default `watch` detects it. `directory` holds the data that the server has not yet
+    acknowledged. `mode` is `online`, `offline` (record locally, for `fp8scope sync`) or `disabled`. Without a
+    server address and token, `online` becomes `offline`.
 
-    `resume` continues a run, here or on another machine: its id, what `run.state_dict()` had put into a
-    checkpoint, or "auto", which is the run that was begun last with this directory unless it ended well, else
-    a new one. Only then is the server asked, for a few seconds at most, which attempt was the last. The ranks
-    of one job write to one run by themselves; FP8SCOPE_RUN_ID sets its id.
+    `resume` continues a run, on this or another machine. It is the run's id, a `run.state_dict()` from a
+    checkpoint, or "auto": the latest run in this directory unless it finished successfully, else a new run.
+    Resuming asks the server for the last attempt, and waits a few seconds at most. All ranks of a job write
+    to the same run automatically; FP8SCOPE_RUN_ID sets its id.
 
-    `commands`: what people and rules may ask of this process, among `fallback` (the default), `pause` and
-    `resume`; see `fp8scope.commands`.
+    `commands` lists what people and rules may ask of this process: `fallback` (the default), `pause`,
+    `resume`; see `fp8scope.control.command_queue`.
 
-    `shadow`: the recipe under which every watched model is quantised beside its training; see `Run.watch`.
+    `shadow` is a recipe under which every watched model is also quantised for comparison; see `Run.watch`.
 
-    Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
+    Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
     given = dict(locals())
     from fp8scope.arguments import check_init, plain_config
@@ -165,12 +166,14 @@ def init(
 
 
 def _offline_without_server(settings: "Settings") -> "Settings":
-    """The settings; where there is no server to send to, those of a run that is only kept. That is told."""
+    """Switch to offline mode, with a warning, if the server's address or the token is missing."""
     if settings.mode != "online" or (settings.url and settings.token):
         return settings
-    missing = "a server's address" if not settings.url else "a token"
+    missing = "the server address" if not settings.url else "the token"
     logging.getLogger("fp8scope").warning(
-        "%s is missing (FP8SCOPE_URL and FP8SCOPE_TOKEN, or `fp8scope login`): the run is only kept.", missing
+        "%s is missing (set FP8SCOPE_URL and FP8SCOPE_TOKEN, or run `fp8scope login`): the run is recorded "
+        "locally only.",
+        missing,
     )
     from dataclasses import replace
 
@@ -190,21 +193,22 @@ def attach(
     overhead: "Overhead" = "default",
     **arguments: Any,
 ) -> "Run":
-    """Begin a run and record every step of the training that follows, without another line.
+    """Begin a run and record every training step automatically.
 
-    A step is one `optimizer.step()`; its `loss` is what `backward` was called on, before GradScaler's
-    scaling. Of several backward passes in one step the mean is taken, or with `reduction="sum"` the sum;
-    losses that the script divided by their number are added up. Tokens are counted from `input_ids`, or other
-    integer inputs of two or more dimensions where these are of one shape; else say `tokens_per_step`, or log
-    `tokens`. `run.log` adds values to the step that is open, which it is until the next forward pass begins.
+    A step is one `optimizer.step()`. Its `loss` is the tensor on which `backward` was called, before
+    GradScaler scales it. Several losses of one step are averaged, or summed with `reduction="sum"`; losses
+    that the script has already divided by their number are added up. Tokens are counted from `input_ids`, or
+    from other integer inputs of two or more dimensions if they all have the same shape. Otherwise pass
+    `tokens_per_step`, or log `tokens`. `run.log` adds values to the open step; a step stays open until the
+    next forward pass begins.
 
-    `model` may be compiled or wrapped by DistributedDataParallel; an FP8 model is converted before. Several
-    models that are trained together are given by name, with their optimizers under the same names: a step is
-    complete when every optimizer has stepped. `every`, `shadow`, `include`, `scaler` and `overhead` (the
-    share of the steps' time that watching may take; None: no limit) are those of `Run.watch`, `arguments`
-    those of `init`. `run.detach()` undoes it.
+    `model` may be compiled or wrapped by DistributedDataParallel. Convert a model to FP8 before attaching it.
+    Pass several models that are trained together as a mapping by name, and their optimizers under the same
+    names: a step is complete once every optimizer has stepped. `every`, `shadow`, `include`, `scaler` and
+    `overhead` (the largest share of the step time that watching may add; None: no limit) are passed to
+    `Run.watch`, `arguments` to `init`. `run.detach()` undoes this call.
 
-    Raises ConfigurationError (a ValueError) when an argument cannot be meant. Nothing after this call raises.
+    Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
     from fp8scope.autolog.attach import attach_run, check
     from fp8scope.observe.budget import check_overhead
@@ -220,7 +224,7 @@ def attach(
 
 
 def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None, **how: Any) -> int:
-    """`Run.watch` of the run that was begun last; returns the number of tensors."""
+    """Call `Run.watch` on the latest run; returns the number of watched tensors."""
     run = _current_run()
     if run is None:
         logging.getLogger("fp8scope").warning("watch(model) observes nothing: call fp8scope.init first.")
@@ -229,7 +233,7 @@ def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = 
 
 
 def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
-    """`Run.log` of the run that was begun last."""
+    """Call `Run.log` on the latest run."""
     run = _current_run()
     if run is not None:
         run.log(scalars, step=step, **named)
@@ -238,7 +242,7 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
 
 
 def finish(timeout: float | None = None) -> "FinishReport | None":
-    """`Run.finish` of the run that was begun last; None when there is none."""
+    """Call `Run.finish` on the latest run; returns None if there is no run."""
     run = _current_run()
     if run is None:
         return None
@@ -246,7 +250,7 @@ def finish(timeout: float | None = None) -> "FinishReport | None":
 
 
 def _current_run() -> "Run | None":
-    # Not from `fp8scope.run`: a program that begins no run does not import NumPy and Arrow.
+    # Not from `fp8scope.run`, which imports NumPy and Arrow.
     from fp8scope.process.open_runs import current_run
 
     return cast("Run | None", current_run())

@@ -1,4 +1,4 @@
-"""Arguments of the wrong type are said before a run begins, by name and with what would do instead."""
+"""Checks of the public API's arguments. Errors name the argument and say what is accepted."""
 
 import math
 import os
@@ -13,14 +13,14 @@ _OPTIONAL = ("project", "name", "precision", "url", "token", "mode")
 
 
 def check_init(arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError where an argument of `fp8scope.init` has a type that cannot be meant."""
+    """Raise ConfigurationError if an argument of `fp8scope.init` has the wrong type."""
     for name in _TEXTS:
         value = arguments[name]
         if not isinstance(value, str) and not (value is None and name in _OPTIONAL):
-            raise _wrong(name, "a text", value)
+            raise _wrong(name, "a string", value)
     config, directory = arguments["config"], arguments["directory"]
     if config is not None and not isinstance(config, Mapping):
-        raise _wrong("config", "a mapping of names to values (vars(args) of a namespace)", config)
+        raise _wrong("config", "a mapping of names to values (for a namespace, vars(args))", config)
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise _wrong("directory", "a path", directory)
     _check_texts("tags", arguments["tags"])
@@ -33,7 +33,7 @@ def check_init(arguments: Mapping[str, Any]) -> None:
 
 
 def plain_config(config: Mapping[str, Any]) -> Any:
-    """The configuration as JSON can hold it. Raises ConfigurationError where a value cannot be read."""
+    """Convert a configuration to JSON values. Raises ConfigurationError if a value cannot be read."""
     try:
         return plain(dict(config))
     except Exception as error:
@@ -41,7 +41,7 @@ def plain_config(config: Mapping[str, Any]) -> Any:
 
 
 def check_watch(every: object, shadow: object, include: object, scaler: object) -> None:
-    """Raise ConfigurationError where one of `Run.watch`'s arguments cannot be meant."""
+    """Raise ConfigurationError if an argument of `Run.watch` is invalid."""
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
         raise ConfigurationError(f"every must be a whole number of steps, or 0 for never, got {every!r}.")
     check_shadow(shadow)
@@ -58,7 +58,7 @@ def check_shadow(shadow: object) -> None:
 
 
 def seconds(value: object) -> float:
-    """A time to wait. Raises ConfigurationError unless it is a number of seconds from 0 on."""
+    """Return a timeout as a float. Raises ConfigurationError unless it is a number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
         raise ConfigurationError(f"timeout must be a number of seconds, got {value!r}.")
     return float(value)
@@ -67,9 +67,9 @@ def seconds(value: object) -> float:
 def _check_texts(name: str, values: object) -> None:
     if isinstance(values, str):
         return
-    # No array or tensor, although one can be iterated over.
+    # Arrays and tensors are iterable too, but are always a mistake here.
     if not isinstance(values, Sequence | Set | Iterator) or isinstance(values, bytes):
-        raise _wrong(name, "a sequence of texts", values)
+        raise _wrong(name, "a sequence of strings", values)
 
 
 def _wrong(name: str, wanted: str, value: object) -> ArgumentTypeError:

@@ -1,4 +1,4 @@
-"""Where the agent sends to and what it may use: from arguments, the environment, or `fp8scope login`."""
+"""The agent's settings: from arguments, environment variables, or `fp8scope login`."""
 
 import os
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ Mode = Literal["online", "offline", "disabled"]
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_DIRECTORY = ".fp8scope/spool"
 DEFAULT_OVERHEAD = 0.02
-"""Share of a step's time that watching may take."""
+"""Largest share of the step time that watching may add."""
 
 
 class ConfigurationError(ValueError):
-    """A setting that cannot be used; the message says which, and what to write instead."""
+    """A setting is invalid; the message names it and says what is accepted."""
 
 
 class ArgumentTypeError(ConfigurationError, TypeError):
-    """As ConfigurationError, of a value whose type cannot be meant."""
+    """A ConfigurationError for a value of the wrong type."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that is decided at `init`. Times in seconds, sizes in bytes."""
+    """The settings of a run, fixed at `init`. Times are in seconds, sizes in bytes."""
 
     url: str = ""
     token: str = field(default="", repr=False)
@@ -37,7 +37,7 @@ class Settings:
     """Steps are sent at least this often."""
     spool_bytes: int = 4 * GIB
     memory_bytes: int = 32 * MIB
-    """What is kept in memory while the spool cannot be written."""
+    """Upper bound of the memory used while the spool cannot be written."""
     queue_rows: int = 4096
     batch_rows: int = 4096
     batch_bytes: int = 8 * MIB
@@ -46,21 +46,21 @@ class Settings:
     backoff_base: float = 0.5
     backoff_cap: float = 30.0
     hold_seconds: float = 60.0
-    """How often to try again what only a person can repair (a wrong token, a wrong address)."""
+    """Retry interval after an error that only a person can fix (a wrong token, a wrong address)."""
     introduce_seconds: float = 2.0
-    """A run that has no step yet is registered after this time."""
+    """A run without any step is registered after this time."""
     heartbeat_seconds: float = 10.0
     fsync_seconds: float = 5.0
-    """A crash of the machine loses at most this; 0: every step is on the disk before the next one ends."""
+    """A machine crash loses at most this much; with 0, each step is on disk before the next one ends."""
     overhead: float | None = DEFAULT_OVERHEAD
     """See `fp8scope.attach`."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError on a value that cannot be meant; never shows the token."""
+        """Raise ConfigurationError if a value is invalid; the message never contains the token."""
         for name, value in vars(self).items():
             if name in ("url", "token"):
                 if not isinstance(value, str):
-                    raise ArgumentTypeError(f"{name} must be a text, got a {type(value).__name__}.")
+                    raise ArgumentTypeError(f"{name} must be a string, got a {type(value).__name__}.")
             elif name == "directory":
                 if not isinstance(value, Path):
                     raise ArgumentTypeError(f"directory must be a Path, got {value!r}.")
@@ -86,11 +86,11 @@ def settings_from(
     mode: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Decide the settings of a run.
+    """Return the settings of a run.
 
-    `url` and `token` come from the arguments, else FP8SCOPE_URL and FP8SCOPE_TOKEN, else what `fp8scope
-    login` kept (for `project` when it kept several). Raises ConfigurationError on a value that cannot be
-    meant.
+    `url` and `token` come from the arguments, then from FP8SCOPE_URL and FP8SCOPE_TOKEN, then from the login
+    that `fp8scope login` stored (the one for `project` if there are several). Raises ConfigurationError if a
+    value is invalid.
     """
     env = os.environ if environment is None else environment
     url = url or env.get("FP8SCOPE_URL", "")
@@ -115,9 +115,9 @@ def settings_from(
 
 
 def overhead_from(text: str, name: str) -> float | None:
-    """The budget written as a number above 0 and at most 1, or as "none"; the default where it is empty.
+    """Parse an overhead budget: a number above 0 and at most 1, or "none". An empty text is the default.
 
-    Raises ConfigurationError, which calls it `name`, on anything else.
+    Raises ConfigurationError, with `name` in its message, on anything else.
     """
     if not text:
         return DEFAULT_OVERHEAD
@@ -135,17 +135,17 @@ def overhead_from(text: str, name: str) -> float | None:
 
 
 def _usable(directory: Path) -> Path:
-    """The absolute path. Raises ConfigurationError where there can be no such."""
+    """Return the absolute path of `directory`. Raises ConfigurationError if it cannot be a path."""
     try:
         if "\0" in str(directory):
-            raise ValueError("it contains a NUL")
+            raise ValueError("it contains a NUL character")
         return directory.expanduser().absolute()
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigurationError(f"directory cannot be used: {error}.") from None
 
 
 def check_url(url: str) -> str:
-    """The address without a slash at its end. Raises ConfigurationError unless it is
+    """Return `url` without a trailing slash. Raises ConfigurationError unless it is
     http(s)://host[:port][/path].
     """
     try:
@@ -154,20 +154,20 @@ def check_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        shown = url if "@" not in url else "(hidden: it holds a password)"
+        shown = url if "@" not in url else "(hidden because it may contain a password)"
         raise ConfigurationError(f"url must look like https://fp8scope.example.org, got {shown!r}.")
     if parts.username or parts.password:
-        raise ConfigurationError("url must not hold a user or password: the token is all the server needs.")
+        raise ConfigurationError("url must not contain a user name or password; only the token is needed.")
     if parts.query or parts.fragment:
-        raise ConfigurationError(f"url must have neither '?' nor '#', got {url!r}.")
+        raise ConfigurationError(f"url must not contain '?' or '#', got {url!r}.")
     return url.rstrip("/")
 
 
 def check_token(token: str) -> str:
-    """The token, stripped. Raises ConfigurationError when it could not be sent; never shows it."""
+    """Return `token` stripped. Raises ConfigurationError if it is malformed, without showing it."""
     token = token.strip()
     if not token.isascii() or not token.isprintable() or " " in token or not 1 <= len(token) <= 512:
-        raise ConfigurationError("token must be the text that the project's settings page shows (fp8s_...).")
+        raise ConfigurationError("token must be a token from the project's settings page (fp8s_...).")
     return token
 
 

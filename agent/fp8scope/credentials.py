@@ -20,14 +20,14 @@ class Login:
 
 
 def credentials_path(environment: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_CONFIG_HOME/fp8scope/credentials.json`, by default below `~/.config`."""
+    """Return `$XDG_CONFIG_HOME/fp8scope/credentials.json`, by default below `~/.config`."""
     env = os.environ if environment is None else environment
     base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
     return Path(base) / "fp8scope" / "credentials.json"
 
 
 def read_logins(path: Path) -> list[Login]:
-    """The logins in `path`, newest first; none if the file does not exist or cannot be read."""
+    """Return the logins in `path`, newest first; none if the file does not exist or cannot be read."""
     try:
         with path.open("rb") as file:
             document: Any = json.loads(file.read(MAX_CREDENTIALS_BYTES))
@@ -37,10 +37,10 @@ def read_logins(path: Path) -> list[Login]:
 
 
 def find_login(logins: list[Login], *, url: str, project: str | None) -> Login | None:
-    """The newest login for this address and project; one without a project fits every project."""
-    fitting = [login for login in logins if not url or login.url == url.rstrip("/")]
-    exact = [login for login in fitting if login.project == (project or "")]
-    general = [login for login in fitting if not login.project or not project]
+    """Return the newest login for this address and project. A login without a project matches any project."""
+    matching = [login for login in logins if not url or login.url == url.rstrip("/")]
+    exact = [login for login in matching if login.project == (project or "")]
+    general = [login for login in matching if not login.project or not project]
     return next(iter(exact + general), None)
 
 
@@ -49,7 +49,7 @@ def save_login(path: Path, login: Login) -> None:
     others = [o for o in read_logins(path) if (o.url, o.project) != (login.url, login.project)]
     document = {"logins": [{"url": o.url, "token": o.token, "project": o.project} for o in [login, *others]]}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Written beside it and renamed, so that no process sees half a file, or one with wider rights.
+    # Write a temporary file and rename it: no process sees a partial file, or one with wider permissions.
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

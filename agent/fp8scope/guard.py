@@ -1,6 +1,6 @@
-"""Keeps the agent's own exceptions out of the training code, and counts what went wrong.
+"""Keep the agent's exceptions out of the training code, and count its failures.
 
-Only `Exception` is kept: KeyboardInterrupt and SystemExit belong to the user and pass through.
+Only `Exception` is caught: KeyboardInterrupt and SystemExit belong to the user and propagate.
 """
 
 import logging
@@ -9,18 +9,18 @@ import sys
 import threading
 from types import TracebackType
 
-MAX_TOLD = 100
-"""Messages of one run: names in them may vary without end."""
+MAX_WARNINGS = 100
+"""Distinct warnings per run: the names in them may be unbounded."""
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 logger = logging.getLogger("fp8scope")
 
 
 def configure_logging() -> None:
-    """Show the agent's few messages on stderr, unless the program has set up logging of its own.
+    """Log the agent's messages to stderr unless the program configures logging itself.
 
-    FP8SCOPE_LOG_LEVEL, or the level that the program has given the logger `fp8scope`, says from which level
-    on; by default from INFO on, also where the program's own messages begin with warnings.
+    The level is FP8SCOPE_LOG_LEVEL, or the level that the program has set on the logger `fp8scope`. The
+    default is INFO, even if the root logger shows only warnings.
     """
     wanted = os.environ.get("FP8SCOPE_LOG_LEVEL", "").upper()
     if wanted in LEVELS:
@@ -40,34 +40,34 @@ MAX_EARLY = 100
 
 
 def before_any_run(kind: str, exception: Exception) -> None:
-    """Say that something of ours has failed where there is no run yet; the next that begins counts it."""
+    """Log a failure of the agent that happened before any run began. The next run counts it."""
     logger.warning("%s failed (%s: %s).", kind, type(exception).__name__, exception)
     if len(_early) < MAX_EARLY:
         _early.append((kind, exception))
 
 
 class Guard:
-    """What this process's agent lost or failed at, counted; each kind of trouble is told once.
+    """Counts what the agent of this process lost or failed to do, and warns once per kind of problem.
 
-    `errors`: exceptions of the agent itself and arguments that it could not use. `dropped`: rows (steps) that
-    could be kept neither on disk nor in memory. `refused`: messages that the server will never take.
+    `errors`: exceptions of the agent itself, and arguments it could not use. `dropped`: rows (steps) that
+    fitted neither on disk nor in memory. `refused`: messages that the server rejected for good.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Start counting from zero. A forked child does this; its parent may have held the lock."""
+        """Start counting from zero. The lock is new: a forked child may have inherited a held one."""
         self.errors = 0
         self.dropped = 0
         self.refused = 0
-        self._told: set[str] = set()
-        # Reentrant: a signal's handler may count something while the interrupted code holds it.
+        self._warned: set[str] = set()
+        # Reentrant: a signal handler may count something while the interrupted code holds the lock.
         self._lock = threading.RLock()
         self._dropped_before = self._errors_before = 0
 
     def take_early(self) -> None:
-        """Count what failed before this run was there, and was said then."""
+        """Count the failures that `before_any_run` has logged."""
         while _early:
             kind, exception = _early.pop()
             with self._lock:
@@ -75,60 +75,63 @@ class Guard:
             logger.debug("%s failed", kind, exc_info=exception)
 
     def shield(self, kind: str) -> "Shield":
-        """Run a block of ours; an exception in it is counted and told once per kind and type."""
+        """Return a context manager that catches, counts and logs the exceptions of the agent's own code.
+
+        The warning appears once per kind and type of exception.
+        """
         return Shield(self, kind)
 
     def error(self, kind: str, message: str, exception: Exception | None = None) -> None:
-        """Count an error of the agent; tell it the first time for this kind and type of exception."""
+        """Count an error of the agent; warn the first time for this kind and type of exception."""
         with self._lock:
             self.errors += 1
         key = f"error {kind} {type(exception).__name__ if exception else message}"
-        text = "%s failed (%s). Training goes on; further failures of this kind are only counted."
+        text = "%s failed (%s). Training continues; further failures of this kind are only counted."
         self.warn_once(key, text, kind, message)
         if exception is not None:
             logger.debug("%s failed", kind, exc_info=exception)
 
     def caught(self, kind: str, exception: Exception) -> None:
-        """As `shield`, for a block that is in every step's way: call it where the exception was caught."""
+        """Count an exception. For code on the hot path, where `shield` is too slow: call it in `except`."""
         self.error(kind, f"{type(exception).__name__}: {exception}", exception)
 
     def drop(self, rows: int, why: str) -> None:
-        """Count rows that are lost for good."""
+        """Count rows that are permanently lost."""
         with self._lock:
             self.dropped += rows
-        self.warn_once(f"drop {why}", "steps are being dropped: %s. They are counted on the run's page.", why)
+        self.warn_once(f"drop {why}", "steps are being dropped: %s. The run's page shows how many.", why)
 
     def counts(self) -> tuple[int, int]:
         """Rows dropped and errors since `begin_writer`."""
         return self.dropped - self._dropped_before, self.errors - self._errors_before
 
     def begin_writer(self) -> None:
-        """Another writer begins, whose counts the server adds to those of the one before."""
+        """Start the counts of a new writer; the server adds them to those of the previous writers."""
         with self._lock:
             self._dropped_before, self._errors_before = self.dropped, self.errors
 
     def refuse(self) -> None:
-        """Count a message that was set aside."""
+        """Count a message that the server rejected for good."""
         with self._lock:
             self.refused += 1
 
     def warn_once(self, key: str, message: str, *arguments: object) -> None:
-        """Log a warning the first time that `key` comes up."""
+        """Log a warning the first time `key` occurs."""
         if self.is_first(key):
             logger.warning(message, *arguments)
 
     def is_first(self, key: str) -> bool:
-        """Whether `key` comes up for the first time, and something may still be said."""
+        """Return whether `key` occurs for the first time and the limit of warnings is not reached."""
         with self._lock:
-            if key in self._told or len(self._told) >= MAX_TOLD:
+            if key in self._warned or len(self._warned) >= MAX_WARNINGS:
                 return False
-            self._told.add(key)
+            self._warned.add(key)
         return True
 
     def forget(self, key: str) -> None:
-        """Let `key` be told again: the trouble was over in between."""
+        """Allow another warning for `key`: the problem had been resolved in between."""
         with self._lock:
-            self._told.discard(key)
+            self._warned.discard(key)
 
 
 class Shield:

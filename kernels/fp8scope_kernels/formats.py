@@ -1,8 +1,8 @@
-"""The number formats, as frozen values with pure properties.
+"""The number formats, as immutable values.
 
-Every property follows from four facts: the widths of exponent and mantissa, the exponent's bias, and which
-bit patterns are special. Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), and the OCP
-Microscaling Formats specification 1.0 (2023).
+Every property of a format follows from its exponent width, mantissa width, exponent bias and special values.
+Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), and the OCP Microscaling Formats
+specification 1.0 (2023).
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ Specials = Literal["ieee", "nan", "none"]
 class Format:
     """A small floating-point format.
 
-    `specials` says which bit patterns are not numbers: `ieee` reserves the largest exponent for Inf and NaN,
-    `nan` only the all-ones pattern (of each sign) for NaN, `none` reserves nothing. A format without mantissa
-    bits (E8M0, the scales of MX formats) is taken to have no sign, no zero and no subnormals either.
+    `specials` says which bit patterns are not finite numbers: `ieee` reserves the largest exponent for Inf
+    and NaN, `nan` reserves only the all-ones pattern (of each sign) for NaN, `none` reserves nothing. A
+    format without mantissa bits (E8M0, the scales of MX formats) also has no sign, no zero and no subnormals.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Format:
     bias: int
     specials: Specials
     dtype: torch.dtype | None = None
-    """The torch dtype with one such number per element, or None where torch has none."""
+    """The torch dtype with one such number per element, or None if torch has none."""
 
     @property
     def signed(self) -> bool:
@@ -57,7 +57,7 @@ class Format:
     def max_exponent(self) -> int:
         """The exponent e of the largest finite value, which lies in [2^e, 2^(e+1))."""
         exponent = (1 << self.exponent_bits) - 1 - self.bias
-        # NaN takes the whole last exponent where there is no mantissa to tell patterns apart.
+        # Without mantissa bits NaN takes the whole largest exponent.
         taken = self.specials == "ieee" or (self.specials == "nan" and self.mantissa_bits == 0)
         return exponent - int(taken)
 
@@ -76,11 +76,11 @@ class Format:
 
     @property
     def limit(self) -> float:
-        """What abs(x*s) is above where an element counts as saturated: the float32 next to M.
+        """The next float32 above M. An element counts as saturated if abs(x*s) exceeds this limit.
 
-        s is M / amax rounded to float32, which adds at most 2^-24 of it. So amax*s is at most M (1 + 2^-24),
-        less than one unit of float32 above M, and at most this once it is rounded too. What only those two
-        roundings put above M has lost nothing: it is M, clamped or rounded.
+        s is M / amax rounded to float32, which increases it by at most a factor of 1 + 2^-24. So amax*s is at
+        most M (1 + 2^-24), less than one float32 unit above M, and rounding the product gives at most this
+        limit. An element that exceeds M only through these two roundings becomes M without loss.
         """
         return self.max + float(2.0 ** (self.max_exponent - 23))
 
@@ -90,7 +90,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive value (the smallest normal one where there are no subnormals)."""
+        """The smallest positive value; without subnormals it is the smallest normal value."""
         return float(2.0 ** (self.min_exponent - self.mantissa_bits))
 
     @property
@@ -99,7 +99,7 @@ class Format:
         return float(2.0**-self.mantissa_bits)
 
     def decode(self, code: int) -> float:
-        """The value of one bit pattern, 0 <= code < 2**bits. Raises ValueError outside of that range."""
+        """Return the value of a bit pattern, 0 <= code < 2**bits. Raises ValueError outside this range."""
         if not 0 <= code < 1 << self.bits:
             raise ValueError(f"{self.name} has codes 0 to {(1 << self.bits) - 1}, got {code}.")
         sign = -1.0 if code >> (self.exponent_bits + self.mantissa_bits) else 1.0
@@ -117,9 +117,9 @@ class Format:
 
     @cached_property
     def table(self) -> Tensor:
-        """Every value in the order of its bit pattern: float32 [2**bits], on the CPU."""
+        """All values in the order of their bit patterns: float32 [2**bits], on the CPU."""
         values = [self.decode(code) for code in range(1 << self.bits)]
-        # Kept, and so no tensor of inference mode, which autograd would refuse later.
+        # The tensor is cached: created in inference mode, autograd would refuse it later.
         with torch.inference_mode(False):
             return torch.tensor(values, dtype=torch.float32)
 
@@ -130,7 +130,7 @@ E3M2 = Format("E3M2", 3, 2, 3, "none")
 E2M3 = Format("E2M3", 2, 3, 1, "none")
 E2M1 = Format("E2M1", 2, 1, 1, "none")
 E8M0 = Format("E8M0", 8, 0, 127, "nan", getattr(torch, "float8_e8m0fnu", None))
-"""The scales of MX formats: powers of two from 2^-127 to 2^127. Not a format for data."""
+"""The format of MX scales: powers of two from 2^-127 to 2^127. It is not for data."""
 
 DATA_FORMATS: dict[str, Format] = {f.name: f for f in (E4M3, E5M2, E3M2, E2M3, E2M1)}
 FORMATS: dict[str, Format] = {**DATA_FORMATS, E8M0.name: E8M0}

@@ -75,7 +75,7 @@ def begun_or_refused(begin: Callable[[], Run]) -> None:
 
 def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_MODE", "offline")
-    with pytest.raises(fp8scope.ConfigurationError, match="tags must be a sequence of texts, got 5"):
+    with pytest.raises(fp8scope.ConfigurationError, match="tags must be a sequence of strings, got 5"):
         fp8scope.init(tags=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="config must be a mapping"):
         fp8scope.init(config=[1])  # type: ignore[arg-type]

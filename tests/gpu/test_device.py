@@ -72,7 +72,7 @@ def test_it_works(device: torch.device) -> None:
 
 @recipes
 @backends
-def test_a_step_of_training_waits_for_nothing(device: torch.device, recipe: Recipe, backend: str) -> None:
+def test_a_training_step_does_not_synchronise(device: torch.device, recipe: Recipe, backend: str) -> None:
     set_backend(backend)  # type: ignore[arg-type]
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
     model = model.to(device, torch.bfloat16)
@@ -174,7 +174,7 @@ def test_a_graph_of_a_layer_replays(device: torch.device) -> None:
 @pytest.mark.parametrize("warm_up", [0, 1, 2])
 @pytest.mark.parametrize("interval", [1, 3])
 @backends
-def test_a_graph_of_delayed_scaling_goes_on_counting(
+def test_replays_of_a_graph_advance_delayed_scaling(
     device: torch.device, backend: str, interval: int, warm_up: int
 ) -> None:
     """Each replay is a call: it uses the past, moves the history, and updates the scale when it is time."""
@@ -222,7 +222,7 @@ def test_a_buffer_on_another_device_is_refused(device: torch.device) -> None:
         quantize(torch.ones(9, device=device), torch.tensor(1.0), E4M3, empty_row(torch.device("cpu")))
 
 
-def test_a_tensor_on_another_than_the_current_device(device: torch.device) -> None:
+def test_quantises_a_tensor_on_a_non_current_device(device: torch.device) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     set_backend("triton")

@@ -75,7 +75,7 @@ def test_it_works(device: torch.device, recipe: Recipe, grid: tuple[int, int]) -
 
 @cases
 @pytest.mark.parametrize("shape", [(1, 1), (3, 33), (129, 5)])
-def test_odd_shapes(
+def test_blocks_of_odd_shapes(
     device: torch.device, recipe: Recipe, grid: tuple[int, int], shape: tuple[int, int]
 ) -> None:
     assert_same(spread(*shape), device, E5M2, recipe, grid)
@@ -133,7 +133,7 @@ def test_a_transposed_view_in_bfloat16(device: torch.device, recipe: Recipe, gri
 
 
 @pytest.mark.parametrize("grid", [(3, 32), (256, 4)])
-def test_other_heights_are_left_to_the_definition(device: torch.device, grid: tuple[int, int]) -> None:
+def test_other_block_heights_use_the_reference(device: torch.device, grid: tuple[int, int]) -> None:
     x = spread(10, 70)
     assert not triton_backend.takes_grid(grid)
     assert_same(x, device, E4M3, BlockScaling(), grid)

@@ -222,7 +222,7 @@ def test_without_a_row_the_values_are_the_same() -> None:
     assert torch.equal(uncounted.view(torch.int16), counted.view(torch.int16))
 
 
-def test_it_does_not_disturb_autograd() -> None:
+def test_does_not_disturb_autograd() -> None:
     set_backend("compiled")
     x = torch.linspace(-3, 3, 8192, requires_grad=True)
     assert not quantize_values(x, torch.tensor(1.0), E4M3).requires_grad

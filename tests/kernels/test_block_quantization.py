@@ -127,7 +127,7 @@ def test_against_brute_force(
 
 
 @cases
-def test_bad_elements_spoil_no_block(recipe: Recipe, grid: tuple[int, int]) -> None:
+def test_non_finite_elements_do_not_affect_their_block(recipe: Recipe, grid: tuple[int, int]) -> None:
     x = spread(4, 256)
     x[0, 3], x[1, 200], x[2, 7] = torch.nan, torch.inf, -torch.inf
     x[3] = 0
@@ -160,7 +160,7 @@ def test_powers_of_two_are_exact_in_bfloat16(recipe: Recipe) -> None:
     assert torch.equal(quantized.dequantize(torch.bfloat16).float(), quantized.dequantize())
 
 
-def test_only_the_specification_s_own_rule_saturates() -> None:
+def test_only_the_rule_of_the_specification_saturates() -> None:
     x = torch.full((1, 32), 500.0)
     row = run(x, E4M3, MXFP8(rounding="floor"), (1, 32))[2]
     assert row[STATISTICS.index("saturated")] == 32
@@ -247,7 +247,7 @@ def test_both_backends_on_random_bits(
     assert results[0][2][STATISTICS.index("nonfinite")] > 0
 
 
-def test_a_dtype_that_is_not_the_format_s_is_refused() -> None:
+def test_refuses_a_dtype_of_another_format() -> None:
     with pytest.raises(ValueError, match=r"E4M3 is stored as bfloat16 or in its own dtype, not as .*e5m2"):
         quantize_blocks(torch.ones(2, 2), E4M3, (1, 0), RowwiseScaling(), dtype=torch.float8_e5m2)
 

@@ -117,7 +117,7 @@ def test_include_names_what_to_convert() -> None:
     assert {e.name: e.reason for e in report.entries}["blocks.0.down"] == "not included"
 
 
-def test_exclude_takes_away_from_either() -> None:
+def test_exclude_applies_to_default_and_include() -> None:
     assert convert(Language(), DelayedScaling(), exclude="blocks.0.*").converted == BLOCKS[2:]
     report = convert(Language(), DelayedScaling(), include="blocks.*", exclude="*.down")
     assert report.converted == ("blocks.0.up", "blocks.1.up")
@@ -141,7 +141,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(argument: str) -> None:
     assert not list(fp8_layers(model))
 
 
-def test_heads_without_a_telling_name() -> None:
+def test_recognises_heads_without_a_typical_name() -> None:
     model = Language()
     model.last = nn.Linear(32, 256)
     model.tied = nn.Linear(32, 512)
@@ -152,7 +152,7 @@ def test_heads_without_a_telling_name() -> None:
     assert reasons["tied"] == "output head: shares the embedding's weight"
 
 
-def test_what_only_looks_like_a_linear_layer_is_left() -> None:
+def test_does_not_convert_modules_that_resemble_linear_layers() -> None:
     model = nn.Sequential(nn.MultiheadAttention(32, 2), weight_norm(nn.Linear(32, 32)), nn.Linear(32, 32))
     patched = model[2]
     patched.forward = nn.Linear.forward.__get__(patched)

@@ -69,7 +69,7 @@ def test_the_operators_are_registered_properly() -> None:
         )
 
 
-def test_a_format_of_ones_own_is_refused() -> None:
+def test_a_custom_format_is_refused() -> None:
     own = dataclasses.replace(E4M3, bias=8)
     compiled = torch.compile(
         lambda x: quantize_values(x, torch.ones(()), own), backend="aot_eager", fullgraph=True
@@ -81,7 +81,7 @@ def test_a_format_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize(
     "recipe", [DelayedScaling(), CurrentScaling(), MXFP8()], ids=lambda recipe: recipe.kind
 )
-def test_a_compiled_model_trains_and_counts_as_an_eager_one(recipe: Recipe) -> None:
+def test_a_compiled_model_trains_and_counts_like_an_eager_one(recipe: Recipe) -> None:
     results = []
     for compiling in (False, True):
         torch.manual_seed(0)

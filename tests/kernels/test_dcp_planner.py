@@ -88,7 +88,7 @@ def test_it_works(tmp_path: Path, nested: bool) -> None:
     assert_twins(twin, model)
 
 
-def test_the_present_form_needs_no_planner_and_minds_none(tmp_path: Path) -> None:
+def test_current_checkpoints_load_with_and_without_the_planner(tmp_path: Path) -> None:
     model = make_model(DelayedScaling())
     train(model)
     save(model.state_dict(), tmp_path)
@@ -102,7 +102,7 @@ def test_the_present_form_needs_no_planner_and_minds_none(tmp_path: Path) -> Non
             assert torch.equal(buffer, model.get_buffer(name))
 
 
-def test_recipes_without_a_count_are_left_alone(tmp_path: Path) -> None:
+def test_recipes_without_a_count_load_unchanged(tmp_path: Path) -> None:
     model, twin = make_model(CurrentScaling()), make_model(CurrentScaling())
     train(model)
     save(model.state_dict() | {"0.scaling.input._extra_state": torch.tensor(3)}, tmp_path)
@@ -112,7 +112,7 @@ def test_recipes_without_a_count_are_left_alone(tmp_path: Path) -> None:
     assert_twins(twin, model)
 
 
-def test_torch_s_planner_names_what_an_older_checkpoint_lacks(tmp_path: Path) -> None:
+def test_torchs_planner_names_what_an_older_checkpoint_lacks(tmp_path: Path) -> None:
     model = make_model(DelayedScaling())
     train(model)
     save(in_the_older_form(model.state_dict()), tmp_path)
@@ -120,7 +120,7 @@ def test_torch_s_planner_names_what_an_older_checkpoint_lacks(tmp_path: Path) ->
         load(make_model(DelayedScaling()), tmp_path, None)
 
 
-def test_half_of_a_state_is_told_and_not_used(tmp_path: Path) -> None:
+def test_a_partially_loaded_state_is_reported_and_not_used(tmp_path: Path) -> None:
     """What torch's planner makes of an older checkpoint when it may leave out what it does not find."""
     model, twin = make_model(DelayedScaling()), make_model(DelayedScaling())
     train(model)
@@ -133,7 +133,7 @@ def test_half_of_a_state_is_told_and_not_used(tmp_path: Path) -> None:
         assert not buffer.any(), name
 
 
-def test_what_is_really_missing_is_still_an_error(tmp_path: Path) -> None:
+def test_other_missing_keys_are_still_errors(tmp_path: Path) -> None:
     model = make_model(DelayedScaling())
     state = in_the_older_form(model.state_dict())
     del state["2.scaling.weight._extra_state"], state["0.bias"]
@@ -176,7 +176,7 @@ def job_older_form(rank: int, size: int, folder: str) -> dict[str, Any]:
     }
 
 
-def test_sharded_models_read_it_too(tmp_path: Path) -> None:
+def test_sharded_models_read_older_checkpoints(tmp_path: Path) -> None:
     for result in run_ranks(job_older_form, 2, str(tmp_path)):
         assert len(result["told"]) == 1
         assert result["status"] == dict.fromkeys(NAMES, "restored")

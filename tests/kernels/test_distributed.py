@@ -105,7 +105,7 @@ def job_unreduced(rank: int, size: int) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_an_option_that_nobody_acts_on_is_told() -> None:
+def test_warns_about_an_option_without_effect() -> None:
     for messages in run_ranks(job_unreduced, 2):
         assert len(messages) == 4  # the inputs and weights of two layers, each once
         assert all("never reduced: call sync_amaxes(model)" in message for message in messages)

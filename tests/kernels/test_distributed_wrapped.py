@@ -143,7 +143,7 @@ def scale_under_ddp(rank: int, keep: bool) -> float:
     return scales(model)["0.input"]
 
 
-def test_ddp_leaves_scaling_state_alone_when_told() -> None:
+def test_ddp_can_exclude_scaling_state_from_broadcasts() -> None:
     own = [448.0 / batch(0, rank).abs().max().item() for rank in (0, 1)]
     results = run_ranks(job_ddp_buffers, 2)
     assert [result[True] for result in results] == pytest.approx(own, rel=1e-6)
@@ -177,7 +177,7 @@ def job_fsdp_checkpoint(rank: int, size: int) -> dict[str, Any]:
     return {"losses": losses, "status": status, "same": same, "keys": sorted(state)}
 
 
-def test_an_fsdp_checkpoint_brings_the_scaling_state_back() -> None:
+def test_an_fsdp_checkpoint_restores_the_scaling_state() -> None:
     for result in run_ranks(job_fsdp_checkpoint, 2):
         assert result["losses"][0] == result["losses"][1]
         assert all(result["same"])

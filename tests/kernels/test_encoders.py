@@ -94,7 +94,7 @@ def test_padded_words(evaluation: Evaluation) -> None:
 
 
 @evaluations
-def test_a_layer_put_in_by_hand(evaluation: Evaluation) -> None:
+def test_a_manually_inserted_layer(evaluation: Evaluation) -> None:
     """And in copies of it, and after loading a pickled one."""
     layer = encoder(1).layers[0]
     assert isinstance(layer, nn.TransformerEncoderLayer)
@@ -196,7 +196,7 @@ def test_tied_heads_are_left_out(called: bool) -> None:
     assert not torch.equal(model(torch.arange(48)), plain)
 
 
-def test_a_tied_head_that_is_asked_for_is_fp8_where_it_is_called() -> None:
+def test_an_included_tied_head_is_fp8_where_it_is_called() -> None:
     torch.manual_seed(0)
     model = Tied(called=True)
     plain = model(torch.arange(48))

@@ -52,7 +52,7 @@ def test_every_code_has_its_value_and_back() -> None:
     assert encode_fp6(values.bfloat16()).tolist() == codes.tolist()
 
 
-def test_every_code_survives_packing_at_every_place() -> None:
+def test_every_code_survives_packing_at_every_position() -> None:
     codes = torch.stack([ALL.roll(shift) for shift in range(64)])
     two, four = pack_fp6(codes)
     assert (two.dtype, four.dtype) == (torch.uint8, torch.uint8)

@@ -67,7 +67,7 @@ def test_a_share_below_the_threshold_does_not_halve() -> None:
         assert reducer.pre_scale["p0"] == (0.5 if halved else 1.0)
 
 
-def test_the_pre_scale_of_zeros_has_an_end() -> None:
+def test_the_pre_scale_of_zeros_is_bounded() -> None:
     named = parameters([(4,)])
     reducer = Fp8GradientReducer(named, growth=2.0, interval=1)
     for _ in range(12):

@@ -90,7 +90,7 @@ def test_it_works(size: int) -> None:
 
 
 @pytest.mark.parametrize("bucket", [1, 50])
-def test_buckets_change_nothing(bucket: int) -> None:
+def test_buckets_do_not_change_results(bucket: int) -> None:
     whole, parts = reduced(2, e5m2=True)[0], reduced(2, bucket, e5m2=True)[0]
     assert len(parts["sent"]) > len(whole["sent"])
     assert [bits(g) for g in parts["grads"]] == [bits(g) for g in whole["grads"]]
@@ -207,7 +207,7 @@ def test_a_single_process_rounds_to_fp8() -> None:
     assert bits(named[0][1].grad) == bits(mean)
 
 
-def test_state_comes_back() -> None:
+def test_state_survives_a_checkpoint() -> None:
     named = parameters([(8,)])
     reducer = Fp8GradientReducer(named)
     for _ in range(3):

@@ -150,7 +150,7 @@ def test_large_float16_gradients_do_not_overflow_on_the_way() -> None:
     assert layer.weight.grad is not None and torch.isfinite(layer.weight.grad).all()
 
 
-def test_only_the_gradients_that_are_wanted() -> None:
+def test_computes_only_the_required_gradients() -> None:
     layer = make_layer(CurrentScaling())
     x = randn(8, 64, seed=8)
     layer(x).sum().backward()
@@ -177,7 +177,7 @@ def test_precision_can_be_switched() -> None:
         layer.precision = "fp4"  # type: ignore[assignment]
 
 
-def test_delayed_scaling_saturates_what_grew_and_current_scaling_does_not() -> None:
+def test_delayed_scaling_saturates_grown_values_and_current_scaling_does_not() -> None:
     x = randn(16, 64, seed=10)
     delayed, current = make_layer(DelayedScaling(), bias=False), make_layer(CurrentScaling(), bias=False)
     for layer in (delayed, current):
@@ -187,7 +187,7 @@ def test_delayed_scaling_saturates_what_grew_and_current_scaling_does_not() -> N
     assert (delayed(100 * x) - exact).norm() > 0.5 * exact.norm()
 
 
-def test_without_saturation_what_grew_becomes_nan() -> None:
+def test_without_saturation_grown_values_become_nan() -> None:
     layer = make_layer(DelayedScaling(saturate=False))
     x = randn(16, 64, seed=11)
     assert torch.isfinite(layer(x)).all()
@@ -205,7 +205,7 @@ def test_evaluation_mode_changes_nothing() -> None:
     assert all(torch.equal(after[key], before[key]) for key in before)
 
 
-def test_a_checkpoint_brings_the_state_back() -> None:
+def test_a_checkpoint_restores_the_state() -> None:
     layer = make_layer(DelayedScaling(history_length=3))
     for seed in range(4):
         layer(randn(16, 64, seed=seed) * (1 + seed)).sum().backward()
@@ -227,7 +227,7 @@ def test_a_copy_has_its_own_state() -> None:
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
 
 
-def test_it_says_what_it_is() -> None:
+def test_repr_describes_the_layer() -> None:
     text = repr(make_layer(DelayedScaling()))
     assert "in_features=64, out_features=32, bias=True, recipe=DelayedScaling, precision=fp8" in text
     assert "CurrentScaling, E5M2" in repr(make_layer(CurrentScaling()))

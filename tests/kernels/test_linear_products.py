@@ -58,7 +58,7 @@ def test_it_works(recipe: Recipe) -> None:
                 assert torch.equal(found[name], (fp8 if name in chosen else bf16)[name]), (chosen, name)
 
 
-def test_without_any_it_is_the_bf16_layer() -> None:
+def test_without_fp8_products_it_equals_the_bf16_layer() -> None:
     layer = make_layer(CurrentScaling())
     mixed = passes(layer, ())
     layer.precision = "bf16"
@@ -67,7 +67,7 @@ def test_without_any_it_is_the_bf16_layer() -> None:
     torch.testing.assert_close(mixed["wgrad"], plain["wgrad"], rtol=2**-6, atol=0.05)
 
 
-def test_bf16_has_the_last_word() -> None:
+def test_bf16_precision_overrides_products() -> None:
     layer = make_layer(CurrentScaling())
     layer.precision = "bf16"
     assert torch.equal(passes(layer, PRODUCTS)["fprop"], passes(layer, ())["fprop"])
@@ -83,7 +83,7 @@ def test_bf16_has_the_last_word() -> None:
     ],
     ids=str,
 )
-def test_only_what_is_quantised_advances_its_state(
+def test_only_quantised_tensors_advance_their_state(
     products: tuple[Product, ...], advanced: tuple[str, ...]
 ) -> None:
     layer = make_layer(DelayedScaling())
@@ -109,7 +109,7 @@ def test_frozen_parameters_and_no_bias() -> None:
     assert layer.weight.grad is not None
 
 
-def test_it_can_be_taken_back_and_is_checked() -> None:
+def test_products_can_be_reset_and_are_validated() -> None:
     layer = make_layer(CurrentScaling())
     assert layer.products is None
     layer.products = "wgrad"  # type: ignore[assignment]

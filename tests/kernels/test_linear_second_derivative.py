@@ -94,7 +94,7 @@ def test_in_bfloat16_autocast_without_bias_and_recomputed() -> None:
 
 
 @pytest.mark.parametrize("recipe", [CurrentScaling(), MXFP8()], ids=lambda recipe: recipe.kind)
-def test_compiled(recipe: Recipe) -> None:
+def test_compiled_layers_are_refused(recipe: Recipe) -> None:
     """Torch itself refuses what it compiles, and the layers are refused where its graphs break."""
     torch.compiler.reset()
     model = critic(recipe, include="*")
@@ -103,7 +103,7 @@ def test_compiled(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("allow_unused", [True, False])
-def test_tensors_that_torch_would_count_as_unused(allow_unused: bool) -> None:
+def test_refuses_tensors_that_torch_considers_unused(allow_unused: bool) -> None:
     """With a decorator of torch's kind these second derivatives were None."""
     layer = Fp8Linear(32, 16, recipe=CurrentScaling())
     x = torch.ones(2, 32, requires_grad=True)
@@ -123,7 +123,7 @@ def test_hessians_by_torchs_functions() -> None:
         torch.func.hessian(lambda x: model(x).square().sum())(torch.ones(1, 32))
 
 
-def test_two_backward_passes_are_no_second_derivative() -> None:
+def test_two_backward_passes_are_allowed() -> None:
     layer, x = Fp8Linear(32, 16, recipe=CurrentScaling()).eval(), torch.ones(2, 32, requires_grad=True)
     loss = layer(x).square().sum()
     loss.backward(retain_graph=True)
@@ -147,7 +147,7 @@ def test_other_parameters_can_be_differentiated_twice() -> None:
     assert head.weight.grad is not None
 
 
-def test_in_bf16_it_is_what_plain_layers_give() -> None:
+def test_in_bf16_second_derivatives_equal_those_of_plain_layers() -> None:
     """The way out that the error names, one layer at a time or all."""
     model, plain = critic(CurrentScaling(), include="*"), critic(CurrentScaling(), exclude="*")
     for _, layer in fp8_layers(model):

@@ -145,7 +145,7 @@ def test_bf16_layers_are_not_counted() -> None:
     assert numels == [0, 0, 0, 16 * 64, 32 * 64, 16 * 32]
 
 
-def test_a_bad_element_is_seen_and_does_not_freeze_the_scale() -> None:
+def test_a_non_finite_element_is_counted_and_does_not_freeze_the_scale() -> None:
     model, buffer = make_model(DelayedScaling(history_length=1)), StatisticsBuffer()
     observe(model, buffer)
     x = batch()

@@ -46,7 +46,7 @@ def test_it_works(fp8: bool) -> None:
 
 @FP8
 @pytest.mark.parametrize("tokens", [1, 5, 16, 33])
-def test_sizes_that_the_units_do_not_take_are_padded(fp8: bool, tokens: int) -> None:
+def test_pads_sizes_that_fp8_units_do_not_support(fp8: bool, tokens: int) -> None:
     """wgrad's inner size is the number of tokens, which is anything."""
     g = operand(matrix(tokens, 32, seed=3), 9.0, E5M2, fp8)
     x = operand(matrix(tokens, 16, seed=4), 50.0, E4M3, fp8)
@@ -104,7 +104,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
 @UNITS
 @pytest.mark.parametrize("autocast", [False, True])
-def test_operands_of_the_dtype_that_the_cpu_multiplies(
+def test_operands_have_the_dtype_that_the_cpu_multiplies(
     units: bool, autocast: bool, monkeypatch: pytest.MonkeyPatch, products: list[torch.dtype]
 ) -> None:
     monkeypatch.setattr(matmul, "has_bf16_units", lambda: units)
@@ -118,7 +118,7 @@ def test_operands_of_the_dtype_that_the_cpu_multiplies(
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize(("left", "right"), [(E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (40, 64, 24), (33, 200, 65)])
-def test_both_ways_give_the_same_bits(
+def test_fp8_and_bf16_products_give_the_same_bits(
     shape: tuple[int, int, int],
     left: Format,
     right: Format,

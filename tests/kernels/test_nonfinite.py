@@ -125,12 +125,12 @@ def test_it_works(recipe: Recipe, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_the_loss_scaler_sees_it_with_one_product_in_fp8(product: Product) -> None:
+def test_the_loss_scaler_sees_overflow_with_one_product_in_fp8(product: Product) -> None:
     ours = Steps(CurrentScaling(), (product,))
     assert (ours.skipped, ours.scale, ours.finite) == (9, 21, True)
 
 
-def test_clamping_on_request_hides_it() -> None:
+def test_clamping_hides_non_finite_elements() -> None:
     ours = Steps(CurrentScaling(nonfinite="clamp"))
     assert (ours.skipped, ours.scale) == (0, 32)
 
@@ -140,7 +140,7 @@ def test_clamping_on_request_hides_it() -> None:
 @dtypes
 @pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "at random"])
 @pytest.mark.parametrize("nonfinite", ["propagate", "clamp"])
-def test_what_becomes_of_it(
+def test_non_finite_elements_become_nan_or_the_largest_value(
     backend: Backend, fmt: Format, dtype: torch.dtype, stochastic: bool, nonfinite: Nonfinite
 ) -> None:
     set_backend(backend)
@@ -165,7 +165,7 @@ def test_what_becomes_of_it(
 
 @on_each_backend
 @pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
-def test_unsaturated_casts_make_nan_of_it_too(fmt: Format, backend: Backend) -> None:
+def test_unsaturated_casts_give_nan_too(fmt: Format, backend: Backend) -> None:
     set_backend(backend)
     x = torch.tensor([1.0, 1e6, torch.inf, -torch.inf, torch.nan])
     q = quantize(x, torch.tensor(1.0), fmt, saturate=False).data.float()
@@ -179,7 +179,7 @@ def test_unsaturated_casts_make_nan_of_it_too(fmt: Format, backend: Backend) -> 
 @pytest.mark.parametrize("counted", [False, True], ids=["uncounted", "counted"])
 @pytest.mark.parametrize("scale", [1e38, 3e38, torch.inf])
 @dtypes
-def test_what_only_the_scale_takes_to_infinity_saturates(
+def test_finite_elements_that_overflow_by_scaling_saturate(
     backend: Backend, measured: bool, counted: bool, scale: float, dtype: torch.dtype
 ) -> None:
     """x is finite, x * s is not: that is M, and none of the non-finite elements."""
@@ -202,7 +202,9 @@ def test_what_only_the_scale_takes_to_infinity_saturates(
 @pytest.mark.parametrize("name", BLOCKS)
 @dtypes
 @pytest.mark.parametrize("nonfinite", ["propagate", "clamp"])
-def test_blocks(backend: Backend, name: str, dtype: torch.dtype, nonfinite: Nonfinite) -> None:
+def test_a_non_finite_element_does_not_affect_its_block(
+    backend: Backend, name: str, dtype: torch.dtype, nonfinite: Nonfinite
+) -> None:
     """Its block's other elements, and their scale, are what they were without it."""
     set_backend(backend)
     x, row, block_row = spoilt(130, 70, dtype), empty_row(), torch.zeros(5, dtype=torch.float64)
@@ -224,7 +226,7 @@ def test_blocks(backend: Backend, name: str, dtype: torch.dtype, nonfinite: Nonf
 @on_each_backend
 @recipes
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_all_that_depends_on_a_bad_element_is_nan(recipe: Recipe, backend: Backend, bad: float) -> None:
+def test_only_results_that_depend_on_a_nan_are_nan(recipe: Recipe, backend: Backend, bad: float) -> None:
     """And nothing else: the rows of x, of dX and of dW that it does not enter stay finite."""
     set_backend(backend)
     torch.manual_seed(0)
@@ -270,7 +272,7 @@ def test_compiled_graphs(fmt: Format, nonfinite: Nonfinite) -> None:
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
-def test_the_optimizer_stores_what_is_not_finite(level: Any) -> None:
+def test_the_optimizer_stores_non_finite_moments_as_nan(level: Any) -> None:
     """An Inf gradient is NaN in both moments, which are FP8 and FP16, as it is in the weight."""
     parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = Fp8AdamW([parameter], level=level)
@@ -290,7 +292,7 @@ def test_reduced_gradients(fmt: Format) -> None:
 
 
 @recipes
-def test_a_recipe_stored_before_has_the_default(recipe: Recipe) -> None:
+def test_older_stored_recipes_have_the_default(recipe: Recipe) -> None:
     """As a dict, and as part of a pickled model."""
     assert recipe.nonfinite == "propagate"
     stored = recipe.to_dict()
@@ -302,7 +304,7 @@ def test_a_recipe_stored_before_has_the_default(recipe: Recipe) -> None:
     assert pickle.loads(pickle.dumps(layer))(torch.full((2, 16), torch.inf)).isnan().all()
 
 
-def test_other_words_are_refused() -> None:
+def test_refuses_invalid_options() -> None:
     with pytest.raises(ValueError, match=r"nonfinite must be one of propagate, clamp, got 'drop'"):
         CurrentScaling(nonfinite="drop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"nonfinite must be one of propagate, clamp, got 'drop'"):

@@ -115,7 +115,7 @@ def test_a_model_that_is_one_layer_is_observed() -> None:
     assert set(rows) == {"input", "weight", "grad_output"}
 
 
-def test_non_finite_elements_are_counted_and_hide_nothing() -> None:
+def test_non_finite_elements_are_counted_and_do_not_reach_amax() -> None:
     model = Net()
     buffer, rows = observed(model)
     x = torch.ones(2, 16)

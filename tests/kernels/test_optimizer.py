@@ -96,7 +96,7 @@ def test_o1_takes_any_beta() -> None:
     one([1.0], [1.0], level="O1", betas=(0.99, 0.9999))[1].step()
 
 
-def test_more_errors() -> None:
+def test_refuses_invalid_parameters_and_gradients() -> None:
     with pytest.raises(TypeError, match="Only floating-point parameters"):
         Fp8AdamW([torch.zeros(2, dtype=torch.int64)])
     parameter, optimizer = one([1.0, 2.0], [1.0, 1.0])

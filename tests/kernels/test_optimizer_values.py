@@ -31,7 +31,7 @@ def test_it_works() -> None:
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
 @levels
-def test_a_bad_gradient_stays_visible(level: Level, bad: float) -> None:
+def test_a_non_finite_gradient_stays_visible(level: Level, bad: float) -> None:
     parameter, optimizer = one([1.0, 2.0], [bad, 1.0], level=level)
     optimizer.step()
     assert parameter.isnan().tolist() == [True, False]

@@ -147,7 +147,7 @@ def test_gradients_of_any_layout_are_counted() -> None:
         assert buffer.data[2].tolist() == expected(output.grad)
 
 
-def test_tensors_under_functorch_are_left_alone() -> None:
+def test_ignores_tensors_under_functorch() -> None:
     layer = nn.Linear(16, 16)
     buffer = StatisticsBuffer()
     observe(layer, buffer)
@@ -223,7 +223,7 @@ class TestWeights:
         assert buffer.data[1, AMAX] == 9 and buffer.data[1, NUMEL] == 2 * 256
 
 
-def test_a_step_that_is_left_out_reads_nothing() -> None:
+def test_a_skipped_step_reads_nothing() -> None:
     layer = nn.Linear(16, 16)
     buffer = StatisticsBuffer()
     observe(layer, buffer)
@@ -235,7 +235,7 @@ def test_a_step_that_is_left_out_reads_nothing() -> None:
     assert (buffer.data[:, NUMEL] > 0).all() and buffer.pace.calls == 2 and buffer.pace.seconds > 0
 
 
-def test_an_observer_of_every_step_leaves_none_out() -> None:
+def test_an_observer_of_every_step_skips_none() -> None:
     layer = nn.Linear(16, 16)
     buffer = StatisticsBuffer()
     observe(layer, buffer)

@@ -137,7 +137,7 @@ def test_rounding_in_arithmetic_equals_the_cast_on_random_bits(fmt: Format) -> N
     assert torch.equal(round_to_format(x, fmt), x.to(fmt.dtype).float())
 
 
-def test_rounding_leaves_its_argument_alone() -> None:
+def test_rounding_does_not_change_its_argument() -> None:
     x = torch.tensor([0.3, -0.3])
     round_to_format(x, E4M3)
     quantize_values(x, torch.tensor(8.0), E4M3)
@@ -177,18 +177,18 @@ def test_formats_without_nan_and_infinity_saturate_in_any_case() -> None:
     assert quantize_values(x, torch.tensor(1.0), E2M3, saturate=False).tolist() == [7.5, -7.5]
 
 
-def test_only_floating_point() -> None:
+def test_refuses_integer_tensors() -> None:
     with pytest.raises(TypeError, match=r"floating-point.*int64"):
         quantize(torch.arange(3), torch.tensor(1.0), E4M3)
 
 
-def test_clamping_keeps_nan_and_tames_inf() -> None:
+def test_clamping_keeps_nan_and_clamps_inf() -> None:
     x = torch.tensor([torch.nan, torch.inf, -torch.inf])
     assert to_fp8_saturated(x, E4M3).float().nan_to_num(-1.0).tolist() == [-1.0, 448.0, -448.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_amax_ignores_what_is_not_finite(dtype: torch.dtype) -> None:
+def test_amax_ignores_non_finite_elements(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -3.0, torch.nan, torch.inf, -torch.inf, 2.0], dtype=dtype)
     assert tensor_to_amax(x).item() == 3.0
     assert tensor_to_amax(x[2:5]).item() == 0.0
@@ -203,7 +203,7 @@ def test_scale_puts_amax_at_the_largest_value(fmt: Format) -> None:
     assert torch.equal(amax_to_scale(amax, fmt, margin=2), torch.tensor(fmt.max / 4) / amax)
 
 
-def test_scale_where_amax_says_nothing() -> None:
+def test_scale_of_a_zero_or_non_finite_amax() -> None:
     amax = torch.tensor([0.0, torch.inf, torch.nan])
     assert amax_to_scale(amax, E4M3).tolist() == [1.0, 1.0, 1.0]
     assert amax_to_scale(amax, E4M3, otherwise=torch.tensor(7.0)).tolist() == [7.0, 7.0, 7.0]

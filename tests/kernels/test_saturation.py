@@ -106,7 +106,7 @@ def test_the_bound_holds_for_every_significand(fmt: Format) -> None:
 
 @formats
 @dtypes
-def test_current_scaling_never_counts(backend: str, fmt: Format, dtype: torch.dtype) -> None:
+def test_current_scaling_never_counts_saturation(backend: str, fmt: Format, dtype: torch.dtype) -> None:
     row, above = empty_row(), 0
     for x in tensors(dtype):
         extent = measure(x)
@@ -121,7 +121,7 @@ def test_current_scaling_never_counts(backend: str, fmt: Format, dtype: torch.dt
 
 
 @pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
-def test_nor_does_it_when_rounding_at_random(fmt: Format) -> None:
+def test_stochastic_rounding_never_counts_saturation(fmt: Format) -> None:
     row, above = empty_row(), 0
     for x in tensors(torch.float32):
         s = amax_to_scale(x.abs().max(), fmt)
@@ -134,7 +134,7 @@ def test_nor_does_it_when_rounding_at_random(fmt: Format) -> None:
 @formats
 @dtypes
 @pytest.mark.parametrize(("recipe", "grid"), BLOCKS.values(), ids=BLOCKS)
-def test_scales_per_block_never_count(
+def test_scales_per_block_never_count_saturation(
     backend: str, recipe: Recipe, grid: tuple[int, int], fmt: Format, dtype: torch.dtype
 ) -> None:
     row, block_row, above = empty_row(), torch.zeros(len(BLOCK_STATISTICS), dtype=torch.float64), 0
@@ -183,7 +183,7 @@ def test_delayed_scaling_counts_from_two_above(backend: str, fmt: Format, place:
 
 
 @pytest.mark.parametrize(("place", "counted"), [(0, 0), (1, 0), (2, 256)], ids=["M", "next", "the one after"])
-def test_a_layer_with_delayed_scaling_counts_what_grew(backend: str, place: int, counted: int) -> None:
+def test_a_layer_with_delayed_scaling_counts_grown_values(backend: str, place: int, counted: int) -> None:
     layer, buffer = Fp8Linear(16, 16, recipe=DelayedScaling()), StatisticsBuffer()
     observe(nn.Sequential(layer), buffer)
     layer(torch.full((16, 16), E4M3.max))

@@ -83,7 +83,7 @@ def test_the_scale_handed_out_does_not_change_later() -> None:
 
 
 @pytest.mark.parametrize("power_of_two", [False, True])
-def test_current_scaling_looks_at_nothing_else(power_of_two: bool) -> None:
+def test_current_scaling_uses_only_the_current_amax(power_of_two: bool) -> None:
     state = ScalingState(CurrentScaling(power_of_two=power_of_two), E4M3)
     scales = [state.next_scale(torch.tensor(a)).item() for a in (1.0, 100.0, 0.0, torch.inf)]
     assert scales == ([256.0, 4.0, 1.0, 1.0] if power_of_two else [448.0, pytest.approx(4.48), 1.0, 1.0])
@@ -91,7 +91,7 @@ def test_current_scaling_looks_at_nothing_else(power_of_two: bool) -> None:
     assert not hasattr(state, "amax_history")
 
 
-def test_a_checkpoint_brings_everything_back() -> None:
+def test_a_checkpoint_restores_everything() -> None:
     recipe = DelayedScaling(history_length=4, interval=2)
     state, copy = ScalingState(recipe, E4M3), ScalingState(recipe, E4M3)
     amaxes(state, [1.0, 2.0, 3.0])
@@ -100,13 +100,13 @@ def test_a_checkpoint_brings_everything_back() -> None:
     assert amaxes(copy, later) == amaxes(state, later)
 
 
-def test_a_checkpoint_without_the_state_is_told() -> None:
+def test_reports_a_checkpoint_without_the_state() -> None:
     state = ScalingState(DelayedScaling(), E4M3)
     with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match="amax_history"):
         state.load_state_dict({"scale": torch.tensor(1.0)})
 
 
-def test_a_checkpoint_of_another_history_length_is_told() -> None:
+def test_reports_a_checkpoint_of_another_history_length() -> None:
     state = ScalingState(DelayedScaling(history_length=4), E4M3)
     with pytest.raises(RuntimeError, match="size mismatch"):
         state.load_state_dict(ScalingState(DelayedScaling(history_length=8), E4M3).state_dict())
@@ -153,7 +153,7 @@ def test_the_count_is_a_buffer() -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])
-def test_a_count_that_the_host_did_not_see(interval: int) -> None:
+def test_uses_the_devices_count_after_a_graph_replay(interval: int) -> None:
     """As after the replay of a graph: what comes next goes by the count on the device."""
     recipe = DelayedScaling(history_length=4, interval=interval)
     state, twin = ScalingState(recipe, E4M3), ScalingState(recipe, E4M3)
@@ -180,7 +180,7 @@ def test_captured_from_the_first_call_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert twin.past_scale() is not None
 
 
-def test_the_scale_is_chosen_without_looking_at_the_tensor() -> None:
+def test_the_scale_does_not_depend_on_the_tensor() -> None:
     """`past_scale` and `remember` are `next_scale` in two parts."""
     recipe = DelayedScaling(history_length=3, interval=2)
     state, twin = ScalingState(recipe, E4M3), ScalingState(recipe, E4M3)
@@ -210,13 +210,13 @@ def test_a_model_of_another_dtype_keeps_its_scales(dtype: torch.dtype) -> None:
     assert amaxes(state, [2.0, 5.0]) == amaxes(twin, [2.0, 5.0])
 
 
-def test_it_moves_to_another_device_all_the_same() -> None:
+def test_still_moves_to_another_device() -> None:
     state = ScalingState(DelayedScaling(), E4M3).to("meta", torch.bfloat16)
     assert {b.device.type for b in state.buffers()} == {"meta"}
     assert state.to_empty(device="cpu").amax_history.dtype == torch.float32
 
 
-def test_buffers_that_a_checkpoint_put_in_another_dtype() -> None:
+def test_restores_the_dtype_of_assigned_buffers() -> None:
     """`assign=True` takes the checkpoint's own tensors, which the compiled kernels must not misread."""
     state, twin = (ScalingState(DelayedScaling(history_length=2), E4M3) for _ in range(2))
     amaxes(state, [4.0, 2.0])

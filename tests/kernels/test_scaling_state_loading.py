@@ -59,7 +59,7 @@ def test_it_works() -> None:
     assert scaling_status(twin) == dict.fromkeys(NAMES, "restored")
 
 
-def test_a_checkpoint_of_other_precision_has_none() -> None:
+def test_a_bf16_checkpoint_has_no_scaling_state() -> None:
     """Weights of a BF16 run into an FP8 model that has already trained: its scales were for other weights."""
     model = trained(DelayedScaling(), size=1000.0)
     with pytest.warns(RuntimeWarning, match="no scaling state, or only part of it, for some tensors"):
@@ -73,7 +73,7 @@ def test_a_checkpoint_of_other_precision_has_none() -> None:
 
 
 @pytest.mark.parametrize("lost", ["scale", "amax_history", "calls"])
-def test_each_part_of_the_state_is_missed(lost: str) -> None:
+def test_reports_each_missing_part_of_the_state(lost: str) -> None:
     model = trained(DelayedScaling())
     checkpoint = copy.deepcopy(model.state_dict())
     del checkpoint[f"2.scaling.weight.{lost}"]
@@ -85,7 +85,7 @@ def test_each_part_of_the_state_is_missed(lost: str) -> None:
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_stale_scale_is_told_and_not_used(factor: float, training: bool) -> None:
+def test_a_stale_scale_is_reported_and_not_used(factor: float, training: bool) -> None:
     model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
     twin.load_state_dict(model.state_dict())
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_a_stale_scale_is_told_and_not_used(factor: float, training: bool) -> No
 
 @pytest.mark.parametrize("margin", [0, 6])
 @pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
-def test_what_a_training_step_may_do_is_not_stale(margin: int, factor: float) -> None:
+def test_changes_of_one_training_step_are_not_stale(margin: int, factor: float) -> None:
     state = ScalingState(DelayedScaling(margin=margin), E4M3)
     state.next_scale(torch.tensor(1.0))
     twin = copy.deepcopy(state)
@@ -113,7 +113,7 @@ def test_what_a_training_step_may_do_is_not_stale(margin: int, factor: float) ->
     assert twin.status == "restored"
 
 
-def test_an_empty_tensor_says_nothing() -> None:
+def test_an_empty_tensor_is_not_stale() -> None:
     model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
     twin.load_state_dict(model.state_dict())
     with silent():
@@ -129,7 +129,7 @@ def test_a_checkpoint_from_before_training_is_fresh() -> None:
     assert set(scaling_status(twin).values()) == {"fresh"}
 
 
-def test_recipes_without_a_past_miss_nothing() -> None:
+def test_recipes_without_history_report_nothing_missing() -> None:
     model = trained(CurrentScaling())
     with silent():
         model.load_state_dict(make_model().state_dict(), strict=False)
@@ -145,7 +145,7 @@ def in_the_older_form(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("interval", [1, 2])
-def test_older_checkpoints_are_read_and_told(interval: int) -> None:
+def test_older_checkpoints_are_read_and_reported(interval: int) -> None:
     recipe = DelayedScaling(history_length=4, interval=interval)
     model, twin = trained(recipe), make_model(recipe)
     with pytest.warns(UserWarning, match="older form, which was read without loss") as warned:
@@ -158,7 +158,7 @@ def test_older_checkpoints_are_read_and_told(interval: int) -> None:
     assert twin.state_dict().keys() == model.state_dict().keys()
 
 
-def test_older_checkpoints_of_recipes_without_a_past() -> None:
+def test_older_checkpoints_of_recipes_without_history() -> None:
     """Their extra state meant nothing: no error, no warning."""
     model, twin = trained(CurrentScaling()), make_model(CurrentScaling())
     older = model.state_dict() | {"0.scaling.input._extra_state": torch.tensor(3)}
@@ -167,7 +167,7 @@ def test_older_checkpoints_of_recipes_without_a_past() -> None:
     assert torch.equal(twin(batch()), model(batch()))
 
 
-def test_the_newer_count_goes_first() -> None:
+def test_the_newer_count_takes_precedence() -> None:
     model, twin = trained(DelayedScaling()), make_model(DelayedScaling())
     with silent():
         twin.load_state_dict(model.state_dict() | {"0.scaling.input._extra_state": torch.tensor(99)})

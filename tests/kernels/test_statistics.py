@@ -69,7 +69,7 @@ def test_the_same_name_gets_the_same_row() -> None:
         buffer.register("a.input", format=E4M3, shape=(-1, 4), role="weight")
 
 
-def test_numel_is_unknown_where_a_size_is() -> None:
+def test_numel_is_unknown_if_a_dimension_is() -> None:
     buffer = StatisticsBuffer()
     assert buffer.register("a.input", format=E4M3, shape=(-1, 4), role="input").info.numel == 0
     assert buffer.register("scalar", format=E4M3, shape=(), role="other").info.numel == 1
@@ -77,7 +77,7 @@ def test_numel_is_unknown_where_a_size_is() -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 10**9])
-def test_a_senseless_capacity_is_refused(capacity: int) -> None:
+def test_an_invalid_capacity_is_refused(capacity: int) -> None:
     with pytest.raises(ValueError, match="capacity must be from 1"):
         StatisticsBuffer(capacity=capacity)
 

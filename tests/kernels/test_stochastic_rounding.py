@@ -67,7 +67,7 @@ def test_it_is_unbiased(fmt: Format, share: float) -> None:
 
 
 @data_formats
-def test_what_the_format_holds_is_left_alone(fmt: Format) -> None:
+def test_representable_values_are_unchanged(fmt: Format) -> None:
     values = representable(fmt)
     for seed in range(20):
         assert torch.equal(round_stochastically(values, fmt, seeded(seed)), values)
@@ -79,7 +79,7 @@ def test_what_the_format_holds_is_left_alone(fmt: Format) -> None:
     fmt=st.sampled_from(list(DATA_FORMATS.values())),
     seed=st.integers(0, 2**31),
 )
-def test_it_takes_a_neighbour(values: list[float], fmt: Format, seed: int) -> None:
+def test_rounds_to_a_neighbour(values: list[float], fmt: Format, seed: int) -> None:
     x = torch.tensor(values, dtype=torch.float32).clamp(-fmt.max, fmt.max)
     rounded = round_stochastically(x, fmt, seeded(seed))
     known = representable(fmt)
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
 
 @pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
-def test_statistics_are_those_of_what_it_was_rounded_to(fmt: Format) -> None:
+def test_statistics_describe_the_rounded_values(fmt: Format) -> None:
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     row = torch.zeros(len(STATISTICS), dtype=torch.float64)
     q = quantize(x, torch.tensor(1.0), fmt, row, stochastic=seeded()).data.double()
@@ -134,7 +134,7 @@ def test_it_needs_clamping() -> None:
 
 
 @pytest.mark.parametrize("recipe", [DelayedScaling, CurrentScaling])
-def test_a_recipe_rounds_gradients_and_nothing_else(recipe: type[Recipe]) -> None:
+def test_a_recipe_rounds_only_gradients_stochastically(recipe: type[Recipe]) -> None:
     """Gradients two fifths of a step above a value of E5M2: the weight's gradient keeps these two fifths."""
     layer = Fp8Linear(16, 16, bias=False, recipe=recipe(stochastic_gradients=True))
     buffer = StatisticsBuffer()
@@ -155,7 +155,7 @@ def test_a_recipe_rounds_gradients_and_nothing_else(recipe: type[Recipe]) -> Non
     assert (buffer.data[:, STATISTICS.index("numel")] > 0).all()
 
 
-def test_recipes_that_do_not_have_it_say_so() -> None:
+def test_recipes_without_stochastic_rounding_refuse_it() -> None:
     assert recipe_from_dict(CurrentScaling(stochastic_gradients=True).to_dict()).stochastic_gradients
     with pytest.raises(ValueError, match="rounds to nearest"):
         BlockScaling(stochastic_gradients=True)

@@ -110,7 +110,7 @@ def test_every_float32_amax_has_the_same_scale(fmt: Format) -> None:
     assert torch.equal(amax_to_scale(x, fmt), theirs(x, fmt, rowwise=True)[1])
 
 
-def test_difference_nothing_but_zeros() -> None:
+def test_difference_all_zeros() -> None:
     """An amax of 0 means a scale of 1 here; theirs goes on with 1e-12. Zeros they remain."""
     x = torch.zeros(4, 16)
     data, scale = ours(x, E4M3)
@@ -140,7 +140,7 @@ def test_difference_scales_just_below_a_power_of_two() -> None:
 
 
 @pytest.mark.parametrize(("bad", "becomes"), [(torch.nan, "nan"), (torch.inf, "zero")])
-def test_difference_one_bad_element(bad: float, becomes: str) -> None:
+def test_difference_non_finite_elements(bad: float, becomes: str) -> None:
     """It takes the whole tensor along there; here it is counted, and the others keep their scale."""
     x = tensors(torch.float32)[0]
     whole, _ = ours(x, E4M3)

@@ -127,7 +127,7 @@ def test_it_works(recipe: Recipe) -> None:
 @recipes
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_a_compiled_model_counts_and_learns_as_an_eager_one(
+def test_a_compiled_model_counts_and_trains_like_an_eager_one(
     recipe: Recipe, autocast: bool, recompute: bool
 ) -> None:
     results = []

@@ -1,13 +1,13 @@
-"""Which matrix product hurts? One batch's gradients with each product in FP8 by itself, the others in BF16.
+"""Finds the matrix products whose FP8 error affects the gradient most.
 
-For every FP8 layer and each of its three products (fprop, dgrad, wgrad; see `fp8scope_kernels.linear`) one
-pass forward and backward, from the same state and with the same random numbers, is held against one in which
-all are in BF16: with g the gradient of all parameters as one vector and r the reference's,
+Each FP8 layer has three products (fprop, dgrad, wgrad; see `fp8scope_kernels.linear`). For each product, one
+forward and backward pass of the same batch computes only this product in FP8 and all others in BF16. Its
+gradient g, of all parameters as one vector, is compared with the gradient r of a pass entirely in BF16:
 
     relative error = |g - r| / |r|        cosine = g . r / (|g| |r|)
 
-A layer's scales are those that its next training step would use; they, the buffers, the gradients and the
-random state are as before afterwards.
+All passes start from the same state and random numbers, with the scales that the next training step would
+use. Scales, buffers, gradients and random state are restored afterwards.
 """
 
 import time
@@ -33,7 +33,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class ProductError:
-    """What one product in FP8 does to the full gradient. NaN where a gradient is not finite."""
+    """The error of the full gradient with one product in FP8. NaN if a gradient is not finite."""
 
     layer: str
     product: Product
@@ -43,7 +43,7 @@ class ProductError:
 
 @dataclass(frozen=True)
 class Bisection:
-    """The products of all FP8 layers, the worst first, and all of them together."""
+    """The errors of the products of all FP8 layers, worst first, and of all products together."""
 
     products: tuple[ProductError, ...]
     total: ProductError
@@ -58,16 +58,16 @@ class Bisection:
         return self.products[0]
 
     def document(self) -> dict[str, Any]:
-        """The fields of a report of kind `bisect`; see docs/wire.md."""
+        """Return the fields of a report of kind `bisect`; see docs/wire.md."""
         return {
             "products": [
                 {
-                    "layer": one.layer[:512],
-                    "product": one.product,
-                    "relative_error": wire_number(one.relative_error),
-                    "cosine": wire_number(one.cosine),
+                    "layer": error.layer[:512],
+                    "product": error.product,
+                    "relative_error": wire_number(error.relative_error),
+                    "cosine": wire_number(error.cosine),
                 }
-                for one in self.products[:MAX_REPORTED]
+                for error in self.products[:MAX_REPORTED]
             ],
             "measured": len(self.products),
             "total_error": wire_number(self.total.relative_error),
@@ -111,10 +111,10 @@ def bisect(
 ) -> Bisection:
     """Rank the products of the models' FP8 layers. `loss()` computes the loss, a tensor of one element.
 
-    `on_progress` is called with the number of products that are done and of all.
+    `on_progress` is called with the number of finished products and the total.
 
-    Raises ValueError where there is no layer in FP8 or no gradient, and what `loss` raises; the models are as
-    before then, too.
+    Raises ValueError if there is no FP8 layer or no gradient, and propagates exceptions of `loss`. The models
+    are restored in these cases too.
     """
     layers = [
         (path, layer)
@@ -123,7 +123,7 @@ def bisect(
         if precision_of(layer) == "fp8"
     ]
     if not layers:
-        raise ValueError("there is no FP8 layer to bisect: run.watch(model) comes first, or model= names it.")
+        raise ValueError("there is no FP8 layer to bisect: call run.watch(model) first, or pass model=.")
     began = time.perf_counter()
     passes = _Passes(models, layers, loss)
     cases = [
@@ -132,21 +132,21 @@ def bisect(
         for product in PRODUCTS
         if product in products_of(layer)
     ]
-    found: list[ProductError] = []
+    errors: list[ProductError] = []
     try:
         loss_bf16, reference = passes.run({})
         for path, layer, product in cases:
             _, gradient = passes.run({layer: frozenset((product,))})
-            found.append(ProductError(path, product, *_compare(gradient, reference)))
+            errors.append(ProductError(path, product, *_compare(gradient, reference)))
             if on_progress is not None:
-                on_progress(len(found), len(cases))
+                on_progress(len(errors), len(cases))
         loss_fp8, gradient = passes.run(None)
         total = ProductError("*", "fprop", *_compare(gradient, reference))
     finally:
         passes.end()
-    # A gradient that is not finite is the worst there is.
-    found.sort(key=lambda one: (one.relative_error == one.relative_error, -one.relative_error))
-    return Bisection(tuple(found), total, loss_bf16, loss_fp8, time.perf_counter() - began, note)
+    # NaN, from a gradient that is not finite, is the worst error.
+    errors.sort(key=lambda error: (error.relative_error == error.relative_error, -error.relative_error))
+    return Bisection(tuple(errors), total, loss_bf16, loss_fp8, time.perf_counter() - began, note)
 
 
 def _percent_and_cosine(product: ProductError) -> tuple[str, str]:
@@ -154,7 +154,7 @@ def _percent_and_cosine(product: ProductError) -> tuple[str, str]:
 
 
 class _Passes:
-    """Passes forward and backward of one batch, each from the same state."""
+    """Forward and backward passes of one batch, each from the same state."""
 
     def __init__(
         self, models: Sequence[nn.Module], layers: Sequence[tuple[str, nn.Module]], loss: Callable[[], Tensor]
@@ -168,7 +168,7 @@ class _Passes:
         self._gradients = [(parameter, parameter.grad) for parameter in self._parameters]
 
     def run(self, chosen: "dict[nn.Module, frozenset[Product]] | None") -> tuple[float, list[Tensor]]:
-        """The loss and the gradients with the `chosen` products in FP8 (None: as the layers are)."""
+        """Return loss and gradients with the `chosen` products in FP8; None leaves the layers unchanged."""
         self._restore()
         for layer in self._layers:
             set_products(layer, None if chosen is None else chosen.get(layer, frozenset()))
@@ -190,7 +190,7 @@ class _Passes:
         self._state.restore()
 
     def end(self) -> None:
-        """Leave everything as it was found."""
+        """Restore everything to the state before the passes."""
         for layer in self._layers:
             set_products(layer, None)
         for parameter, gradient in self._gradients:
@@ -199,7 +199,7 @@ class _Passes:
 
 
 def _compare(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> tuple[float, float]:
-    """Relative error and cosine of a gradient, given in pieces. One wait for the device."""
+    """Return relative error and cosine of a gradient, given in pieces. Waits for the device only once."""
     sums = torch.zeros(4, dtype=torch.float64, device=reference[0].device)
     for mine, exact in zip(gradient, reference, strict=True):
         a, b = mine.detach().double().reshape(-1), exact.detach().double().reshape(-1)
@@ -207,6 +207,6 @@ def _compare(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> tuple[f
         sums += torch.stack((difference @ difference, b @ b, a @ a, a @ b)).to(sums.device)
     apart, exact_square, square, product = sums.cpu().tolist()
     if not exact_square > 0:
-        raise ValueError("the gradient in BF16 is zero, or not finite: nothing can be held against it.")
+        raise ValueError("the gradient in BF16 is zero or not finite, so there is nothing to compare with.")
     cosine = product / (exact_square * square) ** 0.5 if square > 0 else 0.0
     return (apart / exact_square) ** 0.5, cosine

@@ -1,5 +1,6 @@
-"""Two arms that trained on the same batches, held against each other: from what their steps returned, over
-their losses as numbers and as means of all ranks, to a verdict.
+"""Compares the losses of two arms that trained on the same batches.
+
+Extracts the losses from what the training steps returned, averages them over the ranks, and gives a verdict.
 """
 
 import math
@@ -14,15 +15,15 @@ from fp8scope.config import ConfigurationError
 from fp8scope.scalars import host_number
 
 MARGIN = 0.0025
-"""Relative difference that counts as none, unless the project or the script says otherwise."""
+"""The default of the largest relative difference that counts as equal; a project or script can change it."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Two losses of the same batches held against each other.
+    """The result of comparing the losses of two arms on the same batches.
 
-    `delta`: (mean FP8 - mean BF16) / |mean BF16|. `noise`: the standard error of the mean paired difference,
-    relative alike; it says how even the difference is over the window, and nothing about another window.
+    `delta` is (mean FP8 - mean BF16) / |mean BF16|. `noise` is the standard error of the mean paired
+    difference, on the same relative scale; it describes the spread within this window only.
     """
 
     delta: float
@@ -31,19 +32,19 @@ class Verdict:
 
 
 def compare(fp8: Sequence[float], bf16: Sequence[float], tolerance: float) -> Verdict:
-    """Hold the arms against each other: within, if |delta| <= tolerance. What is not finite is not within."""
+    """Compare the arms. They are within tolerance if |delta| <= tolerance; non-finite losses never are."""
     count = len(fp8)
     scale = abs(math.fsum(bf16)) / count if all(map(math.isfinite, bf16)) else math.nan
     differences = [(a - b) / scale if scale else math.nan for a, b in zip(fp8, bf16, strict=True)]
     if not all(map(math.isfinite, differences)):
         return Verdict(math.nan, math.nan, False)
     delta = math.fsum(differences) / count
-    spread = math.fsum((one - delta) ** 2 for one in differences) / max(count - 1, 1)
+    spread = math.fsum((difference - delta) ** 2 for difference in differences) / max(count - 1, 1)
     return Verdict(delta, math.sqrt(spread / count), abs(delta) <= tolerance)
 
 
 def check_tolerance(tolerance: Any) -> float | None:
-    """`tolerance`. Raises ConfigurationError unless it is None or a finite number above 0."""
+    """Return `tolerance`. Raises ConfigurationError unless it is None or a finite number above 0."""
     if tolerance is None:
         return None
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 < tolerance < math.inf:
@@ -52,8 +53,10 @@ def check_tolerance(tolerance: Any) -> float | None:
 
 
 def loss_of(result: Any) -> Tensor | float:
-    """The loss that a training step returned: a number, a tensor of one element, or something that has one as
-    `loss` or in first place. Raises TypeError when there is none.
+    """Extract the loss from what a training step returned.
+
+    That is a number, a tensor of one element, or a container with the loss as `loss` or as its first item.
+    Raises TypeError if there is no loss.
     """
     if isinstance(result, dict):
         result = result.get("loss")
@@ -62,7 +65,7 @@ def loss_of(result: Any) -> Tensor | float:
     elif not isinstance(result, Tensor | int | float) and hasattr(result, "loss"):
         result = result.loss
     if isinstance(result, Tensor):
-        # A clone: a compiled step may write its loss to the same place again.
+        # Clone it: a compiled step may reuse the memory of its loss.
         return result.detach().clone()
     if isinstance(result, bool) or not isinstance(result, int | float):
         raise TypeError("train_step must return the loss")
@@ -70,14 +73,14 @@ def loss_of(result: Any) -> Tensor | float:
 
 
 def host_numbers(losses: Iterable[Tensor | float | None]) -> list[float]:
-    """Losses as plain numbers; waits for the device that holds them."""
+    """Convert losses to plain numbers; waits for the device that holds them."""
     return [host_number(loss.cpu() if isinstance(loss, Tensor) else loss) for loss in losses]
 
 
 def averaged_over_ranks(
     fp8: list[float], bf16: list[float], device: torch.device
 ) -> tuple[list[float], list[float]]:
-    """Every rank's mean loss, so that all come to the same verdict."""
+    """Average the losses over all ranks, so that all ranks reach the same verdict."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
         return fp8, bf16

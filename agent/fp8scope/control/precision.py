@@ -1,10 +1,10 @@
-"""Layers to BF16 and back while the model trains, and single products of theirs.
+"""Switches layers, or single products of them, between FP8 and BF16 while the model trains.
 
 | layer                 | `bf16`                                                                          |
 |-----------------------|---------------------------------------------------------------------------------|
 | `Fp8Linear`           | BF16 products (its `precision`)                                                 |
-| torchao Float8Linear  | products in the precision of its operands, by a configuration that casts nothing |
-| Transformer Engine    | not possible layer by layer: its autocast decides for all inside of it          |
+| torchao Float8Linear  | a configuration without casts: products in the precision of the operands        |
+| Transformer Engine    | not possible per layer: its autocast decides for all layers inside it           |
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ _CASTS: dict[Product, tuple[str, str]] = {
     "dgrad": ("cast_config_grad_output", "cast_config_weight_for_grad_input"),
     "wgrad": ("cast_config_input_for_grad_weight", "cast_config_grad_output_for_grad_weight"),
 }
-"""What torchao casts for each product."""
+"""The casts of torchao's configuration for each product."""
 
 _configurations: "weakref.WeakKeyDictionary[nn.Module, Any]" = weakref.WeakKeyDictionary()
-"""Of torchao's layers that were switched: the configuration to go back to."""
+"""The original configurations of torchao layers that are switched."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MatchedLayers:
-    """What patterns match: layers that can be switched, and why others cannot."""
+    """The result of `find`: matched layers that can be switched, and the reasons why others cannot."""
 
     layers: tuple[tuple[str, nn.Module], ...] = ()
     problems: tuple[str, ...] = ()
@@ -47,15 +47,16 @@ class MatchedLayers:
 
 
 def fp8_layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that can be switched, with their paths (without the names of wrappers)."""
+    """Yield the layers that can be switched, with their paths (without the names of wrappers)."""
     for path, module in model.named_modules():
         if _why_not(module) == "":
             yield path_of(path), module
 
 
 def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> MatchedLayers:
-    """The layers whose path a pattern matches: a glob (`blocks.*.mlp.down`), or a compiled regular expression
-    that matches anywhere in it.
+    """Return the layers whose path matches a pattern.
+
+    A pattern is a glob (`blocks.*.mlp.down`), or a compiled regular expression that is searched in the path.
     """
     wanted = (patterns,) if isinstance(patterns, str | re.Pattern) else tuple(patterns)
     layers: list[tuple[str, nn.Module]] = []
@@ -71,20 +72,20 @@ def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> 
             elif problem is not None:
                 problems.append(f"{path}: {problem}")
     if layers:
-        # A pattern that means FP8 layers may cover others.
+        # A pattern for FP8 layers may match other layers too; that is not a problem.
         problems = [problem for problem in problems if not problem.endswith(NOT_FP8)]
     return MatchedLayers(tuple(layers), tuple(problems))
 
 
 def precision_of(layer: nn.Module) -> Precision:
-    """What the layer computes in now."""
+    """Return the precision in which the layer computes now."""
     if isinstance(layer, Fp8Linear):
         return layer.precision
     return "bf16" if _casts(layer.config) == frozenset() else "fp8"
 
 
 def set_precision(layer: nn.Module, precision: Precision) -> None:
-    """Switch one of `fp8_layers_of`. Going back to `fp8` begins with fresh scales where there are any."""
+    """Switch a layer from `fp8_layers_of`. Switching back to `fp8` resets the scaling state, if any."""
     if isinstance(layer, Fp8Linear):
         layer.precision = precision
     else:
@@ -92,14 +93,14 @@ def set_precision(layer: nn.Module, precision: Precision) -> None:
 
 
 def products_of(layer: nn.Module) -> frozenset[Product]:
-    """The products that the layer computes in FP8 when nothing is switched off."""
+    """Return the products that the layer computes in FP8 when none is switched off."""
     if isinstance(layer, Fp8Linear):
         return frozenset(PRODUCTS)
     return _casts(_configurations.get(layer, layer.config))
 
 
 def set_products(layer: nn.Module, products: Collection[Product] | None) -> None:
-    """Compute these products of a layer in FP8 and the others in high precision; None: as it was."""
+    """Compute these products of a layer in FP8, the others in high precision; None restores the original."""
     if isinstance(layer, Fp8Linear):
         layer.products = products
     else:
@@ -124,7 +125,7 @@ def _set_torchao(layer: nn.Module, products: Collection[Product] | None) -> None
 
 
 def _casts(config: Any) -> frozenset[Product]:
-    """The products that a configuration of torchao's leaves in FP8."""
+    """Return the products that a torchao configuration computes in FP8."""
     return frozenset(
         product
         for product, casts in _CASTS.items()
@@ -133,7 +134,7 @@ def _casts(config: Any) -> frozenset[Product]:
 
 
 def _why_not(module: nn.Module) -> str | None:
-    """Empty where the module can be switched; why not, where somebody may expect it; None for all others."""
+    """Return "" if the module can be switched, the reason if it cannot, None if nobody expects it to."""
     if isinstance(module, Fp8Linear):
         return ""
     kind = type(module)
@@ -142,7 +143,9 @@ def _why_not(module: nn.Module) -> str | None:
             return "its weight is gathered in FP8 (enable_fsdp_float8_all_gather), and there is no other copy"
         return ""
     if kind.__module__.startswith("transformer_engine.") and hasattr(module, "fp8_meta"):
-        return "Transformer Engine's autocast decides for all layers inside of it, not layer by layer"
+        return (
+            "Transformer Engine's autocast applies to all layers inside it and cannot be switched per layer"
+        )
     if isinstance(module, nn.Linear):
         return NOT_FP8
     return None
@@ -153,7 +156,7 @@ def _matches(pattern: Pattern, path: str) -> bool:
 
 
 class WatchedLayers:
-    """The layers of the watched models, and which of them fell back. Keeps no model alive."""
+    """The layers of the watched models, and which of them fell back. Holds only weak references."""
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[nn.Module]] = []
@@ -169,19 +172,19 @@ class WatchedLayers:
             self._models.append(weakref.ref(model))
 
     def __bool__(self) -> bool:
-        """Whether there is anything to switch."""
+        """Whether there are layers to switch."""
         return any(True for model in self.models for _ in fp8_layers_of(model))
 
     def find(self, patterns: Pattern | Sequence[Pattern]) -> MatchedLayers:
         return find(self.models, patterns)
 
-    def switch(self, found: MatchedLayers, precision: Precision, *, only_fallen: bool = False) -> list[str]:
-        """Switch what was found; returns the paths of those that were in the other precision.
+    def switch(self, matches: MatchedLayers, precision: Precision, *, only_fallen: bool = False) -> list[str]:
+        """Switch layers; returns the paths of those that were in the other precision.
 
-        `only_fallen`: to `fp8` only those that `switch` has taken to `bf16`.
+        With `only_fallen`, switch back to `fp8` only layers that `switch` had switched to `bf16`.
         """
         changed = []
-        for path, layer in found.layers:
+        for path, layer in matches.layers:
             fallen = self.fallen.get(path)
             if precision == "fp8" and only_fallen and (fallen is None or fallen() is not layer):
                 continue

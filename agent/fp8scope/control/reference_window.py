@@ -1,20 +1,23 @@
-"""BF16 reference windows: is the loss still the one that BF16 would have had, from here, on these batches?
+"""BF16 reference windows: compare the FP8 loss with that of BF16, from the same state on the same batches.
 
     train_step = run.reference_window(train_step, model, optimizer, every=1000, steps=20)
     for batch in loader:
         with run.step() as step:
             step.log(loss=train_step(batch))
 
-Every `every` calls the next `steps` batches are trained twice. First as always: those losses are the FP8 arm,
-and the run's own. Their batches, and where the random number generators stood before each, are kept, and of
-the state before the first one a copy. After the last, that copy is taken back, all FP8 layers compute in
-BF16, and the same batches are trained with the same random numbers (dropout and all) and the same settings of
-the optimizer: the BF16 arm. Then everything is put back to where the run was, bit for bit, and it goes on.
+Every `every` calls, the next `steps` batches are trained twice:
 
-A window costs `steps` further steps and two copies of what `fp8scope.control.training_state` lists: one from
-its beginning, one while the BF16 arm trains. They lie in the host's memory by default: about 2 x 16 bytes a
-parameter with AdamW in float32. Side effects of `train_step` (a file that it writes, a counter) happen again.
-Data is read once: the loader sees no difference.
+1. The FP8 arm is the normal training, whose losses are also those of the run. The window saves the training
+   state before the first batch, and for each batch its data and the random state.
+2. The BF16 arm follows the last batch. It restores the saved state, switches all FP8 layers to BF16, and
+   trains the same batches with the same random numbers (for example in dropout) and optimizer settings.
+
+Then the state of the run is restored bit for bit, and the training continues.
+
+A window costs `steps` additional steps and two copies of the state that `fp8scope.control.training_state`
+lists: one from its beginning, one while the BF16 arm trains. By default they are in host memory, and take
+about 2 x 16 bytes per parameter with AdamW in float32. Side effects of `train_step` (such as writing a file)
+happen twice. Data is read only once, so the loader is not affected.
 """
 
 import logging
@@ -65,7 +68,7 @@ MAX_FAILURES = 3
 
 @dataclass(slots=True)
 class Batch:
-    """One step of the window, to be trained again."""
+    """The inputs and the loss of one step of the window, to train it again."""
 
     arguments: Any
     random: RandomState
@@ -75,7 +78,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Window:
-    """A window that is under way: the state at its beginning, and the steps since."""
+    """An open window: the state at its beginning, and the steps since then."""
 
     begin: TrainingState
     first_step: int
@@ -84,11 +87,11 @@ class Window:
 
 
 class WindowHost(Protocol):
-    """The run of a reference window: `fp8scope.control.controller.RunController`."""
+    """The part of `fp8scope.control.controller.RunController` that a reference window uses."""
 
     guard: Guard
     report: Callable[..., None]
-    """Sends a report of a kind, given with its fields."""
+    """Sends a report: its kind, and its fields as keyword arguments."""
 
     @property
     def margin(self) -> float | None:
@@ -100,17 +103,17 @@ class WindowHost(Protocol):
 
     @property
     def step(self) -> int:
-        """The number of the step that was begun last."""
+        """The number of the latest step."""
 
     @property
     def is_in_block(self) -> bool:
         """Whether the script's own `with run.step()` is open."""
 
     def call_at_boundary(self, action: Callable[[], object]) -> None:
-        """Call `action` once, when the open step has ended."""
+        """Call `action` once, at the end of the open step."""
 
     def switch(self, matches: MatchedLayers, precision: Precision, why: str) -> list[str]:
-        """Switch layers now and mark it on the run's page."""
+        """Switch layers now, and mark the switch on the run's page."""
 
     def unrecorded(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
@@ -119,7 +122,10 @@ class WindowHost(Protocol):
 
 
 class ReferenceWindow:
-    """What `Run.reference_window` returns: call it in the place of the script's own training step."""
+    """A training step with reference windows, returned by `Run.reference_window`.
+
+    Call it instead of the script's own training step.
+    """
 
     def __init__(
         self,
@@ -142,22 +148,22 @@ class ReferenceWindow:
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         schedulers = [] if scheduler is None else [scheduler]
         self._also = [*schedulers, *also]
-        self._every, self._steps, self._policy, self._place = every, steps, policy, keep_on
+        self._every, self._steps, self._policy, self._keep_on = every, steps, policy, keep_on
         self._tolerance = check_tolerance(tolerance)
         self._check()
         self._calls = 0
         self._failures = 0
         self._inside = False
         self._fallen: list[nn.Module] = []
-        """The layers that the policy has taken to BF16, until the next window."""
+        """Layers that the policy has switched to BF16 until the next window."""
         self._window: Window | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One training step, as the script makes it."""
+        """Run one training step of the script."""
         if self._inside or self._failures >= MAX_FAILURES or self._run.finished:
             return self._train_step(*args, **kwargs)
         if self._window is not None and len(self._window.batches) == self._steps:
-            # Nobody has told of a step's end since.
+            # The end of the step was not signalled since the last call.
             self._close()
         self._calls += 1
         if self._window is None and self._calls > 1 and (self._calls - 1) % self._every == 0:
@@ -167,7 +173,7 @@ class ReferenceWindow:
         try:
             result = self._train_step(*args, **kwargs)
         except BaseException:
-            # The window is not whole; what comes of the run is the script's business.
+            # The window is incomplete; the script decides how the run continues.
             self._window = None
             raise
         finally:
@@ -177,11 +183,9 @@ class ReferenceWindow:
         return result
 
     def _check(self) -> None:
-        """Raise ConfigurationError on what cannot be meant."""
+        """Raise ConfigurationError if an argument is invalid."""
         if not callable(self._train_step):
-            raise ConfigurationError(
-                "reference_window takes a function that makes one training step of a batch."
-            )
+            raise ConfigurationError("train_step must be a function that trains on one batch.")
         counts: dict[str, Any] = {"steps": self._steps, "every": self._every}
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 2:
@@ -194,31 +198,31 @@ class ReferenceWindow:
             raise ConfigurationError(
                 f"policy must be one of {', '.join(get_args(Policy))}, got {self._policy!r}."
             )
-        if self._place not in ("cpu", "device"):
-            raise ConfigurationError(f"keep_on must be 'cpu' or 'device', got {self._place!r}.")
-        for one in self._also:
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+        if self._keep_on not in ("cpu", "device"):
+            raise ConfigurationError(f"keep_on must be 'cpu' or 'device', got {self._keep_on!r}.")
+        for stateful in self._also:
+            if not (hasattr(stateful, "state_dict") and hasattr(stateful, "load_state_dict")):
                 raise ConfigurationError(
-                    f"{type(one).__name__} has no state_dict and load_state_dict to keep it by."
+                    f"{type(stateful).__name__} has no state_dict and load_state_dict, so it cannot be saved."
                 )
-        if not all(isinstance(one, Optimizer) for one in self._optimizers) or not self._optimizers:
-            raise ConfigurationError("optimizer must be a torch.optim.Optimizer, or several.")
+        if not all(isinstance(item, Optimizer) for item in self._optimizers) or not self._optimizers:
+            raise ConfigurationError("optimizer must be a torch.optim.Optimizer or a sequence of them.")
 
-    # The FP8 arm: the run itself
+    # The FP8 arm: the normal training
 
     def _open(self) -> None:
-        """A window begins with the next step."""
+        """Open a window that begins with the next step."""
         with self._shielded("opening a reference window"):
             self._come_back()
             if not self._layers():
                 self._run.guard.warn_once("reference", "no reference window: the model has no layer in FP8.")
                 return
             began = time.perf_counter()
-            begin = TrainingState(self._model, self._optimizers, self._also, place=self._place)
+            begin = TrainingState(self._model, self._optimizers, self._also, keep_on=self._keep_on)
             self._window = Window(begin, self._run.step, time.perf_counter() - began)
             if self._calls - 1 == self._every:
                 size = 2 * begin.nbytes / 2**20
-                logger.info("a reference window holds up to %.0f MiB of copies (%s).", size, self._place)
+                logger.info("a reference window holds up to %.0f MiB of copies (%s).", size, self._keep_on)
 
     def _remember(self, arguments: Any) -> Batch | None:
         if self._window is None:
@@ -234,7 +238,7 @@ class ReferenceWindow:
         if window is None:
             return
         if not window.batches:
-            # Known only now where the step is opened by the forward pass.
+            # If the forward pass opens the step, its number is known only now.
             window.first_step = self._run.step
         with self._shielded("reading the loss of a training step"):
             batch.loss = loss_of(result)
@@ -250,24 +254,24 @@ class ReferenceWindow:
     # The BF16 arm
 
     def _close(self) -> None:
-        """Train the window's batches in BF16, compare, and be where the run was."""
+        """Train the window's batches in BF16, restore the state of the run, and compare the arms."""
         window, self._window = self._window, None
         if window is None or len(window.batches) < self._steps or self._run.finished:
             return
         with self._shielded("a reference window"):
             began = time.perf_counter()
             layers = self._layers()
-            bf16, kept = self._train_in_bf16(window, layers)
+            bf16, kept_bytes = self._train_in_bf16(window, layers)
             fp8 = host_numbers(batch.loss for batch in window.batches)
             fp8, bf16 = averaged_over_ranks(fp8, bf16, next(self._model.parameters()).device)
             seconds = window.seconds + time.perf_counter() - began
-            self._conclude(window, layers, fp8, bf16, kept, seconds)
+            self._conclude(window, layers, fp8, bf16, kept_bytes, seconds)
 
     def _train_in_bf16(
         self, window: Window, layers: Sequence[tuple[str, nn.Module]]
     ) -> tuple[list[float], int]:
-        """The losses of the batches in BF16 from the window's beginning, and the bytes that were held."""
-        now = TrainingState(self._model, self._optimizers, self._also, place=self._place)
+        """Return the losses of the batches in BF16, and the size of the copies."""
+        now = TrainingState(self._model, self._optimizers, self._also, keep_on=self._keep_on)
         configurations = [(layer, precision_of(layer)) for _, layer in layers]
         losses: list[Any] = []
         self._inside = True
@@ -286,7 +290,7 @@ class ReferenceWindow:
             self._inside = False
             for layer, precision in configurations:
                 set_precision(layer, precision)
-            # After it: going back to FP8 forgets the scales, which this brings back.
+            # Only after the switch back to FP8, which resets the scales that this restores.
             now.restore()
         return host_numbers(losses), now.nbytes + window.begin.nbytes
 
@@ -296,13 +300,13 @@ class ReferenceWindow:
         layers: Sequence[tuple[str, nn.Module]],
         fp8: Sequence[float],
         bf16: Sequence[float],
-        kept: int,
+        kept_bytes: int,
         seconds: float,
     ) -> None:
         run = self._run
         tolerance = self._tolerance or run.margin or MARGIN
         verdict = compare(fp8, bf16, tolerance)
-        # A loss that is not finite in both arms is not FP8's doing, and a lower one is no harm.
+        # FP8 is not the cause of a loss that is non-finite in BF16 too, and a lower loss is fine.
         worse = all(map(math.isfinite, bf16)) and not verdict.delta <= tolerance
         action = "fallback" if self._policy == "fallback" and worse else ""
         run.report(
@@ -317,7 +321,7 @@ class ReferenceWindow:
             policy=self._policy,
             action=action,
             layers=len(layers),
-            kept_bytes=kept,
+            kept_bytes=kept_bytes,
             seconds=round(seconds, 3),
         )  # fmt: skip
         if action:
@@ -326,20 +330,18 @@ class ReferenceWindow:
             self._fallen = [layer for _, layer in layers]
 
     def _come_back(self) -> None:
-        """The span that was spent in BF16 is over."""
+        """Switch the layers that the policy took to BF16 back to FP8."""
         fallen, self._fallen = self._fallen, []
         back = tuple((path, layer) for path, layer in fp8_layers_of(self._model) if layer in fallen)
         if back:
             self._run.switch(MatchedLayers(back), "fp8", "the next reference window begins")
 
     def _layers(self) -> list[tuple[str, nn.Module]]:
-        return [(path, one) for path, one in fp8_layers_of(self._model) if precision_of(one) == "fp8"]
+        return [(path, layer) for path, layer in fp8_layers_of(self._model) if precision_of(layer) == "fp8"]
 
     @contextmanager
     def _shielded(self, what: str) -> Iterator[None]:
-        """Keep a window's own failure out of the training: told, counted, and after some of them no more
-        windows.
-        """
+        """Catch a failure of the window, and count it; after MAX_FAILURES there are no more windows."""
         try:
             yield
         except Exception as error:

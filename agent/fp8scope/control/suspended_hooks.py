@@ -1,4 +1,4 @@
-"""Passes of a model that nobody is to see: what the agent has hooked into it is taken off, and put back."""
+"""Suspends the agent's hooks on models for passes that must not be recorded."""
 
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -17,7 +17,7 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 @contextmanager
 def without_hooks(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> Iterator[None]:
-    """Within it these models and optimizers tell the agent nothing. Hooks of others stay, in their order."""
+    """Suspend the agent's hooks on these models and optimizers. Other hooks stay, in their order."""
     tables = [
         table
         for model in models
@@ -26,9 +26,12 @@ def without_hooks(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] =
         if (table := getattr(module, name, None))
     ]
     tables += [
-        table for one in optimizers for name in _OPTIMIZER_HOOKS if (table := getattr(one, name, None))
+        table
+        for optimizer in optimizers
+        for name in _OPTIMIZER_HOOKS
+        if (table := getattr(optimizer, name, None))
     ]
-    kept = [(table, dict(table)) for table in tables if any(_is_ours(hook) for hook in table.values())]
+    suspended = [(table, dict(table)) for table in tables if any(_is_ours(hook) for hook in table.values())]
     slots = [
         (layer, layer.slots)
         for model in models
@@ -36,38 +39,42 @@ def without_hooks(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] =
         if isinstance(layer, Fp8Linear) and layer.slots
     ]
     listeners = _listeners()
-    told = list(listeners)
+    suspended_listeners = list(listeners)
     listeners.clear()
-    for table, before in kept:
+    for table, before in suspended:
         _fill(table, {key: hook for key, hook in before.items() if not _is_ours(hook)})
     for layer, _ in slots:
         layer.slots = {}
     try:
         yield
     finally:
-        for table, before in kept:
-            # With what was added meanwhile.
+        for table, before in suspended:
+            # Keep hooks that were added meanwhile.
             _fill(table, {**before, **table})
-        for layer, own in slots:
-            layer.slots = own
-        listeners[:0] = told
+        for layer, original in slots:
+            layer.slots = original
+        listeners[:0] = suspended_listeners
 
 
 def _fill(table: MutableMapping[Any, Any], hooks: dict[Any, Any]) -> None:
-    """In place: whoever has the table keeps it."""
+    """Replace the table's content in place, because torch and handles refer to the table object."""
     table.clear()
     table.update(hooks)
 
 
 def _is_ours(hook: Any) -> bool:
-    """Whether a function, a bound method or a callable object is the agent's."""
+    """Return whether a function, bound method or callable object belongs to the agent."""
     owner = getattr(hook, "__self__", None)
-    places = [getattr(hook, "__module__", ""), type(hook).__module__, type(owner).__module__ if owner else ""]
-    return any(str(place).startswith(OURS) for place in places)
+    modules = [
+        getattr(hook, "__module__", ""),
+        type(hook).__module__,
+        type(owner).__module__ if owner else "",
+    ]
+    return any(str(module).startswith(OURS) for module in modules)
 
 
 def _listeners() -> list[Any]:
-    """Who is told of backward passes: see fp8scope.autolog.loss_capture."""
-    losses = sys.modules.get("fp8scope.autolog.loss_capture")
-    found: list[Any] = losses._listeners if losses is not None else []
-    return found
+    """The listeners for backward passes; see fp8scope.autolog.loss_capture."""
+    loss_capture = sys.modules.get("fp8scope.autolog.loss_capture")
+    listeners: list[Any] = loss_capture._listeners if loss_capture is not None else []
+    return listeners

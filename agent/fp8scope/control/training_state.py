@@ -1,12 +1,12 @@
-"""Copies of everything that a training step changes, and the way back to them, bit for bit.
+"""Saves everything that a training step changes, and restores it bit for bit:
 
-* parameters and buffers (scaling state and running statistics among them), and gradients
-* numbers, flags and texts that modules keep as plain attributes (counters, `training`, `precision`)
-* the optimizers' state and the settings of their parameter groups (learning rates)
-* what is named and has `state_dict` and `load_state_dict`: schedulers, a GradScaler, averaged weights
-* random state: torch's on the host and on the model's GPUs, Python's `random`, NumPy's
+* parameters, buffers (including scaling state and running statistics), and gradients
+* numbers, flags and strings that modules store as plain attributes (counters, `training`, `precision`)
+* the optimizers' state, and the settings of their parameter groups (such as learning rates)
+* further objects with `state_dict` and `load_state_dict`: schedulers, a GradScaler, averaged weights
+* random state: torch's on the host and on the model's GPUs, Python's `random`, and NumPy's
 
-Everything goes back into the same tensors: optimizers, graphs and views of them stay valid.
+Values are restored into the same tensors, so optimizers, graphs and views of them stay valid.
 """
 
 import copy
@@ -24,12 +24,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class RandomState:
-    """Where the random number generators stand: of the host, and of the GPUs that these models are on."""
+    """The state of the random number generators of the host and of the models' GPUs."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._torch = torch.get_rng_state()
-        # Not of other GPUs: asking makes a context on each.
-        devices = {one.device for model in models for one in model.parameters() if one.is_cuda}
+        # Only the models' GPUs: reading the state of a GPU creates a context on it.
+        devices = {
+            parameter.device for model in models for parameter in model.parameters() if parameter.is_cuda
+        }
         self._devices = {device: torch.cuda.get_rng_state(device) for device in devices}
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
@@ -46,20 +48,21 @@ class RandomState:
 
 
 @dataclass(slots=True)
-class Kept:
-    """A tensor and what was in it."""
+class TensorCopy:
+    """A tensor and a copy of its values."""
 
     tensor: Tensor
     values: Tensor
 
     @classmethod
-    def of(cls, tensor: Tensor, place: str) -> "Kept":
+    def of(cls, tensor: Tensor, keep_on: str) -> "TensorCopy":
         values = tensor.detach()
-        # On the CPU a copy from a GPU, else a clone: never the tensor's own memory.
-        moved = values.cpu() if place == "cpu" and values.is_cuda else values.clone()
-        return cls(tensor, moved)
+        # `cpu()` of a CPU tensor would share its memory, so clone it.
+        copied = values.cpu() if keep_on == "cpu" and values.is_cuda else values.clone()
+        return cls(tensor, copied)
 
-    def put_back(self) -> Tensor:
+    def restore(self) -> Tensor:
+        """Write the values back into the tensor, and return it."""
         with torch.no_grad():
             self.tensor.detach().copy_(self.values)
         return self.tensor
@@ -70,16 +73,16 @@ class Kept:
 
 
 class ModelState:
-    """What passes through a model change in it: buffers, plain attributes, and gradients.
+    """The state that forward and backward passes change: buffers, plain attributes, and gradients.
 
-    `parameters`: the parameters' values too.
+    With `parameters`, the values of the parameters as well. `keep_on`: `cpu` or `device`.
     """
 
-    def __init__(self, models: Sequence[nn.Module], *, parameters: bool, place: str = "device") -> None:
+    def __init__(self, models: Sequence[nn.Module], *, parameters: bool, keep_on: str = "device") -> None:
         modules = list(dict.fromkeys(module for model in models for module in model.modules()))
         self._plain = [(module, _plain_of(module)) for module in modules]
         self._buffers = [
-            (module, name, Kept.of(buffer, place))
+            (module, name, TensorCopy.of(buffer, keep_on))
             for module in modules
             for name, buffer in module._buffers.items()
             if buffer is not None
@@ -87,9 +90,9 @@ class ModelState:
         every = list(
             dict.fromkeys(p for module in modules for p in module._parameters.values() if p is not None)
         )
-        self._parameters = [Kept.of(parameter, place) for parameter in every] if parameters else []
+        self._parameters = [TensorCopy.of(parameter, keep_on) for parameter in every] if parameters else []
         self._gradients = [
-            (parameter, None if parameter.grad is None else Kept.of(parameter.grad, place))
+            (parameter, None if parameter.grad is None else TensorCopy.of(parameter.grad, keep_on))
             for parameter in every
         ]
 
@@ -99,21 +102,25 @@ class ModelState:
                 if name not in plain:
                     del module.__dict__[name]
             module.__dict__.update(plain)
-        for module, name, kept in self._buffers:
-            module._buffers[name] = kept.put_back()
-        for kept in self._parameters:
-            kept.put_back()
+        for module, name, buffer in self._buffers:
+            module._buffers[name] = buffer.restore()
+        for copied in self._parameters:
+            copied.restore()
         for parameter, gradient in self._gradients:
-            parameter.grad = None if gradient is None else gradient.put_back()
+            parameter.grad = None if gradient is None else gradient.restore()
 
     @property
     def nbytes(self) -> int:
-        gradients = [kept for _, kept in self._gradients if kept is not None]
-        return sum(kept.nbytes for kept in [*self._parameters, *gradients, *(k for _, _, k in self._buffers)])
+        gradients = [gradient for _, gradient in self._gradients if gradient is not None]
+        buffers = [buffer for _, _, buffer in self._buffers]
+        return sum(copied.nbytes for copied in [*self._parameters, *gradients, *buffers])
 
 
 class TrainingState:
-    """A copy of what one training step changes; see the module's table. `place`: `cpu`, or `device`."""
+    """A copy of everything that a training step changes; see the list in the module docstring.
+
+    `also`: further objects with a `state_dict`. `keep_on`: where the copies are stored, `cpu` or `device`.
+    """
 
     def __init__(
         self,
@@ -121,68 +128,68 @@ class TrainingState:
         optimizers: Sequence[Optimizer],
         also: Sequence[Any] = (),
         *,
-        place: str = "cpu",
+        keep_on: str = "cpu",
     ) -> None:
         self._random = RandomState([model])
-        self._model = ModelState([model], parameters=True, place=place)
+        self._model = ModelState([model], parameters=True, keep_on=keep_on)
         self._optimizers = [
             (
                 optimizer,
-                {parameter: _keep(values, place) for parameter, values in optimizer.state.items()},
-                settings_of(optimizer, place),
+                {parameter: _copy_tensors(values, keep_on) for parameter, values in optimizer.state.items()},
+                settings_of(optimizer, keep_on),
             )
             for optimizer in optimizers
         ]
-        self._also = [(one, copy.deepcopy(one.state_dict())) for one in also]
+        self._also = [(stateful, copy.deepcopy(stateful.state_dict())) for stateful in also]
 
     def restore(self) -> None:
-        """Everything as it was."""
+        """Restore everything to the saved state."""
         self._model.restore()
         for optimizer, state, settings in self._optimizers:
-            for parameter in [known for known in optimizer.state if known not in state]:
+            for parameter in [parameter for parameter in optimizer.state if parameter not in state]:
                 del optimizer.state[parameter]
             for parameter, values in state.items():
-                optimizer.state[parameter] = _put_back(values)
+                optimizer.state[parameter] = _restore_tensors(values)
             restore_settings(optimizer, settings)
-        for one, document in self._also:
-            one.load_state_dict(copy.deepcopy(document))
+        for stateful, document in self._also:
+            stateful.load_state_dict(copy.deepcopy(document))
         self._random.restore()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copies of tensors."""
+        """The size of the copied tensors."""
         return self._model.nbytes + sum(
-            kept.nbytes
+            copied.nbytes
             for _, state, _ in self._optimizers
             for values in state.values()
-            for kept in _all(values)
+            for copied in _copies_in(values)
         )
 
 
-def settings_of(optimizer: Optimizer, place: str = "device") -> list[dict[str, Any]]:
-    """What an optimizer's parameter groups say besides their parameters."""
+def settings_of(optimizer: Optimizer, keep_on: str = "device") -> list[dict[str, Any]]:
+    """Copy the options of an optimizer's parameter groups, that is, everything but the parameters."""
     return [
-        {name: _keep(value, place) for name, value in group.items() if name != "params"}
+        {name: _copy_tensors(value, keep_on) for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
 
 
 def restore_settings(optimizer: Optimizer, settings: Sequence[dict[str, Any]]) -> None:
-    """Undo what happened to an optimizer's settings since `settings_of`."""
-    for group, kept in zip(optimizer.param_groups, settings, strict=False):
-        group.update({name: _put_back(value) for name, value in kept.items()})
+    """Restore an optimizer's options to those that `settings_of` copied."""
+    for group, options in zip(optimizer.param_groups, settings, strict=False):
+        group.update({name: _restore_tensors(value) for name, value in options.items()})
 
 
 def clone_batch(value: Any) -> Any:
-    """A batch with memory of its own: loaders may use theirs again. Tensors stay on their device."""
+    """Copy a batch, because a loader may reuse its memory. Tensors stay on their device."""
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if type(value) is dict:
-        return {key: clone_batch(one) for key, one in value.items()}
+        return {key: clone_batch(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(clone_batch(one) for one in value))
+        return type(value)(*(clone_batch(item) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(clone_batch(one) for one in value)
+        return type(value)(clone_batch(item) for item in value)
     return _copied(value)
 
 
@@ -194,31 +201,32 @@ def _plain_of(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
 
 
-def _keep(value: Any, place: str) -> Any:
-    """Optimizer state of any shape, its tensors as `Kept`."""
+def _copy_tensors(value: Any, keep_on: str) -> Any:
+    """Copy nested optimizer state; its tensors become `TensorCopy` objects."""
     if isinstance(value, Tensor):
-        return Kept.of(value, place)
+        return TensorCopy.of(value, keep_on)
     if isinstance(value, dict):
-        return {key: _keep(one, place) for key, one in value.items()}
+        return {key: _copy_tensors(item, keep_on) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_keep(one, place) for one in value)
+        return type(value)(_copy_tensors(item, keep_on) for item in value)
     return _copied(value)
 
 
-def _put_back(value: Any) -> Any:
-    if isinstance(value, Kept):
-        return value.put_back()
+def _restore_tensors(value: Any) -> Any:
+    """Undo `_copy_tensors`: restore the tensors of nested state, and return the state."""
+    if isinstance(value, TensorCopy):
+        return value.restore()
     if isinstance(value, dict):
-        return {key: _put_back(one) for key, one in value.items()}
+        return {key: _restore_tensors(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_put_back(one) for one in value)
-    # Kept for another time: what is handed out may be changed.
+        return type(value)(_restore_tensors(item) for item in value)
+    # Copy again: the caller may change the returned object, and this one may be restored another time.
     return _copied(value)
 
 
-def _all(value: Any) -> Iterator[Kept]:
-    if isinstance(value, Kept):
+def _copies_in(value: Any) -> Iterator[TensorCopy]:
+    if isinstance(value, TensorCopy):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _all(one)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _copies_in(item)

@@ -1,7 +1,7 @@
-"""Rows to one Arrow batch, exactly as docs/wire.md says.
+"""Encodes rows as one Arrow record batch, in the format of docs/wire.md.
 
-The bytes are a function of the rows and nothing else: a message that is built again after a crash is the same
-message, which is how the server knows a repetition from another process.
+The encoding is deterministic: a message that is rebuilt after a crash has the same bytes. The server thereby
+recognises a repeated message even if another process sends it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A message's body. `points` are the values that are not null, `step` and `time` not counted."""
+    """The body of a message. `points` counts the non-null values, without `step` and `time`."""
 
     body: bytes
     rows: int
@@ -30,7 +30,10 @@ class Batch:
 
 
 def encode_batch(rows: Sequence[Row], statistics: Sequence[str], *, run: str, writer: str, seq: int) -> Batch:
-    """Encode `rows` (at least one, steps not decreasing); `statistics` names their matrices' columns."""
+    """Encode `rows`; `statistics` names the columns of their matrices.
+
+    There must be at least one row, and the steps must not decrease.
+    """
     if not rows:
         raise ValueError("A batch needs at least one row.")
     step = np.array([row.step for row in rows], np.int64)
@@ -75,7 +78,7 @@ def _metadata(run: str, writer: str, seq: int) -> dict[bytes | str, bytes | str]
 
 
 def _stack(rows: Sequence[Row], tensors: int, width: int) -> NDArray[np.float64]:
-    """Float64 [rows, tensors, statistics]; tensors that a row did not know yet are 0: not observed."""
+    """Stack to float64 [rows, tensors, statistics]; tensors that a row does not have are 0 (not observed)."""
     cube = np.zeros((len(rows), tensors, width))
     for index, row in enumerate(rows):
         if len(row.statistics):
@@ -84,7 +87,7 @@ def _stack(rows: Sequence[Row], tensors: int, width: int) -> NDArray[np.float64]
 
 
 def _stack_extras(rows: Sequence[Row], name: str, tensors: int) -> NDArray[np.float64]:
-    """Float64 [rows, tensors]; NaN in rows that lack this statistic."""
+    """Stack to float64 [rows, tensors]; NaN in rows that lack this statistic."""
     values = np.full((len(rows), tensors), np.nan)
     for index, row in enumerate(rows):
         if name in row.extras:
@@ -93,7 +96,7 @@ def _stack_extras(rows: Sequence[Row], name: str, tensors: int) -> NDArray[np.fl
 
 
 def encode_histograms(histograms: Histograms, *, run: str, writer: str, seq: int) -> bytes:
-    """The body of POST /runs/{run}/histograms: one row a tensor."""
+    """Encode the body of POST /runs/{run}/histograms: one row per tensor."""
     number, bins = histograms.counts.shape
     schema = pa.schema(
         [
@@ -115,10 +118,10 @@ def encode_histograms(histograms: Histograms, *, run: str, writer: str, seq: int
 
 
 def _array(values: NDArray[Any], missing: NDArray[np.bool_] | None, type: pa.DataType) -> AnyArray:
-    """An Arrow array over NumPy's memory.
+    """Build an Arrow array from a copy of NumPy's memory.
 
-    `pa.array` would do, and on its first call import pandas where it is installed, and `pyarrow.compute`: a
-    second of a background thread holding the interpreter, in the middle of the training.
+    `pa.array` is not used: its first call imports `pyarrow.compute`, and pandas if installed. That holds the
+    GIL for about a second in a background thread, in the middle of the training.
     """
     validity = None
     if missing is not None and missing.any():
@@ -134,7 +137,7 @@ def _fixed_size_list(values: NDArray[np.float64], missing: NDArray[np.bool_]) ->
 
 def _serialise(schema: pa.Schema, columns: Sequence[AnyArray]) -> bytes:
     sink = pa.BufferOutputStream()
-    # By this thread: Arrow's own, one per core, are the training's to use.
+    # Do not use Arrow's thread pool, which has a thread per core: the training needs the cores.
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_stream(sink, schema, options=options) as stream:
         stream.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))

@@ -1,8 +1,8 @@
-"""How far a spool has been sent: a small file of fixed size, written in place so that a full disk cannot stop
-it.
+"""The cursor: how far a spool has been sent.
 
-The file has two slots, written in turn; the valid one with the higher generation counts, so a torn write
-loses one update and never the file.
+It is a small file of fixed size that is updated in place, so that it can be written on a full disk. It has
+two slots, written in turn; the valid slot with the higher generation wins. A torn write loses one update, but
+never the file.
 """
 
 import json
@@ -18,11 +18,11 @@ _HEAD = struct.Struct("<II")
 
 @dataclass
 class SendProgress:
-    """What a sender must remember. Positions are the spool's.
+    """The state that a sender must remember. Positions are positions in the spool.
 
-    `seq` is the next message's. Everything before `position` has been answered for good. When `sealed_end` is
-    not 0, message `seq` consists of the records up to there, has been sent perhaps, and must be sent
-    again as the same message; `sealed_digest` is its body's SHA-256.
+    `seq` is the number of the next message. The server has finally answered everything before `position`. If
+    `sealed_end` is not 0, message `seq` consists of the records from `position` up to there. It may have been
+    sent, and must be sent again unchanged; `sealed_digest` is the SHA-256 of its body.
     """
 
     writer: str
@@ -46,7 +46,7 @@ class Cursor:
         self._generation = 0
         self._descriptor = -1
         if path is not None:
-            # The blocks are written now, so that later updates need no space.
+            # Allocate the blocks now, so that later updates need no disk space.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if os.fstat(self._descriptor).st_size < 2 * _SLOT_BYTES:
                 os.pwrite(self._descriptor, bytes(2 * _SLOT_BYTES), 0)
@@ -55,7 +55,7 @@ class Cursor:
                 self._load()
 
     def save(self, *, durable: bool = False) -> None:
-        """Write the progress; `durable` waits until the machine has it on disk."""
+        """Write the progress; with `durable`, fsync it."""
         self._generation += 1
         if self._descriptor < 0:
             return

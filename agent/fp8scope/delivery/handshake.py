@@ -1,4 +1,4 @@
-"""What a server must have been told before it takes a message: the run, and who this writer is."""
+"""Registers the run and this writer with the server, which must precede every message."""
 
 from fp8scope.delivery.cursor import SendProgress
 from fp8scope.delivery.messages import Reader
@@ -9,53 +9,53 @@ CATALOGUE_CHUNK = 2000
 
 
 class Handshake:
-    """Knows what the server was told, of what the reader has found in the spool."""
+    """Sends registration, origin and tensor catalogue, and tracks which of them the server has."""
 
     def __init__(self, run: str, transport: Transport, reader: Reader) -> None:
         self.page = ""
-        """The address of the run's page, once registered."""
+        """The address of the run's page; empty until the run is registered."""
         self.margin: float | None = None
-        """The project's margin, as the server said."""
+        """The project's margin, from the server; None until the run is registered."""
         self._run = run
         self._transport = transport
         self._reader = reader
         self._registered = b""
-        self._place_told = False
-        self._tensors_told = 0
+        self._origin_sent = False
+        self._tensors_sent = 0
 
     @property
     def run_is_known(self) -> bool:
-        """Whether the server has the registration as it is now."""
+        """Whether the server has the current registration."""
         return self._registered == self._reader.registration
 
     @property
     def is_complete(self) -> bool:
-        """Whether the server knows everything that it needs."""
-        return self._run_is_told() and self._writer_is_told()
+        """Whether the server has everything it needs to accept messages."""
+        return self._is_run_sent() and self._is_writer_sent()
 
-    def tell(self, progress: SendProgress) -> Outcome:
-        """Send the next part of what is missing (`is_complete` says whether there is any)."""
-        return self._tell_writer(progress) if self._run_is_told() else self._tell_run()
+    def send_next(self, progress: SendProgress) -> Outcome:
+        """Send the next missing part. Call this only while `is_complete` is False."""
+        return self._send_writer(progress) if self._is_run_sent() else self._send_run()
 
     def forget_run(self) -> bool:
-        """The server does not know the run. False: it was not told of it in the first place."""
-        told, self._registered = bool(self._registered), b""
+        """Send the run again, because the server does not know it. Returns whether it had been sent."""
+        was_sent, self._registered = bool(self._registered), b""
         self.forget_writer()
-        return told
+        return was_sent
 
     def forget_writer(self) -> bool:
-        """The server does not know this writer. False: it was not told of it in the first place."""
-        told, self._place_told, self._tensors_told = self._place_told, False, 0
-        return told
+        """Send the writer again, because the server does not know it. Returns whether it had been sent."""
+        was_sent, self._origin_sent, self._tensors_sent = self._origin_sent, False, 0
+        return was_sent
 
-    def _run_is_told(self) -> bool:
+    def _is_run_sent(self) -> bool:
         return not self._reader.registration or self.run_is_known
 
-    def _writer_is_told(self) -> bool:
-        told = self._place_told or not self._reader.place
-        return told and self._tensors_told >= len(self._reader.catalogue)
+    def _is_writer_sent(self) -> bool:
+        origin_sent = self._origin_sent or not self._reader.origin
+        return origin_sent and self._tensors_sent >= len(self._reader.catalogue)
 
-    def _tell_run(self) -> Outcome:
+    def _send_run(self) -> Outcome:
         registration = self._reader.registration
         outcome = self._transport.send("PUT", f"/runs/{self._run}", registration)
         if outcome.action is Action.DONE:
@@ -65,13 +65,13 @@ class Handshake:
             self.margin = float(margin) if isinstance(margin, int | float) and 0 < margin <= 1 else None
         return outcome
 
-    def _tell_writer(self, progress: SendProgress) -> Outcome:
-        offset = self._tensors_told
+    def _send_writer(self, progress: SendProgress) -> Outcome:
+        offset = self._tensors_sent
         chunk = self._reader.catalogue[offset : offset + CATALOGUE_CHUNK]
         path = f"/runs/{self._run}/writers/{progress.writer}/tensors"
-        body = dump_json({**self._reader.place, "offset": offset, "tensors": chunk})
+        body = dump_json({**self._reader.origin, "offset": offset, "tensors": chunk})
         outcome = self._transport.send("POST", path, body)
         if outcome.action is Action.DONE:
-            self._place_told = True
-            self._tensors_told += len(chunk)
+            self._origin_sent = True
+            self._tensors_sent += len(chunk)
         return outcome

@@ -1,4 +1,4 @@
-"""From records in the spool to messages on the wire."""
+"""Builds messages for the server from the records in the spool."""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ JSON_PATHS = {RecordKind.EVALUATION: "evaluations", RecordKind.REPORT: "reports"
 
 @dataclass(frozen=True)
 class Message:
-    """What is POSTed under one seq: the records from the cursor's position to `end`."""
+    """The body of one POST, with one seq: the records from the cursor's position to `end`."""
 
     kind: RecordKind
     path: str
@@ -35,12 +35,12 @@ class Message:
 
 
 class Reader:
-    """Builds messages from the spool; knows the registration and the catalogue that it has read by then."""
+    """Builds messages from the spool. Holds the registration and the catalogue that it has read so far."""
 
     def __init__(self, run: str, spool: Spool, settings: Settings) -> None:
         self.registration = b""
         self.catalogue: list[dict[str, Any]] = []
-        self.place: dict[str, Any] = {}
+        self.origin: dict[str, Any] = {}
         """The writer's rank, host and attempt; see `Origin`."""
         self.row_limit = settings.batch_rows
         self._run = run
@@ -49,7 +49,7 @@ class Reader:
         self._statistics: list[str] = []
 
     def learn(self, record: Record) -> None:
-        """Take in a registration or an extension of the catalogue."""
+        """Store a registration, or an extension of the catalogue."""
         if record.kind is RecordKind.REGISTRATION:
             self.registration = record.payload
             return
@@ -59,10 +59,10 @@ class Reader:
         if offset <= known:
             self.catalogue += document["tensors"][known - offset :]
         self._statistics = list(document["statistics"])
-        self.place = {name: document[name] for name in ("rank", "hostname", "attempt")}
+        self.origin = {name: document[name] for name in ("rank", "hostname", "attempt")}
 
     def build(self, first: Record, progress: SendProgress) -> Message:
-        """The message that begins with the record `first`."""
+        """Return the message that begins with the record `first`."""
         if first.kind is RecordKind.ROW:
             rows, end = self._gather(first, progress.sealed_end)
             batch = encode_batch(
@@ -83,7 +83,7 @@ class Reader:
         return Message(first.kind, path, dump_json(document), JSON_TYPE, first.end, 1, 0, 0)
 
     def _gather(self, first: Record, sealed_end: int) -> tuple[list[Row], int]:
-        """The rows of the sealed message, or as many as fit into a new one."""
+        """Return the rows of the sealed message, or as many as fit into a new one, and their end."""
         rows, end, size = [Row.decode(first.payload)], first.end, len(first.payload)
         while sealed_end == 0 or end < sealed_end:
             record = self._spool.read(end)
@@ -104,7 +104,7 @@ class Reader:
 
 
 def write_refused(directory: Path, message: Message, outcome: Outcome) -> None:
-    """Keep a refused message, and why it was refused, as files of their own."""
+    """Write a refused message and the reason for the refusal to two files."""
     folder = directory / "refused"
     folder.mkdir(exist_ok=True)
     name = f"{message.end:020d}"

@@ -1,4 +1,4 @@
-"""Send the spool of a process that has ended or was killed."""
+"""Sends the spool of a process that has ended or was killed."""
 
 import contextlib
 import time
@@ -16,12 +16,12 @@ from fp8scope.recording.segments import Owner, SpoolBusyError
 from fp8scope.recording.spool import Spool
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes sent and the bytes in all."""
+"""Called with the bytes sent and the total number of bytes."""
 
 
 @dataclass(frozen=True)
 class SyncReport:
-    """The result of sending one spool. `problem` is empty if everything in it was answered."""
+    """The result of sending one spool. `problem` is empty if the server answered everything."""
 
     directory: Path
     rows: int = 0
@@ -31,7 +31,7 @@ class SyncReport:
     errors: int = 0
     """Failures of the agent itself while it sent the spool."""
     killed: bool = False
-    """Whether its process had ended without finishing the run; the server was told so."""
+    """Whether the process had ended without finishing the run; this was reported to the server."""
 
 
 def _ignore_progress(done: int, total: int) -> None:
@@ -41,9 +41,9 @@ def _ignore_progress(done: int, total: int) -> None:
 def send_spool(
     directory: Path, settings: Settings, patience: float, on_progress: OnProgress = _ignore_progress
 ) -> SyncReport:
-    """Send what one spool holds, and how its process ended. Remove the spool if nothing is left.
+    """Send the records of one spool, and how its process ended. Remove the spool if nothing is left.
 
-    Gives up after `patience` seconds in which nothing was acknowledged; the rest stays.
+    Gives up after `patience` seconds without an acknowledgement; unsent records stay in the spool.
     """
     try:
         spool = Spool(directory)
@@ -88,25 +88,25 @@ def send_spool(
 
 
 def _was_killed(cursor: Cursor, directory: Path) -> bool:
-    """Whether the process that wrote the spool has ended, on this machine, without finishing the run.
+    """Return whether the spool's process ran on this machine and ended without finishing the run.
 
-    We hold the spool's lock, so no process writes to it. That says nothing about a spool that was copied from
-    another machine.
+    The caller holds the spool's lock, so no process writes to it. For a spool copied from another machine
+    the lock proves nothing.
     """
     owner = Owner.of(directory)
     return not cursor.progress.finished and owner is not None and owner.host == Owner.me().host
 
 
 def _killed_document(directory: Path, sent: int) -> bytes:
-    """The FINISH document of a killed process. `sent`: the writer's rows that the server has."""
+    """Return the FINISH document of a killed process. `sent`: rows of this writer that the server has."""
     owner = Owner.of(directory)
     assert owner is not None
     error = (
         f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. The cause is"
-        " unknown: look for kill -9, for memory that ran out (dmesg), os._exit, or a crash in native code."
+        " unknown: check for kill -9, the out-of-memory killer (dmesg), os._exit, or a crash in native code."
     )
     counts = Counts.of(directory)
-    # Steps that were only in memory, because the disk was full, are lost with the process.
+    # Steps that were only in memory because the disk was full were lost with the process.
     dropped = counts.dropped + max(0, counts.recorded - sent) if counts is not None else 0
     return dump_json(
         {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": dropped, "errors": 0}

@@ -1,7 +1,7 @@
-"""Reads the spool and gets every message to the server exactly once.
+"""Reads the spool and delivers every message to the server exactly once.
 
-One message is under way at a time. Before it is sent it is *sealed*: the cursor remembers which records it
-consists of, so that a repetition, even by another process after a crash, is the same message.
+One message is in flight at a time. Before it is sent it is *sealed*: the cursor stores which records it
+consists of. A retry, even by another process after a crash, therefore sends the same message.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger("fp8scope")
 
 
 class Sender:
-    """Call `advance` again and again; it returns the seconds to wait before the next call (0: go on)."""
+    """Sends the records of one spool. Call `advance` in a loop and wait as long as it says."""
 
     def __init__(
         self,
@@ -43,17 +43,17 @@ class Sender:
         self.spool = spool
         self.cursor = cursor
         self.trouble = ""
-        """Why nothing gets through at the moment; empty when it does."""
+        """Why sending fails at the moment; empty while it works."""
         self.held = False
-        """The last attempt met something that only a person can repair."""
+        """Whether the last attempt failed with an error that only a person can fix."""
         self._settings = settings
         self._guard = guard
         self.hurry = not live
-        """Send what there is at once instead of waiting for more to go along."""
-        # Commands are for a training that goes on.
+        """Send records at once instead of waiting for a larger batch."""
+        # Only a live training can execute commands.
         self._inbox = Inbox(guard, on_alerts, on_commands if live else None)
         self.listening = False
-        """Ask for commands often: somebody waits for one."""
+        """Whether to ask for commands often, because the run waits for one."""
         self._live = live
         self._on_page = on_page
         self._transport = Transport(settings)
@@ -63,12 +63,12 @@ class Sender:
         self._heartbeat_at = time.monotonic() + settings.heartbeat_seconds
         self._batch_at = 0.0
         self._introduce_at = time.monotonic() + settings.introduce_seconds
-        self._errors_told = 0
+        self._errors_reported = 0
         for record in spool.preamble_before(cursor.progress.position):
             self._reader.learn(record)
 
     def advance(self) -> float:
-        """Do the next thing that is due."""
+        """Do the next task that is due. Returns the seconds to wait before the next call."""
         record = self._next_record()
         if record is None:
             return self._idle()
@@ -85,50 +85,50 @@ class Sender:
 
     @property
     def page(self) -> str:
-        """The address of the run's page, once registered."""
+        """The address of the run's page; empty until the run is registered."""
         return self._handshake.page
 
     @property
     def margin(self) -> float | None:
-        """The project's margin, once registered."""
+        """The project's margin; None until the run is registered."""
         return self._handshake.margin
 
     def is_done(self) -> bool:
-        """Whether everything in the spool has been answered and the run is known to the server."""
+        """Return whether the server knows the run and has answered everything in the spool."""
         return self._next_record() is None and self._handshake.run_is_known
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._transport.close()
 
-    # What is to be sent
+    # Choosing the next message
 
     def _next_record(self) -> Record | None:
         return self.spool.read(self.cursor.progress.position)
 
     def _until_batch(self, first: Record) -> float:
-        """Seconds to wait for more rows before the next batch is worth a request."""
+        """Return the seconds to wait for more rows before sending the next batch."""
         waiting = self.spool.end - first.begin
         if self.hurry or self.cursor.progress.sealed_end or waiting >= self._settings.batch_bytes // 8:
             return 0.0
         return self._batch_at - time.monotonic()
 
-    # Sending it
+    # Sending a message
 
     def _introduce(self) -> float | None:
-        """Say who is writing where the server does not know it yet; None when it does."""
+        """Continue the handshake. Returns the seconds to wait, or None if the handshake is complete."""
         if self._handshake.is_complete:
             return None
-        outcome = self._handshake.tell(self.cursor.progress)
+        outcome = self._handshake.send_next(self.cursor.progress)
         if outcome.action is not Action.DONE:
             return self._put_off(outcome)
         self._on_page(self.page)
-        self._through()
+        self._on_success()
         return 0.0
 
     def _deliver(self, message: Message) -> float:
         progress = self.cursor.progress
-        rebuilt_otherwise = progress.sealed_end != 0 and progress.sealed_digest != message.digest
+        body_differs = progress.sealed_end != 0 and progress.sealed_digest != message.digest
         if progress.sealed_end == 0:
             progress.sealed_end, progress.sealed_digest = message.end, message.digest
             self._save(durable=True)
@@ -136,9 +136,9 @@ class Sender:
         outcome = self._transport.send("POST", path, message.body, message.content_type)
         if outcome.action is Action.DONE and self._is_for(outcome.answer, progress.seq):
             return self._acknowledge(message, outcome.answer)
-        if outcome.action is Action.NEW_WRITER and rebuilt_otherwise:
-            # Another version of Arrow packs the same rows into other bytes. The server has the message as an
-            # earlier process sent it.
+        if outcome.action is Action.NEW_WRITER and body_differs:
+            # Another version of Arrow encodes the same rows in different bytes. The server already has the
+            # message, as an earlier process sent it.
             return self._acknowledge(message, {})
         if outcome.action is Action.HALVE and message.records > 1:
             self._unseal()
@@ -147,12 +147,12 @@ class Sender:
         if outcome.action in (Action.SET_ASIDE, Action.HALVE):
             return self._set_aside(message, outcome)
         if outcome.action is Action.DONE:
-            outcome = Outcome(Action.RETRY, message="the answer belongs to another message")
+            outcome = Outcome(Action.RETRY, message="the response belongs to another message")
         return self._put_off(outcome)
 
     @staticmethod
     def _is_for(answer: Mapping[str, Any], seq: int) -> bool:
-        """Whether this acknowledges our message: a repeated answer to the one before must not."""
+        """Return whether `answer` acknowledges message `seq`, and not an earlier one."""
         return answer.get("status") in ("stored", "duplicate") and answer.get("seq", seq) == seq
 
     def _acknowledge(self, message: Message, answer: Mapping[str, Any]) -> float:
@@ -163,16 +163,16 @@ class Sender:
         self._pass(message)
         if message.kind is RecordKind.FINISH:
             progress.finished = True
-        # Grow again after a 413: the next rows may be smaller, and the server's bound another.
+        # Grow again after a 413: the next rows may be smaller, or the server's limit may have changed.
         self._reader.row_limit = min(self._reader.row_limit * 2, self._settings.batch_rows)
         self._inbox.take(answer, progress)
         self._save()
         self.spool.forget(progress.position)
-        self._through()
+        self._on_success()
         return 0.0
 
     def _pass(self, message: Message) -> None:
-        """Move the cursor behind the message."""
+        """Move the cursor past the message."""
         progress = self.cursor.progress
         progress.rows_sent += message.rows
         progress.points_sent += message.points
@@ -181,26 +181,24 @@ class Sender:
         progress.sealed_end, progress.sealed_digest = 0, ""
 
     def _save(self, *, durable: bool = False) -> None:
-        """Remember how far we are. Where the disk refuses that, sending goes on: only a process that comes
-        after this one would send something twice.
-        """
-        with self._guard.shield("remembering what was sent"):
+        """Save the cursor. Sending continues if that fails: only a later process would repeat messages."""
+        with self._guard.shield("saving the send progress"):
             self.cursor.save(durable=durable)
 
     def _unseal(self) -> None:
-        """The server has refused the message for good: its records may become another one."""
+        """Unseal the message, so that its records can be sent differently: the server did not store it."""
         self.cursor.progress.sealed_end, self.cursor.progress.sealed_digest = 0, ""
 
     def _set_aside(self, message: Message, outcome: Outcome) -> float:
-        """Keep a refused message as a file of its own and go on with the next.
+        """Write a refused message to a file and continue with the next one.
 
-        Its seq is free again: the server stored nothing under it.
+        The next message reuses its seq, under which the server stored nothing.
         """
         progress = self.cursor.progress
         self._guard.refuse()
         self._guard.warn_once(
             f"refused {outcome.code}",
-            "the server refused a message (%s: %s). It is kept in %s; training and sending go on.",
+            "the server refused a message (%s: %s). It is kept in %s; training and sending continue.",
             outcome.code or outcome.status,
             outcome.message,
             self.spool.directory or "memory",
@@ -217,17 +215,17 @@ class Sender:
         self.spool.forget(progress.position)
         return 0.0
 
-    # When it does not work
+    # Handling failures
 
     def _put_off(self, outcome: Outcome) -> float:
-        """Seconds until the next attempt, after doing what the answer asks for."""
+        """React to a failed attempt. Returns the seconds to wait until the next one."""
         if outcome.action is Action.REGISTER and self._handshake.forget_run():
             return self._backoff.next()
         if outcome.action is Action.SEND_CATALOGUE and self._handshake.forget_writer():
             return self._backoff.next()
         if outcome.action is Action.NEW_WRITER:
             return self._become_new_writer()
-        self._tell_trouble(outcome)
+        self._warn_of_trouble(outcome)
         self.held = outcome.action in (Action.HOLD, Action.SET_ASIDE)
         if self.held:
             return max(self._settings.hold_seconds, outcome.wait or 0.0)
@@ -236,39 +234,38 @@ class Sender:
         return max(self._backoff.next(), 0.01)
 
     def _become_new_writer(self) -> float:
-        """Another process writes under this id. What it stored is its own; ours goes under a new one."""
+        """Continue under a new writer id, because another process has written under this one."""
         progress = self.cursor.progress
         progress.writer, progress.seq = str(uuid.uuid4()), 0
         self._unseal()
         self._handshake.forget_writer()
         self._save(durable=True)
-        self._guard.warn_once("writer", "another process used this writer's id; going on under a new one.")
+        self._guard.warn_once("writer", "another process used this writer's id; continuing under a new one.")
         return self._backoff.next()
 
-    def _tell_trouble(self, outcome: Outcome) -> None:
+    def _warn_of_trouble(self, outcome: Outcome) -> None:
         self.trouble = (outcome.message or outcome.code).rstrip(".")
-        place = self.spool.directory or "memory"
         key = f"trouble {outcome.status} {outcome.code}"
         self._guard.warn_once(
             key,
-            "%s: %s. Training goes on; what is seen is kept in %s.",
+            "%s: %s. Training continues; unsent data is kept in %s.",
             self._transport.url,
             self.trouble,
-            place,
+            self.spool.directory or "memory",
         )
 
-    def _through(self) -> None:
-        """Something was answered well."""
+    def _on_success(self) -> None:
+        """Reset the back-off and clear the last error."""
         self._backoff.reset()
         if self.trouble:
-            logger.info("%s answers again.", self._transport.url)
+            logger.info("%s responds again.", self._transport.url)
         self.trouble, self.held = "", False
         self._heartbeat_at = time.monotonic() + self._settings.heartbeat_seconds
 
     def _idle(self) -> float:
-        """Nothing to send: say that the run is alive, now and then."""
-        # A new run shows up on the dashboard before its first step; but what is registered first stays, so
-        # `watch` gets a moment to find out precision and recipe.
+        """With nothing to send: complete the handshake, and send a heartbeat if one is due."""
+        # Register a run before its first step, so that the dashboard shows it; but not at once, because
+        # precision and recipe cannot be changed later and `watch` needs a moment to detect them.
         if not self.hurry and time.monotonic() < self._introduce_at:
             return self._settings.interval
         if (pause := self._introduce()) is not None:
@@ -276,7 +273,7 @@ class Sender:
         if not self._live:
             return self._settings.interval
         overdue = time.monotonic() >= self._heartbeat_at
-        due = overdue or self.listening or self._guard.counts()[1] != self._errors_told
+        due = overdue or self.listening or self._guard.counts()[1] != self._errors_reported
         if self._handshake.run_is_known and due and not self.cursor.progress.finished:
             return self._heartbeat()
         return self._settings.interval
@@ -292,10 +289,10 @@ class Sender:
         path = f"/runs/{self.run}/heartbeat{self._inbox.query(progress)}"
         outcome = self._transport.send("POST", path, dump_json(document))
         self._heartbeat_at = time.monotonic() + self._settings.heartbeat_seconds
-        # A heartbeat that does not arrive is not repeated: the next one says the same, later.
-        self._errors_told = errors
+        # A failed heartbeat is not retried: the next one reports the same counts.
+        self._errors_reported = errors
         if outcome.action is not Action.DONE:
             return min(self._put_off(outcome), self._settings.heartbeat_seconds)
         self._inbox.take(outcome.answer, progress)
-        self._through()
+        self._on_success()
         return self._settings.interval

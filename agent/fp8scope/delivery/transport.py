@@ -1,4 +1,4 @@
-"""HTTP to the server, and what each of its answers means: the table at the end of docs/wire.md."""
+"""HTTP requests to the server, and the meaning of each response; see the table at the end of docs/wire.md."""
 
 import enum
 import json
@@ -18,7 +18,7 @@ MAX_RETRY_AFTER = 300.0
 
 
 class Action(enum.Enum):
-    """What the sender does after an answer."""
+    """What the sender does after a response."""
 
     DONE = "done"
     SET_ASIDE = "set aside"
@@ -33,7 +33,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """An answer, understood. `answer` is a success's JSON; `wait` the seconds that the server asks for."""
+    """A classified response. `answer` is the JSON of a success; `wait` is the server's Retry-After."""
 
     action: Action
     answer: Mapping[str, Any] = field(default_factory=dict)
@@ -58,10 +58,10 @@ _CODES = {
 
 
 def classify(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
-    """What to do after this answer.
+    """Decide what to do after a response.
 
-    A message is acknowledged by nothing but a JSON object from our API: a sign-in page of some proxy that
-    answers 200 is not one, and a 400 without our error code is a proxy's, not a verdict on the message.
+    Only a JSON object from the fp8scope API acknowledges a message; a proxy's sign-in page with status 200
+    does not. Likewise, a 400 without an API error code comes from a proxy and does not reject the message.
     """
     try:
         answer = json.loads(body)
@@ -70,11 +70,11 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
     if 200 <= status < 300:
         if isinstance(answer, dict) and "error" not in answer:
             return Outcome(Action.DONE, answer, status)
-        return Outcome(Action.RETRY, status=status, message="the answer is not the fp8scope API's")
+        return Outcome(Action.RETRY, status=status, message="the response is not from the fp8scope API")
     if 300 <= status < 400:
-        place = headers.get("Location", "?")[:200]
+        location = headers.get("Location", "?")[:200]
         return Outcome(
-            Action.HOLD, status=status, message=f"the server redirects to {place}; use its final address"
+            Action.HOLD, status=status, message=f"the server redirects to {location}; use its final address"
         )
     error = answer.get("error") if isinstance(answer, dict) else None
     error = error if isinstance(error, dict) else {}
@@ -98,7 +98,7 @@ def _by_status(status: int, *, known: bool) -> Action:
 
 
 def retry_after(text: str | None) -> float | None:
-    """Seconds of a Retry-After header (a number or a date), from 0 to MAX_RETRY_AFTER; None without one."""
+    """Parse a Retry-After header (seconds or a date), clamped to 0..MAX_RETRY_AFTER; None if invalid."""
     if not text:
         return None
     try:
@@ -121,18 +121,18 @@ class Backoff:
         self._random = random.Random()
 
     def next(self) -> float:
-        """Seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt."""
         ceiling = min(self._cap, self._base * 2.0 ** min(self._attempt, 32))
         self._attempt += 1
         return self._random.uniform(0.0, ceiling)
 
     def reset(self) -> None:
-        """An attempt succeeded."""
+        """Start over from the shortest delay, after a success."""
         self._attempt = 0
 
 
 class Transport:
-    """One server, reached with one token. Calls are bounded in time and never raise for network trouble."""
+    """Sends requests to one server with one token. Calls time out, and never raise on network errors."""
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.url
@@ -145,7 +145,7 @@ class Transport:
         )
 
     def send(self, method: str, path: str, body: bytes, content_type: str = "application/json") -> Outcome:
-        """Send one request to `path` below /api/v1; say what its answer means."""
+        """Send one request to `path` below /api/v1 and classify the response."""
         headers = {**self._headers, "Content-Type": content_type}
         try:
             response = self._pool.request(
@@ -159,7 +159,7 @@ class Transport:
             content = response.read(MAX_ANSWER_BYTES + 1, decode_content=True)
             if len(content) > MAX_ANSWER_BYTES:
                 response.close()
-                return Outcome(Action.RETRY, message=f"the answer exceeds {MAX_ANSWER_BYTES >> 20} MiB")
+                return Outcome(Action.RETRY, message=f"the response exceeds {MAX_ANSWER_BYTES >> 20} MiB")
             response.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as error:
             return Outcome(Action.RETRY, message=_reason(error))
@@ -171,7 +171,7 @@ class Transport:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong in a few words: urllib3's exceptions carry object addresses that help nobody."""
+    """Return a short description of an error, without the object addresses in urllib3's messages."""
     inner: BaseException | None = getattr(error, "reason", None) or error.__cause__
     if isinstance(inner, BaseException):
         return _reason(inner)

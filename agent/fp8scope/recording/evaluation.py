@@ -1,4 +1,4 @@
-"""Scores of an evaluation, item by item."""
+"""Builds the document of an evaluation from its scores, one per item."""
 
 import math
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ def evaluation_document(
     item_ids: Sequence[str] | None,
     clusters: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """What is sent for one evaluation, without writer and seq. Raises ValueError when it would be refused."""
+    """Return the document of one evaluation, without writer and seq. Raises ValueError if it is invalid."""
     if kind not in get_args(ScoreKind):
         raise ValueError(f"kind must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
     for what, text, limit in (("name", name, 128), ("metric", metric, 64)):
         if not 1 <= len(str(text)) <= limit:
-            raise ValueError(f"{what} must be a text of 1 to {limit} characters")
+            raise ValueError(f"{what} must be a string of 1 to {limit} characters")
     if step < 0:
         raise ValueError(f"step must not be negative, got {step}")
     values = [float(value) for value in np.asarray(items, dtype=np.float64).reshape(-1)]
     if not 1 <= len(values) <= MAX_ITEMS:
-        raise ValueError(f"an evaluation has 1 to {MAX_ITEMS} items, this one {len(values)}")
+        raise ValueError(f"an evaluation must have 1 to {MAX_ITEMS} items, got {len(values)}")
     if not all(math.isfinite(value) for value in values):
-        raise ValueError("an item's score must be a finite number")
+        raise ValueError("item scores must be finite numbers")
     if kind == "proportion" and not all(value in (0.0, 1.0) for value in values):
-        raise ValueError("the items of a proportion are 0 or 1; use kind='mean' for other scores")
+        raise ValueError("the items of a proportion must be 0 or 1; use kind='mean' for other scores")
     return {
         "step": int(step),
         "name": str(name),
@@ -55,7 +55,7 @@ def _labels(what: str, labels: Sequence[str] | None, count: int) -> list[str] | 
         raise ValueError(f"{what} must have one entry for each of the {count} items, got {len(labels)}")
     texts = [str(label) for label in labels]
     if any(len(text) > 128 for text in texts):
-        raise ValueError(f"{what} must be texts of at most 128 characters")
+        raise ValueError(f"{what} must be strings of at most 128 characters")
     if what == "item_ids" and len(set(texts)) != count:
-        raise ValueError("item_ids must differ from each other")
+        raise ValueError("item_ids must be unique")
     return texts

@@ -1,14 +1,14 @@
-"""From the queue to the spool: by a thread of its own, and by the training thread when that lags behind.
+"""Moves entries from the queue to the spool, on the recorder thread or, if that lags, on the training thread.
 
-The promise: when a step ends, the row of the step before it has been written (`write(2)`), so that `kill -9`
-loses at most the last completed step. Steps that are longer than a switch of threads get it from the
-recorder's thread. For shorter ones the training thread writes what is left itself, as long as the disk is
-quick, and else waits for the recorder. That waiting is bounded: see WAIT_AT_MOST and the two after it. A disk
-that is slower than these bounds puts at risk what is in the queue, and nothing else can: not a network, nor a
-server. What is not bounded is a disk that was quick and hangs from one write to the next, where it was the
-training thread's turn: that one step ends when the disk answers.
+Guarantee: when a step ends, the row of the previous step has been written (`write(2)`), so `kill -9` loses at
+most the last completed step. A step whose values are still being computed on a device does not count as
+completed.
 
-A step whose values are still being computed by a device is not completed in this sense.
+If steps are longer than a thread switch, the recorder thread does all writes. If they are shorter, the
+training thread writes the rest itself while the disk is fast, and waits for the recorder while it is slow.
+That wait is bounded by WAIT_AT_MOST, WAIT_ALLOWANCE and WAIT_SHARE. With a disk slower than these bounds,
+queued rows can be lost in a crash; networks and servers have no such effect. One case is unbounded: if a fast
+disk hangs in a write on the training thread, that step ends only when the disk responds.
 """
 
 import threading
@@ -25,53 +25,53 @@ from fp8scope.recording.reserve import Counts
 from fp8scope.recording.spool import Spool, SpoolFullError
 
 WAIT_AT_MOST = 0.25
-"""Seconds that the end of one step may wait for the disk."""
+"""Longest time in seconds that the end of one step waits for the disk."""
 WAIT_ALLOWANCE = 1.0
 WAIT_SHARE = 0.01
-"""All steps together may wait WAIT_ALLOWANCE seconds and this share of the run's time."""
+"""All steps together wait at most WAIT_ALLOWANCE seconds plus this share of the run's duration."""
 UNNOTICED = 0.005
-"""A wait that is shorter, the interpreter's switch between threads, is not counted; a write, quick."""
+"""Shorter waits are not counted (the interpreter's thread switch interval); shorter writes are fast."""
 POLL_SECONDS = 0.0005
 
 
 class Recorder:
-    """The queue of one writer. `spool` is set before the first `drain`."""
+    """The queue of one writer, and the writes from it to the spool. Set `spool` before the first `drain`."""
 
     def __init__(self, settings: Settings, guard: Guard, origin: Origin) -> None:
         self.spool: Spool | None = None
         self.lock = threading.Lock()
-        """Held by whoever takes from the queue and appends to the spool."""
+        """Held while taking entries from the queue and appending them to the spool."""
         self._settings = settings
         self._guard = guard
         self._origin = origin
         self.waiting: deque[Entry | Catalogue] = deque()
         self.handed = 0
-        """Entries that were handed over; what adds one to `waiting` counts it."""
+        """Number of entries ever queued. Code that appends to `waiting` increments it."""
         self.recorded = 0
-        """Those of them that were written, or given up."""
+        """Number of these that were written or dropped."""
         self._began = time.monotonic()
         self._waited = 0.0
         self._quick = False
-        """Whether the last write was: a disk that hangs must hold up the recorder, not the training."""
+        """Whether the last write was fast. A slow disk must block the recorder, not the training."""
         self._registration = b""
         self._tensors: list[Mapping[str, Any]] = []
         self._statistics: Sequence[str] = ()
         self._tensors_recorded = -1
         self._rows = 0
-        """Rows that the spool has taken, on the disk or in memory."""
+        """Rows that the spool has accepted, on disk or in memory."""
 
     def add(self, entry: Entry | Catalogue) -> None:
-        """Queue something; waits for nothing."""
+        """Queue an entry without waiting."""
         self.waiting.append(entry)
         self.handed += 1
 
     def is_full(self, row_bytes: int) -> bool:
-        """Whether the queue has reached its bound, were its entries rows of this size."""
+        """Return whether the queue is full, assuming entries of `row_bytes` bytes."""
         waiting = len(self.waiting)
         return waiting >= self._settings.queue_rows or waiting * row_bytes > self._settings.memory_bytes
 
     def catch_up(self, but: int = 1) -> None:
-        """On the training thread: see to it that all entries `but` so many of the newest are recorded."""
+        """On the training thread: have all entries recorded except the `but` newest, within the bounds."""
         if self.handed - self.recorded <= but:
             return
         began = time.monotonic()
@@ -81,7 +81,7 @@ class Recorder:
             while self._is_behind(but) and time.monotonic() < began + wait:
                 time.sleep(POLL_SECONDS)
         elif wait > 0:
-            # Not `acquire(timeout=...)`: Ctrl-C between it and the `try` would leave the lock taken for ever.
+            # Not `acquire(timeout=...)`: Ctrl-C between it and the `try` would leave the lock held forever.
             while (held := self.lock.locked()) and time.monotonic() < began + wait:
                 time.sleep(POLL_SECONDS / 10)
             if not held:
@@ -90,22 +90,21 @@ class Recorder:
         self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
 
     def drain(self) -> bool:
-        """On the recorder's thread: record what was handed over by now, waiting for the device where that is
-        needed. Whether there was anything.
+        """On the recorder thread: record all entries queued by now, waiting for the device if needed.
 
-        What comes meanwhile is for the next time: where steps are so short that the training thread writes
-        them, the two would be in each other's way.
+        Returns whether there were any. Entries that arrive meanwhile are left for the next call: if steps are
+        so short that the training thread writes them, the two threads would contend for the lock.
         """
         before, until = self.recorded, self.handed
         while self.recorded < until and (first := self._first()) is not None:
-            # Not under the lock: the training thread may ask for it, and must not wait for its own device.
+            # Wait without the lock: the training thread may need it, and must not wait for its own device.
             first.wait()
             with self.lock:
                 self._drain(until)
         return self.recorded != before
 
     def _is_behind(self, but: int) -> bool:
-        """Whether there is something to write; not what a device still works on."""
+        """Return whether an entry is ready to be written; entries that wait for a device do not count."""
         first = self._first()
         return self.handed - self.recorded > but and (first is None or first.is_ready())
 
@@ -116,7 +115,7 @@ class Recorder:
             return None
 
     def _drain(self, until: int) -> None:
-        """Record the first `until` entries of all, or those before the first that a device still works on."""
+        """Record entries until `recorded` reaches `until`, or up to the first that waits for a device."""
         while self.recorded < until and self.waiting and self.waiting[0].is_ready():
             entry = self.waiting.popleft()
             end = self.spool.end if self.spool is not None else 0
@@ -133,7 +132,7 @@ class Recorder:
                     self._quick = time.monotonic() - began < UNNOTICED
                     entry.done()
             except BaseException:
-                # Ctrl-C, in the middle of our own work: nothing that was handed over may be lost by it.
+                # Ctrl-C interrupted the write: put the entry back, so that it is not lost.
                 if self.spool is not None and self.spool.end == end:
                     self.waiting.appendleft(entry)
                     self.recorded -= 1
@@ -165,12 +164,12 @@ class Recorder:
                 raise
 
     def _note_counts(self) -> None:
-        """What a `kill -9` would lose now is counted by `fp8scope sync`."""
+        """Store the counts from which `fp8scope sync` computes the rows lost to a `kill -9`."""
         if self.spool is not None:
             self.spool.note(Counts(self._rows, self._guard.counts()[0]))
 
     def _record_catalogue(self) -> None:
-        """The tensors that the spool does not have yet; without any, only who this writer is."""
+        """Append the tensors that the spool does not have yet, and the writer's origin."""
         assert self.spool is not None
         self.spool.append(
             RecordKind.TENSORS, self._catalogue(max(0, self._tensors_recorded), len(self._tensors))
@@ -183,7 +182,7 @@ class Recorder:
         return dump_json({**self._origin.to_dict(), **document})
 
     def preamble(self) -> list[tuple[RecordKind, bytes]]:
-        """What each segment of the spool begins with, so that it can be read without those before it."""
+        """Return the first records of each segment, which make it readable without the earlier ones."""
         head = [(RecordKind.REGISTRATION, self._registration)] if self._registration else []
         if self._tensors_recorded >= 0:
             head.append((RecordKind.TENSORS, self._catalogue(0, self._tensors_recorded)))

@@ -1,4 +1,4 @@
-"""What the spool holds: records, each framed with its length and checksum.
+"""The records of a spool, each framed with its length and checksum.
 
 A record is `length (uint32) | crc32 of kind and payload (uint32) | kind (uint8) | payload`, little-endian.
 """
@@ -16,20 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = bytes | memoryview
-"""Of an array's memory, which must be C-contiguous, the bytes as they lie there."""
+"""A memoryview must be C-contiguous; its bytes are used as they lie in memory."""
 
 FRAME = struct.Struct("<IIB")
 MAX_PAYLOAD = 256 << 20
 CHECKED_AT_ONCE = 5120
-"""For more bytes zlib lets go of the interpreter, and the training thread, which may be the one that writes,
-would have to wait for whoever takes it.
+"""zlib releases the GIL for larger inputs. The training thread, which may be the one that writes, would then
+have to wait until it gets the GIL back.
 """
 _ROW = struct.Struct("<qqqIIHI")
 _HISTOGRAM = struct.Struct("<qqII")
 
 
 class RecordKind(enum.IntEnum):
-    """ROW is `Row.encode`, HISTOGRAM is `Histograms.encode`; the others are JSON."""
+    """The payload of ROW is `Row.encode`, of HISTOGRAM `Histograms.encode`; the others are JSON."""
 
     REGISTRATION = 1
     TENSORS = 2
@@ -41,12 +41,12 @@ class RecordKind(enum.IntEnum):
 
 
 class TornRecordError(ValueError):
-    """The bytes are not a whole record: the process died while it wrote, or the disk lost them."""
+    """The bytes are not a complete record: the process died while writing, or the disk lost data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record and where it lies: from position `begin` of the spool up to `end`."""
+    """A record and its position in the spool, from `begin` up to `end`."""
 
     kind: RecordKind
     payload: bytes
@@ -55,20 +55,20 @@ class Record:
 
 
 def frame(kind: RecordKind, *payload: Bytes) -> bytes:
-    """What comes before a record's payload, which may be given in pieces."""
+    """Return the header of a record; the payload may be given in pieces."""
     return FRAME.pack(size_of(payload), _checksum(kind, *payload), kind)
 
 
 def size_of(pieces: Sequence[Bytes]) -> int:
-    """Bytes in all of them."""
+    """Return the total size of `pieces` in bytes."""
     return sum([piece.nbytes if isinstance(piece, memoryview) else len(piece) for piece in pieces])
 
 
 def check_frame(header: bytes, payload: bytes) -> RecordKind:
-    """The kind of a framed payload. Raises TornRecordError when length, kind or checksum do not fit."""
+    """Return the kind of a framed payload. Raises TornRecordError if length, kind or checksum is wrong."""
     length, checksum, kind = FRAME.unpack(header)
     if length != len(payload) or checksum != _checksum(kind, payload):
-        raise TornRecordError("the checksum does not fit")
+        raise TornRecordError("the checksum does not match")
     try:
         return RecordKind(kind)
     except ValueError:
@@ -88,22 +88,22 @@ def _checksum(kind: int, *payload: Bytes) -> int:
 
 
 def dump_json(document: Mapping[str, Any]) -> bytes:
-    """Canonical JSON: the same document is the same bytes, in every process."""
+    """Serialise to canonical JSON: the same document gives the same bytes in every process."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def wire_number(value: float) -> float | str:
-    """A number as JSON can carry it: what is not finite, as docs/wire.md writes it."""
+    """Convert a number for JSON: non-finite values become strings, as docs/wire.md defines."""
     if math.isfinite(value):
         return float(value)
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def load_json(payload: bytes) -> dict[str, Any]:
-    """The document of a JSON record. Raises TornRecordError when it is not an object."""
+    """Return the document of a JSON record. Raises TornRecordError if it is not an object."""
     document = json.loads(payload)
     if not isinstance(document, dict):
-        raise TornRecordError("the record holds no object")
+        raise TornRecordError("the record is not a JSON object")
     return document
 
 
@@ -111,10 +111,10 @@ def load_json(payload: bytes) -> dict[str, Any]:
 class Row:
     """One training step.
 
-    `statistics` is float64 [tensors, statistics] in the order of the catalogue; a tensor whose first
-    statistic (`numel`) is 0 was not observed. `extras` are further statistics, float64 [tensors] each, of the
-    steps in which they were taken. In both NaN stands for what is not known. `time_us` is microseconds since
-    1970, UTC. `dropped` is the number of rows that this writer had had to drop by then.
+    `statistics` is float64 [tensors, statistics] in the order of the catalogue. A tensor whose first
+    statistic (`numel`) is 0 was not observed. `extras` are statistics that only some steps have, float64
+    [tensors] each. In both, NaN means unknown. `time_us` is microseconds since 1970, UTC. `dropped` is the
+    number of rows that this writer has dropped so far.
     """
 
     step: int
@@ -125,7 +125,7 @@ class Row:
     extras: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def pieces(self) -> list[Bytes]:
-        """The payload of a ROW record; the matrices in it are not copied."""
+        """Return the payload of a ROW record in pieces, without copying the matrices."""
         names, extra_names = "\n".join(self.scalars).encode(), "\n".join(self.extras).encode()
         tensors, width = self.statistics.shape
         head = _ROW.pack(self.step, self.time_us, self.dropped, len(names), tensors, width, len(extra_names))
@@ -136,12 +136,12 @@ class Row:
         return pieces
 
     def encode(self) -> bytes:
-        """The same in one."""
+        """Return the payload of a ROW record."""
         return b"".join(self.pieces())
 
     @classmethod
     def decode(cls, payload: bytes) -> "Row":
-        """Undo `encode`. Raises TornRecordError when the sizes do not fit."""
+        """Decode a payload from `encode`. Raises TornRecordError if the sizes are inconsistent."""
         try:
             step, time_us, dropped, length, tensors, width, extra_length = _ROW.unpack_from(payload)
             at = _ROW.size + length
@@ -167,10 +167,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histograms:
-    """How some tensors' exponents were distributed in one step.
+    """The distribution of the exponents of some tensors in one step.
 
-    `tensors` int32 [n]: their places in the writer's catalogue. `counts` float64 [n, bins]: zeros, then one
-    bin for each exponent, then NaN and Inf; see docs/watching.md.
+    `tensors` is int32 [n]: indices into the writer's catalogue. `counts` is float64 [n, bins]: zeros, then
+    one bin per exponent, then NaN and Inf; see docs/watching.md.
     """
 
     step: int
@@ -179,7 +179,7 @@ class Histograms:
     counts: NDArray[np.float64]
 
     def encode(self) -> bytes:
-        """The payload of a HISTOGRAM record. Most bins are empty: packed, it is a twentieth."""
+        """Return the payload of a HISTOGRAM record. Compression is about 20-fold, as most bins are empty."""
         number, bins = self.counts.shape
         head = _HISTOGRAM.pack(self.step, self.time_us, number, bins)
         packed = zlib.compress(_little(self.counts), 1)
@@ -187,7 +187,7 @@ class Histograms:
 
     @classmethod
     def decode(cls, payload: bytes) -> "Histograms":
-        """Undo `encode`. Raises TornRecordError when the sizes do not fit."""
+        """Decode a payload from `encode`. Raises TornRecordError if the sizes are inconsistent."""
         try:
             step, time_us, number, bins = _HISTOGRAM.unpack_from(payload)
             tensors = np.frombuffer(payload, "<i4", number, _HISTOGRAM.size)
@@ -203,5 +203,5 @@ def _names(text: bytes) -> list[str]:
 
 
 def _little(values: NDArray[np.float64]) -> memoryview:
-    """As the wire has them: nearly always where they are."""
+    """Return the values as little-endian bytes, without a copy on little-endian machines."""
     return values.astype("<f8", order="C", copy=False).data

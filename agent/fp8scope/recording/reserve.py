@@ -1,8 +1,8 @@
-"""Room on the disk that a spool takes before anything else: for what must be said when the disk is full.
+"""Reserved disk space for the information that must be stored even when the disk is full.
 
-The file is written in full when the spool is opened, and only in place after that. While steps are in memory
-alone it says how many there are, so that they are counted even if the process is killed. When the run ends
-and the disk still takes nothing, it becomes the spool's last segment, which holds how the run ended.
+The file is allocated when the spool is opened, and only written in place after that. While some rows are only
+in memory, it stores their number, so that they are counted even if the process is killed. If the disk is
+still full when the run ends, it becomes the spool's last segment, which says how the run ended.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ _MARK = b"RISK"
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows that a writer has recorded in all, on the disk or in memory, and rows that it has dropped."""
+    """The number of rows that a writer has recorded (on disk or in memory), and that it has dropped."""
 
     recorded: int
     dropped: int
 
     @classmethod
     def of(cls, directory: Path) -> Self | None:
-        """What a process said before it ended; None when all that it had recorded was on the disk."""
+        """Return the counts that a process stored; None if all rows it had recorded were on disk."""
         with contextlib.suppress(OSError, struct.error):
             with (directory / NAME).open("rb") as file:
                 raw = file.read(_COUNTS.size + 4)
@@ -40,7 +40,7 @@ class Counts:
 
 
 class Reserve:
-    """RESERVE_BYTES of the disk, in `directory`. Raises OSError where they cannot be had."""
+    """Reserves RESERVE_BYTES of the disk, in `directory`. Raises OSError if that fails."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
@@ -54,37 +54,37 @@ class Reserve:
             raise
 
     def note(self, counts: Counts | None) -> None:
-        """Say how many rows there are while some are in memory alone; None: all are on the disk again."""
+        """Store counts while some rows are only in memory; None clears them: all rows are on disk again."""
         if self._descriptor < 0 or (counts is None and not self._noted):
             return
         body = bytes(_COUNTS.size) if counts is None else _COUNTS.pack(_MARK, counts.recorded, counts.dropped)
         self._noted = counts is not None
-        # A disk that refuses even this: the counts then stay as they were.
+        # If even this write fails, the earlier counts stay.
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, body + struct.pack("<I", zlib.crc32(body)), 0)
 
     def become(self, path: Path, data: bytes) -> None:
-        """Turn the room into a file at `path` that holds `data`, of RESERVE_BYTES at most.
+        """Turn the reserved file into a file at `path` with `data`, of at most RESERVE_BYTES.
 
-        Raises OSError where that fails.
+        Raises OSError if that fails.
         """
         if len(data) > RESERVE_BYTES:
-            raise OSError(f"{len(data)} bytes do not fit into {RESERVE_BYTES}")
+            raise OSError(f"{len(data)} bytes exceed the reserved {RESERVE_BYTES} bytes")
         self._write(data)
         os.ftruncate(self._descriptor, len(data))
-        # To the disk before its name says that it is there.
+        # The data must be on disk before the rename makes it visible.
         os.fsync(self._descriptor)
         os.rename(self._path, path)
         self.close()
 
     def remove(self) -> None:
-        """Give the room back."""
+        """Delete the file, which frees the reserved space."""
         self.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
 
     def close(self) -> None:
-        """Let go of the file, which stays."""
+        """Close the file without deleting it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,4 +1,4 @@
-"""What the spool is made of: segments in files or in memory, and the lock on its folder."""
+"""The parts of a spool: segments in files or in memory, and the lock on its folder."""
 
 import abc
 import contextlib
@@ -18,13 +18,13 @@ class SpoolBusyError(RuntimeError):
 
 
 class Segment(abc.ABC):
-    """Consecutive bytes of the log from position `base` on."""
+    """Consecutive bytes of the log, beginning at position `base`."""
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.length = 0
         self.flushed = 0
-        """As much as a crash of the machine would leave."""
+        """Number of bytes that would survive a crash of the machine."""
 
     @property
     def end(self) -> int:
@@ -32,30 +32,30 @@ class Segment(abc.ABC):
 
     @abc.abstractmethod
     def append(self, *pieces: Bytes) -> None:
-        """Add to its end. Raises OSError where that is not possible."""
+        """Append to the segment. Raises OSError if that fails."""
 
     @abc.abstractmethod
     def read(self, position: int, size: int) -> bytes:
-        """`size` bytes from `position` of the log on; fewer at its end."""
+        """Return `size` bytes from `position` of the log, or fewer at the segment's end."""
 
     @abc.abstractmethod
     def flush(self) -> None:
-        """Ask the machine to put what was written on the disk."""
+        """Force what was written to the disk."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     @abc.abstractmethod
     def delete(self) -> None:
-        """Remove what was stored."""
+        """Close the segment and delete its data."""
 
 
 class FileSegment(Segment):
-    """A segment in a file. Writes go to the kernel at once: they survive the death of the process."""
+    """A segment in a file. Writes are unbuffered, so they survive the death of the process."""
 
     def __init__(self, path: Path, base: int, *, create: bool, durable: bool = False) -> None:
-        """`durable`: a write returns when the disk has it."""
+        """Open or create the file. With `durable`, a write returns only when it is on the disk."""
         super().__init__(base)
         self.path = path
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
@@ -69,14 +69,14 @@ class FileSegment(Segment):
             if written < size:
                 self._append_rest(b"".join(pieces)[written:], at + written)
         except OSError:
-            # Best effort: a half record that stays is recognised as torn.
+            # Best effort: if the truncation fails, the partial record is recognised as torn.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.length)
             raise
         self.length = at + size
 
     def _append_rest(self, data: bytes, at: int) -> None:
-        """What the kernel did not take at once."""
+        """Write the bytes that remain after a short write."""
         view = memoryview(data)
         while view:
             written = os.pwrite(self._descriptor, view, at)
@@ -87,7 +87,7 @@ class FileSegment(Segment):
 
     def flush(self) -> None:
         length = self.length
-        # The sender may have removed the segment in this moment.
+        # The sender may have deleted the segment meanwhile.
         if self._descriptor >= 0:
             os.fsync(self._descriptor)
             self.flushed = length
@@ -103,7 +103,7 @@ class FileSegment(Segment):
 
 
 class MemorySegment(Segment):
-    """A segment in memory: lost with the process."""
+    """A segment in memory, which is lost with the process."""
 
     def __init__(self, base: int) -> None:
         super().__init__(base)
@@ -119,17 +119,17 @@ class MemorySegment(Segment):
         return bytes(self._data[offset : offset + size])
 
     def flush(self) -> None:
-        """There is no disk to put it on."""
+        """Do nothing: the segment is not on a disk."""
 
     def close(self) -> None:
-        """There is no file to let go of."""
+        """Do nothing: the segment has no file."""
 
     def delete(self) -> None:
-        """It goes with the object."""
+        """Do nothing: the memory is freed with the object."""
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the names of new files on the disk as well; where the system cannot, nothing."""
+    """fsync a directory, so that the names of new files are on disk. Ignored if the system cannot."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -140,7 +140,7 @@ def sync_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that writes to a spool. `child`: forked from the one to which the run belongs."""
+    """The process that writes to a spool. `child`: it was forked from the process that began the run."""
 
     host: str
     pid: int
@@ -152,7 +152,7 @@ class Owner:
 
     @classmethod
     def of(cls, directory: Path) -> Self | None:
-        """Who wrote to this spool; None when that is not known."""
+        """Return the process that wrote to this spool; None if it is unknown."""
         try:
             document = json.loads((directory / "lock").read_bytes()[:4096])
             return cls(str(document["host"]), int(document["pid"]), bool(document["child"]))
@@ -161,7 +161,7 @@ class Owner:
 
 
 class Lock:
-    """Says that this process uses the folder; the kernel lets go of it when the process dies."""
+    """Marks the folder as used by this process; the kernel releases the lock when the process dies."""
 
     def __init__(self, directory: Path, owner: Owner | None = None) -> None:
         self._take(directory)

@@ -1,10 +1,11 @@
-"""The spool: an append-only log of records on disk, which is also the queue between training and the network.
+"""The spool: an append-only log of records on disk, which decouples training from the network.
 
-A spool is one writer's folder. Its segments are files named by the position of their first byte, and each
-begins with what a reader needs (the run's registration and the tensor catalogue), so that acknowledged ones
-can go. Where a file cannot be written the log goes on in memory, within a bound. As soon as the disk takes it
-what is in memory is moved there, so that memory only ever holds the log's end. How the run ended finds room
-on a full disk as well: see `fp8scope.recording.reserve`.
+A spool is the folder of one writer. Its segments are files named by the position of their first byte. Each
+begins with the run's registration and the tensor catalogue, so that acknowledged segments can be deleted.
+
+If a file cannot be written, the log continues in memory, within a bound. As soon as the disk accepts writes
+again, these segments are moved there; memory therefore always holds the end of the log. The record of how the
+run ended fits even on a full disk: see `fp8scope.recording.reserve`.
 
 One thread appends; another reads and forgets. Positions count bytes since the beginning of the spool.
 """
@@ -37,17 +38,17 @@ MAGIC = b"FP8SPL\x00\x01"
 SEGMENT_BYTES = 16 << 20
 MEMORY_SEGMENT_BYTES = 1 << 20
 RESERVE_BYTES = 16 << 20
-"""Memory for what is not a row: an evaluation or the end of the run still goes in when rows are dropped."""
+"""Extra memory for records other than rows: they still fit when rows are being dropped."""
 RETRY_SECONDS = 1.0
-"""While the log goes on in memory: how often to try the disk again."""
+"""Interval at which the disk is tried again while the log continues in memory."""
 
 Preamble = Callable[[], Sequence[tuple[RecordKind, bytes]]]
 OnDisk = Callable[[OSError | None], None]
-"""Called with the reason when the log goes on in memory, and with None when all is on the disk again."""
+"""Called with the error when the log continues in memory, and with None when all of it is on disk again."""
 
 
 def find_spools(directory: Path) -> Iterator[Path]:
-    """Every spool at or below `directory`; others may remove theirs meanwhile."""
+    """Yield every spool at or below `directory`; other processes may remove theirs meanwhile."""
     for folder, names, files in os.walk(directory):
         names.sort()
         if "cursor" in files:
@@ -55,14 +56,14 @@ def find_spools(directory: Path) -> Iterator[Path]:
 
 
 class SpoolFullError(OSError):
-    """Neither the disk nor the memory set aside for it can take the record."""
+    """The record fits neither on the disk nor in the memory reserved for it."""
 
 
 class Spool:
-    """The log. `directory` None keeps everything in memory.
+    """The log of one writer. With `directory` None, all of it is in memory.
 
-    `owner`: who writes to it from now on (None: nobody, it is only read to the end). `durable`: `append`
-    returns when the disk has the record, not when the kernel has.
+    `owner` is the process that will write to it; None opens an existing spool for sending. With `durable`,
+    `append` returns only when the record is on the disk, not merely in the kernel.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Spool:
     ) -> None:
         self.directory = directory
         self.trouble: OSError | None = None
-        """Why the disk took no more when it was asked last; None while it takes everything."""
+        """The error of the last failed write; None while writes succeed."""
         self._on_disk = on_disk
         self._retry_at = 0.0
         self._answered = 0
@@ -105,14 +106,14 @@ class Spool:
             if path.stem.isdecimal():
                 self._segments.append(FileSegment(path, int(path.stem), create=False))
         for segment, following in itertools.pairwise(self._segments):
-            # What a failed write has left behind a segment's end, and nobody could cut off.
+            # A failed write may have left bytes past the segment's end that could not be truncated.
             segment.length = min(segment.length, following.base - segment.base)
         if self._segments:
             self._end = self._segments[-1].end
 
     @property
     def end(self) -> int:
-        """The position after the last whole record."""
+        """The position after the last complete record."""
         return self._end
 
     @property
@@ -123,25 +124,25 @@ class Spool:
 
     @property
     def torn(self) -> int:
-        """Bytes that reading skipped because they were no whole records."""
+        """Number of bytes that reading skipped because they are not complete records."""
         return sum(self._torn.values())
 
     def in_memory(self) -> bool:
-        """Whether some of what is held would die with the process."""
+        """Return whether part of the log is in memory, and would be lost with the process."""
         with self._mutex:
             return any(isinstance(segment, MemorySegment) for segment in self._segments)
 
     def append(self, kind: RecordKind, *payload: Bytes) -> None:
-        """Add a record: once this returns it survives the death of the process (unless `in_memory`).
+        """Append a record. Once this returns, it survives the death of the process (unless `in_memory`).
 
-        The payload may come in pieces. Raises SpoolFullError when the bounds are reached.
+        The payload may be given in pieces. Raises SpoolFullError if the bounds are reached.
         """
         size = size_of(payload)
         if size > MAX_PAYLOAD:
             raise SpoolFullError(f"a record of {size} bytes is too large")
         size += FRAME.size
         if kind is RecordKind.ROW and self._end - self.begin + size > self._max_bytes:
-            raise SpoolFullError(f"the spool has reached its bound of {self._max_bytes >> 20} MiB")
+            raise SpoolFullError(f"the spool has reached its limit of {self._max_bytes >> 20} MiB")
         if self.trouble is not None and time.monotonic() >= self._retry_at:
             self.save()
         if self._active is None or self._active.length >= self._size_of(self._active):
@@ -155,7 +156,7 @@ class Spool:
         self._end = self._active.end
 
     def _append_elsewhere(self, kind: RecordKind, size: int, *pieces: Bytes) -> None:
-        """The file takes no more. Perhaps another one does, else memory."""
+        """Append to a new file, or to memory if that fails too, after a write to the active file failed."""
         end = self._end
         self._roll(kind, size)
         assert self._active is not None
@@ -175,7 +176,7 @@ class Spool:
         return self._memory_segment_bytes if isinstance(segment, MemorySegment) else self._segment_bytes
 
     def _roll(self, kind: RecordKind, size: int) -> None:
-        """Begin a segment: in a file when that works, else in memory."""
+        """Begin a new segment, in a file if possible, otherwise in memory."""
         head = self._head()
         segment: Segment | None = None
         if self.directory is not None and self.trouble is None:
@@ -185,10 +186,9 @@ class Spool:
                 held = sum(s.length for s in self._segments if isinstance(s, MemorySegment))
             bound = self._memory_bytes + (0 if kind is RecordKind.ROW else RESERVE_BYTES)
             if held + len(head) + max(size, self._memory_segment_bytes) > bound:
-                why = self.trouble.strerror if self.trouble is not None else "there is none"
-                raise SpoolFullError(
-                    f"the disk takes no more ({why}), and {self._memory_bytes >> 20} MiB of memory are full"
-                )
+                why = self.trouble.strerror if self.trouble is not None else "there is no disk"
+                memory = f"{self._memory_bytes >> 20} MiB of memory are full"
+                raise SpoolFullError(f"the disk cannot be written ({why}), and {memory}")
             segment = MemorySegment(self._end)
             segment.append(head)
         with self._mutex:
@@ -200,7 +200,7 @@ class Spool:
         return MAGIC + b"".join(frame(kind, payload) + payload for kind, payload in self._preamble())
 
     def _new_file(self, base: int, data: bytes) -> FileSegment | None:
-        """A segment at `base` that begins with `data`; None where the disk does not take it."""
+        """Create a file segment at `base` that begins with `data`; None if the disk refuses it."""
         assert self.directory is not None
         path = self.directory / f"{base:020d}.log"
         try:
@@ -219,24 +219,24 @@ class Spool:
             sync_directory(self.directory)
         return segment
 
-    # What is in memory because the disk takes no more
+    # Memory segments, used while the disk cannot be written
 
     def _refused(self, error: OSError) -> None:
-        """The disk did not take something: the log goes on in memory."""
-        known, self.trouble = self.trouble, error
+        """Store the error of a failed write, and report the first one: the log continues in memory."""
+        earlier, self.trouble = self.trouble, error
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        if known is None:
+        if earlier is None:
             self._on_disk(error)
 
     def note(self, counts: Counts) -> None:
-        """Have rows that are in memory alone counted, should the process be killed: see `Counts`."""
+        """Store counts on disk, so that rows in memory are counted if the process is killed; see `Counts`."""
         if self._reserve is not None and self.trouble is not None:
             self._reserve.note(counts)
 
     def save(self) -> bool:
-        """Move whole segments from memory to the disk, oldest first; whether none is left there.
+        """Move whole segments from memory to the disk, oldest first. Returns whether none is left in memory.
 
-        For the thread that appends.
+        Call this only on the appending thread.
         """
         self._retry_at = time.monotonic() + RETRY_SECONDS
         memory = self._in_memory()
@@ -256,9 +256,9 @@ class Spool:
         return True
 
     def rescue(self) -> list[Record]:
-        """When nothing will be appended any more: everything goes to the disk, as far as it takes it.
+        """Move as much as possible from memory to the disk, after the last `append`.
 
-        Returns what is lost, in order: the log's end, without what was answered before.
+        Returns the records that are lost, in order: the end of the log, without records already answered.
         """
         if not self._in_memory() or self.save():
             return []
@@ -271,13 +271,13 @@ class Spool:
         return lost
 
     def _rescue_some(self, segment: MemorySegment) -> list[Record]:
-        """Write as many of a segment's records as the disk takes, where they are; returns the others."""
+        """Write as many records of a segment as fit on the disk, at their positions; returns the others."""
         records, head = self._records_from(segment, self._answered), self._head()
         if not records or self.directory is None:
             return records
         base = records[0].begin - len(head)
         if base < segment.base:
-            # There is no room before them for what a reader needs: with all that comes before.
+            # The preamble does not fit before these records: write the whole segment, which has its own.
             base, head, records = segment.base, MAGIC, self._records_from(segment, 0)
         file = self._new_file(base, head)
         if file is None:
@@ -295,12 +295,12 @@ class Spool:
         return [record for record in records[kept:] if record.begin >= self._answered]
 
     def end_with(self, kind: RecordKind, payload: bytes) -> None:
-        """After `rescue`: put a last record where room was kept for it. Raises OSError where that fails.
+        """After `rescue`, write a last record to the reserved disk space. Raises OSError if that fails.
 
-        A reader learns from what comes before who writes; where that does not fit, from earlier segments.
+        The segment begins with the preamble if it fits; otherwise a reader needs the earlier segments.
         """
         if self.directory is None or self._reserve is None:
-            raise SpoolFullError("there is no disk")
+            raise SpoolFullError("no disk space is reserved")
         record = frame(kind, payload) + payload
         head = self._head()
         data = (head if len(head) + len(record) <= LAST_BYTES else MAGIC) + record
@@ -316,7 +316,7 @@ class Spool:
             return [segment for segment in self._segments if isinstance(segment, MemorySegment)]
 
     def _has_room(self, size: int) -> bool:
-        """Whether it is worth trying: a full disk must not be asked to write again and again."""
+        """Return whether `size` bytes are free, to avoid repeated failing writes to a full disk."""
         try:
             disk = os.statvfs(self.directory or ".")
         except OSError:
@@ -325,17 +325,17 @@ class Spool:
 
     def _replace(self, segment: MemorySegment, file: FileSegment) -> None:
         with self._mutex:
-            known = segment in self._segments
-            self._segments = [file if one is segment else one for one in self._segments]
+            is_held = segment in self._segments
+            self._segments = [file if held is segment else held for held in self._segments]
         if segment is self._active:
             self._active = file
-        if not known:
-            # The sender has forgotten it meanwhile.
+        if not is_held:
+            # The sender has called `forget` for this segment meanwhile.
             with contextlib.suppress(OSError):
                 file.delete()
 
     def _records_from(self, segment: Segment, position: int) -> list[Record]:
-        """The records of one segment that begin at `position` or later."""
+        """Return the records of one segment that begin at `position` or later."""
         records, at = [], segment.base + len(MAGIC)
         while at < segment.end:
             record = self._read_one(segment, at)
@@ -345,7 +345,7 @@ class Spool:
         return records
 
     def read(self, position: int) -> Record | None:
-        """The first whole record at or after `position`; None when there is none yet."""
+        """Return the first complete record at or after `position`; None if there is none yet."""
         while position < self._end:
             segment = self._segment_at(position)
             if segment is None:
@@ -383,21 +383,21 @@ class Spool:
             return next((s for s in self._segments if s.base > segment.base), None)
 
     def preamble_before(self, position: int) -> list[Record]:
-        """The registration and catalogue records that a reader starting at `position` needs."""
+        """Return the registration and catalogue records that a reader starting at `position` needs."""
         segment = self._segment_at(position)
         if segment is None:
             with self._mutex:
                 segment = self._segments[-1] if self._segments else None
-        found: list[Record] = []
+        preamble: list[Record] = []
         at = segment.base if segment is not None else position
         while at < position and (record := self.read(at)) is not None and record.begin < position:
             if record.kind in (RecordKind.REGISTRATION, RecordKind.TENSORS):
-                found.append(record)
+                preamble.append(record)
             at = record.end
-        return found
+        return preamble
 
     def forget(self, position: int) -> None:
-        """Remove the segments that end at or before `position`, except the one being written."""
+        """Delete the segments that end at or before `position`, except the active one."""
         self._answered = position
         with self._mutex:
             gone = [s for s in self._segments if s.end <= position and s is not self._active]
@@ -407,7 +407,7 @@ class Spool:
                 segment.delete()
 
     def flush(self) -> None:
-        """fsync what was written since the last time, and the names of the files."""
+        """fsync everything written since the last flush, including the names of new files."""
         with self._mutex:
             segments = [segment for segment in self._segments if segment.flushed < segment.length]
         if any(segment.flushed == 0 for segment in segments) and self.directory is not None:
@@ -416,7 +416,7 @@ class Spool:
             segment.flush()
 
     def close(self) -> None:
-        """Let go of files and lock; what is held stays for `fp8scope sync`."""
+        """Close the files and release the lock; the records stay for `fp8scope sync`."""
         with self._mutex:
             segments, self._segments, self._active = self._segments, [], None
         for segment in segments:
@@ -429,7 +429,7 @@ class Spool:
             self._lock.release()
 
     def abandon(self) -> None:
-        """Let go of the files in a forked child; takes no lock, whose owner may not exist here."""
+        """Close the files in a forked child, without the mutex: its holder may not exist in the child."""
         for segment in self._segments:
             segment.close()
         if self._reserve is not None:
@@ -438,7 +438,7 @@ class Spool:
             self._lock.release()
 
     def remove(self) -> None:
-        """Close, and delete the folder: everything in it was acknowledged."""
+        """Close the spool and delete its folder."""
         self.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)

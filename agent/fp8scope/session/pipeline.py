@@ -1,11 +1,11 @@
-"""The agent's threads: what a training thread hands over is recorded in the spool, then sent.
+"""The path of an entry from the training thread to the server, and the threads along it.
 
     training thread --put--> queue --recorder--> spool --sender--> server
-                                                   ^-- flusher: fsync now and then
+                                                   ^-- flusher: periodic fsync
 
-`put` never waits for the device or the network, and for the disk only within the bounds of
-`fp8scope.recording.recorder`. The recorder only writes, so a finished step is in the spool whatever the
-network does.
+`put` never waits for the device or the network; it waits for the disk only within the bounds described in
+`fp8scope.recording.recorder`. The recorder never uses the network, so a network problem cannot keep a
+finished step out of the spool.
 """
 
 import contextlib
@@ -38,11 +38,13 @@ IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
 LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.1
 DOZE_AFTER = 1.0
-"""The recorder looks for steps by itself, some times a step and within these bounds, until none comes."""
+"""While steps arrive, the recorder polls for them a few times per step, at an interval within LOOK_OFTEN and
+LOOK_SELDOM. After DOZE_AFTER seconds without one it sleeps until it is woken.
+"""
 
 
 class Pipeline:
-    """One writer of a run: a queue, a spool and their threads, started with the first `put`."""
+    """One writer of a run: a queue, a spool and their threads. The first `put` starts them."""
 
     def __init__(
         self,
@@ -70,24 +72,24 @@ class Pipeline:
         self._on_page = on_page
         self._queue = Recorder(settings, guard, origin or Origin())
         self.waiting = self._queue.waiting
-        """What was handed over and not yet been taken up."""
+        """Entries that were put and are not yet being recorded."""
         self._closing = False
         self._dozing = False
-        """Whether the recorder has to be woken; else it looks again by itself, soon."""
+        """Whether the recorder must be woken; otherwise it polls again soon."""
         self._gap = self._last = 0.0
         self.spool: Spool | None = None
         self._cursor: Cursor | None = None
         self._complete = False
         self._keeping = threading.Lock()
-        """Held by who sees to it that nothing is left in memory."""
+        """Held while `_keep` moves the rest of the spool from memory to the disk."""
         self._kept = False
         self._recorder = Worker("recorder", self._record, guard, self._recorder_ended)
         self.sending = Worker("sender", self._send, guard, self._sender_ended)
         self._flusher = Worker("flusher", self._flush, guard)
 
     def put(self, entry: Entry | Catalogue) -> None:
-        """Hand something over. What was handed over before it has then been written, unless the disk is slow
-        beyond the bounds of `fp8scope.recording.recorder`.
+        """Queue an entry. All earlier entries are written when this returns, unless the disk is slower than
+        the bounds of `fp8scope.recording.recorder`.
         """
         queue = self._queue
         self.waiting.append(entry)
@@ -96,32 +98,32 @@ class Pipeline:
             self.started = True
             self._open()
             self._recorder.start()
-        # Counted when written, not when taken from the queue: a write that is under way is not done.
+        # `recorded` is incremented after the write, so an entry whose write is in progress still counts here.
         elif queue.handed - queue.recorded > 1:
             queue.catch_up()
         if self._dozing:
             self._recorder.wake()
 
     def settle(self) -> None:
-        """Have everything that was handed over written, within the same bounds."""
+        """Write all queued entries, within the same bounds as `put`."""
         if self.started:
             self._queue.catch_up(but=0)
 
     def prepare(self, entry: Entry) -> None:
-        """Queue something that is worth recording only if something else follows."""
+        """Queue an entry without starting the threads: it is recorded only if a `put` follows."""
         self._queue.add(entry)
 
     def is_full(self, row_bytes: int) -> bool:
-        """Whether the queue has reached its bound, were its entries rows of this size."""
+        """Return whether the queue is full, assuming entries of `row_bytes` bytes."""
         return self._queue.is_full(row_bytes)
 
     @property
     def recording(self) -> threading.Lock:
-        """Held while something is being recorded."""
+        """The lock that is held while an entry is being recorded."""
         return self._queue.lock
 
     def write_out(self) -> None:
-        """Have everything that was handed over on the disk; waits for both. Not for the training thread."""
+        """Write and fsync all queued entries. Waits for device and disk, so not for the training thread."""
         if self.started:
             self._queue.drain()
             self._flush()
@@ -133,12 +135,12 @@ class Pipeline:
         if self._queue.drain():
             now = time.monotonic()
             self._gap, self._last = now - self._last, now
-        # To wake a thread is a third of what a step costs the training: while steps come, this thread looks
-        # for them by itself. Those that are too short for that the training thread writes.
+        # Waking a thread is a third of the agent's cost per step, so this thread polls while steps arrive. If
+        # steps are too short for that, the training thread writes them itself.
         pause = max(self._gap / 4, LOOK_OFTEN)
         self._dozing = time.monotonic() - self._last > DOZE_AFTER
         if self._dozing:
-            # Once more: what came in before could be seen that nobody is looking.
+            # Drain once more: an entry may have been put just before `_dozing` was set.
             self._queue.drain()
         if closing and not self.waiting:
             self._recorder.stop()
@@ -147,17 +149,17 @@ class Pipeline:
         return IDLE_SECONDS if self._dozing else min(pause, LOOK_SELDOM)
 
     def _open(self) -> None:
-        """Open the spool and start the threads behind it. An unusable directory means: in memory only."""
+        """Open the spool, in memory if the directory is unusable, and start the sender and the flusher."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The lock comes first: `fp8scope sync` must not take this for the spool of a dead process.
+            # Take the lock first, so that `fp8scope sync` does not treat this as the spool of a dead process.
             self.spool = self._new_spool(self.directory)
             self._cursor = Cursor(self.directory / "cursor", SendProgress(self.writer))
         except Exception as error:
-            self._guard.error("opening the spool", f"{error}; what is seen is kept in memory only", error)
+            self._guard.error("opening the spool", f"{error}; data is kept in memory only", error)
             if self.spool is not None:
                 self.spool.close()
-            # Half a spool is none: nothing could be sent from it.
+            # Nothing could be sent from a partial spool.
             shutil.rmtree(self.directory, ignore_errors=True)
             self.spool, self._cursor = self._new_spool(None), Cursor(None, SendProgress(self.writer))
         self._queue.spool = self.spool
@@ -188,10 +190,10 @@ class Pipeline:
 
     def _disk_changed(self, error: OSError | None) -> None:
         if error is not None:
-            text = "the disk takes no more steps (%s): they are kept in memory, and lost with the process."
+            text = "steps cannot be written to disk (%s): they are kept in memory, and lost with the process."
             self._guard.warn_once("disk", text, error.strerror or error)
         elif self._guard.is_first("disk again"):
-            logger.info("the disk takes steps again, those that were in memory too.")
+            logger.info("steps are written to disk again, including those that were kept in memory.")
 
     def _recorder_ended(self) -> None:
         self._flusher.stop()
@@ -223,15 +225,16 @@ class Pipeline:
         if self._complete and not self._cursor.progress.messages_refused:
             self.spool.remove()
             with contextlib.suppress(OSError):
-                # The run's folder goes with its last writer; it is not empty before.
+                # Fails while other writers still have folders in it; the last one removes it.
                 self.directory.parent.rmdir()
         else:
             self._keep()
             self.spool.close()
 
     def _keep(self) -> None:
-        """Nothing more will be sent: what is in memory goes to the disk, and what it does not take is
-        counted, here and in what the spool says of the run's end.
+        """Move what is in memory to the disk, because nothing more will be sent.
+
+        Rows that do not fit are counted as lost, here and in the FINISH record.
         """
         if self.spool is None or self._cursor is None:
             return
@@ -242,15 +245,15 @@ class Pipeline:
             lost = self.spool.rescue()
             if not lost:
                 return
-            last_words = count_lost(lost, self._guard, self.spool.trouble)
+            finish_document = count_lost(lost, self._guard, self.spool.trouble)
             progress = self._cursor.progress
             following = self.spool.read(progress.position)
             if progress.sealed_end and (following is None or following.begin >= progress.sealed_end):
-                # Of the message under way nothing is left: what comes next is another one.
+                # No record of the sealed message is left: the next message is a different one.
                 progress.sealed_end, progress.sealed_digest = 0, ""
                 self._cursor.save()
-            if last_words and self.spool.directory is not None:
-                self.spool.end_with(RecordKind.FINISH, last_words)
+            if finish_document and self.spool.directory is not None:
+                self.spool.end_with(RecordKind.FINISH, finish_document)
 
     def _flush(self) -> float:
         if self.spool is not None:
@@ -260,15 +263,16 @@ class Pipeline:
     # The end
 
     def finish(self, document: Callable[[], Mapping[str, Any]] | None, timeout: float) -> FinishReport:
-        """Record the end of this writer (None: say nothing), and wait until everything was answered.
+        """Record the end of this writer, and wait until the server has answered everything.
 
-        Returns after `timeout` seconds at the latest; what is left then stays in the spool.
+        No end is recorded if `document` is None. Returns after `timeout` seconds at the latest; unsent data
+        stays in the spool.
         """
         self.close(document)
         return self.wait(timeout)
 
     def close(self, document: Callable[[], Mapping[str, Any]] | None) -> None:
-        """As `finish`, without waiting: the threads end when everything was answered."""
+        """Record the end of this writer without waiting; the threads end once everything is answered."""
         if self.started and not self._closing:
             if document is not None:
                 self.put(Document(RecordKind.FINISH, lambda: dump_json(document())))
@@ -276,7 +280,7 @@ class Pipeline:
             self._recorder.wake()
 
     def wait(self, timeout: float) -> FinishReport:
-        """After `close`: wait `timeout` seconds at most, then let go."""
+        """After `close`, wait for the threads to end, for at most `timeout` seconds."""
         deadline = time.monotonic() + timeout
         if not self.started:
             return FinishReport(complete=True)
@@ -288,10 +292,12 @@ class Pipeline:
                     break
             self.sending.stop()
             if not self.sending.join(min(deadline, time.monotonic() + 1.0)):
-                # It waits for an answer, and the process may be gone when that comes.
+                # The sender still waits for an answer, and the process may exit before it arrives.
                 self._keep()
         elif left := len(self.waiting):
-            self._guard.error("writing to the disk", f"it does not answer, and {left} records wait for it")
+            self._guard.error(
+                "writing to the disk", f"the disk does not respond; {left} records are not written"
+            )
         return self._report()
 
     def _report(self) -> FinishReport:
@@ -308,7 +314,7 @@ class Pipeline:
         )
 
     def discard(self) -> bool:
-        """End without a trace, what was handed over as well; False when the server knows the run already."""
+        """End and delete all data of this writer. Returns False if the server already knows the run."""
         if self.sender is not None and self.sender.page:
             return False
         self._recorder.stop()
@@ -320,7 +326,7 @@ class Pipeline:
         return True
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's files without touching what is in them."""
+        """Close the parent's files in a forked child, without changing them."""
         if self.spool is not None:
             self.spool.abandon()
         if self._cursor is not None:

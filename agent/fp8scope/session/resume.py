@@ -1,7 +1,7 @@
-"""Which run a process belongs to: a new one, one that is continued, or one that other ranks write to as well.
+"""Decides which run a process writes to: a new one, a resumed one, or one that it shares with other ranks.
 
-A run that is continued has a new *attempt*: new writers with the next number. What an earlier attempt had
-stored beyond the point where it begins is kept apart.
+Resuming a run starts a new *attempt*: new writers with the next attempt number. Steps that an earlier attempt
+stored after the point of resumption are kept separately.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from fp8scope.delivery.transport import Action, Transport
 from fp8scope.process.launch_ranks import Job
 
 ASK_SECONDS = 3.0
-"""A resumed run waits at most about this long for the server to say which attempt was the last."""
+"""Approximate upper bound of the time that a resumed run waits for the server to name the last attempt."""
 LEDGER = "latest.json"
 _begun = itertools.count()
 MAX_LEDGER_BYTES = 4096
@@ -31,7 +31,7 @@ Failed = Callable[[str, Exception], None]
 
 @dataclass(frozen=True)
 class Identity:
-    """A run, the attempt at it, and where it begins: after `step` steps and `tokens` tokens."""
+    """A run and an attempt at it, which begins after `step` steps and `tokens` tokens."""
 
     run: str
     attempt: int = 0
@@ -40,7 +40,7 @@ class Identity:
     resumed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """What belongs into a checkpoint."""
+        """Return the state to store in a checkpoint."""
         return {
             "version": 1,
             "run": self.run,
@@ -51,7 +51,7 @@ class Identity:
 
 
 def identity_from_state(state: Mapping[str, Any]) -> Identity:
-    """The identity that follows a checkpoint's. Raises ConfigurationError when it is none of ours."""
+    """Return the attempt that follows a checkpoint's. Raises ConfigurationError if `state` is invalid."""
     try:
         counts = [int(state[name]) for name in ("attempt", "step", "tokens")]
         if min(counts) < 0:
@@ -59,17 +59,17 @@ def identity_from_state(state: Mapping[str, Any]) -> Identity:
         return Identity(run_id(str(state["run"])), counts[0] + 1, counts[1], counts[2], resumed=True)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"this is not what run.state_dict() returned ({type(error).__name__}: {error})."
+            f"resume is not a state that run.state_dict() returned ({type(error).__name__}: {error})."
         ) from None
 
 
 def run_id(text: str) -> str:
-    """The canonical form of a run's id. Raises ConfigurationError when it is no UUID."""
+    """Return the canonical form of a run id. Raises ConfigurationError if it is not a UUID."""
     try:
         return str(uuid.UUID(text))
     except ValueError:
         raise ConfigurationError(
-            f"a run's id is a UUID, as run.id and the address of its page show it; got {text[:80]!r}."
+            f"a run id must be a UUID, as in run.id and in the address of the run's page, got {text[:80]!r}."
         ) from None
 
 
@@ -78,11 +78,11 @@ def identify(
 ) -> Identity:
     """Decide which run this process writes to, and as which attempt.
 
-    `resume` is a run's id, what `run.state_dict()` returned, or "auto": the run that was begun last with this
-    spool directory unless it ended well, else a new one. Without it FP8SCOPE_RUN_ID counts; then, under a
-    launcher of several ranks, what these have in common (see `fp8scope.process.launch_ranks`).
+    `resume` is a run id, a `run.state_dict()`, or "auto": the latest run in this spool directory unless it
+    finished successfully, else a new run. Without `resume`, FP8SCOPE_RUN_ID names the run. Without either,
+    the ranks of a multi-process launch agree on a new run (see `fp8scope.process.launch_ranks`).
 
-    Raises ConfigurationError when that cannot be meant.
+    Raises ConfigurationError if `resume` or FP8SCOPE_RUN_ID is invalid.
     """
     env = os.environ if environment is None else environment
     job = Job.of(env)
@@ -104,29 +104,29 @@ def identify(
     if chosen.resumed:
         known = ledger.attempt if ledger is not None and ledger.run == chosen.run else -1
         attempt = max(attempt, known + 1, last_attempt(chosen.run, settings) + 1)
-        # The ranks ask at different moments: what the first of them found out holds for all.
+        # The ranks ask at different times; the answer that the first one got is used by all.
         attempt = int(job.agree(f"attempt of {chosen.run}", str(attempt)))
     return replace(chosen, attempt=attempt)
 
 
 def last_attempt(run: str, settings: Settings) -> int:
-    """The latest attempt that the server knows of; -1 when it knows none, or cannot be asked."""
+    """Return the latest attempt known to the server; -1 if there is none or the server cannot be asked."""
     if settings.mode != "online" or not (settings.url and settings.token):
         return -1
-    hasty = replace(settings, connect_timeout=ASK_SECONDS, read_timeout=ASK_SECONDS)
-    transport = Transport(hasty)
+    impatient = replace(settings, connect_timeout=ASK_SECONDS, read_timeout=ASK_SECONDS)
+    transport = Transport(impatient)
     outcome = transport.send("GET", f"/runs/{run}", b"")
     transport.close()
-    found = outcome.answer.get("last_attempt") if outcome.action is Action.DONE else None
-    return found if isinstance(found, int) else -1
+    attempt = outcome.answer.get("last_attempt") if outcome.action is Action.DONE else None
+    return attempt if isinstance(attempt, int) else -1
 
 
-# What this directory remembers
+# The ledger: the latest run of a spool directory
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The run that was begun last with a spool directory. `over`: it ended well."""
+    """The latest run in a spool directory. `over`: it finished successfully."""
 
     run: str
     attempt: int
@@ -134,7 +134,7 @@ class Ledger:
 
 
 def read_ledger(directory: Path) -> Ledger | None:
-    """None where nothing is remembered, or it cannot be read."""
+    """Return the directory's ledger; None if it does not exist or cannot be read."""
     try:
         with (directory / LEDGER).open("rb") as file:
             document = json.loads(file.read(MAX_LEDGER_BYTES))
@@ -146,7 +146,7 @@ def read_ledger(directory: Path) -> Ledger | None:
 def write_ledger(
     directory: Path, identity: Identity, *, over: bool, failed: Failed = lambda kind, error: None
 ) -> None:
-    """Remember the run. Calls `failed` if the directory cannot be written; then nothing is remembered."""
+    """Store the run as the directory's latest. Calls `failed` if the directory cannot be written."""
     document = {"run": identity.run, "attempt": identity.attempt, "over": over}
     draft = directory / f"{LEDGER}.{os.getpid()}"
     try:
@@ -155,6 +155,6 @@ def write_ledger(
         os.replace(draft, directory / LEDGER)
     except OSError as error:
         failed("remembering the run for resume='auto'", error)
-        # A full disk leaves an empty file.
+        # On a full disk the draft exists but is empty.
         with contextlib.suppress(OSError):
             draft.unlink()

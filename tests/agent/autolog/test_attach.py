@@ -72,7 +72,7 @@ def test_values_logged_around_a_step_belong_to_it(server: WireServer) -> None:
     assert stored.scalars("accuracy") == [0, 0.5, 1] and stored.scalars("eval/loss") == [None, None, 7.0]
 
 
-def test_a_loss_that_is_logged_wins_over_the_one_found(server: WireServer) -> None:
+def test_a_logged_loss_overrides_the_observed_one(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     for number in range(3):
@@ -82,7 +82,7 @@ def test_a_loss_that_is_logged_wins_over_the_one_found(server: WireServer) -> No
     assert server.run.scalars("loss") == [100.0, 101.0, 102.0]
 
 
-def test_tokens_are_counted_told_or_logged(server: WireServer) -> None:
+def test_tokens_are_counted_given_or_logged(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer, name="told", tokens_per_step=50)
     train(model, optimizer, 2)
@@ -98,7 +98,7 @@ def test_tokens_are_counted_told_or_logged(server: WireServer) -> None:
     assert [name for row in server.run.rows for name in row["scalars"]].count("tokens_per_second") == 2
 
 
-def test_floating_inputs_are_no_tokens(server: WireServer) -> None:
+def test_floating_point_inputs_are_not_counted_as_tokens(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     train(model, optimizer, 1)
@@ -106,7 +106,7 @@ def test_floating_inputs_are_no_tokens(server: WireServer) -> None:
     assert "tokens" not in server.run.rows[0]["scalars"]
 
 
-def test_evaluation_is_no_step(server: WireServer) -> None:
+def test_evaluation_does_not_make_a_step(server: WireServer) -> None:
     model, optimizer = language_model()
     run = fp8scope.attach(model, optimizer)
     for number in range(3):
@@ -121,7 +121,7 @@ def test_evaluation_is_no_step(server: WireServer) -> None:
     assert server.run.steps == [1, 2, 3] and server.run.scalars("tokens") == [32, 64, 96]
 
 
-def test_the_time_of_an_evaluation_is_not_the_steps(server: WireServer) -> None:
+def test_evaluation_time_is_not_part_of_a_step(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     waited = torch.tensor(0.0)
@@ -142,7 +142,7 @@ def test_the_time_of_an_evaluation_is_not_the_steps(server: WireServer) -> None:
     assert server.run.rows[1]["scalars"]["time_other"] > seconds[1] - parts[1]
 
 
-def test_autocast_and_a_scheduler(server: WireServer) -> None:
+def test_works_with_autocast_and_a_scheduler(server: WireServer) -> None:
     model, optimizer = language_model()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     run = fp8scope.attach(model, optimizer)
@@ -165,7 +165,7 @@ def train_on(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> list[float
 
 
 @pytest.mark.parametrize("which", ["compiled", "inner", "in place"])
-def test_a_compiled_model(which: str, server: WireServer) -> None:
+def test_records_a_compiled_model(which: str, server: WireServer) -> None:
     model, optimizer = language_model()
     called: nn.Module = model
     if which == "in place":
@@ -183,7 +183,7 @@ def test_a_compiled_model(which: str, server: WireServer) -> None:
     assert server.run.scalars("tokens") == tokens
 
 
-def test_detach_undoes_it(server: WireServer) -> None:
+def test_detach_removes_all_hooks(server: WireServer) -> None:
     model, optimizer = regression()
     hooks = [dict(model._forward_pre_hooks), dict(optimizer._optimizer_step_post_hooks)]
     backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
@@ -202,7 +202,7 @@ def test_detach_undoes_it(server: WireServer) -> None:
     assert [dict(model._forward_pre_hooks), dict(optimizer._optimizer_step_post_hooks)] == hooks
 
 
-def test_a_step_that_was_begun_and_not_made_is_not_recorded(server: WireServer) -> None:
+def test_an_unfinished_step_is_not_recorded(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     train(model, optimizer, 2)
@@ -212,7 +212,7 @@ def test_a_step_that_was_begun_and_not_made_is_not_recorded(server: WireServer) 
     assert server.run.steps == [1, 2]
 
 
-def test_nothing_keeps_the_model_alive() -> None:
+def test_does_not_keep_the_model_alive() -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     train(model, optimizer, 2)
@@ -227,7 +227,7 @@ def test_nothing_keeps_the_model_alive() -> None:
     run.finish()
 
 
-def test_copies_and_pickles_are_other_models(server: WireServer) -> None:
+def test_copies_and_pickles_are_not_recorded(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     train(model, optimizer, 1)
@@ -240,7 +240,7 @@ def test_copies_and_pickles_are_other_models(server: WireServer) -> None:
     assert server.run.steps == [1, 2]
 
 
-def test_a_disabled_run_touches_nothing() -> None:
+def test_a_disabled_run_adds_no_hooks() -> None:
     model, optimizer = regression()
     backward = torch.autograd.backward
     run = fp8scope.attach(model, optimizer, mode="disabled")

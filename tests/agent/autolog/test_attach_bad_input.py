@@ -48,7 +48,9 @@ OTHER, FOR_OTHER = language_model()
         (MODEL, OPTIMIZER, {"name": ""}, "name must not be empty"),
     ],
 )
-def test_what_cannot_be_meant(model: Any, optimizer: Any, arguments: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_refused(
+    model: Any, optimizer: Any, arguments: dict[str, Any], told: str
+) -> None:
     backward = torch.autograd.backward
     with pytest.raises(fp8scope.ConfigurationError, match=told):
         fp8scope.attach(model, optimizer, **arguments)
@@ -56,13 +58,13 @@ def test_what_cannot_be_meant(model: Any, optimizer: Any, arguments: dict[str, A
     assert not MODEL._forward_pre_hooks and not OPTIMIZER._optimizer_step_post_hooks
 
 
-def test_an_unknown_argument_is_pythons_own_error() -> None:
+def test_an_unknown_argument_raises_type_error() -> None:
     with pytest.raises(TypeError, match="projekt"):
         fp8scope.attach(MODEL, OPTIMIZER, projekt="a slip of the pen")
     assert live_runs == []
 
 
-def test_the_same_model_twice() -> None:
+def test_refuses_a_model_that_is_already_attached() -> None:
     model, optimizer = regression()
     first = fp8scope.attach(model, optimizer, name="first")
     with pytest.raises(fp8scope.ConfigurationError, match="attached to the run 'first' already.*finish"):
@@ -93,7 +95,7 @@ def test_after_finish_nothing_is_recorded(
     assert caplog.text.count("the run is finished") == 1
 
 
-def test_values_that_no_step_followed(caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_about_values_logged_after_the_last_step(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     train(model, optimizer, 1)
@@ -103,7 +105,7 @@ def test_values_that_no_step_followed(caplog: pytest.LogCaptureFixture) -> None:
     assert "no step followed that accuracy could be recorded with" in caplog.text
 
 
-def test_values_that_are_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_refuses_invalid_logged_values(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     squares(model, 0).backward()  # type: ignore[no-untyped-call]
@@ -132,11 +134,11 @@ IDS = torch.zeros(2, 5, dtype=torch.int64)
         ((), {}, 0),
     ],
 )
-def test_which_inputs_are_tokens(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> None:
+def test_counts_tokens_of_integer_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> None:
     assert token_count(args, kwargs) == tokens
 
 
-def test_whether_a_graph_may_be_broken() -> None:
+def test_recognises_models_compiled_as_one_graph() -> None:
     for whole in (True, False):
         assert is_one_graph(torch.compile(regression()[0], fullgraph=whole)) is whole  # type: ignore[arg-type]
         in_place, _ = regression()

@@ -30,9 +30,7 @@ def test_it_works(server: WireServer) -> None:
 
 
 @pytest.mark.parametrize("divide", ["by a number", "by a factor", "by a tensor"])
-def test_a_loss_that_was_divided_for_accumulation_is_the_loss_all_the_same(
-    divide: str, server: WireServer
-) -> None:
+def test_undoes_the_division_of_accumulated_losses(divide: str, server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     losses = []
@@ -52,7 +50,7 @@ def test_a_loss_that_was_divided_for_accumulation_is_the_loss_all_the_same(
     assert server.run.scalars("loss") == pytest.approx(losses)
 
 
-def test_a_division_for_another_reason_is_part_of_the_loss(server: WireServer) -> None:
+def test_keeps_a_division_that_is_part_of_the_loss(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     losses = []
@@ -67,7 +65,7 @@ def test_a_division_for_another_reason_is_part_of_the_loss(server: WireServer) -
     assert server.run.scalars("loss") == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:]) / 2])
 
 
-def test_losses_that_are_to_be_added_up(server: WireServer) -> None:
+def test_adds_up_losses_with_reduction_sum(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer, reduction="sum")
     first, second = squares(model, 0), squares(model, 1)
@@ -78,7 +76,7 @@ def test_losses_that_are_to_be_added_up(server: WireServer) -> None:
     assert server.run.scalars("loss") == pytest.approx([float(first.detach() + second.detach())])
 
 
-def test_a_scaler_that_skips_steps(server: WireServer) -> None:
+def test_counts_steps_that_a_scaler_skips(server: WireServer) -> None:
     model, optimizer = language_model()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     run = fp8scope.attach(model, optimizer)
@@ -99,7 +97,7 @@ def test_a_scaler_that_skips_steps(server: WireServer) -> None:
     assert server.run.scalars("skipped_steps") == [None, 2, None]
 
 
-def test_a_scaler_that_is_off(server: WireServer) -> None:
+def test_works_with_a_disabled_scaler(server: WireServer) -> None:
     model, optimizer = regression()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     run = fp8scope.attach(model, optimizer)
@@ -111,7 +109,7 @@ def test_a_scaler_that_is_off(server: WireServer) -> None:
     assert server.run.scalars("skipped_steps") == [None]
 
 
-def test_a_closure_that_is_evaluated_many_times(server: WireServer) -> None:
+def test_takes_the_first_loss_of_a_repeated_closure(server: WireServer) -> None:
     torch.manual_seed(0)
     model = TinyLm()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
@@ -150,7 +148,7 @@ class Recomputing(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant: bool, server: WireServer) -> None:
+def test_activation_checkpointing_makes_no_extra_step(reentrant: bool, server: WireServer) -> None:
     torch.manual_seed(0)
     model = Recomputing(reentrant)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -169,7 +167,7 @@ def test_activation_checkpointing(reentrant: bool, server: WireServer) -> None:
     ]
 
 
-def test_gradients_that_come_from_elsewhere(server: WireServer) -> None:
+def test_records_steps_without_a_loss_if_no_scalar_is_differentiated(server: WireServer) -> None:
     """No scalar is differentiated: there are steps, and no loss."""
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
@@ -183,7 +181,7 @@ def test_gradients_that_come_from_elsewhere(server: WireServer) -> None:
     assert server.run.steps == [1, 2, 3] and server.run.scalars("loss") == [None, None, None]
 
 
-def test_what_backward_raises_is_the_scripts(server: WireServer) -> None:
+def test_errors_of_backward_reach_the_script(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     loss = squares(model, 0)
@@ -197,7 +195,7 @@ def test_what_backward_raises_is_the_scripts(server: WireServer) -> None:
     assert server.run.scalars("loss") == pytest.approx([float(loss.detach())])
 
 
-def test_an_optimizer_that_raises_is_no_step(server: WireServer) -> None:
+def test_an_optimizer_that_raises_makes_no_step(server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     losses = []
@@ -218,7 +216,7 @@ def test_an_optimizer_that_raises_is_no_step(server: WireServer) -> None:
     assert server.run.steps == [1, 2, 3, 4] and server.run.scalars("loss") == pytest.approx(losses)
 
 
-def test_a_loop_that_someone_else_wraps_too(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_works_when_another_tool_wraps_backward(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another tool replaces `backward` after us, and is there when the next run begins."""
     model, optimizer = regression()
     first = fp8scope.attach(model, optimizer, name="first")

@@ -58,7 +58,7 @@ LAST_OPERATIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("last", LAST_OPERATIONS)
-def test_a_loss_is_stored_as_it_was_whatever_its_last_operation(last: str, server: WireServer) -> None:
+def test_stores_non_finite_losses_unchanged_after_any_operation(last: str, server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     loss = LAST_OPERATIONS[last](squares(model, 0))
@@ -70,7 +70,7 @@ def test_a_loss_is_stored_as_it_was_whatever_its_last_operation(last: str, serve
 
 
 @pytest.mark.parametrize("factor", [NAN, INF])
-def test_accumulated_losses_times_what_is_not_finite(factor: float, server: WireServer) -> None:
+def test_accumulated_losses_with_a_non_finite_factor(factor: float, server: WireServer) -> None:
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     for number in range(4):
@@ -99,7 +99,7 @@ def test_a_scaled_loss_is_stored_unscaled_even_where_its_factor_is_infinite(serv
     same(server.run.scalars("loss"), [loss.item()])
 
 
-def test_a_failure_of_our_own_loses_no_loss_and_is_counted(
+def test_an_internal_failure_is_counted_and_keeps_the_loss(
     server: WireServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(loss: Tensor) -> float:
@@ -115,7 +115,7 @@ def test_a_failure_of_our_own_loses_no_loss_and_is_counted(
     assert caplog.text.count("RuntimeError: planned") == 1
 
 
-def test_losses_that_cannot_be_combined_cost_their_own_step_only(
+def test_losses_that_cannot_be_combined_affect_only_their_step(
     server: WireServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     combine = loss_capture.combine
@@ -173,7 +173,7 @@ def by_several(model: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("way", [by_vector, by_grad, by_several])
-def test_steps_without_a_loss_say_once_what_to_log(
+def test_warns_once_about_steps_without_a_loss(
     way: Any, server: WireServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, optimizer = regression()
@@ -186,7 +186,7 @@ def test_steps_without_a_loss_say_once_what_to_log(
     assert caplog.text.count(NO_LOSS) == 1 and "step 1" in caplog.text
 
 
-def test_a_scalar_differentiated_with_a_gradient_of_its_own_is_no_loss_that_is_seen(
+def test_a_scalar_with_an_explicit_gradient_is_not_taken_as_the_loss(
     server: WireServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, optimizer = regression()
@@ -198,7 +198,7 @@ def test_a_scalar_differentiated_with_a_gradient_of_its_own_is_no_loss_that_is_s
 
 
 @pytest.mark.parametrize("way", [by_vector, by_grad])
-def test_nothing_is_said_where_the_script_logs_the_loss(
+def test_does_not_warn_if_the_script_logs_the_loss(
     way: Any, server: WireServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, optimizer = regression()
@@ -211,7 +211,7 @@ def test_nothing_is_said_where_the_script_logs_the_loss(
     assert server.run.scalars("loss") == [0.0, 1.0, 2.0] and NO_LOSS not in caplog.text
 
 
-def test_what_is_not_seen_of_a_step_is_said_although_others_had_a_loss(
+def test_warns_about_an_unseen_loss_after_steps_with_a_loss(
     server: WireServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, optimizer = regression()

@@ -32,7 +32,7 @@ def test_it_works(forward_seen: bool, server: WireServer) -> None:
     assert server.run.steps == [1, 2, 3] and server.run.scalars("loss") == pytest.approx(losses)
 
 
-def test_an_optimizer_that_never_steps_holds_nothing_up_for_ever(server: WireServer) -> None:
+def test_stops_waiting_for_an_optimizer_that_never_steps(server: WireServer) -> None:
     model, optimizer = regression()
     idle = torch.optim.SGD(model.parameters(), lr=0.1)
     run = fp8scope.attach(model, [optimizer, idle])
@@ -78,7 +78,7 @@ class Gan:
 
 
 @pytest.mark.parametrize("critics", [1, 3])
-def test_two_models_that_are_trained_together(critics: int, server: WireServer) -> None:
+def test_records_two_models_that_are_trained_together(critics: int, server: WireServer) -> None:
     gan = Gan()
     run = gan.attach()
     losses = [gan.train(critics) for _ in range(3)]
@@ -93,7 +93,7 @@ def test_two_models_that_are_trained_together(critics: int, server: WireServer) 
     assert {"generator.0.weight", "discriminator.0.grad_output"} <= names
 
 
-def test_what_another_model_does_is_none_of_its_business(server: WireServer) -> None:
+def test_ignores_other_models(server: WireServer) -> None:
     model, optimizer = regression()
     other, for_other = language_model()
     run = fp8scope.attach(model, optimizer)

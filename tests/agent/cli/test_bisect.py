@@ -69,9 +69,7 @@ def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.nn.Module.__call__ is call
 
 
-def test_the_ranking_is_that_of_the_scripts_own_gradient(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_by_the_scripts_own_gradient(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """However the script comes to its loss, and whatever it scales it with."""
     outside, inside, scaled = (
         {
@@ -101,7 +99,7 @@ def test_a_bad_product_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert worst["relative_error"] > 3 * found["products"][2]["relative_error"]
 
 
-def test_the_scripts_own_run_shows_it(
+def test_records_the_ranking_in_the_scripts_own_run(
     tmp_path: Path,
     server: WireServer,
     settings: Settings,
@@ -129,7 +127,7 @@ def test_the_scripts_own_run_shows_it(
     ],
     ids=str,
 )
-def test_what_is_missing_is_said(
+def test_says_what_is_missing(
     arguments: list[str], status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script(tmp_path)
@@ -137,13 +135,13 @@ def test_what_is_missing_is_said(
     assert message in capsys.readouterr().err
 
 
-def test_a_backward_of_something_else_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_an_unrelated_backward_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = script(tmp_path, "model(x); (model.up.weight.sum()).backward()")
     assert main(["bisect", "--convert", "delayed", path, "2"]) == 1
     assert "does not depend on what the model returned" in capsys.readouterr().err
 
 
-def test_what_the_script_raises_is_its_own(tmp_path: Path) -> None:
+def test_errors_of_the_script_are_shown_unchanged(tmp_path: Path) -> None:
     path, call = script(tmp_path, "raise ZeroDivisionError"), torch.nn.Module.__call__
     with pytest.raises(ZeroDivisionError):
         main(["bisect", path, "2"])

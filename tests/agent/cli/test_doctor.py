@@ -48,7 +48,7 @@ def test_it_works(
     assert not (tmp_path / "spool").exists() and list(tmp_path.glob(".fp8scope*")) == []
 
 
-def test_text_says_what_to_do(
+def test_text_output_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "check_step", lambda: Finding("self-test", "ok", "left out here"))
@@ -59,7 +59,7 @@ def test_text_says_what_to_do(
     assert "https://" in capsys.readouterr().out
 
 
-def test_a_token_that_is_not_accepted(server: WireServer, settings: Settings) -> None:
+def test_reports_a_refused_token(server: WireServer, settings: Settings) -> None:
     found = check_server(replace(settings, token="fp8s_wrong"))
     assert states(found)["server"] == "ok" and states(found)["token"] == "fail"
     assert "settings page" in found[-1].advice
@@ -69,13 +69,13 @@ def test_a_token_that_is_not_accepted(server: WireServer, settings: Settings) ->
 @pytest.mark.parametrize(
     "fault", [Fault(page=True), Fault(status=502), Fault(status=302, headers=(("Location", "http://x/"),))]
 )
-def test_something_else_answers(fault: Fault, server: WireServer, settings: Settings) -> None:
+def test_reports_another_server_at_the_address(fault: Fault, server: WireServer, settings: Settings) -> None:
     server.plan = lambda method, path: fault
     (found,) = check_server(settings)
     assert found.state == "fail" and "is not an fp8scope dashboard" in found.message and found.advice
 
 
-def test_nobody_answers(server: WireServer, settings: Settings) -> None:
+def test_reports_an_unreachable_server(server: WireServer, settings: Settings) -> None:
     server.stop()
     (found,) = check_server(settings)
     assert found.state == "fail" and "does not answer" in found.message
@@ -86,17 +86,17 @@ def test_nobody_answers(server: WireServer, settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("seconds", "state", "word"), [(0, "ok", ""), (-3600, "warn", "ahead"), (3600, "warn", "behind")]
 )
-def test_the_clock(seconds: float, state: str, word: str) -> None:
+def test_reports_clock_skew(seconds: float, state: str, word: str) -> None:
     found = check_clock(format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True))
     assert found.state == state and word in found.message and bool(found.advice) == (state == "warn")
 
 
 @pytest.mark.parametrize("date", ["", "yesterday", "Mon, 99 Foo 2026"])
-def test_a_clock_that_is_not_told(date: str) -> None:
+def test_warns_about_a_missing_or_invalid_date(date: str) -> None:
     assert check_clock(date).state == "warn"
 
 
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_reports_an_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     found = check_spool(tmp_path / "file" / "spool")
     assert found.state == "fail" and "FP8SCOPE_DIR" in found.advice
@@ -105,7 +105,9 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "state"), [(1 << 20, "fail"), (1 << 30, "warn"), (1 << 40, "ok")])
-def test_space(free: int, state: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_low_disk_space(
+    free: int, state: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Usage:
         def __init__(self) -> None:
             self.free = free
@@ -114,7 +116,7 @@ def test_space(free: int, state: str, settings: Settings, monkeypatch: pytest.Mo
     assert check_space(settings).state == state
 
 
-def test_a_self_test_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_why_the_self_test_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "SELF_TEST", "raise RuntimeError('planned')")
     found = check_step()
     assert found.state == "fail" and "RuntimeError: planned" in found.message
@@ -122,7 +124,7 @@ def test_a_self_test_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     assert check_step().state == "fail"
 
 
-def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     def pretend(capability: tuple[int, int]) -> dict[str, str]:
@@ -136,7 +138,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pretend((8, 0))["gpu"] == "warn"
 
 
-def test_kernels_that_were_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reports_missing_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from fp8scope_kernels.cpu import levels as cpu_levels
     from fp8scope_kernels.cpu import library as cpu_library
 
@@ -148,7 +150,7 @@ def test_kernels_that_were_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "eager torch" in finding.message and "run pip install -e ." in finding.message
 
 
-def test_a_check_that_breaks_is_a_finding(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_check_that_raises(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("planned")
 
@@ -159,9 +161,7 @@ def test_a_check_that_breaks_is_a_finding(settings: Settings, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("copied", [True, False])
-def test_the_self_test_ends_neither_this_process_nor_waits_for_ever(
-    copied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_or_hang_of_the_self_test_is_contained(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a copy of this process, which has torch already, and in a new one."""
     if not copied:
         monkeypatch.delattr(os, "fork")

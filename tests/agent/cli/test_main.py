@@ -27,7 +27,7 @@ def test_it_works(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {name} " in out
 
 
-def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fly"]) == 2
     assert "there is no command 'fly'" in capsys.readouterr().err
 
@@ -41,11 +41,13 @@ def greet(arguments: list[str]) -> int:
     return len(arguments)
 
 
-def test_a_command_of_another_package(
+def test_runs_a_command_of_another_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "__name__", "greeter", raising=False)
-    monkeypatch.setitem(sys.modules, "greeter", sys.modules[test_a_command_of_another_package.__module__])
+    monkeypatch.setitem(
+        sys.modules, "greeter", sys.modules[test_runs_a_command_of_another_package.__module__]
+    )
     points = {"greet": EntryPoint("greet", "greeter:greet", cli.GROUP)}
     monkeypatch.setattr(cli, "_installed", lambda: points)
     assert cli.main(["greet", "a", "b"]) == 2
@@ -54,7 +56,7 @@ def test_a_command_of_another_package(
 
 
 @pytest.mark.parametrize(("missing", "extra"), [("django", "dashboard"), ("torch", "torch")])
-def test_a_command_whose_extra_is_not_installed(
+def test_names_the_missing_extra_of_a_command(
     missing: str,
     extra: str,
     tmp_path: Path,
@@ -95,7 +97,7 @@ def give_token(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(token + "\n"))
 
 
-def test_login(
+def test_login_stores_the_token(
     server: WireServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give_token(monkeypatch, server.token)
@@ -115,7 +117,7 @@ def test_login(
         ("fp8s_test-token", Fault(drop=True), "does not answer"),
     ],
 )
-def test_a_login_that_does_not_work_keeps_nothing(
+def test_a_failed_login_stores_nothing(
     token: str,
     fault: Fault | None,
     told: str,
@@ -131,7 +133,7 @@ def test_a_login_that_does_not_work_keeps_nothing(
     assert read_logins(credentials_path()) == []
 
 
-def test_sync(
+def test_sync_sends_the_spool(
     server: WireServer,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +166,7 @@ def test_sync_without_a_server_says_what_to_do(tmp_path: Path, capsys: pytest.Ca
     assert "fp8scope login" in capsys.readouterr().err
 
 
-def test_sync_gives_up_and_keeps(
+def test_sync_keeps_the_spool_when_it_gives_up(
     server: WireServer,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,

@@ -67,7 +67,7 @@ def test_it_works(server: WireServer, here: Launch, capsys: pytest.CaptureFixtur
     assert "abc123" not in json.dumps(server.run.registration)
 
 
-def test_a_nested_configuration_object(
+def test_reads_a_nested_configuration_object(
     server: WireServer, here: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert here(SCRIPTS / "mini.py", "--trainer.max_iters=3", "--model.width=16") == 0
@@ -79,7 +79,7 @@ def test_a_nested_configuration_object(
     assert config["trainer"] == {"batch_size": 4, "learning_rate": 0.005, "max_iters": 3}
 
 
-def test_a_model_that_is_updated_by_hand(
+def test_reads_arguments_of_a_script_without_an_optimizer(
     server: WireServer, here: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No optimizer at all: a step is a backward pass whose gradients were used; its arguments are stored."""
@@ -97,7 +97,7 @@ def test_a_model_that_is_updated_by_hand(
 
 @pytest.mark.parametrize("zero", ["set_to_none=True", "set_to_none=False"])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_accumulation_by_hand_is_one_step(
+def test_accumulation_without_an_optimizer_is_one_step(
     zero: str, accumulate: int, server: WireServer, here: Launch, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
@@ -120,7 +120,7 @@ for step in range(4):
     assert losses == sorted(losses, reverse=True) and len(set(losses)) == 4
 
 
-def test_arguments_are_taken_as_they_are_when_the_training_begins(config_of: Any) -> None:
+def test_reads_arguments_when_the_training_begins(config_of: Any) -> None:
     config = config_of(
         """
 import argparse, pathlib
@@ -145,7 +145,7 @@ train()
     assert config["weights"] == "<Tensor>"
 
 
-def test_what_a_library_parses_is_no_configuration(config_of: Any) -> None:
+def test_ignores_arguments_that_a_library_parses(config_of: Any) -> None:
     # Any installed module that parses something of its own; the list is not the command line.
     config = config_of(
         """
@@ -164,7 +164,7 @@ train()
     assert config["lr"] == 3.0 and "failfast" not in config
 
 
-def test_what_is_more_explicit_counts_and_the_other_is_kept(config_of: Any) -> None:
+def test_more_explicit_sources_win_and_others_are_kept(config_of: Any) -> None:
     config = config_of(
         """
 import argparse
@@ -183,7 +183,7 @@ train()
     assert config["width"] == 8 and config["DEPTH"] == 3
 
 
-def test_configuration_objects_of_running_functions(config_of: Any) -> None:
+def test_reads_configuration_objects_of_running_functions(config_of: Any) -> None:
     config = config_of(
         """
 import enum
@@ -216,7 +216,7 @@ main(TrainConfig(), SimpleNamespace(epochs=3))
     assert "weight" not in config and "params" not in config
 
 
-def test_click(config_of: Any) -> None:
+def test_reads_click_parameters(config_of: Any) -> None:
     config = config_of(
         """
 import click
@@ -236,7 +236,7 @@ cli(standalone_mode=False)
     assert config["secret_key"] == "[redacted]"
 
 
-def test_hydra(config_of: Any, tmp_path: Path) -> None:
+def test_reads_a_hydra_configuration(config_of: Any, tmp_path: Path) -> None:
     pytest.importorskip("hydra")
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "main.yaml").write_text(
@@ -302,7 +302,7 @@ def test_secrets_are_never_sent(server: WireServer, here: Launch, tmp_path: Path
     assert "-p [redacted]" in server.run.registration["environment"]["command"]
 
 
-def test_it_is_bounded(config_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_bounds_the_size_of_the_configuration(config_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(
         """
 import argparse
@@ -343,7 +343,7 @@ class Config:
         ("model.config = Config()", "the model's configuration"),
     ],
 )
-def test_settings_that_fail_to_be_read_are_counted_and_the_others_stay(
+def test_unreadable_settings_are_counted_and_others_are_kept(
     held: str, what: str, server: WireServer, here: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = tmp_path / "train.py"
@@ -353,7 +353,7 @@ def test_settings_that_fail_to_be_read_are_counted_and_the_others_stay(
     assert server.run.finish["errors"] == 1 and server.run.registration["config"]["batch_size"] == 8
 
 
-def test_nothing_stays_replaced(server: WireServer, tmp_path: Path) -> None:
+def test_restores_everything_it_patched(server: WireServer, tmp_path: Path) -> None:
     """In the process that has called it: a script's end puts everything back, also one that fails."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -386,7 +386,7 @@ for script in ({str(script)!r}, {str(script)!r}):
     assert done.stdout.split() == ["3", "True", "3", "True"], done.stderr
 
 
-def test_without_torch_nothing_waits_for_it(here: Launch, tmp_path: Path) -> None:
+def test_restores_everything_if_the_script_imports_no_torch(here: Launch, tmp_path: Path) -> None:
     parse, make, finders = argparse.ArgumentParser.parse_known_args, Optimizer.__init__, list(sys.meta_path)
     script = tmp_path / "train.py"
     script.write_text("print('no training')")

@@ -71,13 +71,13 @@ def test_without_conversion_it_trains_exactly_as_alone(
     assert {"1.input", "3.weight"} <= set(names_of(server.run))
 
 
-def test_a_compiled_model(server: WireServer, here: Launch) -> None:
+def test_records_a_compiled_model(server: WireServer, here: Launch) -> None:
     assert here(SCRIPTS / "plain.py", "--compile") == 0
     assert server.run.steps == [1, 2, 3, 4, 5] and None not in server.run.scalars("loss")
     assert server.run.scalars("tokens") == [32.0 * step for step in range(1, 6)]
 
 
-def test_two_models(server: WireServer, here: Launch) -> None:
+def test_records_two_models(server: WireServer, here: Launch) -> None:
     assert here(SCRIPTS / "gan.py") == 0
     names = names_of(server.run)
     # The first keeps its names, the one that was found later has its class before them.
@@ -87,7 +87,7 @@ def test_two_models(server: WireServer, here: Launch) -> None:
     assert [value is None for value in server.run.scalars("loss/Generator")].count(True) <= 1
 
 
-def test_every_rank_of_a_data_parallel_training(server: WireServer) -> None:
+def test_records_every_rank_of_data_parallel_training(server: WireServer) -> None:
     command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fp8scope", "run")
     done = launch(server, "--convert", "current", "--name", "ranks", SCRIPTS / "ddp.py", command=command)
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ atexit.register(lambda: print("at exit", Mine))
 
 
 @pytest.mark.parametrize("how", ["script", "link", "module", "package"])
-def test_the_script_finds_itself_at_home(how: str, server: WireServer, tmp_path: Path) -> None:
+def test_the_script_sees_its_usual_environment(how: str, server: WireServer, tmp_path: Path) -> None:
     (tmp_path / "work" / "code").mkdir(parents=True)
     write(tmp_path / "work" / "code", SURROUNDINGS, "__main__.py" if how == "package" else "train.py")
     write(tmp_path / "work" / "code", "", "__init__.py")
@@ -172,7 +172,7 @@ inner()
         ("1 +", 1, None),
     ],
 )
-def test_how_the_script_ends(
+def test_the_run_ends_as_the_script_does(
     ending: str, status: int, state: str | None, server: WireServer, tmp_path: Path
 ) -> None:
     script = write(tmp_path, BY_ITSELF.format(ending=ending))
@@ -191,7 +191,7 @@ def without_our_lines(told: str) -> list[str]:
     return [line for line in told.splitlines() if not line.startswith("fp8scope: ")]
 
 
-def test_an_error_inside_of_what_we_replaced_shows_nothing_of_us(server: WireServer, tmp_path: Path) -> None:
+def test_tracebacks_do_not_show_our_patches(server: WireServer, tmp_path: Path) -> None:
     script = write(tmp_path, f"{TRAIN}\ntrain(2)\nmodel(torch.ones(2, 16)).backward()\n")
     told = without_our_lines(launch(server, script).stderr)
     assert told[0].startswith("Traceback") and told[-1].startswith(
@@ -204,7 +204,7 @@ def test_an_error_inside_of_what_we_replaced_shows_nothing_of_us(server: WireSer
     assert "grad can be implicitly created" in server.run.finish["error"]
 
 
-def test_a_script_that_ends_without_a_word(server: WireServer, tmp_path: Path) -> None:
+def test_os_exit_leaves_the_run_in_the_spool(server: WireServer, tmp_path: Path) -> None:
     """`os._exit` runs nothing any more: what was recorded lies in the spool, the last step aside."""
     script = write(tmp_path, f"import os\n{TRAIN}\ntrain(20)\nos._exit(5)\n")
     done = launch(server, "--mode", "offline", script)
@@ -213,7 +213,7 @@ def test_a_script_that_ends_without_a_word(server: WireServer, tmp_path: Path) -
     assert server.run.steps in (list(range(1, 20)), list(range(1, 21)))
 
 
-def test_ctrl_c(server: WireServer, tmp_path: Path) -> None:
+def test_ctrl_c_fails_the_run(server: WireServer, tmp_path: Path) -> None:
     script = write(tmp_path, f"{TRAIN}\ntrain(3)\nprint('trained', flush=True)\nwhile True: train(1)\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "fp8scope", "run", script],
@@ -234,7 +234,7 @@ def test_ctrl_c(server: WireServer, tmp_path: Path) -> None:
     assert server.run.finish["state"] == "failed" and len(server.run.steps) >= 2
 
 
-def test_a_script_that_records_itself_is_left_alone(
+def test_does_not_touch_a_script_that_records_itself(
     server: WireServer, here: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = f"{TRAIN}\nimport fp8scope\nrun = fp8scope.attach(model, optimizer, name='its own')\ntrain(2)\n"
@@ -244,7 +244,7 @@ def test_a_script_that_records_itself_is_left_alone(
     assert server.run.registration["name"] == "its own" and server.run.steps == [1, 2]
 
 
-def test_a_second_optimizer_takes_over(server: WireServer, here: Launch, tmp_path: Path) -> None:
+def test_a_second_optimizer_replaces_the_first(server: WireServer, here: Launch, tmp_path: Path) -> None:
     text = f"{TRAIN}\ntrain(5)\nkept = optimizer\n"
     text += "optimizer = torch.optim.Adam(model.parameters(), lr=0.5)\ntrain(5)\n"
     assert here(write(tmp_path, text)) == 0
@@ -265,7 +265,7 @@ def test_a_second_optimizer_takes_over(server: WireServer, here: Launch, tmp_pat
         (("--nmae", "x", "x.py"), 2, "unrecognized arguments: --nmae"),
     ],
 )
-def test_bad_input(
+def test_refuses_bad_input(
     arguments: tuple[str, ...], status: int, told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = (list(sys.argv), list(sys.path))
@@ -277,7 +277,7 @@ def test_bad_input(
     assert (sys.argv, sys.path) == before
 
 
-def test_the_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["run", "--help"])
     shown = capsys.readouterr().out

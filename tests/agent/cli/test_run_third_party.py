@@ -29,7 +29,7 @@ def test_it_works(own: tuple[str, ...], server: WireServer, here: Launch) -> Non
     assert stored.registration["recipe"]["recipe"] == "DelayedScaling"
 
 
-def test_lightning(server: WireServer, here: Launch) -> None:
+def test_records_a_lightning_script(server: WireServer, here: Launch) -> None:
     assert here("--convert", "current", SCRIPTS / "lightning_fit.py") == 0
     stored = server.run
     assert stored.finish["state"] == "finished" and stored.finish["errors"] == 0
@@ -43,7 +43,7 @@ def test_lightning(server: WireServer, here: Launch) -> None:
     assert formats_of(stored)["body.0.weight"] == "E4M3"
 
 
-def test_torchao(server: WireServer, here: Launch) -> None:
+def test_records_a_torchao_script(server: WireServer, here: Launch) -> None:
     assert here(SCRIPTS / "torchao_float8.py") == 0
     stored = server.run
     assert stored.finish["state"] == "finished" and stored.finish["errors"] == 0

@@ -219,7 +219,7 @@ def test_what_cannot_be_bisected_is_said(
 
 def test_a_gradient_that_is_zero_is_said() -> None:
     model = make_model()
-    with pytest.raises(ValueError, match="zero, or not finite"):
+    with pytest.raises(ValueError, match="zero or not finite"):
         bisect([model], lambda: (model(batch_of()) * 0).sum())
 
 

@@ -98,7 +98,7 @@ def test_nothing_is_done_that_the_script_does_not_allow(
     server.commands = [command(1, kind)]
     steps_until(run, lambda: results(server))
     run.finish()
-    assert results(server) == [(1, "refused", "The training script does not allow it.")]
+    assert results(server) == [(1, "refused", "The training script does not allow this command.")]
     assert server.run.reports_of("accepts") == []
 
 
@@ -129,7 +129,7 @@ def test_what_came_too_late_is_not_done(server: WireServer, settings: Settings) 
     server.commands = [{**command(1, "checkpoint"), "expires_in": -1}]
     steps_until(run, lambda: results(server))
     run.finish()
-    assert results(server) == [(1, "refused", "It had expired before the step ended.")]
+    assert results(server) == [(1, "refused", "The command expired before the step ended.")]
 
 
 def test_a_run_that_ends_refuses_what_is_left(server: WireServer, settings: Settings) -> None:
@@ -180,9 +180,9 @@ def test_names_are_checked(settings: Settings, name: str, message: str) -> None:
     run = begin(settings)
     with pytest.raises(ConfigurationError, match=message):
         run.on_command(name, lambda asked: None)
-    with pytest.raises(TypeError, match="something to call"):
+    with pytest.raises(TypeError, match="needs a callable"):
         run.on_command("checkpoint", 3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="lasts more than 0"):
+    with pytest.raises(ConfigurationError, match="must be longer than 0"):
         run.allow_pause(0)
     with pytest.raises(ConfigurationError, match="commands must be among"):
         fp8scope.init(mode="disabled", commands=("explode",))

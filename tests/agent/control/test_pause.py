@@ -21,7 +21,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
 
     def resume_later() -> None:
         deadline = time.monotonic() + PATIENCE
-        while (1, "accepted", "Paused, for 40 s at most.") not in results(server):
+        while (1, "accepted", "Paused for at most 40 s.") not in results(server):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         accepted.set()
@@ -37,7 +37,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert accepted.is_set()
     states = [(number, state) for number, state, _ in results(server)]
     assert states == [(1, "accepted"), (2, "done"), (1, "done")]
-    assert results(server)[2][2].startswith("Went on after")
+    assert results(server)[2][2].startswith("Resumed after")
 
 
 def test_a_pause_is_bounded_by_the_script(server: WireServer, settings: Settings) -> None:
@@ -49,7 +49,7 @@ def test_a_pause_is_bounded_by_the_script(server: WireServer, settings: Settings
     steps_until(run, lambda: 2 in answered(server))
     run.finish()
     assert [message for _, _, message in results(server)] == [
-        "Paused, for 0 s at most.",
-        "Went on by itself after 0 s.",
-        "It was not paused.",
+        "Paused for at most 0 s.",
+        "Resumed automatically after 0 s.",
+        "The training was not paused.",
     ]

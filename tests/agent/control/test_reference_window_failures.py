@@ -88,7 +88,7 @@ def test_a_step_without_a_loss_is_told(settings: Settings, caplog: pytest.LogCap
         ({"keep_on": "moon"}, "keep_on must be"),
         ({"also": [object()]}, "has no state_dict"),
         ({"optimizer": None}, "torch.optim.Optimizer"),
-        ({"train_step": 3}, "one training step"),
+        ({"train_step": 3}, "train_step must be"),
     ],
     ids=[
         *("every 1", "every 2.5", "steps 1", "steps 9 every 8", "steps 1001", "policy", "tolerance 0"),

@@ -133,7 +133,7 @@ def test_a_wrong_token_is_told_once_and_does_not_hold_up_the_end(
     report = run.finish(timeout=60)
     assert not report.complete and report.directory is not None
     assert server.runs == {}
-    assert sum("Training goes on" in message for message in caplog.messages) == 1
+    assert sum("Training continues" in message for message in caplog.messages) == 1
     assert "fp8s_wrong" not in caplog.text
 
 

@@ -23,7 +23,7 @@ def test_it_works(no_units: None) -> None:
     assert "FP32 units" in arithmetic.describe()
 
 
-def test_it_is_what_bf16_units_compute() -> None:
+def test_equals_the_results_of_bf16_units() -> None:
     torch.manual_seed(1)
     plain = nn.Linear(64, 48)
     other = RoundedLinear(64, 48)
@@ -46,7 +46,7 @@ def test_it_is_what_bf16_units_compute() -> None:
     assert torch.equal(mine_x.grad, mine_x.grad.bfloat16().float())
 
 
-def test_fp8_layers_stay_as_they_are(no_units: None) -> None:
+def test_fp8_layers_are_not_changed(no_units: None) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 5))
     convert(model, DelayedScaling())
     assert arithmetic.prepare(model) == 1
@@ -54,7 +54,7 @@ def test_fp8_layers_stay_as_they_are(no_units: None) -> None:
     assert type(model[1]) is RoundedLinear
 
 
-def test_with_units_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_nothing_on_a_cpu_with_bf16_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "has_units", lambda: True)
     model = nn.Linear(4, 4)
     assert arithmetic.prepare(model) == 0

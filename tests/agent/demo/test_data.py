@@ -21,7 +21,7 @@ def test_it_works() -> None:
     assert CORPUS.context == 64
 
 
-def test_items_are_named_once_and_belong_to_topics() -> None:
+def test_item_names_are_unique_and_belong_to_topics() -> None:
     assert len(set(CORPUS.items)) == len(CORPUS.items) == len(CORPUS.clusters) == 256
     assert all(
         item.startswith(f"{topic}@") for item, topic in zip(CORPUS.items, CORPUS.clusters, strict=True)
@@ -29,7 +29,7 @@ def test_items_are_named_once_and_belong_to_topics() -> None:
     assert len(Counter(CORPUS.clusters)) > 20
 
 
-def test_held_out_text_is_not_trained_on() -> None:
+def test_held_out_text_is_not_in_the_training_text() -> None:
     trained = bytes(CORPUS.train.tolist())
     # Stock phrases occur in several topics: a few windows are found elsewhere, a leak would be all of them.
     leaked = sum(bytes(window.tolist()) in trained for window in CORPUS.windows)
@@ -47,7 +47,7 @@ def test_the_held_out_share_is_as_stated() -> None:
 
 @settings(max_examples=30)
 @given(step=st.integers(0, 10**9), size=st.integers(1, 8))
-def test_a_batch_depends_on_its_step_alone(step: int, size: int) -> None:
+def test_a_batch_depends_only_on_its_step(step: int, size: int) -> None:
     torch.manual_seed(step % 7)
     first = CORPUS.batch(step, size)
     torch.manual_seed(5)
@@ -62,6 +62,6 @@ def test_batches_of_different_steps_differ() -> None:
 
 
 @pytest.mark.parametrize("windows", [0, -1, 100_000])
-def test_too_many_windows_say_how_many_there_are(windows: int) -> None:
+def test_too_many_windows_is_an_error_with_the_number_available(windows: int) -> None:
     with pytest.raises(ValueError, match=r"windows must be from 1 to \d+"):
         load(context=64, windows=windows)

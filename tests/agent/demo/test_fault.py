@@ -59,7 +59,7 @@ def test_it_works() -> None:
     assert rate(before["grad_output"]) < CLEAN
 
 
-def test_the_forward_scales_go_on() -> None:
+def test_forward_scales_are_still_updated() -> None:
     bench = Bench(DelayedScaling(history_length=1))
     bench.step()
     freeze_gradient_scales(bench.model)
@@ -73,7 +73,7 @@ def test_the_forward_scales_go_on() -> None:
         assert not torch.equal(after, before), role
 
 
-def test_scales_that_follow_are_well_again_a_few_steps_later() -> None:
+def test_working_scales_recover_within_a_few_steps() -> None:
     bench = Bench(DelayedScaling())
     bench.step()
     assert rate(bench.step(LOSS_SCALE)["grad_output"]) > 0.2
@@ -82,14 +82,14 @@ def test_scales_that_follow_are_well_again_a_few_steps_later() -> None:
     assert rate(bench.step(LOSS_SCALE)["grad_output"]) < CLEAN
 
 
-def test_stale_scales_do_no_harm_while_magnitudes_stay() -> None:
+def test_stale_scales_are_harmless_while_magnitudes_are_stable() -> None:
     bench = Bench(DelayedScaling())
     bench.step()
     freeze_gradient_scales(bench.model)
     assert rate(bench.step()["grad_output"]) < CLEAN
 
 
-def test_the_loss_scale_can_be_taken_out_exactly() -> None:
+def test_dividing_by_the_loss_scale_is_exact() -> None:
     plain, scaled = Bench(DelayedScaling()), Bench(DelayedScaling())
     for bench in (plain, scaled):
         for parameter in bench.model.parameters():

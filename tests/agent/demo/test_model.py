@@ -21,7 +21,7 @@ def test_it_works() -> None:
     assert torch.isfinite(logits).all()
 
 
-def test_no_byte_sees_what_follows() -> None:
+def test_attention_is_causal() -> None:
     model = ByteGpt(SMALL)
     before = text()
     after = before.clone()
@@ -31,12 +31,12 @@ def test_no_byte_sees_what_follows() -> None:
     assert changed[9:].min() > 1e-4
 
 
-def test_a_shorter_text_is_the_beginning_of_a_longer_one() -> None:
+def test_logits_of_a_prefix_do_not_depend_on_the_rest() -> None:
     model = ByteGpt(SMALL)
     torch.testing.assert_close(model(text())[:, :5], model(text()[:, :5]), atol=1e-5, rtol=1e-4)
 
 
-def test_the_seed_decides_the_weights() -> None:
+def test_the_seed_determines_the_weights() -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         return torch.cat([parameter.detach().flatten() for parameter in ByteGpt(SMALL).parameters()])
@@ -45,14 +45,14 @@ def test_the_seed_decides_the_weights() -> None:
     assert not torch.equal(weights(1), weights(2))
 
 
-def test_it_begins_near_knowing_nothing() -> None:
+def test_the_initial_loss_is_near_uniform() -> None:
     torch.manual_seed(1)
     logits = ByteGpt(Shape())(text(8, 64))
     loss = functional.cross_entropy(logits.flatten(0, 1), text(8, 64).flatten())
     assert abs(loss.item() - math.log(256)) < 1.0
 
 
-def test_its_blocks_become_fp8_and_its_head_does_not() -> None:
+def test_convert_converts_the_blocks_but_not_the_head() -> None:
     report = convert(ByteGpt(Shape()), DelayedScaling())
     assert len(report.converted) == 4 * Shape().layers
     assert "head" in report.left

@@ -49,13 +49,13 @@ def test_fp8_differs_from_its_bf16_twin_by_rounding_only() -> None:
     torch.testing.assert_close(fp8, bf16, rtol=0.02, atol=0.0)
 
 
-def test_another_seed_is_another_model_on_the_same_batches() -> None:
+def test_the_seed_changes_the_model_but_not_the_batches() -> None:
     one, other = Trainer(SMALL), Trainer(replace(SMALL, seed=2))
     assert not torch.equal(one.model.head.weight, other.model.head.weight)
     assert torch.equal(one.corpus.batch(3, 4), other.corpus.batch(3, 4))
 
 
-def test_the_fault_sets_in_at_its_step() -> None:
+def test_the_fault_begins_at_its_step() -> None:
     healthy = replace(SMALL, precision="fp8")
     faulty = replace(healthy, fault_at=10)
     one, other = losses(healthy), losses(faulty)
@@ -64,7 +64,7 @@ def test_the_fault_sets_in_at_its_step() -> None:
     assert one[10:] != other[10:]
 
 
-def test_the_fault_stops_the_gradients_scales_only() -> None:
+def test_the_fault_freezes_only_gradient_scales() -> None:
     trainer = Trainer(replace(SMALL, precision="fp8", fault_at=5))
     for number in range(1, 5):
         trainer.train(number)
@@ -80,7 +80,7 @@ def test_the_fault_stops_the_gradients_scales_only() -> None:
     assert trainer.loss_scale == 1024.0
 
 
-def test_evaluation_leaves_the_training_as_it_is() -> None:
+def test_evaluation_does_not_change_the_training() -> None:
     plan = replace(SMALL, precision="fp8")
     trainer = Trainer(plan)
     found = []
@@ -98,21 +98,21 @@ def test_evaluation_scores_every_window() -> None:
 
 
 @pytest.mark.parametrize("steps", [8, 24, 600, 601])
-def test_it_is_evaluated_as_often_as_planned_and_at_the_end(steps: int) -> None:
+def test_evaluates_as_often_as_planned_and_at_the_end(steps: int) -> None:
     plan = replace(SMALL, steps=steps)
     after = [number for number in range(1, steps + 1) if plan.evaluates_after(number)]
     assert len(after) == plan.evaluations
     assert after[-1] == steps
 
 
-def test_the_learning_rate_warms_up_and_falls() -> None:
+def test_the_learning_rate_warms_up_and_decays() -> None:
     rates = [SMALL.learning_rate_at(number) for number in range(1, SMALL.steps + 1)]
     assert rates[0] < rates[3] == max(rates)
     assert rates[-1] == pytest.approx(0.1 * SMALL.learning_rate)
     assert rates[3:] == sorted(rates[3:], reverse=True)
 
 
-def test_it_tells_its_story_in_json_lines(
+def test_prints_its_progress_as_json_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FP8SCOPE_MODE", "offline")
@@ -132,7 +132,7 @@ def test_it_tells_its_story_in_json_lines(
     assert finished["final_loss"] > 0
 
 
-def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_finite_values_become_null(capsys: pytest.CaptureFixture[str]) -> None:
     emit("progress", loss=float("nan"), other=float("inf"), step=1)
     assert json.loads(capsys.readouterr().out) == {
         "event": "progress",
@@ -152,7 +152,7 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
         (["--name", "x", "--precision", "fp4"], "invalid choice"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong(
+def test_refuses_invalid_arguments(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -161,6 +161,6 @@ def test_a_wrong_command_line_says_what_is_wrong(
     assert message in capsys.readouterr().err
 
 
-def test_a_command_line_becomes_a_plan() -> None:
+def test_parses_a_command_line_to_a_plan() -> None:
     plan = parse(["--name", "x", "--precision", "fp8", "--seed", "3", "--steps", "50", "--fault-at", "20"])
     assert plan == Plan(name="x", precision="fp8", seed=3, steps=50, fault_at=20)

@@ -65,7 +65,7 @@ def test_it_works(precision: str, server: WireServer, tmp_path: Path) -> None:
     assert accelerator.get_tracker("fp8scope", unwrap=True) is tracker.run
 
 
-def test_a_loop_that_only_logs(server: WireServer) -> None:
+def test_records_a_loop_that_only_logs(server: WireServer) -> None:
     accelerator = Accelerator(cpu=True, log_with=Fp8scopeTracker(name="only scalars", tags=["plain"]))
     accelerator.init_trackers("unused", config={"lr": 0.1})
     for step in (10, 20):

@@ -90,7 +90,7 @@ def test_it_works(server: WireServer, tmp_path: Path) -> None:
     assert formats["body.0.weight"] == "E4M3" and formats["body.2.grad_output"] == "E5M2"
 
 
-def test_gradient_accumulation(server: WireServer, tmp_path: Path) -> None:
+def test_gradient_accumulation_is_one_step(server: WireServer, tmp_path: Path) -> None:
     module, callback = Watched(), Fp8scopeCallback()
     trainer(tmp_path, callback, accumulate_grad_batches=3, max_steps=2).fit(module, demo.loader(128, 0))
     assert callback.run is not None and callback.run.finish().errors == 0
@@ -124,7 +124,7 @@ class Gan(lightning.LightningModule):
         return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.generator, self.discriminator)]
 
 
-def test_optimizers_that_are_stepped_by_hand(server: WireServer, tmp_path: Path) -> None:
+def test_records_manual_optimization(server: WireServer, tmp_path: Path) -> None:
     callback = Fp8scopeCallback()
     # Lightning counts each optimizer's steps.
     trainer(tmp_path, callback, max_steps=6).fit(Gan(), demo.loader(64, 0))
@@ -132,7 +132,7 @@ def test_optimizers_that_are_stepped_by_hand(server: WireServer, tmp_path: Path)
     assert server.run.steps == [1, 2, 3] and None not in server.run.scalars("loss")
 
 
-def test_a_training_that_fails(server: WireServer, tmp_path: Path) -> None:
+def test_an_exception_fails_the_run(server: WireServer, tmp_path: Path) -> None:
     class Broken(Watched):
         def training_step(self, batch: list[Tensor], index: int) -> Tensor:
             if index == 2:
@@ -148,7 +148,7 @@ def test_a_training_that_fails(server: WireServer, tmp_path: Path) -> None:
     assert "as planned" in server.run.finish["error"]
 
 
-def test_fitting_twice_is_two_runs(server: WireServer, tmp_path: Path) -> None:
+def test_fitting_twice_makes_two_runs(server: WireServer, tmp_path: Path) -> None:
     callback = Fp8scopeCallback()
     for _ in range(2):
         trainer(tmp_path, callback, max_steps=2).fit(Watched(), demo.loader(64, 0))
@@ -157,7 +157,9 @@ def test_fitting_twice_is_two_runs(server: WireServer, tmp_path: Path) -> None:
     assert [run.steps for run in server.runs.values()] == [[1, 2], [1, 2]]
 
 
-def test_the_other_namespace(server: WireServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_works_with_pytorch_lightning(
+    server: WireServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program that imports `pytorch_lightning` gets a callback of that one's kind."""
     import pytorch_lightning
 

@@ -80,7 +80,7 @@ def test_it_works(server: WireServer, tmp_path: Path) -> None:
     assert "lm_head.weight" not in formats or not formats["lm_head.weight"]
 
 
-def test_gradient_accumulation(server: WireServer, tmp_path: Path) -> None:
+def test_gradient_accumulation_adds_up_the_loss(server: WireServer, tmp_path: Path) -> None:
     """The Trainer divides the loss by all tokens of the step: what it differentiates adds up."""
     callback = Fp8scopeCallback()
     training = trainer(tmp_path, callback, gradient_accumulation_steps=4, max_steps=2)
@@ -93,7 +93,7 @@ def test_gradient_accumulation(server: WireServer, tmp_path: Path) -> None:
     assert server.run.scalars("tokens") == [256, 512]
 
 
-def test_a_checkpoint_is_trained_on(server: WireServer, tmp_path: Path) -> None:
+def test_continues_from_a_checkpoint(server: WireServer, tmp_path: Path) -> None:
     first = trainer(
         tmp_path, Fp8scopeCallback(name="first"), max_steps=2, save_strategy="steps", save_steps=2
     )
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_trained_on(server: WireServer, tmp_path: Path) -> None:
     assert server.runs[callback.run.id].steps == [3, 4] and callback.run.id not in server_runs
 
 
-def test_training_twice_is_two_runs_unless_one_was_given(server: WireServer, tmp_path: Path) -> None:
+def test_training_twice_makes_two_runs_unless_one_was_given(server: WireServer, tmp_path: Path) -> None:
     callback = Fp8scopeCallback(name="each its own")
     training = trainer(tmp_path, callback, max_steps=2)
     training.train()
@@ -126,7 +126,7 @@ def test_training_twice_is_two_runs_unless_one_was_given(server: WireServer, tmp
     assert server.runs[given.id].registration["config"]["trainer"]["max_steps"] == 2
 
 
-def test_a_training_that_fails(server: WireServer, tmp_path: Path) -> None:
+def test_an_exception_fails_the_run(server: WireServer, tmp_path: Path) -> None:
     class Broken(Recording):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             if len(self.seen) == 2:

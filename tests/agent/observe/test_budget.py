@@ -42,12 +42,12 @@ def test_the_mean_cost_is_inside_the_budget(reading: float, every: int) -> None:
     assert choose_pace(100 * MS, 0.0, reading * MS, 0.01) == every
 
 
-def test_what_is_left_is_never_less_than_a_tenth() -> None:
+def test_at_least_a_tenth_of_the_budget_remains() -> None:
     assert choose_pace(100 * MS, 50 * MS, 1 * MS, 0.02) == 5
     assert choose_pace(0.0, 1 * MS, 1 * MS, 0.02) == PACES[-1]
 
 
-def test_more_often_needs_a_margin_and_less_often_does_not() -> None:
+def test_reading_more_often_needs_a_margin() -> None:
     assert choose_pace(100 * MS, 0.0, 1.9 * MS, 0.01, current=2) == 2
     assert choose_pace(100 * MS, 0.0, 1.9 * MS, 0.01, current=4) == 4
     assert choose_pace(100 * MS, 0.0, 1.5 * MS, 0.01, current=4) == 2
@@ -61,12 +61,12 @@ def test_decisions_settle(reading: float, start: int) -> None:
     assert choose_pace(100 * MS, 0.4 * MS, reading * MS, 0.02, first) == first
 
 
-def test_every_pace_meets_the_sampled_steps() -> None:
+def test_every_interval_includes_the_sampled_steps() -> None:
     assert all(100 % pace == 0 for pace in PACES)
 
 
 @pytest.mark.parametrize("overhead", [0, -0.1, 1.01, math.nan, math.inf, True, "2%", [0.02]])
-def test_what_is_no_share_is_refused(overhead: object, tmp_path: Path) -> None:
+def test_refuses_an_invalid_share(overhead: object, tmp_path: Path) -> None:
     model = nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ConfigurationError, match="overhead must be a share"):
@@ -80,7 +80,7 @@ def test_what_is_no_share_is_refused(overhead: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "overhead"), [("", 0.02), ("0.05", 0.05), ("1", 1.0), ("none", None), ("None", None)]
 )
-def test_the_environment_sets_it(text: str, overhead: float | None) -> None:
+def test_an_environment_variable_sets_the_budget(text: str, overhead: float | None) -> None:
     assert settings_from(mode="offline", environment={"FP8SCOPE_OVERHEAD": text}).overhead == overhead
 
 
@@ -118,7 +118,7 @@ def test_fp8_layers_are_counted_in_every_step() -> None:
     assert thinned(model, 4, 6) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_shadow_reads_every_step_where_its_scale_follows_every_step() -> None:
+def test_delayed_shadow_scaling_reads_every_step() -> None:
     assert thinned(plain(), 4, 6, shadow=DelayedScaling()) == [1, 2, 3, 4, 5, 6]
     assert thinned(plain(), 4, 6, shadow=CurrentScaling()) == [1, 5]
 
@@ -154,7 +154,7 @@ def test_the_first_steps_are_complete_and_the_rest_inside_the_budget(clock: list
     assert 3.2 * len(read[COMPLETE_STEPS:]) <= 0.0201 * 50 * 1000
 
 
-def test_a_pause_between_steps_changes_nothing(clock: list[float]) -> None:
+def test_a_pause_between_steps_has_no_effect(clock: list[float]) -> None:
     budget = Budget(0.02)
     paced(budget, clock, 50 * MS, 3.2 * MS, REVIEW_STEPS - 3)
     clock[0] += 600
@@ -179,7 +179,7 @@ def test_the_other_work_of_the_agent_counts(clock: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("norm", "every", "thinned"), [(0.2, 4, False), (0.6, 4, True)])
-def test_the_gradients_norm_is_thinned_where_it_leaves_no_room(
+def test_the_gradient_norm_is_computed_less_often_if_it_is_expensive(
     norm: float, every: int, thinned: bool, clock: list[float]
 ) -> None:
     budget = Budget(0.02)
@@ -200,7 +200,7 @@ def test_the_gradients_norm_is_thinned_where_it_leaves_no_room(
     assert all(taken) != thinned and any(taken)
 
 
-def test_steps_that_are_left_out_are_stored_without_tensors(server: WireServer, settings: Settings) -> None:
+def test_skipped_steps_are_stored_without_tensors(server: WireServer, settings: Settings) -> None:
     model, x = plain(), torch.randn(4, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = Run(settings, blank_registration("thinned"))
@@ -227,9 +227,7 @@ def test_steps_that_are_left_out_are_stored_without_tensors(server: WireServer, 
             assert [value is not None for value in values] == [read] * 6, (row["step"], name, values)
 
 
-def test_a_loss_that_is_not_finite_is_stored_in_a_step_that_is_left_out(
-    server: WireServer, settings: Settings
-) -> None:
+def test_a_non_finite_loss_is_stored_in_a_skipped_step(server: WireServer, settings: Settings) -> None:
     model = plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = Run(settings, blank_registration("thinned"))

@@ -60,7 +60,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert list(find_spools(settings.directory)) == []
 
 
-def test_a_child_that_records_nothing_leaves_nothing(server: WireServer, settings: Settings) -> None:
+def test_a_child_without_steps_leaves_no_files(server: WireServer, settings: Settings) -> None:
     run = Run(settings, blank_registration("parent"))
     record(run, 1, 3)
     assert in_child(lambda: None) == 0
@@ -71,7 +71,7 @@ def test_a_child_that_records_nothing_leaves_nothing(server: WireServer, setting
     assert list(find_spools(settings.directory)) == []
 
 
-def test_what_a_dying_child_recorded_is_synced(server: WireServer, settings: Settings) -> None:
+def test_syncs_the_records_of_a_crashed_child(server: WireServer, settings: Settings) -> None:
     run = Run(settings, blank_registration("parent"))
     record(run, 1, 3)
     server.stop()
@@ -85,7 +85,7 @@ def test_what_a_dying_child_recorded_is_synced(server: WireServer, settings: Set
     assert len(stored) == len(set(stored))
 
 
-def test_the_child_does_not_hold_the_parents_lock(server: WireServer, settings: Settings) -> None:
+def test_a_living_child_does_not_hold_the_parents_lock(server: WireServer, settings: Settings) -> None:
     server.stop()
     run = Run(settings, blank_registration("parent"))
     record(run, 1, 3)
@@ -115,7 +115,9 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_data_loader_workers(method: str, server: WireServer, settings: Settings) -> None:
+def test_data_loader_workers_do_not_disturb_the_run(
+    method: str, server: WireServer, settings: Settings
+) -> None:
     run = Run(settings, blank_registration("loader"))
     loader = DataLoader(Numbers(run), num_workers=2, multiprocessing_context=method)
     for batch in loader:

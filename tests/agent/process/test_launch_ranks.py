@@ -61,7 +61,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_fsdp_on_four_ranks_one_of_them_killed_and_restarted(server: WireServer, settings: Settings) -> None:
+def test_fsdp_continues_the_run_after_a_rank_is_killed(server: WireServer, settings: Settings) -> None:
     """torchrun begins all ranks again: the same run, the next attempt."""
     options = ("--standalone", "--max-restarts", "1", "--monitor-interval", "0.1")
     # Without the second, torch gives the restarted ranks the addresses of those that are gone.
@@ -100,7 +100,7 @@ def torchelastic(rank: int, restart: int = 0, **more: str) -> dict[str, str]:
     }
 
 
-def test_ranks_of_a_launch_agree_without_a_word() -> None:
+def test_ranks_of_a_launch_agree_without_communication() -> None:
     jobs = [Job.of(torchelastic(rank, restart)) for rank in range(4) for restart in range(2)]
     assert len({job.shared_run() for job in jobs}) == 1 and jobs[0].shared_run()
     assert {job.restarts for job in jobs} == {0, 1}
@@ -120,12 +120,12 @@ def test_ranks_of_a_launch_agree_without_a_word() -> None:
         {"SLURM_JOB_ID": "1"},
     ],
 )
-def test_a_process_of_its_own_has_a_run_of_its_own(surroundings: dict[str, str]) -> None:
+def test_a_standalone_process_has_a_separate_run(surroundings: dict[str, str]) -> None:
     job = Job.of(surroundings)
     assert job.shared_run() == "" and job.restarts == 0 and job.agree("x", "mine") == "mine"
 
 
-def test_slurm_without_torchrun() -> None:
+def test_recognises_ranks_of_slurm() -> None:
     step = {"WORLD_SIZE": "8", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
     first, second = Job.of({**step, "RANK": "0"}), Job.of({**step, "RANK": "7"})
     assert first.shared_run() == second.shared_run() != ""
@@ -142,7 +142,7 @@ print(job.shared_run(), job.shared_run(1), job.agree("attempt", os.environ["RANK
 """
 
 
-def test_over_several_nodes_through_the_process_group(tmp_path: Path) -> None:
+def test_nodes_agree_through_the_process_group(tmp_path: Path) -> None:
     """No launcher says anything: what the first one comes up with holds for both."""
     ranks = [
         subprocess.Popen(
@@ -158,7 +158,7 @@ def test_over_several_nodes_through_the_process_group(tmp_path: Path) -> None:
     assert said[0][0] != said[0][1] and said[0][2] in ("0", "1")
 
 
-def test_a_rank_that_cannot_know_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_if_ranks_cannot_agree(caplog: pytest.LogCaptureFixture) -> None:
     job = Job.of({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})
     assert job.nodes == 2 and job.shared_run() == ""
     assert "rank 3 of 8" in caplog.text and "FP8SCOPE_RUN_ID" in caplog.text

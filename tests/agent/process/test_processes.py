@@ -19,7 +19,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert server.run.steps == [1, 2, 3, 4, 5] and server.run.finish["state"] == "finished"
 
 
-def test_os_exit_is_found_out_by_sync(server: WireServer, settings: Settings) -> None:
+def test_sync_recognises_os_exit(server: WireServer, settings: Settings) -> None:
     text = "run = fp8scope.init(name='abrupt')\ntrain(run, 20)\nos._exit(7)"
     assert run_script(text, server, settings)[0] == 7
     assert [report.killed for report in sync_all(settings)] == [True]
@@ -44,7 +44,9 @@ for work in (helper, trainer):
 @pytest.mark.parametrize(
     ("end", "state"), [("pass", "finished"), ("raise KeyError('the trainer')", "failed")]
 )
-def test_an_exception_in_a_thread(end: str, state: str, server: WireServer, settings: Settings) -> None:
+def test_an_exception_in_the_training_thread_fails_the_run(
+    end: str, state: str, server: WireServer, settings: Settings
+) -> None:
     """It is shown as ever; the run has failed when it was the thread that trains."""
     status, _, err = run_script(THREADS.format(end=end), server, settings)
     assert status == 0 and "ValueError: a helper's" in err
@@ -64,7 +66,7 @@ while True:
 """
 
 
-def test_ctrl_c(server: WireServer, settings: Settings) -> None:
+def test_ctrl_c_fails_the_run(server: WireServer, settings: Settings) -> None:
     status, _, err = run_script(INTERRUPTED, server, settings)
     assert status == -2 and "KeyboardInterrupt" in err
     # On a busy machine the exit may have been too short to send everything.
@@ -87,7 +89,7 @@ atexit.register(lambda: train(run, 1))
 """
 
 
-def test_what_comes_while_the_interpreter_shuts_down(server: WireServer, settings: Settings) -> None:
+def test_records_values_logged_by_exit_handlers(server: WireServer, settings: Settings) -> None:
     """A handler that was registered later runs earlier, and is recorded; what comes after the end is not."""
     status, _, err = run_script(SHUTDOWN, server, settings)
     assert status == 0 and "Traceback" not in err, err
@@ -122,7 +124,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_spawned_child_has_no_part_in_its_parents_run(
+def test_a_spawned_child_does_not_join_its_parents_run(
     server: WireServer, settings: Settings, tmp_path: Path
 ) -> None:
     path = tmp_path / "spawning.py"
@@ -159,7 +161,7 @@ print("runs", len(live_runs))
 """
 
 
-def test_a_notebook_that_begins_the_run_again_and_again(server: WireServer, settings: Settings) -> None:
+def test_init_again_in_a_notebook_finishes_the_previous_run(server: WireServer, settings: Settings) -> None:
     """Each `init` finishes the run before; the package is reloaded in between."""
     done = subprocess.run(
         [sys.executable, "-i", "-q"],
@@ -191,7 +193,7 @@ for cell in (
 """
 
 
-def test_ipython(server: WireServer, settings: Settings) -> None:
+def test_works_in_ipython(server: WireServer, settings: Settings) -> None:
     pytest.importorskip("IPython")
     status, _, err = run_script(IPYTHON, server, settings)
     assert status == 0, err
@@ -220,7 +222,7 @@ for text in (
 """
 
 
-def test_a_notebook_that_attaches_again_and_again(server: WireServer, settings: Settings) -> None:
+def test_attach_again_in_a_notebook_finishes_the_previous_run(server: WireServer, settings: Settings) -> None:
     """The cell is run again: the run before is finished, with its last step, and another begins."""
     pytest.importorskip("IPython")
     status, out, err = run_script(ATTACHING, server, settings)

@@ -30,7 +30,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert sync_all(settings) == []
 
 
-def test_a_server_that_does_not_answer_does_not_hold_it_up(server: WireServer, settings: Settings) -> None:
+def test_an_unresponsive_server_does_not_delay_the_exit(server: WireServer, settings: Settings) -> None:
     server.plan = lambda method, path: Fault(hang=True)
     with script(TRAINING, server, settings) as process:
         said(process)
@@ -51,7 +51,7 @@ hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2_000_000_000)
 """
 
 
-def test_a_main_thread_that_python_never_gets_back(server: WireServer, settings: Settings) -> None:
+def test_fails_the_run_while_the_main_thread_is_blocked_in_c(server: WireServer, settings: Settings) -> None:
     """As in a collective that waits for a rank that is gone."""
     with script(STUCK, server, settings) as process:
         said(process)
@@ -73,7 +73,7 @@ while True:
 """
 
 
-def test_in_the_middle_of_the_agents_own_work(server: WireServer, settings: Settings) -> None:
+def test_a_signal_inside_the_agents_code_does_not_deadlock(server: WireServer, settings: Settings) -> None:
     with script(IN_THE_MIDDLE, server, settings) as process:
         said(process)
         for _ in range(100):
@@ -112,7 +112,7 @@ INSTALL = "signal.signal(signal.SIGTERM, mine)"
         ("raise InterruptedError('planned')", INSTALL, "", 1, "failed"),
     ],
 )
-def test_a_handler_of_the_programs_own_decides(
+def test_the_programs_own_handler_takes_precedence(
     action: str, before: str, after: str, status: int, state: str, server: WireServer, settings: Settings
 ) -> None:
     text = OWN_HANDLER.format(action=action, before=before, after=after)
@@ -137,7 +137,7 @@ run.finish()
 """
 
 
-def test_every_other_signal_is_left_alone(server: WireServer, settings: Settings) -> None:
+def test_other_signals_are_not_handled(server: WireServer, settings: Settings) -> None:
     status, _, err = run_script(OTHERS, server, settings)
     assert status == 0, err
     assert server.run.finish["state"] == "finished"
@@ -164,7 +164,9 @@ thread.join()
 
 
 @pytest.mark.parametrize("text", [IGNORING, IN_A_THREAD])
-def test_where_it_is_not_ours_to_take(text: str, server: WireServer, settings: Settings) -> None:
+def test_installs_no_handler_if_sigterm_is_ignored_or_from_a_thread(
+    text: str, server: WireServer, settings: Settings
+) -> None:
     status, _, err = run_script(text, server, settings)
     assert status == 0, err
     assert server.run.steps == [1, 2, 3] and server.run.finish["state"] == "finished"
@@ -185,7 +187,7 @@ train(run, 2)
 """
 
 
-def test_a_forked_child_dies_as_it_would_and_its_parent_lives(server: WireServer, settings: Settings) -> None:
+def test_sigterm_in_a_forked_child_does_not_affect_the_parent(server: WireServer, settings: Settings) -> None:
     status, _, err = run_script(FORKING, server, settings)
     assert status == 0, err
     assert server.run.steps == [1, 2, 3, 4] and server.run.finish["state"] == "finished"
@@ -204,7 +206,7 @@ wait()
 """
 
 
-def test_a_package_that_was_imported_anew(server: WireServer, settings: Settings) -> None:
+def test_works_after_the_package_is_imported_again(server: WireServer, settings: Settings) -> None:
     with script(TWICE, server, settings) as process:
         said(process)
         process.terminate()
@@ -213,7 +215,7 @@ def test_a_package_that_was_imported_anew(server: WireServer, settings: Settings
     assert ends == {"one": ([1, 2], "failed"), "two": ([1, 2, 3], "failed")}
 
 
-def test_two_signals_are_one_end(server: WireServer, settings: Settings) -> None:
+def test_two_signals_end_the_run_once(server: WireServer, settings: Settings) -> None:
     with script(TRAINING, server, settings) as process:
         said(process)
         deadline = time.monotonic() + 60

@@ -75,7 +75,7 @@ def test_functions_are_restored_after_the_last_run(settings: Settings) -> None:
     assert (sys.exit, sys.excepthook, threading.excepthook, type(exit).__call__) == before
 
 
-def test_a_function_that_was_wrapped_since_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_restore_a_function_that_was_wrapped_since(monkeypatch: pytest.MonkeyPatch) -> None:
     patch = Patch(sys, "exit", lambda original: lambda code=None: original(code))
     ours = sys.exit
     monkeypatch.setattr(sys, "exit", lambda code=None: ours(code))

@@ -116,7 +116,7 @@ def test_acknowledged_segments_make_room(tmp_path: Path) -> None:
 
 def test_a_full_spool_says_so_and_still_takes_what_is_no_row(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=100_000)
-    with pytest.raises(SpoolFullError, match="bound"):
+    with pytest.raises(SpoolFullError, match="limit"):
         for _ in range(200):
             spool.append(RecordKind.ROW, bytes(1000))
     spool.append(RecordKind.FINISH, b"{}")

@@ -88,7 +88,7 @@ FEATURES = {
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the features are read from /proc/cpuinfo")
-def test_the_highest_level_is_what_the_processor_has() -> None:
+def test_selects_the_highest_level_of_the_processor() -> None:
     """As Linux names its features, whichever compiler built the library."""
     (flags, *_) = re.findall(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     expected = []

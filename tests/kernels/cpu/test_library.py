@@ -63,7 +63,9 @@ def assert_warns_once_and_goes_on(message: str) -> None:
         set_backend("compiled")
 
 
-def test_a_source_tree_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_falls_back_in_a_source_tree_without_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(cpu_levels, "path", lambda level: tmp_path / f"{level.module}.so")
     assert_warns_once_and_goes_on(
         r"was not built with the package; run pip install -e \. \(or make install\)"
@@ -71,7 +73,9 @@ def test_a_source_tree_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "was not built" in backends.failures()[0]
 
 
-def test_an_installed_package_without_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_falls_back_in_an_installed_package_without_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(cpu_levels, "FOLDER", tmp_path)
     monkeypatch.setattr(cpu_levels, "sources", lambda: [])
     assert_warns_once_and_goes_on("was not built with the package; reinstall fp8scope from a wheel")
@@ -100,12 +104,12 @@ def test_a_platform_without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_warns_once_and_goes_on("there are none for this platform, only for Linux and macOS on x86-64")
 
 
-def test_a_level_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_an_unknown_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_CPU_LEVEL", "i386")
     assert_warns_once_and_goes_on(r"FP8SCOPE_CPU_LEVEL must be one of .*, got 'i386'")
 
 
-def test_a_level_that_this_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_a_level_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = cpu_library.available_levels()
     beyond = cpu_levels.Level("x86-64-v9")
     monkeypatch.setattr(cpu_levels, "levels", lambda: (*levels, beyond))

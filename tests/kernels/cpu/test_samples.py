@@ -78,7 +78,7 @@ def test_a_scale_for_each_row(calls: list[torch.Size]) -> None:
     assert len(calls) == 4
 
 
-def test_any_layout_and_more_than_is_taken_at_once(
+def test_any_layout_and_more_elements_than_one_piece(
     calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, scale = values("usual", torch.float32), torch.tensor(50.0)
@@ -93,7 +93,7 @@ def test_any_layout_and_more_than_is_taken_at_once(
     assert [len(shape) and shape[0] for shape in calls] == [10, 10, 10, 7] * 2
 
 
-def test_threads(calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_do_not_change_samples(calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_backend, "_threads", lambda x: 3)
     x, scale = values("every exponent", torch.float32), torch.tensor(1.0)
     q = quantize_values(x, scale, E4M3).bfloat16()
@@ -101,7 +101,7 @@ def test_threads(calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(sampled("compiled", x, q, scale), sampled("compiled", x, q, scale))
 
 
-def test_what_bfloat16_does_not_hold_is_left_to_torch(calls: list[torch.Size]) -> None:
+def test_values_that_bfloat16_cannot_hold_use_torch(calls: list[torch.Size]) -> None:
     x, scale = values("usual", torch.float32), torch.tensor(100.0)
     q = quantize_values(x, scale, E4M3)
     for arguments in (

@@ -136,7 +136,7 @@ def test_the_sum_of_partials_compiles() -> None:
 
 
 @pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
-def test_what_kernels_know_of_a_format(fmt: Format) -> None:
+def test_format_constants_of_the_kernels(fmt: Format) -> None:
     assert fmt.dtype is not None
     largest = torch.tensor([fmt.max]).to(fmt.dtype).view(torch.uint8).item()
     assert triton_backend._format_bits(fmt)["MAX_CODE"] == largest
@@ -144,7 +144,7 @@ def test_what_kernels_know_of_a_format(fmt: Format) -> None:
     assert triton_backend._beyond(fmt, fmt.dtype) == beyond.view(torch.uint8).item()
 
 
-def test_choosing_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selecting_triton_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="needs a CUDA device.*TRITON_INTERPRET=1"):
@@ -155,7 +155,7 @@ def test_choosing_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     assert get_backend() == "auto"
 
 
-def test_who_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_tensors_use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     on_cpu = torch.empty(4)
@@ -168,7 +168,7 @@ def test_who_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not backends.use_triton(on_cpu)
 
 
-def test_a_failure_is_told_once_and_training_goes_on() -> None:
+def test_a_failure_is_reported_once_without_stopping_training() -> None:
     def broken() -> int:
         raise OSError("no compiler\nat all")
 
@@ -178,7 +178,7 @@ def test_a_failure_is_told_once_and_training_goes_on() -> None:
     assert backends.attempt_triton(lambda: 3) == 3
 
 
-def test_a_failure_of_what_was_asked_for_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_an_explicitly_chosen_backend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> int:
         raise OSError("no compiler")
 
@@ -188,7 +188,7 @@ def test_a_failure_of_what_was_asked_for_is_raised(monkeypatch: pytest.MonkeyPat
     assert not backends.failures()
 
 
-def test_a_wrong_argument_is_no_failure_of_triton() -> None:
+def test_an_invalid_argument_is_not_a_failure_of_triton() -> None:
     def refusing() -> int:
         raise ValueError("on another device")
 

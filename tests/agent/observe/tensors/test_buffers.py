@@ -59,7 +59,7 @@ def test_a_model_on_two_devices_can_be_watched() -> None:
     assert collector.new_tensors() is None
 
 
-def test_the_same_name_on_two_boards_is_one_tensor() -> None:
+def test_the_same_name_in_two_tables_is_one_tensor() -> None:
     tables = StatisticsTables()
     for device in (CPU, OTHER):
         tables.on(device).buffer.register("a.input", format=E4M3, shape=(4,), role="input")
@@ -72,7 +72,7 @@ def test_the_same_name_on_two_boards_is_one_tensor() -> None:
         assert assembly.finish({}).statistics.tolist() == [[5.0] * 7]
 
 
-def test_sampled_statistics_are_there_where_they_were_taken() -> None:
+def test_assembles_sampled_statistics_of_their_tensors() -> None:
     tables = StatisticsTables()
     table = tables.on(CPU)
     slots = [table.buffer.register(f"{name}.input", format=E4M3, shape=(4,), role="input") for name in "abcd"]
@@ -100,7 +100,7 @@ def test_sampled_statistics_are_there_where_they_were_taken() -> None:
     assert not table.buffer.data.any() and torch.isnan(table.notes).all()
 
 
-def test_boards_grow_with_what_was_noted() -> None:
+def test_notes_grow_with_the_table() -> None:
     table = StatisticsTables().on(CPU, capacity=2)
     slots = []
     for index in range(9):
@@ -121,7 +121,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def test_a_step_that_is_not_sampled_costs_what_it_cost_before_the_first_that_was() -> None:
+def test_unsampled_steps_run_no_more_operators_after_a_sampled_one() -> None:
     model = fp8_model(20)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     watched = Watched(model, optimizer, every=4)
@@ -141,7 +141,7 @@ def test_a_step_that_is_not_sampled_costs_what_it_cost_before_the_first_that_was
         assert count <= 8 or number in (1, 5), (number, count)
 
 
-def test_a_sampled_step_that_is_abandoned_leaves_nothing() -> None:
+def test_an_abandoned_sampled_step_leaves_no_statistics() -> None:
     model = fp8_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched = Watched(model, optimizer, every=2)
@@ -159,7 +159,7 @@ def test_a_sampled_step_that_is_abandoned_leaves_nothing() -> None:
     assert step.histograms["0.input"].sum() == 4 * 32
 
 
-def test_a_source_that_fails_does_not_keep_others_from_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sources_work_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("not today")
 

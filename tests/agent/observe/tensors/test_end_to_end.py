@@ -64,7 +64,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
         assert row["tensors"]["scale"][names.index("0.weight.exp_avg")] is None
 
 
-def test_init_takes_a_recipe_for_the_shadow_and_nothing_else() -> None:
+def test_init_accepts_only_a_recipe_for_shadow() -> None:
     with fp8scope.init(name="x", mode="disabled", shadow=fp8scope.MXFP8()) as run:
         assert run.watch(tiny_model()) == 0
     with fp8scope.init(name="x", mode="offline", shadow=fp8scope.RowwiseScaling()) as run:
@@ -73,7 +73,7 @@ def test_init_takes_a_recipe_for_the_shadow_and_nothing_else() -> None:
         fp8scope.init(name="x", mode="offline", shadow="delayed")  # type: ignore[arg-type]
 
 
-def test_shadow_mode_is_told_and_may_be_set_for_the_whole_run(server: WireServer, settings: Settings) -> None:
+def test_shadow_mode_is_recorded_and_can_be_set_in_init(server: WireServer, settings: Settings) -> None:
     run = Run(replace(settings, introduce_seconds=60), blank_registration("shadow"))
     run.shadow = fp8scope.DelayedScaling()
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
@@ -112,7 +112,7 @@ def test_histograms_arrive_once(fault: Fault, server: WireServer, settings: Sett
     )
 
 
-def test_a_refused_histogram_is_set_aside_and_the_rows_go_on(server: WireServer, settings: Settings) -> None:
+def test_a_refused_histogram_does_not_stop_the_rows(server: WireServer, settings: Settings) -> None:
     server.times(1, Fault(status=422, code="invalid"), "/histograms")
     run = Run(settings, blank_registration("refused"))
     run.watch(model := tiny_model(), every=2)
@@ -134,7 +134,7 @@ def test_histograms_are_kept_offline_and_sent_by_sync(server: WireServer, settin
     assert {h["step"] for h in server.run.histograms} == {1, 3, 5} and len(server.run.histograms) == 18
 
 
-def test_a_record_survives_the_spool_and_a_torn_one_is_told() -> None:
+def test_records_survive_the_spool_and_torn_ones_are_reported() -> None:
     counts = np.zeros((3, EXPONENT_BINS))
     counts[1, 7], counts[2, -1] = 5.0, 2.0**40
     record = Histograms(7, 1_700_000_000_000_000, np.array([4, 0, 9], np.int32), counts)
@@ -149,7 +149,7 @@ def test_a_record_survives_the_spool_and_a_torn_one_is_told() -> None:
 
 
 @pytest.mark.parametrize("every", [-1, 1.5, "10", True])
-def test_an_interval_that_is_none_is_told_and_training_goes_on(
+def test_an_invalid_interval_is_reported_without_stopping_training(
     every: Any, server: WireServer, settings: Settings
 ) -> None:
     run = Run(settings, blank_registration("odd"))
@@ -159,7 +159,7 @@ def test_an_interval_that_is_none_is_told_and_training_goes_on(
     assert report.complete and report.errors == 1
 
 
-def test_the_example_of_the_document_runs(server: WireServer, tmp_path: Path) -> None:
+def test_the_example_in_the_documentation_runs(server: WireServer, tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     settings = {"FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -76,7 +76,7 @@ def test_a_history_without_an_amax_freezes_its_scale() -> None:
     assert thawed.extra("scale_frozen", "0.input") == 0 and thawed.extra("history_amax", "0.input") == 1
 
 
-def test_a_checkpoint_without_scaling_state_is_told_of_its_tensors() -> None:
+def test_reports_tensors_whose_scaling_state_a_checkpoint_lacks() -> None:
     model = fp8_model(DelayedScaling())
     plain = {k: v for k, v in model.state_dict().items() if "0.scaling" not in k}
     watched = Watched(model)
@@ -87,13 +87,13 @@ def test_a_checkpoint_without_scaling_state_is_told_of_its_tensors() -> None:
     assert step.extra("scale_stale", "0.input") == 1 and step.extra("scale_stale", "2.input") == 0
 
 
-def test_recipes_without_a_history_have_none_of_its_statistics() -> None:
+def test_recipes_without_a_history_have_no_history_statistics() -> None:
     model = fp8_model(CurrentScaling())
     step = Watched(model).step(lambda: train(model, torch.randn(4, 32)))
     assert set(step.observed.extras) == {"sq_error", "sq_signal"}
 
 
-def test_high_precision_layers_are_seen_beside_fp8_ones() -> None:
+def test_observes_high_precision_layers_next_to_fp8_layers() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
     convert(model, DelayedScaling(), include="0")
     watched = Watched(model)
@@ -106,14 +106,14 @@ def test_high_precision_layers_are_seen_beside_fp8_ones() -> None:
     assert "2.input" not in step.histograms
 
 
-def test_never_sampling_is_possible() -> None:
+def test_sampling_can_be_disabled() -> None:
     model = fp8_model(DelayedScaling())
     watched = Watched(model, every=0)
     step = watched.step(lambda: train(model, torch.randn(4, 32)))
     assert step.row("0.input")[NUMEL] > 0 and not step.histograms and not step.observed.extras
 
 
-def test_names_are_without_wrappers() -> None:
+def test_names_omit_wrappers() -> None:
     model = fp8_model(DelayedScaling())
     assert Watched(torch.compile(model, backend="eager")).tensors == 6  # type: ignore[arg-type]
     inner = fp8_model(DelayedScaling())
@@ -123,7 +123,7 @@ def test_names_are_without_wrappers() -> None:
     assert "0.input" in watched.names and not any("_orig_mod" in name for name in watched.names)
 
 
-def test_the_model_is_not_kept_alive() -> None:
+def test_does_not_keep_the_model_alive() -> None:
     model = fp8_model(DelayedScaling())
     watched = Watched(model)
     watched.step(partial(train, model, torch.randn(4, 32)))

@@ -67,7 +67,7 @@ def test_it_works() -> None:
     assert {info.module for info in watched.catalogue if "exp_avg" in info.role} == {"0.weight", "2.weight"}
 
 
-def test_the_training_is_the_same_to_the_last_bit() -> None:
+def test_does_not_change_the_training() -> None:
     def weights(watch: bool) -> list[Tensor]:
         model = model_of()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -90,7 +90,7 @@ def test_the_training_is_the_same_to_the_last_bit() -> None:
     ],
     ids=["sgd", "momentum", "rmsprop", "amsgrad", "foreach"],
 )
-def test_any_optimizer(make: Any, moments: set[str]) -> None:
+def test_works_with_any_optimizer(make: Any, moments: set[str]) -> None:
     model = model_of()
     optimizer = make(model.parameters())
     watched = Watched(model, optimizer)
@@ -119,7 +119,7 @@ def test_our_own_optimizer_counts_its_state_itself(level: Any) -> None:
     assert steps[0].row("0.weight.update")[NUMEL] and not steps[1].row("0.weight.update")[NUMEL]
 
 
-def test_a_large_weight_is_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_are_subsampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fp8scope.observe.tensors.optimizer_state.UPDATE_ELEMENTS", 1024)
     linear = nn.Linear(64, 48, bias=False)
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.5)
@@ -135,7 +135,7 @@ def test_a_large_weight_is_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) ->
     assert step.extra("update_ratio", "weight.update") == pytest.approx(0.5, rel=1e-5)
 
 
-def test_a_weight_of_zeros_has_no_ratio() -> None:
+def test_a_zero_weight_has_no_update_ratio() -> None:
     linear = nn.Linear(16, 16, bias=False)
     nn.init.zeros_(linear.weight)
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.5)
@@ -144,7 +144,7 @@ def test_a_weight_of_zeros_has_no_ratio() -> None:
     assert step.row("weight.update")[NUMEL] == 256 and np.isnan(step.extra("update_ratio", "weight.update"))
 
 
-def test_gradients_that_are_missing_frozen_or_broken() -> None:
+def test_tolerates_missing_frozen_and_non_finite_gradients() -> None:
     model = model_of()
     model[2].weight.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -159,7 +159,7 @@ def test_gradients_that_are_missing_frozen_or_broken() -> None:
     assert step.row("2.weight.weight_grad")[NUMEL] == 0
 
 
-def test_gradients_are_seen_as_the_optimizer_sees_them() -> None:
+def test_gradients_are_unscaled_as_for_the_optimizer() -> None:
     """Under a GradScaler: divided by its factor, and not at all in a step that it skips."""
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -180,7 +180,7 @@ def test_gradients_are_seen_as_the_optimizer_sees_them() -> None:
     assert watched.step(lambda: work(float("inf"))).row("0.weight.weight_grad")[NUMEL] == 0
 
 
-def test_watching_twice_sees_each_step_once_and_copies_are_free() -> None:
+def test_counts_once_when_watched_twice_and_ignores_copies() -> None:
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())
     watched = Watched(model, optimizer)
@@ -192,7 +192,7 @@ def test_watching_twice_sees_each_step_once_and_copies_are_free() -> None:
         assert len(twin.state) == len(optimizer.state)
 
 
-def test_what_fails_in_it_does_not_stop_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_failure_does_not_stop_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(x: Tensor) -> None:
         raise MemoryError("no room")
 

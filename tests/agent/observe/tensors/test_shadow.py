@@ -88,7 +88,7 @@ def test_stochastic_rounding_draws_no_random_numbers() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=repr)
-def test_it_tells_what_an_fp8_layer_would(recipe: Recipe) -> None:
+def test_statistics_equal_those_of_an_fp8_layer(recipe: Recipe) -> None:
     """Input and weight of a layer are cast with the same scale, and counted the same, as by `Fp8Linear`."""
     torch.manual_seed(0)
     linear = nn.Linear(32, 48)
@@ -112,7 +112,7 @@ def test_it_tells_what_an_fp8_layer_would(recipe: Recipe) -> None:
             assert not blocks[0] or step.extra("saturated_blocks", name) == blocks[1]
 
 
-def test_between_samples_there_is_amax_and_nothing_made_up() -> None:
+def test_unsampled_steps_record_only_amax_and_non_finite_counts() -> None:
     model = plain_model()
     watched = Watched(model, every=3, shadow=CurrentScaling())
     x = torch.randn(4, 32)
@@ -127,7 +127,7 @@ def test_between_samples_there_is_amax_and_nothing_made_up() -> None:
             assert (step.histograms["0.input"] == exponent_histogram(x).numpy()).all()
 
 
-def test_what_would_saturate_and_flush_is_counted() -> None:
+def test_counts_elements_that_would_saturate_or_flush() -> None:
     linear = nn.Linear(16, 16, bias=False)
     watched = Watched(linear, shadow=DelayedScaling(history_length=1))
     watched.step(lambda: linear(torch.ones(4, 16)))
@@ -137,7 +137,7 @@ def test_what_would_saturate_and_flush_is_counted() -> None:
     assert (row[SCALE], row[SATURATED], row[UNDERFLOW], row[NONFINITE]) == (448.0, 3, 5, 1)
 
 
-def test_the_scale_of_delayed_scaling_sees_the_steps_between_samples() -> None:
+def test_delayed_scales_use_the_amax_of_unsampled_steps() -> None:
     linear = nn.Linear(16, 16, bias=False)
     watched = Watched(linear, every=3, shadow=DelayedScaling(history_length=4))
     for amax in (1.0, 7.0, 2.0):
@@ -147,7 +147,7 @@ def test_the_scale_of_delayed_scaling_sees_the_steps_between_samples() -> None:
 
 
 @pytest.mark.parametrize("factor", [65536.0, 3.0])
-def test_gradients_are_those_before_the_loss_was_scaled(factor: float) -> None:
+def test_gradients_are_unscaled(factor: float) -> None:
     def gradients(scaler: Any, every: int) -> list[Any]:
         model = plain_model().eval().train()
         model[2] = nn.Identity()
@@ -176,7 +176,7 @@ def test_gradients_are_those_before_the_loss_was_scaled(factor: float) -> None:
         assert gradients(scaler, every) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_scaler_that_is_off_divides_nothing() -> None:
+def test_a_disabled_scaler_does_not_change_gradients() -> None:
     model = plain_model()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     watched = Watched(model, shadow=CurrentScaling(), scaler=scaler)
@@ -184,7 +184,7 @@ def test_a_scaler_that_is_off_divides_nothing() -> None:
     assert row[AMAX] == 1.0
 
 
-def test_gradients_of_fp16_that_overflowed_are_counted() -> None:
+def test_counts_fp16_gradients_that_overflowed() -> None:
     model = plain_model(torch.float16)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     watched = Watched(model, shadow=CurrentScaling(), scaler=scaler)
@@ -194,7 +194,7 @@ def test_gradients_of_fp16_that_overflowed_are_counted() -> None:
     assert row[NONFINITE] == 4 * 32 and row[AMAX] == 0
 
 
-def test_other_modules_can_be_chosen() -> None:
+def test_include_selects_other_modules() -> None:
     model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 24), nn.Conv1d(24, 8, 3), nn.GELU())
     watched = Watched(model, shadow=MXFP8(), include=["0", "2", "3"])
 
@@ -228,7 +228,7 @@ def test_copies_are_not_counted() -> None:
     assert not seen.observed.statistics.any()
 
 
-def test_going_from_watched_to_shadow_counts_once() -> None:
+def test_switching_a_watched_model_to_shadow_counts_once() -> None:
     model = plain_model()
     watched = Watched(model)
     assert watched.step(lambda: model(torch.ones(4, 32))).row("0.input")[SCALE] == 1
@@ -238,7 +238,7 @@ def test_going_from_watched_to_shadow_counts_once() -> None:
     assert not watched.step(lambda: model(torch.ones(4, 32))).observed.statistics.any()
 
 
-def test_what_fails_in_it_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_failure_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(x: Tensor) -> None:
         raise MemoryError("no room")
 

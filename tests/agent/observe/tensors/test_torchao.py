@@ -101,7 +101,7 @@ def test_it_works(recipe: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_one_bad_element_does_to_the_counts_what_it_does_to_torchao(recipe: str, bad: float) -> None:
+def test_counts_of_a_non_finite_element_match_torchao(recipe: str, bad: float) -> None:
     model = float8_model(recipe)
     watched = Watched(model)
     seen = Seen(model[0])
@@ -123,7 +123,7 @@ def test_all_zero_and_tiny_tensors_have_torchaos_scale() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_observing_changes_nothing(recipe: str) -> None:
+def test_observing_does_not_change_the_training(recipe: str) -> None:
     plain, observed = float8_model(recipe), float8_model(recipe)
     watched = Watched(observed)
     x = torch.randn(8, 32)
@@ -134,7 +134,7 @@ def test_observing_changes_nothing(recipe: str) -> None:
         assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
 
 
-def test_rows_have_their_block_statistics_and_tensors_none() -> None:
+def test_only_rowwise_casts_have_block_statistics() -> None:
     x = torch.randn(8, 32)
     step = Watched(model := float8_model("rowwise")).step(lambda: train(model, x))
     assert step.extra("blocks", "0.input") == 8 and step.extra("blocks", "0.weight") == 48
@@ -145,7 +145,7 @@ def test_rows_have_their_block_statistics_and_tensors_none() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_samples_tell_error_and_exponents(recipe: str) -> None:
+def test_samples_contain_error_and_exponents(recipe: str) -> None:
     model = float8_model(recipe)
     x = torch.randn(16, 32)
     watched = Watched(model, every=2)
@@ -160,13 +160,13 @@ def test_samples_tell_error_and_exponents(recipe: str) -> None:
     assert between.histograms == {} and between.observed.extras == {}
 
 
-def test_the_recipe_is_told() -> None:
+def test_describes_the_recipe() -> None:
     collector = Watched(float8_model("rowwise")).collector
     assert collector.recipe["recipe"] == "torchao.float8"
     assert collector.recipe["weight"] == "float8_e4m3fn rowwise" and collector.recipe["power_of_two"] is True
 
 
-def test_of_a_sharded_weight_only_what_a_part_can_tell_is_told() -> None:
+def test_a_sharded_weight_has_only_its_local_statistics() -> None:
     """FSDP makes a class of its own of the layer, and keeps a part of the weight on each rank."""
     model = float8_model("tensorwise")
     layer = model[0]
@@ -181,7 +181,7 @@ def test_of_a_sharded_weight_only_what_a_part_can_tell_is_told() -> None:
     assert torch.isnan(torch.tensor(row[SCALE:-1])).all()
 
 
-def test_weights_that_come_as_fp8_show_their_scale() -> None:
+def test_weights_gathered_in_fp8_have_only_their_scale() -> None:
     model = float8_model("tensorwise")
     watched = Watched(model)
     seen = Seen(model[0])

@@ -130,7 +130,7 @@ def test_it_works() -> None:
     assert watched.collector.recipe == {"recipe": "transformer_engine"}
 
 
-def test_modules_of_two_products() -> None:
+def test_observes_modules_of_two_products() -> None:
     model = nn.Sequential(Module([(32, 16), (8, 32)]))
     watched = Watched(model)
     step = watched.step(lambda: train(model, torch.randn(6, 16)))
@@ -177,7 +177,7 @@ def test_a_tensor_of_zeros_freezes_its_scale() -> None:
 
 
 @pytest.mark.parametrize(("name", "backward"), [("E4M3", E4M3), ("E5M2", E5M2), ("HYBRID", E5M2)])
-def test_formats_are_the_recipes(name: str, backward: Any) -> None:
+def test_formats_are_those_of_the_recipe(name: str, backward: Any) -> None:
     model = nn.Sequential(Module([(24, 16)], format=name))
     watched = Watched(model)
     watched.step(lambda: train(model, torch.randn(4, 16)))
@@ -187,7 +187,7 @@ def test_formats_are_the_recipes(name: str, backward: Any) -> None:
 
 
 @pytest.mark.parametrize("state", [SimpleNamespace(), SimpleNamespace(scale=torch.ones(3)), None, "nonsense"])
-def test_states_of_other_recipes_are_left_alone(state: Any) -> None:
+def test_ignores_states_of_other_recipes(state: Any) -> None:
     """MXFP8, block and current scaling keep no history: nothing is observed, and nothing fails."""
     model = nn.Sequential(Module([(24, 16)]))
     module = model[0]
@@ -203,7 +203,7 @@ def test_states_of_other_recipes_are_left_alone(state: Any) -> None:
     assert not watched.step(lambda: model(torch.randn(4, 16)).sum().backward()).observed.statistics.any()
 
 
-def test_modules_that_never_ran_in_fp8_have_nothing_to_tell() -> None:
+def test_modules_that_never_ran_in_fp8_have_no_statistics() -> None:
     model = nn.Sequential(Module([(24, 16)]))
     assert Watched(model).step(lambda: None).observed.statistics.size == 0
 

@@ -69,7 +69,7 @@ def test_it_works(measures: Measures) -> None:
     assert len(graphs) == 1
 
 
-def test_watched_before_it_was_compiled(measures: Measures) -> None:
+def test_times_a_model_compiled_after_it_was_watched(measures: Measures) -> None:
     plain = model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     measures.watch(plain, optimizer)
@@ -80,7 +80,7 @@ def test_watched_before_it_was_compiled(measures: Measures) -> None:
     assert found["time_forward"] == 0 and found["time_optimizer"] > 0 and found["grad_norm"] > 0
 
 
-def test_the_graph_is_the_one_it_would_have_been(measures: Measures) -> None:
+def test_does_not_change_the_compiled_graph(measures: Measures) -> None:
     plain, watched = model(), model()
     measures.watch(watched)
     sizes = []
@@ -91,7 +91,7 @@ def test_the_graph_is_the_one_it_would_have_been(measures: Measures) -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_compiled_in_its_place(measures: Measures) -> None:
+def test_times_a_model_compiled_in_place(measures: Measures) -> None:
     one = model()
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
     measures.watch(one, optimizer)
@@ -99,7 +99,7 @@ def test_compiled_in_its_place(measures: Measures) -> None:
     assert train(measures, one, optimizer)["time_optimizer"] > 0
 
 
-def test_gradients_that_are_reduced_belong_to_the_backward_pass(measures: Measures, tmp_path: Path) -> None:
+def test_gradient_reduction_counts_as_backward(measures: Measures, tmp_path: Path) -> None:
     """DDP's reducer ends the backward pass by a callback of its own: ours comes after it."""
     store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))

@@ -70,7 +70,7 @@ def test_it_works(measures: Measures) -> None:
         assert step_flops(measures, model, ids) == pytest.approx(3 * forward)
 
 
-def test_counting_changes_nothing(measures: Measures) -> None:
+def test_counting_does_not_change_results(measures: Measures) -> None:
     torch.manual_seed(0)
     model, twin = Attention(), Attention()
     twin.load_state_dict(model.state_dict())
@@ -87,7 +87,7 @@ def test_counting_changes_nothing(measures: Measures) -> None:
         assert mine.grad is not None and others.grad is not None and torch.equal(mine.grad, others.grad)
 
 
-def test_our_fp8_layers_count_as_the_ones_they_replace(measures: Measures) -> None:
+def test_fp8_layers_count_like_the_layers_they_replace(measures: Measures) -> None:
     plain = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
     x = torch.randn(8, 32)
     expected = 3 * true_forward(plain, x)
@@ -96,7 +96,7 @@ def test_our_fp8_layers_count_as_the_ones_they_replace(measures: Measures) -> No
     assert step_flops(measures, plain, x) == pytest.approx(expected)
 
 
-def test_frozen_weights_need_no_gradient_of_their_own(measures: Measures) -> None:
+def test_frozen_weights_count_no_weight_gradient(measures: Measures) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     model[0].requires_grad_(False)
     measures.watch(model)
@@ -110,7 +110,7 @@ def test_each_shape_is_counted_once_and_many_are_scaled(measures: Measures) -> N
         assert step_flops(measures, model, torch.randn(rows, 16)) == pytest.approx(3 * 2 * rows * 16 * 16)
 
 
-def test_inputs_given_by_name(measures: Measures) -> None:
+def test_counts_keyword_inputs(measures: Measures) -> None:
     model = Attention()
     measures.watch(model)
     ids = torch.randint(50, (3, 8))
@@ -190,16 +190,16 @@ def test_a_forward_pass_that_raises_while_it_is_counted(measures: Measures) -> N
         ("NVIDIA A10G", 125),
     ],
 )
-def test_a_devices_peak(name: str, tera: float) -> None:
+def test_peak_of_known_devices(name: str, tera: float) -> None:
     assert bf16_peak(name) == pytest.approx(tera * 1e12)
 
 
-def test_an_unknown_device_has_none() -> None:
+def test_an_unknown_device_has_no_peak() -> None:
     assert bf16_peak("Tesla K80") is None and bf16_peak("") is None and bf16_peak("RTX 40900") is None
     assert all(1e13 < peak < 1e16 for _, peak in BF16_PEAKS)
 
 
-def test_mfu_is_told_only_where_the_peak_is_known(measures: Measures) -> None:
+def test_mfu_is_recorded_only_for_known_peaks(measures: Measures) -> None:
     model = nn.Linear(8, 8)
     measures.watch(model)
     found = []

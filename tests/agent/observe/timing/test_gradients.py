@@ -53,7 +53,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert server.run.scalars("grad_norm") == pytest.approx(expected, rel=1e-6)
 
 
-def test_clipping_is_told_apart(server: WireServer, settings: Settings) -> None:
+def test_records_the_norm_before_and_after_clipping(server: WireServer, settings: Settings) -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = Run(settings, blank_registration("clipped"))
@@ -69,7 +69,7 @@ def test_clipping_is_told_apart(server: WireServer, settings: Settings) -> None:
     assert server.run.scalars("grad_norm_applied") == pytest.approx([0.5], rel=1e-4)
 
 
-def test_what_the_script_logs_counts(server: WireServer, settings: Settings) -> None:
+def test_values_that_the_script_logs_take_precedence(server: WireServer, settings: Settings) -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = Run(settings, blank_registration("own"))
@@ -82,7 +82,7 @@ def test_what_the_script_logs_counts(server: WireServer, settings: Settings) -> 
     assert server.run.scalars("learning_rate") == [7.0] and server.run.scalars("time_forward") == [9.0]
 
 
-def test_gradients_of_several_dtypes() -> None:
+def test_norm_of_gradients_of_several_dtypes() -> None:
     model = small_model()
     model[0].to(torch.bfloat16)
     model[2].to(torch.float64)
@@ -93,14 +93,14 @@ def test_gradients_of_several_dtypes() -> None:
     assert float(found[0]) == pytest.approx(true_norm(model), rel=1e-5)
 
 
-def test_float16_gradients_whose_squares_are_beyond_it() -> None:
+def test_norm_of_float16_gradients_does_not_overflow() -> None:
     parameter = nn.Parameter(torch.zeros(100, dtype=torch.float16))
     parameter.grad = torch.full_like(parameter, 3000.0)
     found = gradient_norm(torch.optim.SGD([parameter], lr=0.1))
     assert found is not None and float(found[0]) == pytest.approx(30_000, rel=1e-3)
 
 
-def test_an_infinite_gradient_is_seen() -> None:
+def test_an_infinite_gradient_gives_an_infinite_norm() -> None:
     parameter = nn.Parameter(torch.zeros(3))
     parameter.grad = torch.tensor([1.0, math.inf, 1.0])
     found = gradient_norm(torch.optim.SGD([parameter], lr=0.1))
@@ -108,7 +108,7 @@ def test_an_infinite_gradient_is_seen() -> None:
 
 
 @pytest.mark.parametrize("unscale_first", [True, False])
-def test_a_grad_scaler_is_undone(unscale_first: bool) -> None:
+def test_gradients_are_unscaled(unscale_first: bool) -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -127,7 +127,7 @@ def test_a_grad_scaler_is_undone(unscale_first: bool) -> None:
     measures.close()
 
 
-def test_a_fused_optimizer_that_unscales_by_itself() -> None:
+def test_works_with_a_fused_optimizer_that_unscales() -> None:
     parameter = nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((4,), 512.0)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -151,7 +151,7 @@ def test_a_step_that_the_scaler_skips_has_no_norm() -> None:
     measures.close()
 
 
-def test_two_optimizers_make_one_norm_and_number_their_groups_on() -> None:
+def test_two_optimizers_share_one_norm_and_number_groups_consecutively() -> None:
     first, second = small_model(), small_model()
     groups: list[dict[str, Any]] = [{"params": [*layer.parameters()]} for layer in (first[0], first[2])]
     groups[1]["lr"] = 2.0
@@ -178,7 +178,7 @@ def test_two_optimizers_make_one_norm_and_number_their_groups_on() -> None:
     measures.close()
 
 
-def test_a_learning_rate_that_is_a_tensor() -> None:
+def test_records_a_learning_rate_tensor() -> None:
     model = small_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.25), capturable=False, foreach=False)
     measures = Measures(Guard())
@@ -191,14 +191,14 @@ def test_a_learning_rate_that_is_a_tensor() -> None:
     measures.close()
 
 
-def test_no_more_groups_than_anybody_reads() -> None:
+def test_limits_the_number_of_groups() -> None:
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(100)]
     optimizer = torch.optim.SGD([{"params": [p], "lr": float(i)} for i, p in enumerate(parameters)])
     rates = learning_rates(optimizer)
     assert len(rates) == MAX_GROUPS and rates[f"learning_rate/group{MAX_GROUPS - 1}"] == MAX_GROUPS - 1
 
 
-def test_sparse_gradients_and_none_are_left_out() -> None:
+def test_ignores_sparse_and_missing_gradients() -> None:
     table = nn.Embedding(10, 4, sparse=True)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
     assert gradient_norm(optimizer) is None
@@ -206,7 +206,7 @@ def test_sparse_gradients_and_none_are_left_out() -> None:
     assert gradient_norm(optimizer) is None
 
 
-def test_a_trainers_wrapper_is_looked_into() -> None:
+def test_unwraps_a_trainers_optimizer() -> None:
     class Wrapper:
         def __init__(self, optimizer: Any) -> None:
             self.optimizer = optimizer
@@ -223,7 +223,7 @@ class Strange(torch.Tensor):
         raise ZeroDivisionError
 
 
-def test_a_broken_gradient_is_counted_and_trains_on() -> None:
+def test_an_unreadable_gradient_is_counted_without_stopping_training() -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = Guard()

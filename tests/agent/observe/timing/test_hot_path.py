@@ -33,7 +33,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert [row["tensors"]["amax"][place] for row in server.run.rows] == [float(n) for n in range(1, 41)]
 
 
-def test_block_statistics_are_of_the_sampled_step_alone(server: WireServer, settings: Settings) -> None:
+def test_block_statistics_cover_only_the_sampled_step(server: WireServer, settings: Settings) -> None:
     model = nn.Sequential(nn.Linear(32, 32, bias=False))
     fp8scope.convert(model, MXFP8())
     run = Run(settings, blank_registration("blocks"))
@@ -47,7 +47,7 @@ def test_block_statistics_are_of_the_sampled_step_alone(server: WireServer, sett
     assert sampled[0] and sampled == [sampled[0]] * 3
 
 
-def test_exchanged_memory_is_clean_and_comes_back() -> None:
+def test_exchanged_buffers_are_zeroed_and_reused() -> None:
     buffer = StatisticsBuffer(4)
     slot = buffer.register("x", format=E4M3, shape=(1,), role="input")
     slot.row.fill_(7.0)
@@ -59,7 +59,7 @@ def test_exchanged_memory_is_clean_and_comes_back() -> None:
     assert buffer.storage is filled and (buffer.storage == 0).all() and (second[0] == 8).all()
 
 
-def test_memory_from_before_it_grew_is_not_used_again() -> None:
+def test_buffers_are_not_reused_after_growth() -> None:
     buffer = StatisticsBuffer(1)
     buffer.register("a", format=E4M3, shape=(1,), role="input")
     buffer.recycle(buffer.exchange())
@@ -123,7 +123,7 @@ def device_clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
     return DeviceClock(torch.device("cuda"))
 
 
-def test_a_devices_time_lies_between_its_events(device_clock: DeviceClock) -> None:
+def test_device_time_is_measured_between_events(device_clock: DeviceClock) -> None:
     for step in range(50):
         device_clock.begin()
         for phase, seconds in ((FORWARD, 2.0), (BACKWARD, 3.0), (FORWARD, 1.0)):
@@ -139,7 +139,7 @@ def test_a_devices_time_lies_between_its_events(device_clock: DeviceClock) -> No
     assert FakeEvent.made == 5
 
 
-def test_a_graph_that_is_captured_is_left_alone(
+def test_records_no_events_during_graph_capture(
     device_clock: DeviceClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device_clock.begin()

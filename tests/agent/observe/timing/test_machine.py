@@ -49,7 +49,7 @@ def test_resident_memory_grows_with_what_is_used() -> None:
     assert before is not None and after is not None and after - before > 32 << 20
 
 
-def test_no_system_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_unknown_without_system_support(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*arguments: Any, **named: Any) -> Any:
         raise OSError
 
@@ -60,13 +60,13 @@ def test_no_system_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resident_bytes() is None
 
 
-def test_a_device_that_was_not_used_is_not_woken() -> None:
+def test_does_not_initialise_an_unused_device() -> None:
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     assert device_memory(0) == {}
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def test_a_device_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_a_device_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = {
         "allocated_bytes.all.current": 10,
         "reserved_bytes.all.current": 20,
@@ -87,7 +87,7 @@ def test_a_device_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_the_driver_is_asked_by_the_devices_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_the_driver_by_device_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def handle_of(uuid: str) -> str:
@@ -105,6 +105,6 @@ def test_the_driver_is_asked_by_the_devices_own_id(monkeypatch: pytest.MonkeyPat
     assert ask is not None and ask() == 0.4 and asked == ["GPU-ab-12"]
 
 
-def test_no_driver_means_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilisation_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert utilisation_of(0) is None

@@ -114,7 +114,7 @@ def test_it_works(loop: Loop, clock: Callable[[float], None]) -> None:
     assert loop.times() == {"data": 7, "forward": 2, "backward": 3, "optimizer": 5, "other": 0.875}
 
 
-def test_what_lies_between_two_steps_is_a_wait_for_data(loop: Loop, clock: Callable[[float], None]) -> None:
+def test_time_between_steps_counts_as_waiting_for_data(loop: Loop, clock: Callable[[float], None]) -> None:
     for wait in (1.0, 11.0):
         clock(wait)
         loop.measures.begin()
@@ -133,7 +133,7 @@ def test_accumulated_micro_batches_add_up(loop: Loop, clock: Callable[[float], N
     assert loop.times() == {"data": 4, "forward": 8, "backward": 12, "optimizer": 5, "other": 0}
 
 
-def test_an_evaluation_is_neither_forward_nor_a_wait(loop: Loop, clock: Callable[[float], None]) -> None:
+def test_evaluation_time_is_neither_forward_nor_data(loop: Loop, clock: Callable[[float], None]) -> None:
     loop.measures.begin()
     clock(20)
     loop.model.eval()
@@ -153,7 +153,7 @@ def test_an_evaluation_is_neither_forward_nor_a_wait(loop: Loop, clock: Callable
     assert loop.times()["data"] == 6
 
 
-def test_without_an_optimizer_its_time_is_other(clock: Callable[[float], None]) -> None:
+def test_optimizer_time_counts_as_other_if_only_the_model_is_watched(clock: Callable[[float], None]) -> None:
     model, measures = Model(), Measures(Guard())
     measures.watch(model)
     optimizer = Sgd(model.parameters(), lr=0.1)
@@ -168,7 +168,7 @@ def test_without_an_optimizer_its_time_is_other(clock: Callable[[float], None]) 
     measures.close()
 
 
-def test_activations_that_are_recomputed_belong_to_the_backward_pass(
+def test_recomputation_counts_as_backward(
     clock: Callable[[float], None],
 ) -> None:
     class SlowFirst(Model):
@@ -188,7 +188,7 @@ def test_activations_that_are_recomputed_belong_to_the_backward_pass(
     measures.close()
 
 
-def test_a_model_inside_of_another_is_not_counted_twice(clock: Callable[[float], None]) -> None:
+def test_nested_models_are_timed_once(clock: Callable[[float], None]) -> None:
     inner = Model()
     outer = nn.Sequential(inner, nn.Linear(4, 4))
     measures = Measures(Guard())
@@ -211,7 +211,7 @@ def test_a_model_inside_of_another_is_not_counted_twice(clock: Callable[[float],
     ],
     ids=["tuple", "mapping", "nested", "second"],
 )
-def test_whatever_a_model_returns(wrap: Callable[[Any], Any], clock: Callable[[float], None]) -> None:
+def test_times_models_with_any_output(wrap: Callable[[Any], Any], clock: Callable[[float], None]) -> None:
     class Wrapping(Model):
         def forward(self, x: torch.Tensor) -> Any:
             self.out = super().forward(x)
@@ -230,7 +230,7 @@ def test_whatever_a_model_returns(wrap: Callable[[Any], Any], clock: Callable[[f
     measures.close()
 
 
-def test_a_forward_pass_that_raises_leaves_the_next_ones_right(
+def test_a_failed_forward_pass_does_not_affect_later_times(
     loop: Loop, clock: Callable[[float], None]
 ) -> None:
     loop.measures.begin()
@@ -242,7 +242,7 @@ def test_a_forward_pass_that_raises_leaves_the_next_ones_right(
     assert (times["forward"], times["backward"]) == (2, 3) and sum(times.values()) == 9
 
 
-def test_a_step_in_which_nothing_happened_has_no_times(loop: Loop) -> None:
+def test_an_empty_step_has_no_times(loop: Loop) -> None:
     loop.measures.begin()
     assert loop.times() == {}
 
@@ -258,7 +258,7 @@ def test_a_copy_of_the_model_measures_nothing(loop: Loop, clock: Callable[[float
     assert loop.times() == {}
 
 
-def test_after_the_run_nothing_is_left_in_model_and_optimizer(loop: Loop) -> None:
+def test_finishing_removes_all_hooks(loop: Loop) -> None:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
     assert any(getattr(loop.model, name) for name in hooks)
     loop.measures.close()
@@ -267,7 +267,7 @@ def test_after_the_run_nothing_is_left_in_model_and_optimizer(loop: Loop) -> Non
     assert loop.measures.end({}) is None
 
 
-def test_watching_twice_is_watching_once(loop: Loop, clock: Callable[[float], None]) -> None:
+def test_watching_twice_has_no_effect(loop: Loop, clock: Callable[[float], None]) -> None:
     loop.measures.watch(loop.model, loop.optimizer)
     loop.measures.begin()
     loop.model(x()).sum().backward()
@@ -275,7 +275,7 @@ def test_watching_twice_is_watching_once(loop: Loop, clock: Callable[[float], No
     assert loop.times() == {"data": 0, "forward": 2, "backward": 3, "optimizer": 5, "other": 0}
 
 
-def test_the_parts_of_a_real_run_are_its_time(
+def test_the_parts_of_a_real_step_add_up_to_its_time(
     server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Slow, "tick", staticmethod(lambda units: time.sleep(units / 100)), raising=False)
