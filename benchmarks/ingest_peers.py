@@ -33,7 +33,7 @@ def measure(venv: Path | None, seconds: float, processes: int) -> dict[str, floa
     """Points per second of each peer. Installs them from PyPI into `venv` (a temporary one when None)."""
     with tempfile.TemporaryDirectory() as scratch:
         python = install(venv or Path(scratch) / "venv")
-        return {peer: one(peer, python, Path(scratch) / peer, seconds, processes) for peer in PEERS}
+        return {peer: measure_peer(peer, python, Path(scratch) / peer, seconds, processes) for peer in PEERS}
 
 
 def install(venv: Path) -> Path:
@@ -47,13 +47,13 @@ def install(venv: Path) -> Path:
     return python
 
 
-def one(peer: str, python: Path, directory: Path, seconds: float, processes: int) -> float:
+def measure_peer(peer: str, python: Path, directory: Path, seconds: float, processes: int) -> float:
     """Start a peer's server on an empty directory, send to it, stop it."""
     import psutil
 
     directory.mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     environment = {
         **os.environ,
         "TRACKIO_DIR": str(directory),

@@ -1,4 +1,4 @@
-"""Which handler answers synchronous Django views best behind an ASGI server? One JSON line, all in one run.
+"""Compare ways to serve synchronous Django views behind an ASGI server. Prints one JSON line.
 
 - `django`: Django's own ASGI handler.
 - `threaded_asgi`: `fp8scope_dashboard.threaded_asgi`, one thread for a whole request.
@@ -49,7 +49,7 @@ MIDDLEWARE = [
 
 
 def synchronous(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A middleware that is a plain function, as many are."""
+    """A middleware that is a plain synchronous function."""
 
     def middleware(request: Any) -> Any:
         return get_response(request)
@@ -58,7 +58,7 @@ def synchronous(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def make_application() -> Callable[..., Any]:
-    """The application under test, behind the one of HANDLERS that the environment names."""
+    """The application under test, in the handler that the environment selects from HANDLERS."""
     import django
     from django.conf import settings
 
@@ -96,7 +96,7 @@ def make_application() -> Callable[..., Any]:
 
 
 async def stall(port: int, count: int) -> list[Client]:
-    """Clients that have sent half of a body and then nothing."""
+    """Clients that have sent half of a body and then stall."""
     clients = [await Client(port).connect() for _ in range(count)]
     head = f"POST /post HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
     for client in clients:

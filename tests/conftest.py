@@ -1,8 +1,8 @@
-"""What all tests share: the real PostgreSQL and Redis, and the real web server and worker on them.
+"""Fixtures shared by all tests: a real PostgreSQL and Redis, and a real web server and worker on them.
 
-PostgreSQL and Redis are started once a session, by the controlling process, and only when the chosen tests
-need them. Set DATABASE_URL and REDIS_URL to use others. Nothing of Django is imported here at once: tests of
-kernels and agent run without.
+The controlling process starts PostgreSQL and Redis once per session, and only if the selected tests need
+them. Set DATABASE_URL and REDIS_URL to use others. Django is imported only inside the fixtures, because the
+tests of kernels and agent run without it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from helpers.live_servers import Server, Worker
 
 TESTS = Path(__file__).parent
-# Tests that need no server: they concern code that knows nothing of the dashboard.
+# Tests that need no servers: their code does not use the dashboard.
 WITHOUT_SERVERS = tuple(TESTS / name for name in ("kernels", "agent", "gpu"))
 
-# Under nohup and its like SIGINT is ignored, and the programs that the tests start would inherit that.
+# nohup and similar programs ignore SIGINT, and the programs that the tests start would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-servers = pytest.StashKey[ExitStack]()
+SERVERS = pytest.StashKey[ExitStack]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,9 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
     from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 
-    config.stash[servers] = stack = ExitStack()
+    config.stash[SERVERS] = stack = ExitStack()
     root = Path(directory)
-    # Private, and not there before: the address can be guessed by nobody, but let nobody have guessed it.
+    # mkdir fails if the folder exists, so nobody else can have created it in advance.
     root.mkdir(mode=0o700)
     stack.callback(shutil.rmtree, root, ignore_errors=True)
     stack.enter_context(EmbeddedPostgres(root / "postgres", durable=False))
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if stack := config.stash.get(servers, None):
+    if stack := config.stash.get(SERVERS, None):
         stack.close()
 
 
@@ -64,7 +64,7 @@ def _needs_servers(config: pytest.Config) -> bool:
 def web_process(
     django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
-    """The real ASGI server, once a session."""
+    """The real ASGI server, started once per session: its URL, its process and its log."""
     from helpers.live_servers import web_server
 
     log = tmp_path_factory.mktemp("web") / "web.log"
@@ -74,7 +74,7 @@ def web_process(
 
 @pytest.fixture
 def server(transactional_db: None, web_process: tuple[str, subprocess.Popen[bytes], Path]) -> Server:
-    """A running web server with the project 'default' and a token of it."""
+    """A running web server with a project 'default' and a token for it."""
     from helpers.live_servers import Server
 
     from fp8scope_dashboard.accounts.services import create_project, create_token
@@ -86,7 +86,7 @@ def server(transactional_db: None, web_process: tuple[str, subprocess.Popen[byte
 
 @pytest.fixture
 def worker(transactional_db: None, tmp_path: Path) -> Iterator[Worker]:
-    """A running Celery worker; the queue begins empty."""
+    """A running Celery worker with an empty queue."""
     import redis
     from django.conf import settings
     from helpers.live_servers import Worker, celery_worker
@@ -99,5 +99,5 @@ def worker(transactional_db: None, tmp_path: Path) -> Iterator[Worker]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The demo takes longest: first, so that no process is left with it when the others are done."""
+    """Run the demo first: it takes longest, and the other workers would wait for it at the end."""
     items.sort(key=lambda item: "test_demo.py" not in item.nodeid)

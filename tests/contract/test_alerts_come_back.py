@@ -1,6 +1,6 @@
-"""From a stored NaN to a signed webhook, to the next answer to the training process, and to a verdict.
+"""A stored NaN raises an alert, which reaches a signed webhook and the training process; verdicts appear.
 
-All of it real: web server, Celery worker, PostgreSQL, Redis and a receiver.
+Web server, Celery worker, PostgreSQL, Redis and the receiver are real.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from helpers.live_servers import Server, Worker
 from fp8scope_dashboard.alerts.models import Channel, Delivery
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 
-# Patience, not a measurement: the jobs start about a second after the data.
+# A generous deadline: the jobs start about a second after the data.
 WAIT_SECONDS = 60
 SECRET = "only for this test"
 
 
 @pytest.fixture
 def received() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """A receiver of webhooks: its address, and the (signature, body) pairs that came."""
+    """A receiver of webhooks: its address and the (signature, body) pairs it has received."""
     requests: list[tuple[str, bytes]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -53,7 +53,7 @@ def received() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
 def eventually(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "It did not happen."
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.1)
 
 
@@ -86,7 +86,7 @@ def test_it_works(server: Server, worker: Worker, received: tuple[str, list[tupl
     assert len(requests) == 1
 
 
-def test_verdicts_appear_by_themselves(server: Server, worker: Worker) -> None:
+def test_verdicts_appear_without_a_request(server: Server, worker: Worker) -> None:
     level = [2.0 + 3.0 * math.exp(-step / 10.0) for step in range(60)]
     for seed in range(3):
         factor = 1.0 + 0.0005 * seed
@@ -100,14 +100,20 @@ def test_verdicts_appear_by_themselves(server: Server, worker: Worker) -> None:
 
     eventually(lambda: Comparison.objects.filter(run=run.run, verdict="within").exists())
     eventually(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="inside").exists())
-    found = run.request("GET").json
-    assert found["comparison"]["verdict"] == "within" and found["comparison"]["k_baseline"] == 3
-    assert found["evaluations"][0]["verdict"] == "inside" and found["events"] == []
+    answer = run.request("GET").json
+    assert answer["comparison"]["verdict"] == "within" and answer["comparison"]["k_baseline"] == 3
+    assert answer["evaluations"][0]["verdict"] == "inside" and answer["events"] == []
 
 
 def finish(client: WireClient) -> Answer:
-    ending = {"writer": str(client.writer), "seq": 2, "state": "finished", "rows_sent": 60, "points_sent": 60}
-    return client.request("POST", "/finish", json=ending)
+    finish_message = {
+        "writer": str(client.writer),
+        "seq": 2,
+        "state": "finished",
+        "rows_sent": 60,
+        "points_sent": 60,
+    }
+    return client.request("POST", "/finish", json=finish_message)
 
 
 def evaluate(client: WireClient, right: int) -> Answer:

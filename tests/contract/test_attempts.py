@@ -1,4 +1,4 @@
-"""A run that is killed and continued, from the agent to what a chart shows."""
+"""A run is killed and resumed: the agent reports it and the charts show the attempts as one line."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ with run.step():
 
 
 def test_it_works(server: Server, tmp_path: Path) -> None:
-    where = {"FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token, "FP8SCOPE_DIR": str(tmp_path)}
-    name = "0d9f2a56-7c0b-4f0e-9e39-3f4a4c1f9d11"
-    command = [sys.executable, "-c", KILLED, name]
-    assert subprocess.run(command, env={**os.environ, **where}, check=False).returncode == -9
+    agent_environment = {
+        "FP8SCOPE_URL": server.url,
+        "FP8SCOPE_TOKEN": server.token,
+        "FP8SCOPE_DIR": str(tmp_path),
+    }
+    run_id = "0d9f2a56-7c0b-4f0e-9e39-3f4a4c1f9d11"
+    command = [sys.executable, "-c", KILLED, run_id]
+    assert subprocess.run(command, env={**os.environ, **agent_environment}, check=False).returncode == -9
     settings = Settings(url=server.url, token=server.token, directory=tmp_path)
     (spool,) = find_spools(tmp_path)
     assert send_spool(spool, settings, 60.0).killed
-    stored = Run.objects.get(pk=name)
+    stored = Run.objects.get(pk=run_id)
     assert stored.state == RunState.FAILED and "was killed" in stored.error
     assert list(queries.scalar(stored.id, "loss").steps) in (list(range(1, 10)), list(range(1, 11)))
-    # On another machine, from step 7 on.
+    # Resume on another machine, from step 7.
     elsewhere = tmp_path / "elsewhere"
     with fp8scope.init(
-        name="killed", resume=name, url=server.url, token=server.token, directory=elsewhere
+        name="killed", resume=run_id, url=server.url, token=server.token, directory=elsewhere
     ) as run:
         assert run.attempt == 1
         for number in range(7, 10):

@@ -1,4 +1,4 @@
-"""Bad JSON: batches, evaluations, registrations and catalogues that are not as they should be."""
+"""The server refuses invalid JSON: batches, evaluations, registrations and catalogues."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ def test_it_works(client: WireClient) -> None:
         ({"rows": [row(scalars={"a b": 1})]}, 422, "invalid"),
         ({"rows": [row(tensors={"amax": 3})]}, 422, "invalid"),
         ({"rows": [row(tensors={"amax": {"a": [1]}})]}, 422, "invalid"),
-        ({"rows": [row(tensors={"amax": {"unheard of": 1}})]}, 409, "catalogue_gap"),
+        ({"rows": [row(tensors={"amax": {"unknown": 1}})]}, 409, "catalogue_gap"),
     ],
 )
-def test_a_bad_json_batch(client: WireClient, change: dict[str, object], status: int, code: str) -> None:
+def test_refuses_a_bad_json_batch(
+    client: WireClient, change: dict[str, object], status: int, code: str
+) -> None:
     document = {"protocol": 1, "writer": str(client.writer), "seq": 0, "rows": [row()], **change}
     assert_refused(client.request("POST", "/batches", json=document), status, code)
 
@@ -70,9 +72,9 @@ def test_a_bad_json_batch(client: WireClient, change: dict[str, object], status:
     "body", [b"", b"{", b"[]", b"null", b'{"a": NaN', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000]
 )
 @pytest.mark.parametrize("path", ["/batches", "/evaluations", "/heartbeat"])
-def test_what_is_not_json(client: WireClient, path: str, body: bytes) -> None:
+def test_refuses_a_body_that_is_not_json(client: WireClient, path: str, body: bytes) -> None:
     answer = client.request("POST", path, body=body, headers={"Content-Type": "application/json"})
-    # A JSON value that is not an object is, where a schema is declared, one that does not keep it.
+    # Where a schema is declared, a JSON value that is not an object violates the schema (422).
     assert (answer.status, answer.code) in {(400, "malformed"), (422, "invalid")}
     assert not Receipt.objects.exists()
 
@@ -101,7 +103,7 @@ EVALUATION = {"seq": 0, "step": 1, "name": "task", "metric": "accuracy", "kind":
         {"writer": "me"},
     ],
 )
-def test_a_bad_evaluation(client: WireClient, change: dict[str, object]) -> None:
+def test_refuses_a_bad_evaluation(client: WireClient, change: dict[str, object]) -> None:
     document = {"writer": str(client.writer), **EVALUATION, **change}
     assert_refused(client.request("POST", "/evaluations", json=document), 422, "invalid")
 
@@ -121,13 +123,13 @@ def test_a_bad_evaluation(client: WireClient, change: dict[str, object]) -> None
         {"group": None},
     ],
 )
-def test_a_bad_registration(client: WireClient, change: dict[str, object]) -> None:
+def test_refuses_a_bad_registration(client: WireClient, change: dict[str, object]) -> None:
     client.run = uuid.uuid4()
     assert_refused(client.register(**change), 422, "invalid")
     assert not Run.objects.filter(pk=client.run).exists()
 
 
-def test_text_that_is_no_unicode(client: WireClient) -> None:
+def test_refuses_text_that_is_not_unicode(client: WireClient) -> None:
     client.run = uuid.uuid4()
     for field in ("name", "config"):
         body = b'{"name": "a", "%s": {"x": "\\ud800"}}' % field.encode()
@@ -137,7 +139,7 @@ def test_text_that_is_no_unicode(client: WireClient) -> None:
         assert_refused(answer, 422, "invalid")
 
 
-def test_a_bad_catalogue(client: WireClient) -> None:
+def test_refuses_a_bad_catalogue(client: WireClient) -> None:
     assert_refused(client.catalogue(["z"], offset=5), 409, "catalogue_gap")
     assert_refused(client.catalogue(["b", "a"]), 409, "writer_conflict")
     assert_refused(client.catalogue(["c", "c"], offset=2), 422, "invalid")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request: a clear answer, nothing stored, and the server goes on."""
+"""The server refuses bad requests with a documented error, stores nothing of them, and keeps working."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_works(client: WireClient) -> None:
         ("x" * 5000, "bad_token"),
     ],
 )
-def test_a_wrong_token(client: WireClient, token: str | None, code: str) -> None:
+def test_refuses_a_wrong_token(client: WireClient, token: str | None, code: str) -> None:
     body = good(client)
     client.token = None
     headers = {} if token is None else {"Authorization": f"Bearer {token}".encode().decode("latin-1")}
@@ -49,12 +49,12 @@ def test_a_wrong_token(client: WireClient, token: str | None, code: str) -> None
     assert_refused(answer, 401, code)
 
 
-def test_a_revoked_token(client: WireClient) -> None:
+def test_refuses_a_revoked_token(client: WireClient) -> None:
     revoke_token(ApiToken.objects.get())
     assert_refused(client.send(good(client)), 401, "bad_token")
 
 
-def test_an_unknown_run(client: WireClient) -> None:
+def test_refuses_an_unknown_run(client: WireClient) -> None:
     client.run = uuid.uuid4()
     for method, path in [("GET", ""), ("POST", "/heartbeat"), ("POST", "/finish")]:
         body = {"writer": str(client.writer), "seq": 0} if method == "POST" else None
@@ -63,12 +63,12 @@ def test_an_unknown_run(client: WireClient) -> None:
     assert_refused(client.catalogue(["a"]), 404, "unknown_run")
 
 
-def no_buffers(client: WireClient) -> bytes:
-    """A stream whose record batch header says 1000 rows more than its buffers hold."""
+def too_many_rows_in_header(client: WireClient) -> bytes:
+    """A stream whose record batch header claims 1000 more rows than its buffers hold."""
     body = bytearray(client.batch(0, list(range(64)), compression=None))
-    places = [i for i in range(0, len(body) - 8, 4) if struct.unpack_from("<q", body, i)[0] == 64]
-    for place in places:
-        struct.pack_into("<q", body, place, 1064)
+    offsets = [i for i in range(0, len(body) - 8, 4) if struct.unpack_from("<q", body, i)[0] == 64]
+    for offset in offsets:
+        struct.pack_into("<q", body, offset, 1064)
     return bytes(body)
 
 
@@ -78,30 +78,30 @@ MALFORMED: dict[str, Change] = {
     "truncated in the middle": lambda c: good(c)[: len(good(c)) // 2],
     "truncated between record batches": lambda c: good(c)[:-8],
     "bytes lost in the middle": lambda c: good(c)[:200] + good(c)[280:],
-    "more rows than bytes": no_buffers,
+    "more rows than bytes": too_many_rows_in_header,
     "no metadata": lambda c: good(c, metadata={"fp8scope.protocol": ""}),
     "no seq": lambda c: good(c, metadata={"fp8scope.seq": ""}),
-    "seq is no number": lambda c: good(c, metadata={"fp8scope.seq": "1e3"}),
+    "seq is not a number": lambda c: good(c, metadata={"fp8scope.seq": "1e3"}),
     "seq is negative": lambda c: good(c, metadata={"fp8scope.seq": "-1"}),
     "seq is huge": lambda c: good(c, metadata={"fp8scope.seq": str(2**63)}),
-    "writer is no UUID": lambda c: good(c, metadata={"fp8scope.writer": "me"}),
-    "dropped is no number": lambda c: good(c, metadata={"fp8scope.dropped": "many"}),
+    "writer is not a UUID": lambda c: good(c, metadata={"fp8scope.writer": "me"}),
+    "dropped is not a number": lambda c: good(c, metadata={"fp8scope.dropped": "many"}),
 }
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_batch(client: WireClient, case: str) -> None:
+def test_refuses_a_malformed_batch(client: WireClient, case: str) -> None:
     assert_refused(client.send(MALFORMED[case](client)), 400, "malformed")
 
 
 @pytest.mark.parametrize("body", [b"", b"hello", b"ARROW1\0\0" + b"\0" * 100, b"PAR1"])
-def test_what_is_not_arrow(client: WireClient, body: bytes) -> None:
+def test_refuses_a_body_that_is_not_arrow(client: WireClient, body: bytes) -> None:
     assert_refused(client.send(body), 400, "not_arrow")
     assert_refused(client.send(good(client), content_type="application/octet-stream"), 400, "not_arrow")
 
 
 @pytest.mark.parametrize("version", ["0", "2", "one"])
-def test_another_protocol_version(client: WireClient, version: str) -> None:
+def test_refuses_another_protocol_version(client: WireClient, version: str) -> None:
     assert_refused(
         client.send(good(client, metadata={"fp8scope.protocol": version})), 400, "protocol_mismatch"
     )
@@ -109,7 +109,7 @@ def test_another_protocol_version(client: WireClient, version: str) -> None:
     assert_refused(client.request("POST", "/batches", json=document), 400, "protocol_mismatch")
 
 
-def of_type(name: str, array: pa.Array[Any]) -> Change:
+def with_column(name: str, array: pa.Array[Any]) -> Change:
     return lambda client: good(client, columns={name: array})
 
 
@@ -124,44 +124,44 @@ INVALID: dict[str, Change] = {
     "steps decrease": lambda c: c.batch(0, [2, 1]),
     "steps decrease between record batches": lambda c: c.batch(0, [5, 6, 3, 4], record_batches=2),
     "a negative step": lambda c: c.batch(0, [-1, 1]),
-    "step as int32": of_type("step", pa.array([1, 2], pa.int32())),
-    "a null step": of_type("step", pa.array([1, None], pa.int64())),
-    "a null time": of_type("time", times(TIME, None)),
-    "time without a zone": of_type("time", pa.array([TIME, TIME], pa.timestamp("us"))),
-    "time in milliseconds": of_type("time", pa.array([1, 2], pa.timestamp("ms", tz="UTC"))),
-    "time in 1970": of_type("time", times(0, TIME)),
-    "time in 10000": of_type("time", times(TIME, 253_402_300_800_000_000)),
-    "a scalar as text": of_type("scalar:loss", pa.array(["a", "b"])),
-    "a scalar as float32": of_type("scalar:loss", pa.array([1, 2], pa.float32())),
-    "an unknown column": of_type("loss", pa.array([1.0, 2.0])),
-    "the store's own column": of_type("seq", pa.array([1, 2], pa.int64())),
-    "a scalar's name with a space": of_type("scalar:a b", pa.array([1.0, 2.0])),
-    "a scalar without a name": of_type("scalar:", pa.array([1.0, 2.0])),
-    "a scalar's name too long": of_type("scalar:" + "x" * 129, pa.array([1.0, 2.0])),
-    "a statistic's name": of_type("tensor:A-B", pa.array([[1.0, 2.0]] * 2, LISTS)),
-    "a statistic as plain floats": of_type("tensor:amax", pa.array([1.0, 2.0])),
-    "a statistic as lists of any length": of_type("tensor:amax", pa.array([[1.0], [2.0]])),
-    "a statistic as integers": of_type("tensor:amax", pa.array([[1, 2]] * 2, pa.list_(pa.int64(), 2))),
-    "a null list": of_type("tensor:amax", pa.array([[1.0, 2.0], None], LISTS)),
+    "step as int32": with_column("step", pa.array([1, 2], pa.int32())),
+    "a null step": with_column("step", pa.array([1, None], pa.int64())),
+    "a null time": with_column("time", times(TIME, None)),
+    "time without a zone": with_column("time", pa.array([TIME, TIME], pa.timestamp("us"))),
+    "time in milliseconds": with_column("time", pa.array([1, 2], pa.timestamp("ms", tz="UTC"))),
+    "time in 1970": with_column("time", times(0, TIME)),
+    "time in 10000": with_column("time", times(TIME, 253_402_300_800_000_000)),
+    "a scalar as text": with_column("scalar:loss", pa.array(["a", "b"])),
+    "a scalar as float32": with_column("scalar:loss", pa.array([1, 2], pa.float32())),
+    "an unknown column": with_column("loss", pa.array([1.0, 2.0])),
+    "the store's own column": with_column("seq", pa.array([1, 2], pa.int64())),
+    "a scalar's name with a space": with_column("scalar:a b", pa.array([1.0, 2.0])),
+    "a scalar without a name": with_column("scalar:", pa.array([1.0, 2.0])),
+    "a scalar's name too long": with_column("scalar:" + "x" * 129, pa.array([1.0, 2.0])),
+    "a statistic's name": with_column("tensor:A-B", pa.array([[1.0, 2.0]] * 2, LISTS)),
+    "a statistic as plain floats": with_column("tensor:amax", pa.array([1.0, 2.0])),
+    "a statistic as lists of any length": with_column("tensor:amax", pa.array([[1.0], [2.0]])),
+    "a statistic as integers": with_column("tensor:amax", pa.array([[1, 2]] * 2, pa.list_(pa.int64(), 2))),
+    "a null list": with_column("tensor:amax", pa.array([[1.0, 2.0], None], LISTS)),
 }
 
 
 @pytest.mark.parametrize("case", INVALID)
-def test_an_invalid_batch(client: WireClient, case: str) -> None:
+def test_refuses_an_invalid_batch(client: WireClient, case: str) -> None:
     assert_refused(client.send(INVALID[case](client)), 422, "invalid")
 
 
-def test_a_column_twice(client: WireClient) -> None:
+def test_refuses_a_duplicate_column(client: WireClient) -> None:
     body = good(client, columns={"scalar:lost": pa.array([1.0, 2.0])}).replace(b"scalar:lost", b"scalar:loss")
     assert_refused(client.send(body), 422, "invalid")
 
 
-def test_an_encoding_that_is_not_offered(client: WireClient) -> None:
+def test_refuses_an_unsupported_content_encoding(client: WireClient) -> None:
     headers = {"Content-Type": ARROW, "Content-Encoding": "gzip"}
     assert_refused(client.request("POST", "/batches", body=good(client), headers=headers), 400, "malformed")
 
 
-def test_addresses_and_methods_that_are_not_there(server: Server) -> None:
+def test_unknown_addresses_and_methods_get_a_documented_error(server: Server) -> None:
     for method, path, status, code in [
         ("GET", "/api/v1/nothing", 404, "not_found"),
         ("GET", "/api/v2/runs", 404, "not_found"),

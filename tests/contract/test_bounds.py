@@ -1,4 +1,4 @@
-"""Requests that are too large, in bytes, rows or names: refused at the bound, taken below it."""
+"""Requests above a limit on bytes, rows or names are refused; requests at the limit are accepted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def client(server: Server) -> WireClient:
 
 
 def test_it_works(client: WireClient) -> None:
-    """A batch for more tensors than were named is too large until they are."""
+    """A batch with more tensors than the catalogue is refused until the catalogue names them."""
     body = good(client, tensors={"amax": [[1.0, 2.0, 3.0]] * 2})
     assert_refused(client.send(body), 409, "catalogue_gap")
     assert client.catalogue(["a", "b", "c"]).json == {"count": 3}
     assert client.send(body).status == 201
 
 
-def test_more_tensors_than_a_run_may_have(client: WireClient) -> None:
+def test_refuses_more_tensors_than_a_run_may_have(client: WireClient) -> None:
     assert client.catalogue([f"t{i}" for i in range(limits.TENSORS - 2)], offset=2).json == {"count": 20_000}
     other = WireClient(client.url, client.token, run=client.run)
     assert other.catalogue(["a", "b"]).json == {"count": 2}
@@ -36,7 +36,7 @@ def test_more_tensors_than_a_run_may_have(client: WireClient) -> None:
     assert Tensor.objects.count() == limits.TENSORS
 
 
-def test_an_oversized_request(client: WireClient) -> None:
+def test_refuses_an_oversized_request(client: WireClient) -> None:
     for headers in ({}, {"Transfer-Encoding": "chunked"}):
         body = b"\xff" * (limits.REQUEST_BYTES + 1)
         sent: Any = (body[i : i + limits.MIB] for i in range(0, len(body), limits.MIB)) if headers else body
@@ -49,7 +49,7 @@ def test_a_request_of_exactly_the_limit_is_read(client: WireClient) -> None:
     assert_refused(answer, 400, "not_arrow")
 
 
-def test_too_many_rows(client: WireClient) -> None:
+def test_refuses_too_many_rows(client: WireClient) -> None:
     assert client.send(client.batch(0, range(limits.ROWS))).json["rows"] == limits.ROWS
     client.run, client.writer = Run.objects.get().id, uuid.uuid4()
     answer = client.send(client.batch(0, range(limits.ROWS + 1)))
@@ -59,11 +59,11 @@ def test_too_many_rows(client: WireClient) -> None:
     assert Chunk.objects.count() == 1
 
 
-def test_too_many_names(client: WireClient) -> None:
+def test_refuses_too_many_names(client: WireClient) -> None:
     scalars = {f"s{i}": [1.0] for i in range(limits.SCALARS)}
     assert_refused(client.send(client.batch(0, [1], scalars={**scalars, "more": [1.0]})), 413, "too_large")
     assert client.send(client.batch(0, [1], scalars=scalars)).status == 201
-    # Nor one by one over the steps.
+    # The limit also holds for names that are added one at a time.
     answer = client.send(client.batch(1, [1], scalars={"more": [1.0]}))
     assert (answer.status, answer.code) == (422, "invalid")
     assert client.send(client.batch(1, [1], scalars={"s0": [1.0]})).status == 201

@@ -1,4 +1,4 @@
-"""The loop closed, with nothing between: the real agent, the real server, and a real model."""
+"""Commands and reports travel between a real agent that trains a model and a real server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fp8scope_dashboard.control import commands
 from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.runs.models import Run
 
-PATIENCE = 60.0
+DEADLINE_SECONDS = 60.0
 
 
 class Training:
-    """A model in FP8, and a run that records it."""
+    """An FP8 model in training and the run that records it."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         torch.manual_seed(0)
@@ -39,14 +39,14 @@ class Training:
         return loss.detach()
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = (self.model(batch) - batch).square().mean()
-        return found
+        error: torch.Tensor = (self.model(batch) - batch).square().mean()
+        return error
 
-    def until(self, done: Callable[[], object]) -> None:
-        """Train until something is true."""
-        deadline = time.monotonic() + PATIENCE
+    def train_until(self, done: Callable[[], object]) -> None:
+        """Train until `done` returns a true value."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while not done():
-            assert time.monotonic() < deadline, "It did not happen."
+            assert time.monotonic() < deadline, "the condition did not hold in time"
             with self.run.step() as step:
                 step.log(loss=self.train_step(torch.randn(16, 32)))
             time.sleep(0.02)
@@ -70,46 +70,46 @@ def state(command: Command) -> str:
 
 
 def test_it_works(training: Training) -> None:
-    training.run.on_command("checkpoint", lambda asked: f"written for {asked.given_by}")
-    training.until(lambda: Run.objects.filter(pk=training.run.id).exists())
-    training.until(lambda: commands.accepted_kinds(training.stored) == {"checkpoint", "fallback"})
-    fall = commands.give(training.stored, "fallback", {"patterns": ["2"]}, reason="it clips")
-    write = commands.give(training.stored, "checkpoint")
-    training.until(lambda: state(fall) == state(write) == "done")
+    training.run.on_command("checkpoint", lambda command: f"written for {command.given_by}")
+    training.train_until(lambda: Run.objects.filter(pk=training.run.id).exists())
+    training.train_until(lambda: commands.accepted_kinds(training.stored) == {"checkpoint", "fallback"})
+    fallback = commands.give(training.stored, "fallback", {"patterns": ["2"]}, reason="it clips")
+    checkpoint = commands.give(training.stored, "checkpoint")
+    training.train_until(lambda: state(fallback) == state(checkpoint) == "done")
     assert training.precisions() == {"0": "fp8", "2": "bf16"}
-    assert fall.results.get().message == "1 of 1 layers changed to BF16."
-    assert write.results.get().message == "written for somebody"
+    assert fallback.results.get().message == "1 of 1 layers changed to BF16."
+    assert checkpoint.results.get().message == "written for somebody"
     assert training.run.finish().complete
-    mark = Report.objects.get(kind="annotation")
-    assert mark.document["why"] == "somebody: it clips" and mark.document["layers"] == ["2"]
-    assert 0 < mark.step == fall.results.get().step
+    annotation = Report.objects.get(kind="annotation")
+    assert annotation.document["why"] == "somebody: it clips" and annotation.document["layers"] == ["2"]
+    assert 0 < annotation.step == fallback.results.get().step
     assert training.stored.rows_stored == training.stored.rows_sent
     assert training.stored.points_stored == training.stored.points_sent
 
 
-def test_what_it_finds_out_arrives(training: Training) -> None:
+def test_reports_of_windows_and_bisections_are_stored(training: Training) -> None:
     run = training.run
     train_step = run.reference_window(
         training.train_step, training.model, training.optimizer, every=6, steps=3, policy="fallback"
     )
     training.train_step = train_step  # type: ignore[method-assign]
-    training.until(lambda: run.session.step > 16)
-    found = run.bisect(torch.randn(16, 32), training.loss)
+    training.train_until(lambda: run.session.step > 16)
+    bisection = run.bisect(torch.randn(16, 32), training.loss)
     assert run.finish().complete
     first, second = Report.objects.filter(kind="reference").order_by("step")
     assert (first.step, second.step) == (7, 13) and len(first.document["fp8"]) == 3
     assert first.document["tolerance"] in (training.stored.project.margin, 0.0025)
     ranking = Report.objects.get(kind="bisect").document
-    assert ranking["measured"] == 6 and ranking["products"][0]["layer"] == found.worst.layer
-    assert ranking["total_error"] == found.total.relative_error
+    assert ranking["measured"] == 6 and ranking["products"][0]["layer"] == bisection.worst.layer
+    assert ranking["total_error"] == bisection.total.relative_error
 
 
-def test_a_command_waits_for_a_server_that_was_away(training: Training, server: Server) -> None:
-    """It is in the database: what the server forgets does not matter."""
+def test_a_command_given_while_the_server_is_stopped_is_delivered(training: Training, server: Server) -> None:
+    """Commands are stored in the database, so no state of the server process is needed."""
     import signal
 
-    training.until(lambda: Run.objects.filter(pk=training.run.id).exists())
-    training.until(lambda: "fallback" in commands.accepted_kinds(training.stored))
+    training.train_until(lambda: Run.objects.filter(pk=training.run.id).exists())
+    training.train_until(lambda: "fallback" in commands.accepted_kinds(training.stored))
     server.process.send_signal(signal.SIGSTOP)
     try:
         command = commands.give(training.stored, "fallback", {"patterns": ["0"]})
@@ -118,7 +118,7 @@ def test_a_command_waits_for_a_server_that_was_away(training: Training, server: 
                 step.log(loss=training.train_step(torch.randn(16, 32)))
     finally:
         server.process.send_signal(signal.SIGCONT)
-    training.until(lambda: state(command) == "done")
+    training.train_until(lambda: state(command) == "done")
     assert training.precisions()["0"] == "bf16"
     assert training.run.finish().complete
     assert command.results.count() == 1

@@ -1,4 +1,4 @@
-"""A message counts once: retried, doubled, at the same moment, by two writers with one id."""
+"""Each message is stored once, even if retried, sent concurrently, or sent by two writers with one id."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def client(server: Server) -> WireClient:
     return client
 
 
-def at_once(bodies: list[bytes], client: WireClient) -> list[Answer]:
+def send_concurrently(bodies: list[bytes], client: WireClient) -> list[Answer]:
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(client.send, bodies))
 
 
 def statuses(answers: list[Answer]) -> Counter[str]:
-    return Counter(a.json["status"] if a.status < 300 else a.code for a in answers)
+    return Counter(answer.json["status"] if answer.status < 300 else answer.code for answer in answers)
 
 
 def test_it_works(client: WireClient) -> None:
@@ -47,18 +47,21 @@ def test_it_works(client: WireClient) -> None:
     assert (run.rows_stored, run.points_stored, Chunk.objects.count()) == (2, 2, 1)
 
 
-def test_the_same_batch_from_many_threads(client: WireClient) -> None:
+def test_stores_a_batch_from_many_threads_once(client: WireClient) -> None:
     for seq in range(5):
         body = client.batch(seq, [seq], scalars={"loss": [1.0]})
-        assert statuses(at_once([body] * THREADS, client)) == {"stored": 1, "duplicate": THREADS - 1}
+        assert statuses(send_concurrently([body] * THREADS, client)) == {
+            "stored": 1,
+            "duplicate": THREADS - 1,
+        }
     run = Run.objects.get()
     assert (run.rows_stored, Chunk.objects.count(), Receipt.objects.count()) == (5, 5, 5)
     assert Writer.objects.count() == 1
 
 
-def test_many_batches_at_once_are_all_counted(client: WireClient) -> None:
+def test_counts_all_of_many_concurrent_batches(client: WireClient) -> None:
     bodies = [client.batch(seq, [seq, seq], scalars={"loss": [1.0, None]}) for seq in range(100)]
-    answers = at_once([*bodies, *bodies[::-1]], client)
+    answers = send_concurrently([*bodies, *bodies[::-1]], client)
     assert statuses(answers) == {"stored": 100, "duplicate": 100}
     run = Run.objects.get()
     assert (run.rows_stored, run.points_stored, run.last_step) == (200, 100, 99)
@@ -66,23 +69,23 @@ def test_many_batches_at_once_are_all_counted(client: WireClient) -> None:
     assert len(queries.scalar(run.id, "loss")) == 100
 
 
-def test_two_writers_with_one_id(client: WireClient) -> None:
-    mine = client.batch(0, [1], scalars={"loss": [1.0]})
-    theirs = client.batch(0, [1], scalars={"loss": [2.0]})
-    assert client.send(mine).status == 201
-    answer = client.send(theirs)
+def test_refuses_a_second_writer_with_the_same_id(client: WireClient) -> None:
+    first = client.batch(0, [1], scalars={"loss": [1.0]})
+    second = client.batch(0, [1], scalars={"loss": [2.0]})
+    assert client.send(first).status == 201
+    answer = client.send(second)
     assert (answer.status, answer.code) == (409, "writer_conflict")
-    assert client.send(mine).json["status"] == "duplicate"
+    assert client.send(first).json["status"] == "duplicate"
     assert queries.scalar(client.run, "loss").values.tolist() == [1.0]
 
 
-def test_two_writers_with_one_id_at_the_same_moment(client: WireClient) -> None:
+def test_accepts_one_of_several_concurrent_writers_with_the_same_id(client: WireClient) -> None:
     bodies = [client.batch(0, [1], scalars={"loss": [float(i)]}) for i in range(THREADS)]
-    assert statuses(at_once(bodies, client)) == {"stored": 1, "writer_conflict": THREADS - 1}
+    assert statuses(send_concurrently(bodies, client)) == {"stored": 1, "writer_conflict": THREADS - 1}
     assert Run.objects.get().rows_stored == 1
 
 
-def test_kinds_share_one_count(client: WireClient) -> None:
+def test_all_kinds_of_messages_share_one_sequence(client: WireClient) -> None:
     assert client.send(client.batch(0, [1], scalars={"loss": [1.0]})).status == 201
     scores = {
         "writer": str(client.writer),
@@ -92,26 +95,26 @@ def test_kinds_share_one_count(client: WireClient) -> None:
         "kind": "mean",
         "items": [1.0],
     }
-    taken = client.request("POST", "/evaluations", json={**scores, "seq": 0})
-    assert (taken.status, taken.code) == (409, "writer_conflict")
+    conflict = client.request("POST", "/evaluations", json={**scores, "seq": 0})
+    assert (conflict.status, conflict.code) == (409, "writer_conflict")
     assert client.request("POST", "/evaluations", json={**scores, "seq": 1}).status == 201
     assert client.request("POST", "/evaluations", json={**scores, "seq": 1}).status == 200
     assert Evaluation.objects.count() == 1
-    taken = client.request("POST", "/finish", json={"writer": str(client.writer), "seq": 1})
-    assert taken.code == "writer_conflict"
+    conflict = client.request("POST", "/finish", json={"writer": str(client.writer), "seq": 1})
+    assert conflict.code == "writer_conflict"
     assert Run.objects.get().state == "running"
 
 
-def test_a_finish_counts_once(client: WireClient) -> None:
-    end = {"writer": str(client.writer), "seq": 0, "rows_sent": 10, "points_sent": 20, "dropped": 1}
+def test_stores_a_concurrent_finish_once(client: WireClient) -> None:
+    finish = {"writer": str(client.writer), "seq": 0, "rows_sent": 10, "points_sent": 20, "dropped": 1}
     with ThreadPoolExecutor(THREADS) as pool:
-        answers = list(pool.map(lambda _: client.request("POST", "/finish", json=end), range(THREADS)))
+        answers = list(pool.map(lambda _: client.request("POST", "/finish", json=finish), range(THREADS)))
     assert statuses(answers) == {"stored": 1, "duplicate": THREADS - 1}
     run = Run.objects.get()
     assert (run.rows_sent, run.points_sent, run.rows_dropped) == (10, 20, 1)
 
 
-def test_registering_and_describing_at_once(server: Server) -> None:
+def test_concurrent_registrations_and_catalogues_agree(server: Server) -> None:
     client = WireClient(server.url, server.token)
     names = [f"t{i}" for i in range(50)]
     writers = [WireClient(server.url, server.token, run=client.run) for _ in range(THREADS)]
@@ -124,33 +127,33 @@ def test_registering_and_describing_at_once(server: Server) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         answers = list(pool.map(begin, writers))
     assert Counter(status for status, _ in answers) == {201: 1, 200: THREADS - 1}
-    # Five names that the catalogue has already are not five new ones.
+    # The catalogue contains these five names already, so they cannot be appended.
     assert {status for _, status in answers} == {422}
     run = Run.objects.get()
     assert sorted(run.tensors.values_list("name", flat=True)) == sorted(names)
     assert sorted(run.tensors.values_list("index", flat=True)) == list(range(50))
 
 
-def test_what_was_refused_can_be_sent_right(client: WireClient) -> None:
+def test_a_refused_message_can_be_corrected(client: WireClient) -> None:
     wrong = client.batch(0, [2, 1], scalars={"loss": [1.0, 2.0]})
     assert client.send(wrong).code == "invalid"
     assert client.send(client.batch(0, [1, 2], scalars={"loss": [1.0, 2.0]})).status == 201
 
 
-def test_an_agent_is_told_to_wait_and_loses_nothing(server: Server, tmp_path: Path) -> None:
+def test_an_agent_that_is_asked_to_wait_loses_nothing(server: Server, tmp_path: Path) -> None:
     import fp8scope
 
     with web_server(tmp_path / "web.log", FP8SCOPE_INGEST_MIB="0") as (url, _):
-        # One batch at a time fits, and there is nearly always one: of this client, who does not mind.
-        crowd = WireClient(url, server.token)
-        crowd.register()
-        crowd.catalogue([f"t{i}" for i in range(1000)])
-        body = crowd.batch(0, list(range(400)), tensors={"amax": [[1.0] * 1000] * 400})
+        # Only one batch at a time fits, and `busy` nearly always has one in progress.
+        busy = WireClient(url, server.token)
+        busy.register()
+        busy.catalogue([f"t{i}" for i in range(1000)])
+        body = busy.batch(0, list(range(400)), tensors={"amax": [[1.0] * 1000] * 400})
         stop = threading.Event()
 
         def push() -> None:
             while not stop.is_set():
-                crowd.send(body)
+                busy.send(body)
 
         pushers = [threading.Thread(target=push) for _ in range(4)]
         for pusher in pushers:
@@ -178,5 +181,5 @@ def test_an_agent_is_told_to_wait_and_loses_nothing(server: Server, tmp_path: Pa
 
 
 def refusals(log: Path, run: object) -> int:
-    """How often the server has turned a batch of this run away for now."""
+    """How many batches of this run the server has answered with 429."""
     return sum("Too Many Requests" in line and str(run) in line for line in log.read_text().splitlines())

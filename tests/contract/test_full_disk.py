@@ -1,4 +1,4 @@
-"""The disk under PostgreSQL fills up, for real, and is emptied again."""
+"""The disk that holds PostgreSQL's data fills up and is freed again, on a real small disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.live_servers import process_environment, web_server
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 
 DISK_BYTES = 220 << 20
-NOWHERE = "redis://localhost:1/0"
+UNREACHABLE_REDIS = "redis://localhost:1/0"
 BANNER = "disk of the server’s database is full"
 MAKE_TOKEN = """
 import django; django.setup()
@@ -30,18 +30,18 @@ print(create_token(create_project("default", "Default"), "t")[1])
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk. Only root can mount one: without it a failure where CI=true, else a skip that says so."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
+    """A small disk, which only root can mount. Otherwise the test fails if CI=true and is skipped if not."""
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mount_point)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode != 0:
-        reason = f"no small disk could be mounted ({mounted.stderr.strip()}): run this test as root"
+        reason = f"could not mount a small disk ({mounted.stderr.strip()}): run this test as root"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield mount_point
+    subprocess.run(["umount", str(mount_point)], check=True)
 
 
 @pytest.fixture
@@ -56,23 +56,23 @@ def environment(postgres: EmbeddedPostgres) -> dict[str, str]:
     return {
         "DATABASE_URL": postgres.url,
         "FP8SCOPE_DATABASE_DIR": "",
-        "REDIS_URL": NOWHERE,
+        "REDIS_URL": UNREACHABLE_REDIS,
     }
 
 
 @pytest.fixture
 def token(db: None, postgres: EmbeddedPostgres) -> str:
-    surroundings = {**process_environment(), **environment(postgres), "FP8SCOPE_BASE_URL": "http://localhost"}
+    variables = {**process_environment(), **environment(postgres), "FP8SCOPE_BASE_URL": "http://localhost"}
     migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
-    subprocess.run(migrate, env=surroundings, check=True)
-    made = subprocess.run(
-        [sys.executable, "-c", MAKE_TOKEN], env=surroundings, check=True, capture_output=True, text=True
+    subprocess.run(migrate, env=variables, check=True)
+    created = subprocess.run(
+        [sys.executable, "-c", MAKE_TOKEN], env=variables, check=True, capture_output=True, text=True
     )
-    return made.stdout.strip()
+    return created.stdout.strip()
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room there is."""
+    """Use up all free space; returns the file to delete."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as stream:
         try:
@@ -83,7 +83,7 @@ def fill(disk: Path) -> Path:
 
 
 def send_until_refused(client: WireClient, first: int) -> tuple[int, Answer]:
-    """Send batches of a megabyte until one is not stored. Returns its number and the answer to it."""
+    """Send batches of a megabyte until one is refused. Returns its number and the answer."""
     for seq in range(first, first + 200):
         answer = client.send(noise(client, seq))
         if answer.status != 201:
@@ -112,7 +112,7 @@ def stored(postgres: EmbeddedPostgres) -> object:
 
 
 def test_it_works(tmp_path: Path, disk: Path, postgres: EmbeddedPostgres, token: str) -> None:
-    """Nothing acknowledged is lost, refusals are 507, and with room again all goes on."""
+    """Batches are refused with 507, no acknowledged row is lost, and freeing space ends the refusals."""
     with web_server(tmp_path / "web.log", **environment(postgres)) as (url, _):
         client = WireClient(url, token)
         assert client.register().status == 201
@@ -128,12 +128,12 @@ def test_it_works(tmp_path: Path, disk: Path, postgres: EmbeddedPostgres, token:
     assert stored(postgres) == 2000 * (seq + 1)
 
 
-def test_the_private_database_s_disk_is_looked_at(
+def test_checks_the_disk_itself_when_postgresql_is_down(
     tmp_path: Path, disk: Path, postgres: EmbeddedPostgres, token: str
 ) -> None:
-    """When PostgreSQL cannot write its log it ends, and says nothing any more: the disk still does."""
-    surroundings = {**environment(postgres), "FP8SCOPE_DATABASE_DIR": str(postgres.data_dir)}
-    with web_server(tmp_path / "web.log", **surroundings) as (url, _):
+    """PostgreSQL exits if it cannot write its log; the server then measures the disk to report it as full."""
+    variables = {**environment(postgres), "FP8SCOPE_DATABASE_DIR": str(postgres.data_dir)}
+    with web_server(tmp_path / "web.log", **variables) as (url, _):
         client = WireClient(url, token)
         assert client.register().status == 201
         postgres.stop()

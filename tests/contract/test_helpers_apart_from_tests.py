@@ -1,4 +1,4 @@
-"""Tests import helpers from helpers/ folders only: never from a conftest.py or from another test."""
+"""Tests import helpers only from helpers/ folders, never from a conftest.py or another test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def imported_modules(source: str) -> Iterator[str]:
-    """Every module that the source imports, and each name that it imports from one, with dots."""
+    """Dotted paths of all modules and names that the source imports."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -19,7 +19,7 @@ def imported_modules(source: str) -> Iterator[str]:
 
 
 def is_test(module: str) -> bool:
-    """Whether a dotted path leads to, or through, a file of tests of this folder."""
+    """Whether a dotted path names a test file or conftest of this folder, or something in it."""
     parts = module.split(".")
     return any(
         parts[length - 1].startswith(("test_", "conftest"))
@@ -29,16 +29,16 @@ def is_test(module: str) -> bool:
 
 
 def test_it_works() -> None:
-    wrong = [
+    imports_of_tests = [
         f"{file.relative_to(TESTS)} imports {module}"
         for file in sorted(TESTS.rglob("*.py"))
         for module in imported_modules(file.read_text())
         if is_test(module)
     ]
-    assert wrong == []
+    assert imports_of_tests == []
 
 
-def test_an_import_from_a_test_is_noticed() -> None:
+def test_detects_an_import_from_a_test() -> None:
     for source in (
         "from contract.test_histograms import counts",
         "def f():\n    import contract.test_histograms",

@@ -1,4 +1,4 @@
-"""Histograms of exponents over HTTP: stored once, merged over ranks, and refused with a reason."""
+"""Histograms of exponents over HTTP are stored once and merged over ranks; bad ones are refused."""
 
 from __future__ import annotations
 
@@ -34,14 +34,29 @@ def test_it_works(client: WireClient) -> None:
     assert (answer.status, answer.json["status"], answer.json["rows"]) == (201, "stored", 0)
     assert send(client, message(client, 1, 101, {0: counts(e1=6)})).status == 201
 
-    found = queries.histogram(client.run, 0)
-    assert found is not None and (found.step, found.zeros, found.nonfinite, found.total) == (101, 0, 0, 6)
-    assert found.counts[1 - MIN_EXPONENT] == 6 and len(found.counts) == MAX_EXPONENT - MIN_EXPONENT + 1
+    histogram = queries.histogram(client.run, 0)
+    assert histogram is not None and (
+        histogram.step,
+        histogram.zeros,
+        histogram.nonfinite,
+        histogram.total,
+    ) == (101, 0, 0, 6)
+    assert (
+        histogram.counts[1 - MIN_EXPONENT] == 6 and len(histogram.counts) == MAX_EXPONENT - MIN_EXPONENT + 1
+    )
     for step in (1, 50, 100):
-        found = queries.histogram(client.run, 0, step)
-        assert found is not None and (found.step, found.zeros, found.counts[-MIN_EXPONENT]) == (1, 2, 5)
-    found = queries.histogram(client.run, 2)
-    assert found is not None and (found.step, found.counts[-3 - MIN_EXPONENT], found.nonfinite) == (1, 7, 1)
+        histogram = queries.histogram(client.run, 0, step)
+        assert histogram is not None and (
+            histogram.step,
+            histogram.zeros,
+            histogram.counts[-MIN_EXPONENT],
+        ) == (1, 2, 5)
+    histogram = queries.histogram(client.run, 2)
+    assert histogram is not None and (
+        histogram.step,
+        histogram.counts[-3 - MIN_EXPONENT],
+        histogram.nonfinite,
+    ) == (1, 7, 1)
     assert queries.histogram(client.run, 1) is None and queries.histogram(client.run, 0, 0) is None
     assert Run.objects.get().rows_stored == 0
 
@@ -49,7 +64,7 @@ def test_it_works(client: WireClient) -> None:
 def test_a_message_is_stored_once(client: WireClient) -> None:
     body = message(client, 0, 1, {0: counts(e0=5)})
     answers = [send(client, body) for _ in range(3)]
-    assert [(a.status, a.json["status"]) for a in answers] == [
+    assert [(answer.status, answer.json["status"]) for answer in answers] == [
         (201, "stored"),
         (200, "duplicate"),
         (200, "duplicate"),
@@ -57,13 +72,13 @@ def test_a_message_is_stored_once(client: WireClient) -> None:
     assert Histogram.objects.count() == Receipt.objects.count() == 1
     other = send(client, message(client, 0, 1, {0: counts(e0=6)}))
     assert (other.status, other.code) == (409, "writer_conflict")
-    # A batch cannot take the place of a histogram either.
+    # Nor can a batch reuse the number of a histogram.
     assert client.send(client.batch(0, [1], scalars={"loss": [1.0]})).code == "writer_conflict"
-    found = queries.histogram(client.run, 0)
-    assert found is not None and found.total == 5
+    histogram = queries.histogram(client.run, 0)
+    assert histogram is not None and histogram.total == 5
 
 
-def test_histograms_and_batches_share_the_count_of_messages(client: WireClient) -> None:
+def test_histograms_and_batches_share_one_sequence(client: WireClient) -> None:
     assert client.send(client.batch(0, [1], scalars={"loss": [1.0]})).status == 201
     assert send(client, message(client, 1, 1, {0: counts(e0=5)})).status == 201
     assert client.send(client.batch(2, [2], scalars={"loss": [1.0]})).status == 201
@@ -71,43 +86,43 @@ def test_histograms_and_batches_share_the_count_of_messages(client: WireClient) 
 
 
 def test_ranks_add_up(client: WireClient, server: Server) -> None:
-    """Each rank numbers the tensors in its own order; a rank that has not arrived yet is not waited for."""
+    """Each rank numbers the tensors in its own order; the sum does not wait for missing ranks."""
     other = WireClient(server.url, server.token, run=client.run)
     assert other.catalogue(["c", "a"], rank=1).status == 200
     assert send(client, message(client, 0, 7, {0: counts(e0=5, zero=1)})).status == 201
-    found = queries.histogram(client.run, 0)
-    assert found is not None and found.total == 6
+    histogram = queries.histogram(client.run, 0)
+    assert histogram is not None and histogram.total == 6
     assert send(other, message(other, 0, 7, {1: counts(e0=3, e5=2, bad=4), 0: counts(e9=1)})).status == 201
-    found = queries.histogram(client.run, 0)
-    assert found is not None and (found.total, found.zeros, found.nonfinite) == (15, 1, 4)
-    assert found.counts[-MIN_EXPONENT] == 8 and found.counts[5 - MIN_EXPONENT] == 2
-    found = queries.histogram(client.run, 2)
-    assert found is not None and found.total == 1
+    histogram = queries.histogram(client.run, 0)
+    assert histogram is not None and (histogram.total, histogram.zeros, histogram.nonfinite) == (15, 1, 4)
+    assert histogram.counts[-MIN_EXPONENT] == 8 and histogram.counts[5 - MIN_EXPONENT] == 2
+    histogram = queries.histogram(client.run, 2)
+    assert histogram is not None and histogram.total == 1
 
 
-def test_a_later_attempt_replaces_what_it_has_written_anew(client: WireClient, server: Server) -> None:
+def test_a_later_attempt_replaces_the_steps_it_writes_again(client: WireClient, server: Server) -> None:
     for seq, step in enumerate((1, 101, 201)):
         assert send(client, message(client, seq, step, {0: counts(e0=5)})).status == 201
     again = WireClient(server.url, server.token, run=client.run)
     assert again.catalogue(["a"], attempt=1).status == 200
     assert again.send(again.batch(0, [101], scalars={"loss": [1.0]})).status == 201
-    found = queries.histogram(client.run, 0)
-    assert found is not None and (found.step, found.total) == (1, 5)
+    histogram = queries.histogram(client.run, 0)
+    assert histogram is not None and (histogram.step, histogram.total) == (1, 5)
     assert send(again, message(again, 1, 101, {0: counts(e0=9)})).status == 201
-    found = queries.histogram(client.run, 0)
-    assert found is not None and (found.step, found.total) == (101, 9)
+    histogram = queries.histogram(client.run, 0)
+    assert histogram is not None and (histogram.step, histogram.total) == (101, 9)
 
 
 def test_another_process_of_the_same_rank_does_not_count_twice(client: WireClient, server: Server) -> None:
     twin = WireClient(server.url, server.token, run=client.run)
     assert twin.catalogue(["a"]).status == 200
-    for one in (client, twin):
-        assert send(one, message(one, 0, 7, {0: counts(e0=5)})).status == 201
-    found = queries.histogram(client.run, 0)
-    assert found is not None and found.total == 5
+    for writer in (client, twin):
+        assert send(writer, message(writer, 0, 7, {0: counts(e0=5)})).status == 201
+    histogram = queries.histogram(client.run, 0)
+    assert histogram is not None and histogram.total == 5
 
 
-def test_a_deleted_run_takes_its_histograms_along(client: WireClient) -> None:
+def test_deleting_a_run_deletes_its_histograms(client: WireClient) -> None:
     assert send(client, message(client, 0, 1, {0: counts(e0=5)})).status == 201
     Run.objects.get().delete()
     assert not Histogram.objects.exists()
@@ -132,7 +147,7 @@ BAD: dict[str, tuple[Callable[[WireClient], bytes], int, str]] = {
         "invalid",
     ),
     "a negative tensor": (lambda c: message(c, 0, 1, {-1: GOOD}), 422, "invalid"),
-    "a tensor that nobody knows": (lambda c: message(c, 0, 1, {3: GOOD}), 409, "catalogue_gap"),
+    "an unknown tensor": (lambda c: message(c, 0, 1, {3: GOOD}), 409, "catalogue_gap"),
     "a negative count": (lambda c: message(c, 0, 1, {0: counts(e0=-1)}), 422, "invalid"),
     "a count that is NaN": (lambda c: message(c, 0, 1, {0: counts(e0=float("nan"))}), 422, "invalid"),
     "an infinite count": (lambda c: message(c, 0, 1, {0: counts(e0=float("inf"))}), 422, "invalid"),
@@ -149,7 +164,7 @@ BAD: dict[str, tuple[Callable[[WireClient], bytes], int, str]] = {
         "invalid",
     ),
     "another column": (lambda c: message(c, 0, 1, {0: GOOD}, {"scalar:x": pa.array([1.0])}), 422, "invalid"),
-    "an odd time": (
+    "a time in 1970": (
         lambda c: message(c, 0, 1, {0: GOOD}, {"time": pa.array([0], pa.timestamp("us", tz="UTC"))}),
         422,
         "invalid",
@@ -166,38 +181,38 @@ BAD: dict[str, tuple[Callable[[WireClient], bytes], int, str]] = {
         "protocol_mismatch",
     ),
     "no seq": (lambda c: message(c, 0, 1, {0: GOOD}, metadata={"fp8scope.seq": ""}), 400, "malformed"),
-    "a torn stream": (lambda c: message(c, 0, 1, {0: GOOD})[:-20], 400, "malformed"),
+    "a truncated stream": (lambda c: message(c, 0, 1, {0: GOOD})[:-20], 400, "malformed"),
     "nonsense": (lambda c: b"nonsense", 400, "not_arrow"),
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input(client: WireClient, what: str) -> None:
-    make, status, code = BAD[what]
+@pytest.mark.parametrize("case", BAD)
+def test_refuses_bad_input(client: WireClient, case: str) -> None:
+    make, status, code = BAD[case]
     answer = send(client, make(client))
     assert (answer.status, answer.code) == (status, code), answer.body
     assert not Histogram.objects.exists() and not Receipt.objects.exists()
     assert send(client, message(client, 0, 1, {0: GOOD})).status == 201
 
 
-def test_json_is_refused(client: WireClient) -> None:
+def test_refuses_json(client: WireClient) -> None:
     assert send(client, b"{}", "application/json").code == "not_arrow"
 
 
-def test_more_tensors_than_a_run_may_have(client: WireClient) -> None:
+def test_refuses_more_tensors_than_a_run_may_have(client: WireClient) -> None:
     many = {tensor: [0.0] * EXPONENT_BINS for tensor in range(limits.TENSORS + 1)}
     answer = send(client, message(client, 0, 1, many))
     assert (answer.status, answer.code) == (413, "too_large")
 
 
-def test_every_tensor_of_a_run_at_once(client: WireClient) -> None:
+def test_stores_all_tensors_of_a_run_in_one_message(client: WireClient) -> None:
     names = [f"blocks.{i}.input" for i in range(2000)]
     assert client.catalogue(names, offset=3).status == 200
     everything = {3 + i: counts(e0=i + 1) for i in range(2000)}
     assert send(client, message(client, 0, 5, everything, record_batches=3)).status == 201
     index = Tensor.objects.get(name="blocks.1234.input").index
-    found = queries.histogram(client.run, index)
-    assert found is not None and found.total == 1235
+    histogram = queries.histogram(client.run, index)
+    assert histogram is not None and histogram.total == 1235
     assert len(Writer.objects.get().catalogue) == 2003
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom: ARCHITECTURE.md's table, held."""
+"""Each package imports only what the table in ARCHITECTURE.md allows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PACKAGES = {
     "fp8scope": ROOT / "agent" / "fp8scope",
     "fp8scope_dashboard": ROOT / "dashboard" / "fp8scope_dashboard",
 }
-# `fp8scope demo` trains models and starts a dashboard. The training side lives in the agent's package, and
-# the dashboard starts it as a process: it, too, is held to the rules.
+# `fp8scope demo` trains models and starts a dashboard. Its training code is in the agent's package and the
+# dashboard starts it as a process, so it follows the rules, too.
 FORBIDDEN = {
     "fp8scope_kernels": {"fp8scope", "fp8scope_dashboard", "django", "numpy", "pyarrow", "pandas", "urllib3"},
     "fp8scope": {"fp8scope_dashboard", "django", "celery", "redis", "psycopg", "ninja", "plotly"},
@@ -24,7 +24,7 @@ FORBIDDEN = {
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Every imported module's first name, wherever in the file, with its line."""
+    """Line and top-level package of every import, anywhere in the file."""
     for node in ast.walk(ast.parse(file.read_text(), str(file))):
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -58,11 +58,11 @@ def test_kernels_import_torch_and_the_standard_library_only() -> None:
     import sys
 
     allowed = {"torch", "triton", "fp8scope_kernels", *sys.stdlib_module_names}
-    found = {name for file in PACKAGES["fp8scope_kernels"].rglob("*.py") for _, name in imports(file)}
-    assert found <= allowed
+    imported = {name for file in PACKAGES["fp8scope_kernels"].rglob("*.py") for _, name in imports(file)}
+    assert imported <= allowed
 
 
-def test_a_violation_is_found(tmp_path: Path) -> None:
+def test_detects_a_violation(tmp_path: Path) -> None:
     for statement in (
         "import torch.nn",
         "def f():\n    from torch import nn",

@@ -1,6 +1,6 @@
-"""Imports go one way: each folder knows those below it only, and no two files import each other.
+"""Each folder imports only folders below it, and no files import each other in a cycle.
 
-`ORDERS` is the order, lowest first. A name is a folder or a module directly below its package.
+`ORDERS` lists the folders and modules directly below each package, lowest first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ORDERS = {
 
 @cache
 def modules(package: str) -> Mapping[str, ast.Module]:
-    """Every module of a package but its migrations, parsed."""
+    """All modules of a package except migrations, parsed."""
     folder = ROOT / SOURCES[package] / package
     files = {path: path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("*.py")}
     return {
@@ -47,7 +47,7 @@ def modules(package: str) -> Mapping[str, ast.Module]:
 
 
 def imported(tree: ast.AST, known: Mapping[str, ast.Module], *, types: bool) -> Iterator[str]:
-    """The known modules that a module imports, in functions too; with `types` also those for annotations."""
+    """The known modules that a module imports, also in functions; with `types` also under TYPE_CHECKING."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not types:
             continue
@@ -68,23 +68,23 @@ def unit(module: str) -> str:
 @pytest.mark.parametrize("package", ORDERS)
 def test_no_folder_imports_upward(package: str) -> None:
     known, order = modules(package), ORDERS[package].split()
-    place = {name: index for index, name in enumerate(order)}
-    unlisted = {unit(module) for module in known} - {""} - place.keys()
+    level = {name: index for index, name in enumerate(order)}
+    unlisted = {unit(module) for module in known} - {""} - level.keys()
     assert not unlisted, "add these to ORDERS"
     upward = {
         f"{module} -> {other}"
         for module, tree in known.items()
         if unit(module)
         for other in imported(tree, known, types=True)
-        if unit(other) and place[unit(other)] > place[unit(module)]
+        if unit(other) and level[unit(other)] > level[unit(module)]
     }
     assert not upward
 
 
 @pytest.mark.parametrize("package", SOURCES)
-def test_no_two_files_import_each_other(package: str) -> None:
+def test_no_files_import_each_other(package: str) -> None:
     known = modules(package)
-    # A package's own module hands out names of the files below it: importing from it is no cycle.
+    # A package's __init__ re-exports names of the files below it; importing it does not count as a cycle.
     graph = {
         module: {other for other in imported(tree, known, types=False) if other not in (module, package)}
         for module, tree in known.items()
@@ -96,5 +96,5 @@ def test_no_two_files_import_each_other(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ORDERS)
-def test_lists_no_folder_that_is_gone(package: str) -> None:
+def test_every_listed_folder_exists(package: str) -> None:
     assert set(ORDERS[package].split()) == {unit(module) for module in modules(package)} - {""}

@@ -1,4 +1,4 @@
-"""A whole run over HTTP: registered, described, sent, finished, asked for."""
+"""A complete run over HTTP: register, send the catalogue and batches, finish, query."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_it_works(client: WireClient) -> None:
     scores = {"writer": str(client.writer), "seq": 1, "step": 3, "name": "heldout", "metric": "accuracy"}
     scores |= {"kind": "proportion", "items": [1, 0, 1], "item_ids": ["a", "b", "c"]}
     assert client.request("POST", "/evaluations", json=scores).json["status"] == "stored"
-    end = {
+    finish = {
         "writer": str(client.writer),
         "seq": 2,
         "rows_sent": 3,
@@ -56,9 +56,9 @@ def test_it_works(client: WireClient) -> None:
         "dropped": 4,
         "errors": 1,
     }
-    assert client.request("POST", "/finish", json=end).json["status"] == "stored"
+    assert client.request("POST", "/finish", json=finish).json["status"] == "stored"
 
-    found = client.request("GET").json
+    stored = client.request("GET").json
     expected: dict[str, object] = {
         "rows_stored": 3,
         "points_stored": 16,
@@ -67,7 +67,7 @@ def test_it_works(client: WireClient) -> None:
         "rows_dropped": 4,
     }
     expected |= {"agent_errors": 1, "last_step": 3, "state": "finished", "baseline": "bf16", "group": "fp8"}
-    assert {key: found[key] for key in expected} == expected
+    assert {key: stored[key] for key in expected} == expected
     loss = queries.scalar(client.run, "loss")
     np.testing.assert_array_equal(loss.values, [2.5, math.nan, math.inf])
     np.testing.assert_array_equal(loss.steps, [1, 2, 3])
@@ -79,7 +79,7 @@ def test_it_works(client: WireClient) -> None:
     assert (run.statistics, run.seed, run.finished_at is not None) == (["amax", "saturated"], 3, True)
 
 
-def test_the_same_as_json(client: WireClient) -> None:
+def test_accepts_batches_as_json(client: WireClient) -> None:
     client.register()
     client.catalogue(NAMES)
     rows = [
@@ -101,7 +101,7 @@ def test_the_same_as_json(client: WireClient) -> None:
     assert client.request("POST", "/batches", json=body).json["status"] == "duplicate"
 
 
-def test_registering_twice_is_registering_once(client: WireClient) -> None:
+def test_registering_again_changes_nothing(client: WireClient) -> None:
     assert client.register(seed=1).status == 201
     again = client.register(seed=2)
     assert (again.status, again.json["id"]) == (200, str(client.run))
@@ -119,7 +119,7 @@ def test_a_catalogue_grows_and_may_be_sent_again(client: WireClient) -> None:
     assert list(Tensor.objects.values_list("name", flat=True)) == NAMES
 
 
-def test_two_writers_number_the_same_tensors_each_in_its_order(client: WireClient) -> None:
+def test_each_writer_numbers_tensors_in_its_own_order(client: WireClient) -> None:
     other = WireClient(client.url, client.token, run=client.run)
     client.register()
     client.catalogue(NAMES, rank=0)
@@ -148,7 +148,7 @@ def test_a_heartbeat_keeps_a_run_alive(client: WireClient) -> None:
         "commands": [],
     }
     client.request("POST", "/heartbeat", json={**body, "dropped": 3})
-    # A message that was spooled earlier comes with an older count.
+    # A message that was spooled earlier carries an older count.
     client.send(client.batch(0, [1], scalars={"loss": [1.0]}, metadata={"fp8scope.dropped": "1"}))
     run = Run.objects.get()
     assert (run.rows_dropped, run.agent_errors, run.state) == (3, 1, RunState.RUNNING)
@@ -156,22 +156,27 @@ def test_a_heartbeat_keeps_a_run_alive(client: WireClient) -> None:
 
 def test_a_failed_run_keeps_its_traceback(client: WireClient) -> None:
     client.register()
-    end = {"writer": str(client.writer), "seq": 0, "state": "failed", "error": "Traceback…\nValueError: no"}
-    assert client.request("POST", "/finish", json=end).status == 201
-    assert client.request("POST", "/finish", json=end).json["status"] == "duplicate"
+    finish = {
+        "writer": str(client.writer),
+        "seq": 0,
+        "state": "failed",
+        "error": "Traceback…\nValueError: no",
+    }
+    assert client.request("POST", "/finish", json=finish).status == 201
+    assert client.request("POST", "/finish", json=finish).json["status"] == "duplicate"
     run = Run.objects.get()
     assert (run.state, run.error) == (RunState.FAILED, "Traceback…\nValueError: no")
 
 
-def test_a_run_is_over_when_its_last_writer_is(client: WireClient) -> None:
+def test_a_run_finishes_with_its_last_writer(client: WireClient) -> None:
     other = WireClient(client.url, client.token, run=client.run)
     client.register()
-    for one in (client, other):
-        one.send(one.batch(0, [1], scalars={"loss": [1.0]}))
-    end = {"seq": 1, "rows_sent": 1, "points_sent": 1}
-    client.request("POST", "/finish", json={**end, "writer": str(client.writer)})
+    for writer in (client, other):
+        writer.send(writer.batch(0, [1], scalars={"loss": [1.0]}))
+    finish = {"seq": 1, "rows_sent": 1, "points_sent": 1}
+    client.request("POST", "/finish", json={**finish, "writer": str(client.writer)})
     assert Run.objects.get().state == RunState.RUNNING
-    client.request("POST", "/finish", json={**end, "writer": str(other.writer)})
+    client.request("POST", "/finish", json={**finish, "writer": str(other.writer)})
     run = Run.objects.get()
     assert (run.state, run.rows_sent, run.rows_stored) == (RunState.FINISHED, 2, 2)
 
@@ -191,7 +196,9 @@ def test_answers_carry_the_alerts_that_the_client_has_not_seen(client: WireClien
     assert alerts[0].keys() == {
         *("id", "kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
     }
-    assert [a["id"] for a in client.send(body, query=f"?alerts_after={first}").json["alerts"]] == [second]
+    assert [alert["id"] for alert in client.send(body, query=f"?alerts_after={first}").json["alerts"]] == [
+        second
+    ]
     assert len(client.request("GET").json["events"]) == 2
 
 
@@ -204,8 +211,8 @@ def test_projects_do_not_see_each_other(client: WireClient, server: Server) -> N
     answer = stranger.request("GET")
     assert (answer.status, answer.code) == (404, "unknown_run")
     assert stranger.send(client.batch(0, [1], scalars={"loss": [1.0]})).code == "unknown_run"
-    taken = stranger.register()
-    assert (taken.status, taken.code) == (409, "run_conflict")
+    conflict = stranger.register()
+    assert (conflict.status, conflict.code) == (409, "run_conflict")
     assert Run.objects.get().rows_stored == 0
 
 

@@ -1,4 +1,4 @@
-"""A batch starts the jobs, a real worker does them, and the next answer carries what they found."""
+"""A batch queues jobs, a real worker runs them, and the next answer carries their alerts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from contract.helpers.wire_client import WireClient
 from helpers.live_servers import Server, Worker
 
-PATIENCE_SECONDS = 60
+WAIT_SECONDS = 60
 
 
 def test_it_works(server: Server, worker: Worker) -> None:
@@ -16,7 +16,7 @@ def test_it_works(server: Server, worker: Worker) -> None:
     client.register()
     body = client.batch(0, [1, 2, 3], scalars={"loss": [2.0, math.nan, math.nan]})
     assert client.send(body).json["alerts"] == []
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS
     alerts: list[dict[str, object]] = []
     while not alerts and time.monotonic() < deadline:
         time.sleep(0.1)

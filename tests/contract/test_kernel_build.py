@@ -1,4 +1,4 @@
-"""Building the CPU kernels: with which compiler, and what is asked for or said where there is none."""
+"""The build of the CPU kernels: the choice of the compiler, and the messages if there is none."""
 
 import json
 import os
@@ -44,16 +44,16 @@ def python(
     )
 
 
-def ask(code: str, **environment: str) -> Any:
-    """What an expression over the modules of build_backend gives, as JSON."""
+def evaluate(code: str, **environment: str) -> Any:
+    """Evaluate an expression over the modules of build_backend; the result passes through JSON."""
     done = python("-c", f"{MODULES}print(json.dumps({code}))", **environment)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])  # setuptools prints lines, too
+    return json.loads(done.stdout.splitlines()[-1])  # setuptools prints lines before it
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what the build reads, without libraries."""
+    """A copy of the files that the build reads, without compiled libraries."""
     shutil.copytree(BACKEND, tmp_path / "build_backend", ignore=shutil.ignore_patterns("__pycache__"))
     package = tmp_path / LIBRARIES
     shutil.copytree(cpu_levels.SOURCES, package / "csrc")
@@ -63,14 +63,14 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    """An interpreter without any package: no setuptools, no ziglang."""
+    """An interpreter without any packages: no setuptools, no ziglang."""
     venv.create(tmp_path / "venv", with_pip=False)
     return tmp_path / "venv" / "bin" / "python"
 
 
 def test_it_works(tree: Path, plain: Path) -> None:
-    """One command with any Python and a compiler; all libraries are of these sources."""
-    if ask("backend.get_requires_for_build_wheel()"):
+    """One command, with any Python and a compiler, builds all libraries from these sources."""
+    if evaluate("backend.get_requires_for_build_wheel()"):
         pytest.skip("this machine has no C++ compiler")
     done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain)
     assert done.returncode == 0, done.stderr
@@ -81,51 +81,62 @@ def test_it_works(tree: Path, plain: Path) -> None:
     )
     for library in libraries:
         assert cpu_levels.digest().encode() in library.read_bytes()
-        needed, (major, minor) = ask(f"needs_of({str(library)!r})")
+        needed, (major, minor) = evaluate(f"needs_of({str(library)!r})")
         assert needed == ["libc.so.6"] and (major, minor) <= (2, 17)
     assert sorted(folder.glob("*.o")) == []
 
 
-def test_without_a_compiler_the_build_says_what_to_do(tree: Path, plain: Path, tmp_path: Path) -> None:
-    nothing = tmp_path / "empty"
-    nothing.mkdir()
-    done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain, PATH=str(nothing))
+def test_names_the_remedies_if_there_is_no_compiler(tree: Path, plain: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain, PATH=str(empty))
     assert done.returncode != 0
     assert "apt-get install g++" in done.stderr and "pip install ziglang==" in done.stderr
     assert list((tree / LIBRARIES).glob("*.so")) == []
 
 
 @pytest.mark.parametrize("hook", ["wheel", "editable"])
-def test_a_compiler_from_pypi_is_required_only_where_the_machine_has_none(hook: str, tmp_path: Path) -> None:
+def test_requires_a_compiler_from_pypi_only_if_the_machine_has_none(hook: str, tmp_path: Path) -> None:
     requirements = f"backend.get_requires_for_build_{hook}()"
-    assert ask(requirements, PATH=str(tmp_path)) == [ask("compilers.ZIG")]
-    assert ask(requirements, PATH=str(tmp_path), FP8SCOPE_BUILD_KERNELS="0") == []
-    assert ask(requirements, CXX="zig") == [ask("compilers.ZIG")]
+    assert evaluate(requirements, PATH=str(tmp_path)) == [evaluate("compilers.ZIG")]
+    assert evaluate(requirements, PATH=str(tmp_path), FP8SCOPE_BUILD_KERNELS="0") == []
+    assert evaluate(requirements, CXX="zig") == [evaluate("compilers.ZIG")]
     if any(shutil.which(name) for name in ("g++", "clang++")):
-        assert ask(requirements) == []
+        assert evaluate(requirements) == []
 
 
-def test_a_compiler_that_fails_is_passed_over(tmp_path: Path) -> None:
+def test_skips_a_compiler_that_fails(tmp_path: Path) -> None:
     for name in ("g++", "clang++", "c++"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o700)
-    assert ask("backend.get_requires_for_build_wheel()", PATH=f"{tmp_path}:/bin") == [ask("compilers.ZIG")]
+    assert evaluate("backend.get_requires_for_build_wheel()", PATH=f"{tmp_path}:/bin") == [
+        evaluate("compilers.ZIG")
+    ]
 
 
-def test_no_libraries_where_none_are_wanted() -> None:
-    assert len(ask("[e.name for e in commands.extensions()]")) == len(cpu_levels.levels())
-    assert ask("[e.name for e in commands.extensions()]", FP8SCOPE_BUILD_KERNELS="0") == []
-    assert ask("[e.name for e in commands.extensions()]", FP8SCOPE_ARCHITECTURE="s390x") == []
+def test_builds_no_libraries_if_disabled_or_unsupported() -> None:
+    assert len(evaluate("[extension.name for extension in commands.extensions()]")) == len(
+        cpu_levels.levels()
+    )
+    assert (
+        evaluate("[extension.name for extension in commands.extensions()]", FP8SCOPE_BUILD_KERNELS="0") == []
+    )
+    assert (
+        evaluate("[extension.name for extension in commands.extensions()]", FP8SCOPE_ARCHITECTURE="s390x")
+        == []
+    )
 
 
-def test_what_a_library_needs_is_read_from_it() -> None:
+def test_reads_the_dependencies_of_a_library() -> None:
     torch = pytest.importorskip("torch")
-    assert "libtorch_python.so" in ask(f"needs_of({torch._C.__file__!r})")[0]
-    # Such a library runs nowhere but where it was built.
-    assert ask(f"commands.linux_platform([Path({torch._C.__file__!r})])") == f"linux_{cpu_levels.machine()}"
+    assert "libtorch_python.so" in evaluate(f"needs_of({torch._C.__file__!r})")[0]
+    # A library with such dependencies runs only on the machine that built it.
+    assert (
+        evaluate(f"commands.linux_platform([Path({torch._C.__file__!r})])") == f"linux_{cpu_levels.machine()}"
+    )
 
 
-def test_the_source_has_no_warnings() -> None:
+def test_the_source_compiles_without_warnings() -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("this machine has no C++ compiler")

@@ -1,4 +1,4 @@
-"""A loss that a training spoils with its last operation: stored as it was, and an alert at that very step."""
+"""A loss that becomes NaN or infinite is stored as it is and raises an alert at that step."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
 WAIT_SECONDS = 60
-STEPS, SPOILT = 40, 31
+STEPS, BAD_STEP = 40, 31
 
 
 def train(server: Server, directory: Path, factor: float) -> Run:
-    """The loss of step SPOILT is multiplied by `factor`, and is not learned from."""
+    """Train with the loss of step BAD_STEP multiplied by `factor`, and skip the update of that step."""
     model, optimizer = regression()
     run = fp8scope.attach(
-        model, optimizer, name="spoilt", url=server.url, token=server.token, directory=directory
+        model, optimizer, name="bad loss", url=server.url, token=server.token, directory=directory
     )
     for number in range(1, STEPS + 1):
         loss = squares(model, number)
-        (loss * factor if number == SPOILT else loss).backward()  # type: ignore[no-untyped-call]
-        if number == SPOILT:
-            # As a script that clips, or skips the update, would go on.
+        (loss * factor if number == BAD_STEP else loss).backward()  # type: ignore[no-untyped-call]
+        if number == BAD_STEP:
+            # As a script does that clips gradients or skips the update.
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
         update(optimizer)
@@ -45,11 +45,11 @@ def test_it_works(factor: float, server: Server, worker: Worker, tmp_path: Path)
     run = train(server, tmp_path, factor)
     stored = queries.scalar(run.id, "loss")
     assert stored.steps.tolist() == list(range(1, STEPS + 1))
-    assert np.flatnonzero(~np.isfinite(stored.values)).tolist() == [SPOILT - 1]
-    spoilt = stored.values[SPOILT - 1]
-    assert math.isnan(spoilt) if math.isnan(factor) else spoilt == factor
+    assert np.flatnonzero(~np.isfinite(stored.values)).tolist() == [BAD_STEP - 1]
+    bad_loss = stored.values[BAD_STEP - 1]
+    assert math.isnan(bad_loss) if math.isnan(factor) else bad_loss == factor
     deadline = time.monotonic() + WAIT_SECONDS
     while not (events := list(Event.objects.filter(run=run, kind="loss_not_finite"))):
-        assert time.monotonic() < deadline, "No alert was raised."
+        assert time.monotonic() < deadline, "no alert was raised"
         time.sleep(0.1)
-    assert [event.onset_step for event in events] == [SPOILT]
+    assert [event.onset_step for event in events] == [BAD_STEP]

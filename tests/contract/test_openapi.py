@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the server does."""
+"""The OpenAPI document matches the routes, docs/wire.md and the documented errors."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def test_it_works(document: Any) -> None:
 
 
 def test_every_endpoint_is_listed(document: Any) -> None:
-    """Those that Django routes to, and those that docs/wire.md describes."""
+    """The document lists exactly the routes of Django and the endpoints of docs/wire.md."""
     from fp8scope_dashboard.api.root import api
 
     routes = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(route.pattern)) for route in api.urls[0]}
     served = {route for route in routes if route.startswith("runs")}
     assert routes - served == {"", "docs", "openapi.json"}
     listed = {name.replace("/api/v1/", "") for name in operations(document)}
-    written = set(
+    described = set(
         re.findall(r"^## ((?:GET|PUT|POST|DELETE) /\S+)$", (ROOT / "docs/wire.md").read_text(), re.MULTILINE)
     )
-    assert {name.replace(" /", " ") for name in written} == listed
+    assert {name.replace(" /", " ") for name in described} == listed
     assert served == {name.partition(" ")[2] for name in listed}
 
 
 def test_every_endpoint_describes_its_errors_and_needs_a_token(document: Any) -> None:
-    found = operations(document)
-    assert len(found) == 14
-    for operation in found.values():
+    listed = operations(document)
+    assert len(listed) == 14
+    for operation in listed.values():
         assert operation["security"]
         assert operation.get("description")
         for status in ("400", "401", "404", "409", "413", "422", "429", "503"):

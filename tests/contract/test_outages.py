@@ -1,4 +1,4 @@
-"""PostgreSQL or Redis go and come back: what is acknowledged is stored, and nobody sees a traceback."""
+"""PostgreSQL or Redis fail and come back: acknowledged data is stored, and no traceback is logged."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ print(create_token(create_project("default", "Default"), "t")[1])
 
 @pytest.fixture
 def postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL of this test's own, to be stopped and started. It is as durable as in production: the
-    suite's own settings let it acknowledge commits that a crash undoes.
+    """A PostgreSQL for this test only, which can be stopped and started.
+
+    It is as durable as in production. The shared one may acknowledge commits that a crash undoes.
     """
     server = EmbeddedPostgres(tmp_path / "postgres")
     server.start()
@@ -45,7 +46,7 @@ def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 
 def environment(postgres: EmbeddedPostgres, redis_url: str) -> dict[str, str]:
-    """As in production, with the pool of connections."""
+    """The settings of production, with the connection pool."""
     return {
         "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.base",
         "DATABASE_URL": postgres.url,
@@ -55,14 +56,14 @@ def environment(postgres: EmbeddedPostgres, redis_url: str) -> dict[str, str]:
 
 @pytest.fixture
 def token(db: None, postgres: EmbeddedPostgres) -> str:
-    surroundings = {**process_environment(), **environment(postgres, "redis://localhost:1/0")}
-    surroundings["FP8SCOPE_BASE_URL"] = "http://localhost"
+    variables = {**process_environment(), **environment(postgres, "redis://localhost:1/0")}
+    variables["FP8SCOPE_BASE_URL"] = "http://localhost"
     migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
-    subprocess.run(migrate, env=surroundings, check=True)
-    made = subprocess.run(
-        [sys.executable, "-c", MAKE_TOKEN], env=surroundings, check=True, capture_output=True, text=True
+    subprocess.run(migrate, env=variables, check=True)
+    created = subprocess.run(
+        [sys.executable, "-c", MAKE_TOKEN], env=variables, check=True, capture_output=True, text=True
     )
-    return made.stdout.strip()
+    return created.stdout.strip()
 
 
 def rows_stored(postgres: EmbeddedPostgres) -> object:
@@ -74,18 +75,18 @@ def rows_stored(postgres: EmbeddedPostgres) -> object:
 
 
 def until_available(client: WireClient, body: bytes) -> Answer:
-    """Send as an agent does: again after Retry-After, as long as that is the answer."""
+    """Send as an agent does: retry after Retry-After while the answer is 503."""
     for _ in range(20):
         answer = client.send(body)
         if answer.status != 503:
             return answer
         time.sleep(int(answer.headers["Retry-After"]))
-    pytest.fail("PostgreSQL is back, but the server did not notice.")
+    pytest.fail("PostgreSQL is back, but the server still answers 503")
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_it_works(is_killed: bool, tmp_path: Path, postgres: EmbeddedPostgres, token: str) -> None:
-    """PostgreSQL stops, or is killed, and comes back."""
+    """PostgreSQL is stopped or killed, and started again."""
     log = tmp_path / "web.log"
     with web_server(log, **environment(postgres, "redis://localhost:1/0")) as (url, _):
         client = WireClient(url, token)
@@ -106,7 +107,7 @@ def test_it_works(is_killed: bool, tmp_path: Path, postgres: EmbeddedPostgres, t
     assert "Traceback" not in log.read_text()
 
 
-def test_redis_stops_answers_and_goes(
+def test_stores_batches_while_redis_hangs_and_after_it_stops(
     tmp_path: Path, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis, token: str
 ) -> None:
     log = tmp_path / "web.log"

@@ -1,4 +1,4 @@
-"""Ranks begin one run at the same moment: one creates what the others take, without an error."""
+"""Ranks that start one run at the same time share it: one creates it, and PostgreSQL logs no error."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fp8scope_dashboard.runs.models import Run, Writer
 RANKS, ROUNDS = 12, 8
 
 
-def at_once(calls: list[Callable[[], int]]) -> Counter[int]:
-    """Each on a thread of its own, begun together; how often each status was answered."""
+def call_concurrently(calls: list[Callable[[], int]]) -> Counter[int]:
+    """Call all functions at the same time, each in its own thread; counts the returned statuses."""
     barrier = threading.Barrier(len(calls))
     statuses: list[int] = []
 
-    def call(one: Callable[[], int]) -> None:
+    def call(request: Callable[[], int]) -> None:
         barrier.wait()
-        statuses.append(one())
+        statuses.append(request())
 
-    threads = [threading.Thread(target=call, args=(one,)) for one in calls]
+    threads = [threading.Thread(target=call, args=(request,)) for request in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -34,28 +34,28 @@ def at_once(calls: list[Callable[[], int]]) -> Counter[int]:
     return Counter(statuses)
 
 
-def registered(rank: WireClient) -> int:
+def register(rank: WireClient) -> int:
     return rank.register().status
 
 
-def sent(rank: WireClient) -> int:
+def send(rank: WireClient) -> int:
     return rank.send(rank.batch(0, [1], scalars={"loss": [1.0]})).status
 
 
-def complaints() -> int:
-    """How often PostgreSQL has said by now that a key is there already."""
+def duplicate_key_errors() -> int:
+    """How many duplicate keys PostgreSQL has logged so far."""
     log = Path(os.environ["FP8SCOPE_TEST_SERVERS"]) / "postgres" / "server.log"
     return log.read_text(errors="replace").count("duplicate key value")
 
 
 def test_it_works(server: Server) -> None:
-    before = complaints()
+    before = duplicate_key_errors()
     for number in range(ROUNDS):
         ranks = [WireClient(server.url, server.token) for _ in range(RANKS)]
         for rank in ranks:
             rank.run = ranks[0].run
-        assert at_once([partial(registered, rank) for rank in ranks]) == {201: 1, 200: RANKS - 1}
-        stored = at_once([partial(sent, rank) for rank in ranks])
+        assert call_concurrently([partial(register, rank) for rank in ranks]) == {201: 1, 200: RANKS - 1}
+        stored = call_concurrently([partial(send, rank) for rank in ranks])
         assert stored == {201: RANKS} and Run.objects.count() == number + 1
         assert Writer.objects.filter(run=ranks[0].run).count() == RANKS
-    assert complaints() == before
+    assert duplicate_key_errors() == before

@@ -1,4 +1,4 @@
-"""tools/retry_failed.py: a second, lone run of the tests that failed, and what it does not forgive."""
+"""tools/retry_failed.py runs failed tests a second time, alone, and fails if they fail again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def test_flaky():
 
 
 def run_suite(folder: Path, source: str, *arguments: str) -> tuple[int, str]:
-    """The exit status and the output for a suite of one file."""
+    """Run the script on a suite of one file; returns the exit status and the output."""
     (folder / "test_suite.py").write_text(source)
-    # Without what this session's pytest and its workers have set.
+    # Without the variables that this pytest session and its workers have set.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, SCRIPT, *arguments],
@@ -83,7 +83,7 @@ def test_broken(number): assert False
     assert output.count("test session starts") == 1
 
 
-def test_does_not_retry_what_cannot_be_collected(tmp_path: Path) -> None:
+def test_does_not_retry_a_file_that_cannot_be_collected(tmp_path: Path) -> None:
     status, output = run_suite(tmp_path, "import no_such_module")
     assert status == 2
     assert output.count("test session starts") == 1

@@ -1,4 +1,4 @@
-"""The wheel, built and installed into a clean environment: what is in it, and that it runs."""
+"""The wheel, built and installed into a clean environment: its content, and that it runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheel; what it needs comes from that of the tests."""
+    """The interpreter of an environment with the wheel; dependencies come from the tests' environment."""
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     interpreter = folder / "venv" / "bin" / "python"
@@ -69,15 +69,15 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         wheel,
         cwd=folder,
     )
-    # Python does not read the .pth files of a folder that is named in one: the checkout is not found by them.
+    # Python does not read .pth files in folders that a .pth file adds, so the checkout is not importable.
     (site / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return interpreter
 
 
 def test_it_works(python: Path, tmp_path: Path) -> None:
     for package in PACKAGES:
-        place = Path(run(python, "-c", f"import {package}; print({package}.__file__)", cwd=tmp_path).strip())
-        assert place.is_relative_to(python.parents[1]), place
+        file = Path(run(python, "-c", f"import {package}; print({package}.__file__)", cwd=tmp_path).strip())
+        assert file.is_relative_to(python.parents[1]), file
 
 
 def test_every_module_is_in_the_wheel(source: Path, wheel: Path) -> None:
@@ -90,9 +90,9 @@ def test_every_module_is_in_the_wheel(source: Path, wheel: Path) -> None:
                 assert str(file.relative_to(root.parent)) in packed
 
 
-def test_nothing_generic_lands_in_site_packages(wheel: Path) -> None:
-    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+def test_installs_only_our_packages(wheel: Path) -> None:
+    top_levels = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in top_levels if not name.endswith(".dist-info")} == set(PACKAGES)
 
 
 def test_a_training_machine_needs_no_django(python: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_version_is_that_of_pyproject(python: Path, tmp_path: Path) -> None:
     assert run(python, "-c", "import fp8scope; print(fp8scope.__version__)", cwd=tmp_path).strip() == VERSION
 
 
-def test_the_command_is_there(python: Path, tmp_path: Path) -> None:
+def test_the_command_prints_its_help(python: Path, tmp_path: Path) -> None:
     code = "import sys; from fp8scope.cli.main import main; sys.argv = ['fp8scope', '--help']; main()"
     assert "fp8scope" in run(python, "-c", code, cwd=tmp_path)
 
@@ -119,7 +119,7 @@ def test_django_finds_nothing_wrong(python: Path, tmp_path: Path) -> None:
 
 
 def test_any_python_3_of_this_platform_can_install_it(wheel: Path) -> None:
-    """The libraries need nothing but a C library that is at most as new as the tag says, and no Python."""
+    """The libraries need only a C library no newer than the platform tag says, and no Python."""
     name, version, python, abi, platform = wheel.stem.split("-")
     assert (name, version, python, abi) == ("fp8scope", VERSION, "py3", "none")
     assert platform == f"manylinux_2_17_{cpu_levels.machine()}"
@@ -129,7 +129,7 @@ def test_any_python_3_of_this_platform_can_install_it(wheel: Path) -> None:
     assert f"Tag: py3-none-{platform}" in metadata
 
 
-def test_the_wheel_has_a_library_for_each_level_and_no_sources_of_them(wheel: Path) -> None:
+def test_the_wheel_contains_a_library_per_level_and_no_sources(wheel: Path) -> None:
     packed = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     libraries = {path.name for path in packed if path.suffix == ".so"}
     assert libraries == {cpu_levels.path(level).name for level in cpu_levels.levels()}
@@ -146,7 +146,7 @@ def test_the_installed_kernels_are_loaded(python: Path, tmp_path: Path) -> None:
     assert run(python, "-c", code, cwd=tmp_path) == "tensor(18.)\n"
 
 
-def test_the_source_distribution_has_what_a_build_needs(source: Path, tmp_path: Path) -> None:
+def test_the_source_distribution_contains_all_files_of_the_build(source: Path, tmp_path: Path) -> None:
     run(
         sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, source, cwd=tmp_path
     )

@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     # Playwright runs an event loop in this thread, so Django would refuse synchronous database calls.
-    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    previous = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
     try:
         with sync_playwright() as playwright:
@@ -40,10 +40,10 @@ def browser() -> Iterator[Browser]:
             yield chromium
             chromium.close()
     finally:
-        if before is None:
+        if previous is None:
             del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
         else:
-            os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = before
+            os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = previous
 
 
 @pytest.fixture

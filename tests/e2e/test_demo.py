@@ -1,4 +1,4 @@
-"""`fp8scope demo` as a person runs it: real servers, real training processes, a small number of steps."""
+"""`fp8scope demo` with real servers and training processes, but few steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import urllib3
 STEPS = 120
 FAULT_AT = 48
 COMMAND = [sys.executable, "-m", "fp8scope_dashboard.cli", "demo", "--port", "0", "--data-dir"]
-# The demo's own servers, whatever those of this test session are.
+# Without the servers of this test session: the demo starts its own.
 ENVIRONMENT = {
     key: value
     for key, value in os.environ.items()
@@ -30,15 +30,15 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def finished(tmp_path: Path) -> dict[str, Any]:
-    """What a whole demo found."""
-    file = tmp_path / "found.json"
+    """The results of a complete demo."""
+    file = tmp_path / "result.json"
     arguments = [str(tmp_path / "data"), "--exit", "--steps", str(STEPS), "--json", str(file)]
     done = subprocess.run(
         [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False
     )
     assert file.exists(), done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found | {"status": done.returncode, "output": done.stdout, "left": left_running(tmp_path)}
+    results: dict[str, Any] = json.loads(file.read_text())
+    return results | {"status": done.returncode, "output": done.stdout, "left": left_running(tmp_path)}
 
 
 def test_it_works(finished: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def test_it_works(finished: dict[str, Any]) -> None:
         assert run["points_stored"] == run["points_sent"] > 0
         assert run["final_loss"] < 3.5
     healthy, faulty = runs["fp8 delayed scaling"], runs["fp8 stale scales"]
-    # Every step: seven statistics of three tensors of twelve layers, and the scalars that this machine has.
+    # Per step: seven statistics of three tensors of twelve layers, and the scalars of this machine.
     statistics = 7 * 3 * 12
     assert STEPS * (6 + statistics) <= healthy["points_stored"] <= STEPS * (40 + statistics)
     assert healthy["verdict"] in ("within", "over")
@@ -59,7 +59,7 @@ def test_it_works(finished: dict[str, Any]) -> None:
     assert 0 < saturation["steps"] < 20
     assert 0 < saturation["seconds"] < finished["seconds"]
     assert 0 < finished["ready_seconds"] < finished["first_rows_seconds"] < finished["seconds"]
-    # So few steps may be too few for the loss to leave its baseline; the status says what was found.
+    # The loss may not leave its baseline in so few steps; then the exit status is 1.
     assert finished["status"] == (1 if finished["problems"] else 0)
     for name in runs:
         assert name in finished["output"]
@@ -68,7 +68,7 @@ def test_it_works(finished: dict[str, Any]) -> None:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A demo that has begun, and the address that it has printed."""
+    """A running demo and the address that it has printed."""
     process = subprocess.Popen(
         [*COMMAND, str(tmp_path / "data"), "--steps", str(STEPS)],
         env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"},
@@ -91,7 +91,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.slow
 def test_ctrl_c_stops_everything(running: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
     process, link = running
-    # The address is printed once it answers.
+    # The demo prints the address only after the server answers.
     assert urllib3.request("GET", link, timeout=60, retries=False).status == 200
     trainers = wait_for_trainers(tmp_path)
     process.send_signal(signal.SIGINT)
@@ -101,7 +101,7 @@ def test_ctrl_c_stops_everything(running: tuple[subprocess.Popen[str], str], tmp
 
 
 @pytest.mark.slow
-def test_a_trainer_that_is_killed_ends_the_demo(
+def test_killing_a_training_process_ends_the_demo(
     running: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
     process, _ = running
@@ -113,28 +113,30 @@ def test_a_trainer_that_is_killed_ends_the_demo(
 
 
 def wait_for_trainers(folder: Path) -> list[int]:
-    """The pids of the training processes of the demo in `folder`, oldest first, once there are some."""
+    """Wait for training processes of the demo in `folder`; returns their pids, oldest first."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = [p for p in of_this_demo(folder) if "fp8scope.demo.train" in p.cmdline()]
-        if found:
-            return [process.pid for process in sorted(found, key=lambda p: p.create_time())]
+        trainers = [
+            process for process in processes_of_demo(folder) if "fp8scope.demo.train" in process.cmdline()
+        ]
+        if trainers:
+            return [process.pid for process in sorted(trainers, key=lambda trainer: trainer.create_time())]
         time.sleep(0.1)
-    raise AssertionError("no training process has started")
+    raise AssertionError("no training process started")
 
 
 def left_running(folder: Path) -> list[str]:
-    return [" ".join(process.cmdline()) for process in of_this_demo(folder)]
+    return [" ".join(process.cmdline()) for process in processes_of_demo(folder)]
 
 
-def of_this_demo(folder: Path) -> list[psutil.Process]:
-    """Every process that works below `folder`, or was told of it."""
-    found = []
+def processes_of_demo(folder: Path) -> list[psutil.Process]:
+    """All processes whose working directory, arguments or FP8SCOPE_DIR contain `folder`."""
+    processes = []
     for process in psutil.process_iter():
         try:
-            told = [process.cwd(), *process.cmdline(), process.environ().get("FP8SCOPE_DIR", "")]
+            texts = [process.cwd(), *process.cmdline(), process.environ().get("FP8SCOPE_DIR", "")]
         except (psutil.Error, OSError):
             continue
-        if process.pid != os.getpid() and any(str(folder) in text for text in told):
-            found.append(process)
-    return found
+        if process.pid != os.getpid() and any(str(folder) in text for text in texts):
+            processes.append(process)
+    return processes

@@ -1,4 +1,4 @@
-"""From an empty project to a growing chart, as somebody sees it who has just signed in."""
+"""From an empty project to a live chart, as a new user sees it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def send(client: WireClient, seq: int, first: int, count: int = 20) -> None:
     assert client.send(client.batch(seq, steps, scalars={"loss": loss}, tensors=tensors)).status == 201
 
 
-def mark(tab: Tab) -> None:
-    """A page that is loaded anew forgets this."""
+def mark_document(tab: Tab) -> None:
+    """Set a variable that is lost if the page is reloaded."""
     tab.page.evaluate("window.sameDocument = true")
 
 
@@ -44,8 +44,8 @@ def test_it_works(open_tab: OpenTab, server: Server, worker: Worker, tmp_path: P
     token = shown.inner_text().strip()
     assert re.fullmatch(r"fp8s_[A-Za-z0-9]{8}_[\w-]{43}", token)
 
-    # A run that begins appears without a reload, and the token stays: it is shown only once.
-    mark(tab)
+    # A new run appears without a reload, which would hide the token: it is shown only once.
+    mark_document(tab)
     client = WireClient(server.url, token)
     client.register(name="gpt fp8", precision="fp8", total_steps=200)
     client.catalogue(["blocks.0.mlp.up.input", "blocks.0.mlp.down.input"])
@@ -55,12 +55,12 @@ def test_it_works(open_tab: OpenTab, server: Server, worker: Worker, tmp_path: P
 
     link.click()
     page.get_by_role("heading", name="gpt fp8").wait_for()
-    tab.wait(lambda: page.locator("#loss").get_attribute("data-state") == "empty", "Saying what is missing")
+    tab.wait(lambda: page.locator("#loss").get_attribute("data-state") == "empty", "Showing what is missing")
     assert "step.log(loss" in page.locator("#loss .figure__state").inner_text()
 
-    # Its chart begins, and grows, without a reload.
+    # Its chart appears and grows without a reload.
     tab.wait(lambda: page.locator("[data-live]").get_attribute("data-state") == "live", "The live stream")
-    mark(tab)
+    mark_document(tab)
     send(client, 0, 0)
     tab.wait(lambda: tab.points("loss") == 20, "Twenty points")
     send(client, 1, 20)
@@ -70,14 +70,14 @@ def test_it_works(open_tab: OpenTab, server: Server, worker: Worker, tmp_path: P
     tab.screenshot("first-run", tmp_path)
 
 
-def test_an_alert_appears_where_one_looks(open_tab: OpenTab, server: Server, worker: Worker) -> None:
+def test_an_alert_appears_on_the_open_alerts_page(open_tab: OpenTab, server: Server, worker: Worker) -> None:
     client = WireClient(server.url, server.token)
     client.register(name="gpt fp8", precision="fp8")
     tab = open_tab()
     tab.open(f"/p/{server.project.slug}/alerts/")
     tab.page.get_by_text("No alerts").wait_for()
     tab.wait(lambda: tab.page.locator("[data-live]").get_attribute("data-state") == "live", "The live stream")
-    mark(tab)
+    mark_document(tab)
     loss = [*np.linspace(5, 3, 30).tolist(), float("nan")]
     assert client.send(client.batch(0, list(range(31)), scalars={"loss": loss})).status == 201
     tab.page.get_by_role("heading", name="Loss not finite").wait_for()

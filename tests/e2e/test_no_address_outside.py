@@ -1,4 +1,4 @@
-"""Whatever is clicked, the browser asks this server and nobody else."""
+"""The browser sends requests to this server only, even if everything is clicked."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from playwright.sync_api import BrowserContext
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-# Schemes of what a page makes itself.
-INNER = ("data", "blob", "about")
+# Schemes of addresses that a page creates itself.
+INTERNAL_SCHEMES = ("data", "blob", "about")
 
 
 class Addresses:
-    """Every address that a browser context asks for, and every window that opens in it."""
+    """Records every address that a browser context requests or opens a window for."""
 
     def __init__(self, context: BrowserContext) -> None:
-        self.asked: list[str] = []
-        context.on("request", lambda request: self.asked.append(request.url))
-        context.on("page", lambda page: self.asked.append(page.url))
+        self.requested: list[str] = []
+        context.on("request", lambda request: self.requested.append(request.url))
+        context.on("page", lambda page: self.requested.append(page.url))
 
     def outside(self, server: Server) -> list[str]:
         own = urlsplit(server.url).netloc
-        parts = [(url, urlsplit(url)) for url in self.asked]
-        return [url for url, each in parts if each.scheme not in INNER and each.netloc != own]
+        split_urls = [(url, urlsplit(url)) for url in self.requested]
+        return [
+            url for url, parts in split_urls if parts.scheme not in INTERNAL_SCHEMES and parts.netloc != own
+        ]
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def tab(open_tab: OpenTab) -> Iterator[Tab]:
 
 
 def press_everything(tab: Tab) -> list[str]:
-    """Press every button of every chart's mode bar; their titles."""
+    """Press every button in the mode bars of all charts; returns the titles of the buttons."""
     titles = []
     for figure in tab.page.locator("[data-figure][data-state=ready]").all():
         figure.scroll_into_view_if_needed()
@@ -67,15 +69,17 @@ def test_it_works(tab: Tab, server: Server, seeded: Seeded) -> None:
         tab.open(path)
         tab.draw_everything()
         titles |= set(press_everything(tab))
-        tab.page.evaluate("document.querySelectorAll('details > summary').forEach((one) => one.click())")
-    assert {"Zoom", "Pan", "Reset axes"} <= titles, "the mode bars were pressed"
+        tab.page.evaluate(
+            "document.querySelectorAll('details > summary').forEach((summary) => summary.click())"
+        )
+    assert {"Zoom", "Pan", "Reset axes"} <= titles, "the mode bars were not pressed"
     assert any("png" in title.lower() or "plot" in title.lower() for title in titles), titles
     assert not [title for title in titles if "share" in title.lower() or "cloud" in title.lower()]
-    assert len(addresses.asked) > 50 and addresses.outside(server) == []
+    assert len(addresses.requested) > 50 and addresses.outside(server) == []
     assert len(tab.page.context.pages) == 1, "a window was opened"
 
 
-def test_the_recorder_sees_an_address_outside(tab: Tab, server: Server) -> None:
+def test_records_an_outside_address(tab: Tab, server: Server) -> None:
     addresses = Addresses(tab.page.context)
     tab.open("/")
     tab.page.evaluate("open('http://outside.invalid/newchart')")
@@ -97,16 +101,16 @@ def test_a_page_can_neither_fetch_nor_post_outside(tab: Tab, server: Server) -> 
     assert tab.page.evaluate(script) == "refused"
     assert [url for url in addresses.outside(server) if "/form" in url] == []
     assert len(tab.console_errors) >= 2 and all(
-        "Content Security Policy" in one for one in tab.console_errors
+        "Content Security Policy" in error for error in tab.console_errors
     )
     tab.console_errors.clear()
 
 
-def test_a_chart_has_no_server_to_send_to(tab: Tab, server: Server, seeded: Seeded) -> None:
+def test_charts_have_no_server_to_upload_to(tab: Tab, server: Server, seeded: Seeded) -> None:
     tab.open(f"/p/{server.project.slug}/runs/{seeded.healthy.id}/")
     tab.draw_everything()
     context = tab.page.evaluate(
-        "((all) => Object.fromEntries(['showSendToCloud', 'plotlyServerURL', 'topojsonURL']"
-        ".map((name) => [name, all[name]])))(document.querySelector('#loss .figure__plot')._context)"
+        "((context) => Object.fromEntries(['showSendToCloud', 'plotlyServerURL', 'topojsonURL']"
+        ".map((name) => [name, context[name]])))(document.querySelector('#loss .figure__plot')._context)"
     )
     assert context == {"showSendToCloud": False, "plotlyServerURL": "", "topojsonURL": ""}

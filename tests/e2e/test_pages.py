@@ -1,4 +1,4 @@
-"""Every page in a real browser: light and dark, desk and phone, with a mouse and without."""
+"""Every page in a real browser: light and dark, desktop and phone, with mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def seeded(server: Server) -> Seeded:
 
 def addresses(server: Server, seeded: Seeded) -> dict[str, str]:
     own = f"/p/{server.project.slug}/"
-    found = {
+    pages = {
         "runs": own,
         "healthy": f"{own}runs/{seeded.healthy.id}/",
         "faulty": f"{own}runs/{seeded.faulty.id}/",
     }
-    return found | {name: f"{own}{name}/" for name in ("compare", "evaluations", "alerts", "settings")}
+    return pages | {name: f"{own}{name}/" for name in ("compare", "evaluations", "alerts", "settings")}
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
@@ -41,14 +41,16 @@ def test_it_works(
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_empty_pages(open_tab: OpenTab, server: Server, width: int) -> None:
+def test_empty_pages_fit_the_screen(open_tab: OpenTab, server: Server, width: int) -> None:
     tab = open_tab(width)
     for rest in ("", "compare/", "evaluations/", "alerts/", "settings/"):
         tab.open(f"/p/{server.project.slug}/{rest}")
         assert not tab.is_too_wide(), rest
 
 
-def test_a_click_into_the_map_shows_the_tensor(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+def test_a_click_on_the_heat_map_selects_the_tensor(
+    open_tab: OpenTab, server: Server, seeded: Seeded
+) -> None:
     tab = open_tab()
     tab.open(addresses(server, seeded)["faulty"])
     tab.draw_everything()
@@ -79,14 +81,16 @@ def test_the_worst_tensor_is_one_click_away(open_tab: OpenTab, server: Server, s
 def test_a_choice_of_runs_is_in_the_address(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab()
     tab.open(addresses(server, seeded)["compare"])
-    assert str(seeded.faulty.id) in tab.page.url, "the link is worth sharing at once"
+    assert str(seeded.faulty.id) in tab.page.url, (
+        "the initial choice is in the address, so the link can be shared"
+    )
     tab.page.get_by_role("checkbox", name="gpt fp8 frozen scale").uncheck()
     tab.wait(lambda: str(seeded.faulty.id) not in tab.page.url, "The new address")
     tab.draw_everything()
     assert tab.page.locator("#verdicts .badge--danger").count() == 0
-    again = open_tab()
-    again.open(tab.page.url.removeprefix(server.url))
-    assert not again.page.get_by_role("checkbox", name="gpt fp8 frozen scale").is_checked()
+    second_tab = open_tab()
+    second_tab.open(tab.page.url.removeprefix(server.url))
+    assert not second_tab.page.get_by_role("checkbox", name="gpt fp8 frozen scale").is_checked()
 
 
 def test_the_theme_is_remembered(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
@@ -116,82 +120,84 @@ def test_a_chart_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server
     tab = open_tab()
     tab.page.route("**/figures/loss.json*", lambda route: route.fulfill(status=500, body="oh"))
     tab.open(addresses(server, seeded)["healthy"])
-    again = tab.page.locator("#loss").get_by_role("button", name="Try again")
-    again.wait_for()
+    retry = tab.page.locator("#loss").get_by_role("button", name="Try again")
+    retry.wait_for()
     assert "500" in tab.page.locator("#loss .figure__state").inner_text()
     tab.page.unroute("**/figures/loss.json*")
-    again.click()
-    tab.wait(lambda: tab.page.locator("#loss").get_attribute("data-state") == "ready", "Drawing after all")
-    assert all("500" in complaint for complaint in tab.console_errors)
+    retry.click()
+    tab.wait(lambda: tab.page.locator("#loss").get_attribute("data-state") == "ready", "Drawing the chart")
+    assert all("500" in error for error in tab.console_errors)
     tab.console_errors.clear()
 
 
-def test_a_closer_look_is_fetched_and_kept(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+def test_zooming_fetches_the_range_and_keeps_it(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab()
     tab.open(addresses(server, seeded)["healthy"])
     tab.draw_everything()
-    with tab.page.expect_request("**/figures/loss.json*first=40*") as asked:
+    with tab.page.expect_request("**/figures/loss.json*first=40*") as request:
         tab.page.evaluate(
             "Plotly.relayout(document.querySelector('#loss .figure__plot'),"
             " {'xaxis.range[0]': 40, 'xaxis.range[1]': 60})"
         )
-    assert "last=60" in asked.value.url
+    assert "last=60" in request.value.url
     shown = "document.querySelector('#loss .figure__plot').layout.xaxis.range.map(Math.round)"
-    tab.wait(lambda: tab.points("loss") == 21, "The closer look's points")
+    tab.wait(lambda: tab.points("loss") == 21, "Showing the points of the range")
     assert tab.page.evaluate(shown) == [40, 60]
 
 
-def test_without_a_mouse(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+def test_works_with_the_keyboard_alone(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab()
     tab.open(addresses(server, seeded)["healthy"])
     page = tab.page
     page.keyboard.press("Tab")
     assert page.locator(":focus").inner_text() == "Skip to content"
     assert page.evaluate("document.querySelector('.skip').getBoundingClientRect().left") >= 0
-    helped = page.locator("details.help").first
-    helped.locator("summary").focus()
+    help_field = page.locator("details.help").first
+    help_field.locator("summary").focus()
     page.keyboard.press("Enter")
-    assert helped.locator(".help__text").is_visible()
+    assert help_field.locator(".help__text").is_visible()
     page.keyboard.press("Escape")
-    assert not helped.locator(".help__text").is_visible()
+    assert not help_field.locator(".help__text").is_visible()
 
 
 def test_help_stays_on_the_screen_of_a_phone(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab(390)
     tab.open(addresses(server, seeded)["healthy"])
     seen = 0
-    for helped in tab.page.locator("details.help").all():
-        # Some lie in what is folded at first.
-        helped.evaluate("(one) => { while ((one = one.parentElement?.closest('details'))) one.open = true; }")
-        if not helped.locator("summary").is_visible():
+    for help_field in tab.page.locator("details.help").all():
+        # Some are inside sections that are collapsed at first.
+        help_field.evaluate(
+            "(node) => { while ((node = node.parentElement?.closest('details'))) node.open = true; }"
+        )
+        if not help_field.locator("summary").is_visible():
             continue
         seen += 1
-        helped.locator("summary").click()
-        text = helped.locator(".help__text")
+        help_field.locator("summary").click()
+        text = help_field.locator(".help__text")
 
         def fits(text: Locator = text) -> bool:
             box = text.bounding_box()
             return box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390
 
-        # The browser tells the page of an opened text in a task of its own, after the click has returned.
+        # The browser dispatches the toggle event in a separate task, after the click has returned.
         tab.wait(fits, "A help text within the screen")
         tab.page.keyboard.press("Escape")
     assert seen >= 8
 
 
-def test_everything_that_can_be_used_has_a_name(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+def test_every_control_has_an_accessible_name(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab()
     script = """() => [...document.querySelectorAll("a, button, input:not([type=hidden]), select, summary")]
-        .filter((one) => !(one.textContent.trim() || one.getAttribute("aria-label") || one.labels?.length))
-        .map((one) => one.outerHTML.slice(0, 120))"""
+        .filter((tag) => !(tag.textContent.trim() || tag.getAttribute("aria-label") || tag.labels?.length))
+        .map((tag) => tag.outerHTML.slice(0, 120))"""
     for path in addresses(server, seeded).values():
         tab.open(path)
         tab.draw_everything()
-        found = [one for one in tab.page.evaluate(script) if "modebar" not in one]
-        assert found == [], path
+        unnamed = [html for html in tab.page.evaluate(script) if "modebar" not in html]
+        assert unnamed == [], path
 
 
-def test_signing_out_and_in(open_tab: OpenTab, server: Server) -> None:
+def test_signing_out_leads_back_to_sign_in(open_tab: OpenTab, server: Server) -> None:
     tab: Tab = open_tab()
     tab.page.locator("summary[aria-label^='Account']").click()
     tab.page.get_by_role("button", name="Sign out").click()

@@ -1,4 +1,4 @@
-"""The card with ranks and attempts in a real browser, desk and phone."""
+"""The card with ranks and attempts in a real browser, on desktop and phone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int, tmp_path: Path)
     for attempt, first in enumerate((1, 121)):
         for rank in range(4):
             writer = Recorder(run, rank, ("blocks.0.mlp.up.weight",))
-            known = Writer.objects.filter(uuid=writer.uuid)
-            known.update(hostname=f"node{rank // 2}", attempt=attempt)
+            stored_writer = Writer.objects.filter(uuid=writer.uuid)
+            stored_writer.update(hostname=f"node{rank // 2}", attempt=attempt)
             steps = np.arange(first, 200 if (rank, attempt) == (3, 1) else 301)
             scale = np.full((len(steps), 1), 8.0 if rank == 1 else 4.0)
             writer.rows(steps, {"loss": 1.0 + 1.0 / steps}, {"scale": scale, "numel": np.ones_like(scale)})
             if attempt == 0 or rank == 3:
-                known.update(seen_at=timezone.now() - timedelta(minutes=9))
+                stored_writer.update(seen_at=timezone.now() - timedelta(minutes=9))
     tab = open_tab(width, "light")
     tab.open(f"/p/{server.project.slug}/runs/{run.id}/")
     card = tab.page.locator("#ranks")
@@ -41,7 +41,7 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int, tmp_path: Path)
     assert "Rank 1 differs from the majority" in text
     assert "Rank 3 last reported" in text and "replaced from step 121 on" in text
     assert not tab.is_too_wide()
-    # Read again when something happens, without the rest of the page.
+    # A refresh event reloads only this card.
     Writer.objects.filter(run=run, rank=3, attempt=1).update(seen_at=timezone.now())
     tab.page.evaluate("document.querySelector('#ranks').dispatchEvent(new Event('fp8:refresh'))")
     expect(tab.page.locator("#ranks")).to_contain_text("steps behind the foremost", timeout=60_000)

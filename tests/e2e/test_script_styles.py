@@ -1,6 +1,6 @@
-"""Scripts in the styles that people write, under `fp8scope run`, against a real server.
+"""Training scripts in common styles, run with `fp8scope run` against a real server.
 
-Each is stored with the losses that it prints and with its configuration, and says where it is to be seen.
+The stored losses equal the printed ones, the configuration is stored, and the address of the run is printed.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def test_it_works(
     losses = list(queries.scalar(run.pk, "loss").values)
     assert len(printed) >= 4 and losses == pytest.approx(printed, rel=accuracy)
     for name, value in config.items():
-        held = run.config[name]
-        assert value.items() <= held.items() if isinstance(value, dict) else held == value, name
+        stored = run.config[name]
+        assert value.items() <= stored.items() if isinstance(value, dict) else stored == value, name
     assert script in run.environment["command"] and arguments[0] in run.environment["command"]
     page = f"{server.url}/p/{server.project.slug}/runs/{run.pk}/"
     assert [line for line in done.stderr.splitlines() if page in line] == [
@@ -74,7 +74,7 @@ def test_it_works(
     ]
 
 
-def test_what_is_changed_while_it_runs_is_stored(server: Server, tmp_path: Path) -> None:
+def test_changes_during_the_run_are_stored(server: Server, tmp_path: Path) -> None:
     run = fp8scope.init(
         url=server.url, token=server.token, name="changing", tags=["a"], config={"lr": 1}, directory=tmp_path
     )

@@ -1,4 +1,4 @@
-"""Steering a run in a real browser, with a real training process at the other end."""
+"""Steering a run from a real browser, which controls a real training run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import fp8scope
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-def reported(server: Server) -> str:
-    """A running run with windows, bisections and commands; returns its page's path."""
+def run_with_reports(server: Server) -> str:
+    """Create a running run with reference windows, a bisection and commands; returns the path of its page."""
     import numpy as np
 
     from fp8scope_dashboard.accounts.models import User
@@ -54,7 +54,7 @@ def reported(server: Server) -> str:
         )
     ]
     products[40] |= {"relative_error": 0.82, "cosine": 0.61}
-    products.sort(key=lambda one: -float(str(one["relative_error"])))
+    products.sort(key=lambda product: -float(str(product["relative_error"])))
     send_report(
         writer, kind="bisect", step=90, products=products, measured=len(products), total_error=0.84,
         total_cosine=0.6, loss_bf16=2.3, loss_fp8=2.31, seconds=41.0,
@@ -82,14 +82,14 @@ def reported(server: Server) -> str:
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
 def test_it_works(open_tab: OpenTab, server: Server, width: int, theme: str, tmp_path: Path) -> None:
-    path = reported(server)
+    path = run_with_reports(server)
     tab = open_tab(width, theme)
     tab.open(path)
     tab.draw_everything()
     assert not tab.is_too_wide()
     assert tab.points("reference") == 20
     tab.screenshot(f"steering-{theme}-{width}", tmp_path)
-    # Charts that are out of sight are not drawn again.
+    # Charts outside the viewport are not redrawn.
     tab.page.locator("#reference").scroll_into_view_if_needed()
     tab.page.locator("form[data-controls=reference] select").select_option(index=1)
     label = tab.page.locator("#reference .figure__plot")
@@ -108,7 +108,7 @@ class Model(nn.Module):
 
 
 def test_a_click_reaches_the_training_process(open_tab: OpenTab, server: Server, tmp_path: Path) -> None:
-    """From the form to the layer, and the answer back to the open page, which shows it by itself."""
+    """The form changes the layer, and the open page shows the answer without a reload."""
     torch.manual_seed(0)
     model = Model()
     fp8scope.convert(model, fp8scope.DelayedScaling())
@@ -127,7 +127,7 @@ def test_a_click_reaches_the_training_process(open_tab: OpenTab, server: Server,
     tab.wait(lambda: train() or run.url, "Registering the run")
     tab.open(f"/p/{server.project.slug}/runs/{run.id}/")
     layers = tab.page.locator("#layer-field")
-    # The form appears when the process has said what it takes.
+    # The form appears once the process has reported the commands that it accepts.
     tab.wait(lambda: train() or layers.is_visible(), "The form")
     layers.fill("*.none, d*")
     tab.page.get_by_role("button", name="Change precision").click()
@@ -135,11 +135,11 @@ def test_a_click_reaches_the_training_process(open_tab: OpenTab, server: Server,
     down, up = model.down, model.up
     tab.wait(lambda: train() or down.precision == "bf16", "Falling back")
     assert up.precision == "fp8"
-    asked = tab.page.locator("table.asked")
-    told = "1 of 1 layers changed to BF16."
-    tab.wait(lambda: train() or told in asked.inner_text(), "The answer on the page")
-    # Charts that are out of sight are not drawn again.
+    commands_table = tab.page.locator("table.asked")
+    answer = "1 of 1 layers changed to BF16."
+    tab.wait(lambda: train() or answer in commands_table.inner_text(), "The answer on the page")
+    # Charts outside the viewport are not redrawn.
     tab.page.locator("#loss").scroll_into_view_if_needed()
     names = "(document.querySelector('#loss .figure__plot').data ?? []).map((trace) => trace.name)"
-    tab.wait(lambda: train() or "change" in tab.page.evaluate(names), "The mark in the loss")
+    tab.wait(lambda: train() or "change" in tab.page.evaluate(names), "Marking the change in the loss chart")
     run.finish()

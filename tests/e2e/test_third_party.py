@@ -1,4 +1,4 @@
-"""Unmodified scripts of other people's trainers under `fp8scope run`, and what their pages show."""
+"""Unmodified scripts with third-party trainers, run with `fp8scope run`, and the pages of their runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 30
 
 
 def launch(server: Server, folder: Path, *arguments: str | Path) -> Run:
-    """`fp8scope run ARGUMENTS`, as somebody types it who is logged in; returns what is stored of it."""
+    """Run `fp8scope run ARGUMENTS` with a valid login; returns the stored run."""
     environment = {**os.environ, "FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token}
     done = subprocess.run(
         [sys.executable, "-m", "fp8scope", "run", *map(str, arguments)],
@@ -65,7 +65,7 @@ def test_it_works(
     tab.page.get_by_text("Recipe and configuration").click()
     tab.page.evaluate("scrollTo(0, 0)")
     tab.screenshot(f"third-party-{script}", tmp_path)
-    # The loss of every step, the tensors by the model's own names, and how they are quantised.
+    # The page shows the loss of every step, the tensors under the model's names, and the recipe.
     assert tab.points("loss") == STEPS
     names = tab.page.evaluate("document.querySelector('#heatmap .figure__plot').layout.meta.names")
     assert tensor in names

@@ -1,4 +1,4 @@
-"""The examples, for tests that run them or use what is in them."""
+"""Loads the examples, for tests that run them or use parts of them."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def example(name: str) -> ModuleType:
-    """The example's module, not run."""
+    """Import an example as a module, without running its `main`."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

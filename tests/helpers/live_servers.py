@@ -1,4 +1,4 @@
-"""The real web server and Celery worker as processes on the test database, for whoever needs them."""
+"""The real web server and Celery worker, as processes on the test database."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Worker:
 
 
 def process_environment() -> dict[str, str]:
-    """What a process needs to work on this test session's database and Redis."""
+    """Environment variables that connect a process to the database and Redis of this test session."""
     database = connection.settings_dict
     host = quote(str(database["HOST"]), safe="")
-    place = f"host={host}" + (f"&port={database['PORT']}" if database["PORT"] else "")
+    server = f"host={host}" + (f"&port={database['PORT']}" if database["PORT"] else "")
     user = quote(str(database["USER"]), safe="")
     if database["PASSWORD"]:
         user += ":" + quote(str(database["PASSWORD"]), safe="")
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.test",
-        "DATABASE_URL": f"postgresql://{user}@/{quote(str(database['NAME']))}?{place}",
+        "DATABASE_URL": f"postgresql://{user}@/{quote(str(database['NAME']))}?{server}",
         "REDIS_URL": settings.REDIS_URL,
         "FP8SCOPE_SECRET_KEY": "only-for-tests-" * 4,
         "PYTHONUNBUFFERED": "1",
@@ -62,9 +62,9 @@ def process_environment() -> dict[str, str]:
 
 @contextmanager
 def web_server(log: Path, **environment: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The ASGI server, started as `fp8scope up` starts it, on a free port. Gives its URL.
+    """The ASGI server on a free port, started as `fp8scope up` starts it. Yields its URL and its process.
 
-    `environment` overrides what makes it part of this test session.
+    `environment` overrides the variables of this test session.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as output:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -84,7 +84,7 @@ def web_server(log: Path, **environment: str) -> Iterator[tuple[str, subprocess.
 
 @contextmanager
 def celery_worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Celery worker."""
+    """A Celery worker process, once it is ready."""
     command = [sys.executable, "-m", "celery", "-A", "fp8scope_dashboard.celery:app", "worker"]
     command += ["--pool", "threads", "--concurrency", "2", "--loglevel", "INFO", "--without-mingle"]
     with log.open("wb") as output:
@@ -99,7 +99,7 @@ def celery_worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for what a starting process does; fails with the end of its log."""
+    """Wait until a new process is ready; fails with the end of its log."""
     deadline = time.monotonic() + START_SECONDS
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -108,7 +108,7 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process, by force after ten seconds."""
+    """Terminate a process; kill it after ten seconds."""
     process.terminate()
     try:
         process.wait(10)

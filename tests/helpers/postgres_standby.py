@@ -1,4 +1,4 @@
-"""A streaming replica of an embedded PostgreSQL, to test on one machine what production runs on two."""
+"""A streaming replica of an embedded PostgreSQL, to test replication on one machine."""
 
 from __future__ import annotations
 

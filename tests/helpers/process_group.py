@@ -1,8 +1,8 @@
 """Real process groups for tests: gloo, with one process per rank on this machine.
 
-A job is a function at the top of a test file, `job(rank, size, *arguments)`, that runs on every rank at once
-inside a process group; what it returns (anything that pickles) comes back. The processes come from a fork
-server that imports torch once.
+A job is a top-level function of a test file, `job(rank, size, *arguments)`. It runs concurrently on every
+rank of a process group, and its result is pickled and returned. The processes are forked from a server that
+imports torch once.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ DEADLINE = 120.0
 
 
 def run_ranks(job: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
-    """What `job` returned on each of `size` ranks. Raises RuntimeError with a rank's traceback."""
+    """Run `job` on `size` ranks and return its results. Raises RuntimeError with the traceback of a rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.fsdp", "torch.nn.parallel", "fp8scope_kernels"])
     code = job.__code__
@@ -35,7 +35,7 @@ def run_ranks(job: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
             pipes.append(ours)
             processes.append(process)
         try:
-            # Every rank is heard, so that the one that failed first is not hidden by one that waits for it.
+            # Read all replies: the rank that failed may come after one that only waited for it.
             replies = [_reply(pipe) for pipe in pipes]
         finally:
             for process in processes:
@@ -49,12 +49,12 @@ def run_ranks(job: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
 
 def _reply(pipe: Connection) -> tuple[bool, Any]:
     if not pipe.poll(DEADLINE):
-        return True, f"A rank said nothing for {DEADLINE:.0f} seconds."
+        return True, f"A rank did not reply within {DEADLINE:.0f} seconds."
     try:
         reply: tuple[bool, Any] = pickle.loads(pipe.recv_bytes())
         return reply
     except EOFError:
-        return True, "A rank's process ended without a word."
+        return True, "The process of a rank exited without a reply."
 
 
 def _serve(
@@ -68,14 +68,14 @@ def _serve(
         distributed.init_process_group(
             "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=size
         )
-        # By its path: a test file is not a module that another process could import by name.
+        # Import by path: another process cannot import a test file by name.
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         result = getattr(module, name)(rank, size, *arguments)
         distributed.barrier()
-        # Not `send`, under which torch would pass tensors as memory shared with a process that is gone.
+        # Not `send`: torch would pass tensors as memory shared with this process, which is about to exit.
         pipe.send_bytes(pickle.dumps((False, result)))
     except BaseException:
         pipe.send_bytes(pickle.dumps((True, f"rank {rank}:\n{traceback.format_exc()}")))

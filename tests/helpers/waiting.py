@@ -1,10 +1,10 @@
-"""Wait for what another thread or process does, with a deadline."""
+"""Wait with a deadline for something that another thread or process does."""
 
 import time
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 60.0
-"""More than a healthy machine needs, however busy."""
+"""Longer than any of these conditions takes, even on a busy machine."""
 
 
 def wait_until(

@@ -25,7 +25,7 @@ from fp8scope_dashboard.accounts.people import withdraw_links
 
 LINK_AT = "signed_in_with_link_at"
 # For this long after a sign-in by link, the old password is not asked for: links are for users who have lost
-# it. Not for the whole session, which somebody else may find open.
+# it. Not for the whole session, which another person may find open.
 LINK_SECONDS = 3600.0
 MAX_PASSWORD_LENGTH = 4096
 

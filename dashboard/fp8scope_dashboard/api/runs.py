@@ -51,7 +51,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
     fields["created_at"] = fields["created_at"] or timezone.now()
     replace_tags = fields.pop("replace_tags")
     try:
-        found, created = services.register(run, project_of(request), fields, replace_tags=replace_tags)
+        registered, created = services.register(run, project_of(request), fields, replace_tags=replace_tags)
     except services.RunConflictError as error:
         raise RunConflictRefusalError(
             f"The run {run} belongs to another project.", "Use that project's token, or another id."
@@ -61,11 +61,11 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
             f"The run {run} was deleted on the dashboard.", "Start a new run with another id."
         ) from error
     answer = {
-        "id": found.id,
-        "project": found.project.slug,
-        "url": services.page_url(found),
-        "state": found.state,
-        "margin": found.project.margin,
+        "id": registered.id,
+        "project": registered.project.slug,
+        "url": services.page_url(registered),
+        "state": registered.state,
+        "margin": registered.project.margin,
     }
     return Status(201 if created else 200, answer)
 
@@ -78,14 +78,14 @@ def extend_catalogue(
     request: HttpRequest, run: UUID, writer: UUID, body: schemas.CatalogueIn
 ) -> dict[str, int]:
     """Append to a writer's tensor catalogue. Entries that exist already must be equal."""
-    found = run_of(request, run)
+    stored = run_of(request, run)
     entries = [
         catalogue.TensorEntry(t.name, t.module, t.role, t.format, tuple(t.shape), t.numel)
         for t in body.tensors
     ]
     try:
         count = catalogue.extend(
-            found,
+            stored,
             writer,
             body.offset,
             entries,
@@ -118,15 +118,15 @@ def extend_catalogue(
 @router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut})
 def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
     """A run with its latest verdicts and alerts."""
-    found = run_of(request, run)
+    stored = run_of(request, run)
     return {
-        **{name: getattr(found, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION)},
-        "last_attempt": services.last_attempt(found),
-        "project": found.project.slug,
-        "comparison": _comparison(found),
-        "evaluations": _evaluations(found),
-        "events": alerts_after(found.id, 0)[-LATEST:],
-        "url": services.page_url(found),
+        **{name: getattr(stored, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION)},
+        "last_attempt": services.last_attempt(stored),
+        "project": stored.project.slug,
+        "comparison": _comparison(stored),
+        "evaluations": _evaluations(stored),
+        "events": alerts_after(stored.id, 0)[-LATEST:],
+        "url": services.page_url(stored),
     }
 
 
@@ -135,22 +135,22 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
 )
 def delete_run(request: HttpRequest, run: UUID) -> Status[Any]:
     """Delete a run. It is hidden at once (202); repeat the request until the response is 200."""
-    found = deletion.progress_of(run, project_of(request))
-    if found is None:
-        found = deletion.begin(run_of(request, run))
-    answer = {"done": found.done, "share": found.share, "bytes_left": found.left}
-    return Status(200 if found.done else 202, answer)
+    progress = deletion.progress_of(run, project_of(request))
+    if progress is None:
+        progress = deletion.begin(run_of(request, run))
+    answer = {"done": progress.done, "share": progress.share, "bytes_left": progress.left}
+    return Status(200 if progress.done else 202, answer)
 
 
 def _comparison(run: Run) -> dict[str, Any] | None:
-    found = getattr(run, "comparison", None)
-    if found is None:
+    comparison = getattr(run, "comparison", None)
+    if comparison is None:
         return None
     return {
-        "baseline": found.baseline,
-        "to_step": found.to_step,
-        **found.result,
-        **judged_now(run, found).as_dict(),
+        "baseline": comparison.baseline,
+        "to_step": comparison.to_step,
+        **comparison.result,
+        **judged_now(run, comparison).as_dict(),
     }
 
 

@@ -123,7 +123,7 @@ def wait_ended(processes: Iterable[psutil.Process], timeout: float) -> list[psut
     """Wait up to `timeout` seconds for processes that need not be children; returns those still running.
 
     A zombie counts as ended. In a container whose init process collects no zombies they stay in the process
-    table for ever, and psutil's wait would use up the whole timeout.
+    table forever, and psutil's wait would use up the whole timeout.
     """
     deadline = time.monotonic() + timeout
     alive = [process for process in processes if not has_ended(process)]

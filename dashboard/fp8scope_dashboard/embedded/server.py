@@ -31,7 +31,7 @@ class EmbeddedServer(abc.ABC):
 
     It listens on a Unix socket only, which file permissions protect (mode 0700), so it needs no port and no
     password. The kernel stops it when its parent dies; a later start on the same directory stops any process
-    that is left all the same.
+    that is still running.
 
     Args:
         data_dir: created if missing; one running server per directory.

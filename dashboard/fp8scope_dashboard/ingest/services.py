@@ -39,7 +39,7 @@ class Ending:
 def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
     """Store a batch. Returns False if it is already stored.
 
-    Takes three round trips to PostgreSQL, whatever the batch contains: the writer and the receipt, everything
+    Takes three round trips to PostgreSQL for any batch: the writer and the receipt, everything
     else, and the commit. Only the last statement locks the row of the run, which all ranks compete for.
 
     Raises:

@@ -198,7 +198,7 @@ def finish(
 
     The run finishes when no other writer of the latest attempt is alive. It fails as soon as one of them
     fails; the first error stays, because it usually causes the others. Without `ends_run`, and for a writer
-    of an earlier attempt, the run goes on.
+    of an earlier attempt, the run stays open.
     """
     now = timezone.now()
     Writer.objects.filter(pk=writer.pk).update(finished_at=now, seen_at=now, failed=failed, error=error)

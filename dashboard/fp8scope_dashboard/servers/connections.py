@@ -1,6 +1,6 @@
 """uvicorn's HTTP/1.1 protocol with limits on the number of connections and the time and size of headers.
 
-uvicorn has none of these limits: it waits for headers for ever, and accepts headers of any size and any
+uvicorn has none of these limits: it waits for headers forever, and accepts headers of any size and any
 number of connections.
 """
 

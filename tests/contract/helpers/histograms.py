@@ -13,7 +13,7 @@ from fp8scope_dashboard.telemetry.histograms import EXPONENT_BINS, MIN_EXPONENT
 
 
 def counts(**bins: float) -> list[float]:
-    """A histogram: `zero`, `bad`, or `e<exponent>` with m for minus."""
+    """A histogram. Keywords: `zero`, `bad` (not finite), or `e<exponent>` with m for minus, as in `em3`."""
     values = np.zeros(EXPONENT_BINS)
     for name, count in bins.items():
         if name == "zero":

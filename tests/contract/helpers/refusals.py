@@ -1,4 +1,4 @@
-"""Requests that the server must refuse, and that it has: shared by the tests of bad input."""
+"""Shared by the tests of bad input: a registered client, a valid batch, and a check of refusals."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def registered(server: Server) -> WireClient:
 
 
 def good(client: WireClient, seq: int = 0, **columns: Any) -> bytes:
-    """A batch that is taken."""
+    """A batch that the server accepts; `columns` override parts of it."""
     return client.batch(seq, [1, 2], **{"scalars": {"loss": [1.0, 2.0]}, **columns})
 
 
 def assert_refused(answer: Answer, status: int, code: str) -> None:
-    """This is the answer, and nothing was stored."""
+    """Check the status and the error code, and that nothing was stored."""
     assert (answer.status, answer.code) == (status, code), answer.body
     assert not Chunk.objects.exists()
     assert not Receipt.objects.exists()

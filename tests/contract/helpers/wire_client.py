@@ -1,4 +1,4 @@
-"""A client of docs/wire.md that can also break every rule of it. Shares no code with the agent."""
+"""A client of the protocol in docs/wire.md that can also violate it. Shares no code with the agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The error's code, after checking that the answer has exactly the documented shape."""
+        """The code of the error. Checks that the answer has exactly the documented form."""
         document = self.json
         assert document.keys() == {"error"}, document
         assert document["error"].keys() == {"code", "message", "hint"}, document
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass
 class WireClient:
-    """Sends to one run as one writer; each call can be told to be somebody else."""
+    """Sends to one run as one writer; the attributes can be changed between calls."""
 
     url: str
     token: str | None
@@ -56,14 +56,14 @@ class WireClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """A request to /api/v1/runs/{run}{path}."""
-        sent = {"Authorization": f"Bearer {self.token}"} if self.token is not None else {}
+        """Send a request to /api/v1/runs/{run}{path}."""
+        authorization = {"Authorization": f"Bearer {self.token}"} if self.token is not None else {}
         response = urllib3.request(
             method,
             f"{self.url}/api/v1/runs/{self.run}{path}",
             json=json,
             body=body,
-            headers={**sent, **(headers or {})},
+            headers={**authorization, **(headers or {})},
             retries=False,
             timeout=60,
         )
@@ -74,8 +74,8 @@ class WireClient:
 
     def catalogue(self, names: Sequence[str], offset: int = 0, **fields: object) -> Answer:
         tensors = [
-            {"name": n, "module": n.rpartition(".")[0], "role": "input", "format": "e4m3", "numel": 64}
-            for n in names
+            {"name": name, "module": name.rpartition(".")[0], "role": "input", "format": "e4m3", "numel": 64}
+            for name in names
         ]
         body = {"rank": 0, "hostname": "node1", "offset": offset, "tensors": tensors, **fields}
         return self.request("POST", f"/writers/{self.writer}/tensors", json=body)
@@ -101,7 +101,7 @@ def arrow_batch(
     compression: Literal["zstd", "lz4"] | None = "zstd",
     record_batches: int = 1,
 ) -> bytes:
-    """An Arrow batch as docs/wire.md describes it; `columns` and `metadata` override what would be right."""
+    """An Arrow batch as docs/wire.md describes it; `columns` and `metadata` override the valid values."""
     arrays: dict[str, Any] = {
         "step": pa.array(steps, pa.int64()),
         "time": pa.array(TIME + 1000 * np.arange(len(steps)), pa.timestamp("us", tz="UTC")),
@@ -118,7 +118,9 @@ def arrow_batch(
         "fp8scope.seq": str(seq),
         **(metadata or {}),
     }
-    table = pa.table(arrays).replace_schema_metadata({k: v for k, v in described.items() if v})
+    table = pa.table(arrays).replace_schema_metadata(
+        {key: value for key, value in described.items() if value}
+    )
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, table.schema, options=options) as stream:

@@ -1,4 +1,4 @@
-"""The command `fp8scope admin` while `up` is running, without it, and as in compose."""
+"""`fp8scope admin` on the server: while `up` runs, while it does not, and as in Compose."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def admin(
     *arguments: str, text: str = "", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fp8scope_dashboard.cli", "admin", *arguments]
-    surroundings = {**clean_environment(), **(environment or {})}
+    variables = {**clean_environment(), **(environment or {})}
     return subprocess.run(
-        command, input=text, capture_output=True, text=True, env=surroundings, timeout=120, check=False
+        command, input=text, capture_output=True, text=True, env=variables, timeout=120, check=False
     )
 
 
 class Browser:
-    """A minimal browser with cookies and forms."""
+    """A client with cookies and forms, for signing in."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -55,35 +55,35 @@ class Browser:
             return str(answer.read().decode())
 
     def name(self) -> str | None:
-        """The user of the account page that this browser gets; None if it has to sign in."""
+        """The user who is signed in; None if nobody is."""
         shown = re.search(r"You are signed in as ([^.]+)\.", self.get(f"{self.url}/account/"))
         return shown and shown[1]
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    # The path has a space, because paths with spaces must work as well.
+    # The path contains a space, which must work, too.
     with Up(tmp_path_factory.mktemp("an installation") / "data") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data directory of a stopped installation."""
-    directory = tmp_path_factory.mktemp("stopped")
-    with Up(directory):
+    """The data directory of an installation that is not running."""
+    data_dir = tmp_path_factory.mktemp("stopped")
+    with Up(data_dir):
         pass
-    return directory
+    return data_dir
 
 
 def test_it_works(up: Up) -> None:
-    """After the first link was used and the session is lost, the command makes another link."""
+    """After the first link is used, the command creates another one that signs in."""
     first = Browser(up.url)
     first.post(up.sign_in_link)
     assert first.name() == "admin"
-    made = admin("--data-dir", str(up.data_dir), "link")
-    assert made.returncode == 0, made.stderr
-    link = made.stdout.strip()
+    result = admin("--data-dir", str(up.data_dir), "link")
+    assert result.returncode == 0, result.stderr
+    link = result.stdout.strip()
     assert LINK.fullmatch(link)
     assert link.startswith(up.url)
     second = Browser(up.url)
@@ -103,8 +103,8 @@ def test_a_password_set_here_signs_in_and_ends_other_sessions(up: Up) -> None:
     assert after.name() == "admin"
 
 
-def test_a_password_is_asked_for_and_not_shown(up: Up) -> None:
-    """On a terminal, it asks twice and does not echo."""
+def test_prompts_for_a_password_without_showing_it(up: Up) -> None:
+    """On a terminal the password is asked for twice, without an echo."""
     command = [sys.executable, "-m", "fp8scope_dashboard.cli", "admin", "--data-dir", str(up.data_dir)]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -117,34 +117,34 @@ def test_a_password_is_asked_for_and_not_shown(up: Up) -> None:
             stream.write(b"a third good one\n")
         while b"is set" not in shown:
             shown += stream.read(1024)
-        # Closing the terminal earlier would send SIGHUP.
+        # Wait before the terminal closes, which would send SIGHUP.
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert b"third good" not in shown
 
 
 def test_an_invited_person_signs_in_as_a_member(up: Up) -> None:
     data = str(up.data_dir)
-    made = admin("--data-dir", data, "invite", "ada", "--project", "default", "--role", "viewer")
-    assert made.returncode == 0, made.stderr
+    result = admin("--data-dir", data, "invite", "ada", "--project", "default", "--role", "viewer")
+    assert result.returncode == 0, result.stderr
     browser = Browser(up.url)
-    page = browser.post(made.stdout.strip())
+    page = browser.post(result.stdout.strip())
     assert browser.name() == "ada"
     assert "Runs" in page
-    again = admin("--data-dir", data, "invite", "ada")
-    assert (again.returncode, again.stdout) == (1, "")
-    assert "admin link --user ada" in again.stderr
+    repeated = admin("--data-dir", data, "invite", "ada")
+    assert (repeated.returncode, repeated.stdout) == (1, "")
+    assert "admin link --user ada" in repeated.stderr
 
 
-def test_starts_the_database_if_up_is_not_running(stopped: Path) -> None:
-    made = admin("--data-dir", str(stopped), "link")
-    assert made.returncode == 0, made.stderr
-    assert "start it with `fp8scope up`" in made.stderr
+def test_starts_the_database_if_up_does_not_run(stopped: Path) -> None:
+    result = admin("--data-dir", str(stopped), "link")
+    assert result.returncode == 0, result.stderr
+    assert "start it with `fp8scope up`" in result.stderr
     assert names_below(stopped) == []
-    assert LINK.fullmatch(made.stdout.strip())
-    asked = urllib.parse.urlsplit(made.stdout.strip())
-    with Up(stopped, "--port", str(asked.port)) as again:
-        browser = Browser(again.url)
-        browser.post(made.stdout.strip())
+    assert LINK.fullmatch(result.stdout.strip())
+    address = urllib.parse.urlsplit(result.stdout.strip())
+    with Up(stopped, "--port", str(address.port)) as restarted:
+        browser = Browser(restarted.url)
+        browser.post(result.stdout.strip())
         assert browser.name() == "admin"
 
 
@@ -152,9 +152,9 @@ def test_uses_the_database_and_address_of_the_environment(stopped: Path, tmp_pat
     with EmbeddedPostgres(stopped / "postgres") as url:
         environment = {"DATABASE_URL": url, "FP8SCOPE_BASE_URL": "https://fp8.example.org"}
         environment |= {"FP8SCOPE_DATA_DIR": str(tmp_path)}
-        made = admin("link", environment=environment)
-        assert made.returncode == 0, made.stderr
-        assert made.stdout.startswith("https://fp8.example.org/signin/")
+        result = admin("link", environment=environment)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("https://fp8.example.org/signin/")
         with psycopg.connect(url) as connection:
             row = connection.execute(
                 "SELECT count(*) FROM accounts_signinlink WHERE used_at IS NULL"
@@ -175,14 +175,14 @@ def test_uses_the_database_and_address_of_the_environment(stopped: Path, tmp_pat
         (("invite", "eve", "--project", "nowhere"), "", "the projects are: default"),
     ],
 )
-def test_the_error_explains_a_refusal(up: Up, arguments: tuple[str, ...], text: str, reason: str) -> None:
+def test_explains_refusals(up: Up, arguments: tuple[str, ...], text: str, reason: str) -> None:
     done = admin("--data-dir", str(up.data_dir), *arguments, text=text)
     assert (done.returncode, done.stdout) == (1, "")
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_password_is_never_an_argument(up: Up) -> None:
+def test_refuses_a_password_as_an_argument(up: Up) -> None:
     done = admin("--data-dir", str(up.data_dir), "password", PASSWORD)
     assert done.returncode == 2
 
@@ -195,7 +195,7 @@ def test_refuses_a_directory_without_an_installation(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_the_error_for_an_unreachable_database_hides_its_password() -> None:
+def test_reports_an_unreachable_database_without_its_password() -> None:
     url = "postgresql://user:hush-hush@127.0.0.1:1/fp8scope"
     done = admin("link", environment={"DATABASE_URL": url, "FP8SCOPE_BASE_URL": "http://localhost"})
     assert done.returncode == 1
@@ -203,7 +203,9 @@ def test_the_error_for_an_unreachable_database_hides_its_password() -> None:
     assert "hush-hush" not in done.stderr
 
 
-def test_it_is_a_command_of_the_package() -> None:
+def test_all_commands_are_entry_points() -> None:
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     table = text.split('[project.entry-points."fp8scope.commands"]')[1].split("[")[0]
-    assert dict(re.findall(r'(\w+) = "fp8scope_dashboard.cli:(\w+)"', table)) == {n: n for n in COMMANDS}
+    assert dict(re.findall(r'(\w+) = "fp8scope_dashboard.cli:(\w+)"', table)) == {
+        name: name for name in COMMANDS
+    }

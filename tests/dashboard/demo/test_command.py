@@ -1,4 +1,4 @@
-"""The command line of the demo."""
+"""The command line of the demo, its errors and its exit status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--nonsense"], "--nonsense"),
     ],
 )
-def test_the_error_for_an_invalid_command_line_names_the_problem(
+def test_explains_an_invalid_command_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -45,7 +45,9 @@ def test_the_error_for_an_invalid_command_line_names_the_problem(
     assert message in capsys.readouterr().err
 
 
-def test_reports_that_another_demo_is_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_a_second_demo_in_the_same_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with locked(tmp_path):
         assert command.demo(["--exit", "--port", "0", "--data-dir", str(tmp_path)]) == 1
     assert f"a demo is already running in {tmp_path}" in capsys.readouterr().err
@@ -65,20 +67,18 @@ def test_takes_a_free_port_if_the_default_port_is_in_use() -> None:
         with socket.create_server(("127.0.0.1", DEFAULT_PORT)):
             assert command.default_or_free_port() == 0
     except OSError:
-        # Another process already uses the default port, which is the case to test.
+        # Another program uses the default port, which is the tested case as well.
         assert command.default_or_free_port() == 0
 
 
-def test_a_data_directory_that_cannot_be_used_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_an_unusable_data_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert command.demo(["--exit", "--port", "0", "--data-dir", str(tmp_path / "file" / "data")]) == 1
     assert "cannot use the data directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("stored", "status"), [(600, 0), (599, 1)])
-def test_the_report_decides_the_exit_status(tmp_path: Path, stored: int, status: int) -> None:
+def test_the_exit_status_depends_on_the_results(tmp_path: Path, stored: int, status: int) -> None:
     console = Console(record=True, width=120, force_terminal=False)
     demo = Demo(Supervisor(tmp_path), console, 100, began=time.monotonic() - 100, first_rows=20.0)
     outcome = Outcome(
@@ -96,7 +96,7 @@ def test_the_report_decides_the_exit_status(tmp_path: Path, stored: int, status:
         points_stored=stored,
         page="",
     )
-    file = tmp_path / "found.json"
+    file = tmp_path / "result.json"
     assert command._report(demo, [outcome], file) == status
     summary = json.loads(file.read_text())
     assert summary["ok"] == (status == 0)

@@ -55,7 +55,7 @@ def stored(**changes: Any) -> dict[str, Any]:
 
 
 def healthy() -> list[Outcome]:
-    """The outcomes of a successful demo."""
+    """The outcomes of a demo without problems."""
     baselines = [outcome_of(plan, report(), stored(comparison=None, evaluations=[])) for plan in PLANS[:3]]
     faulty = replace(outcome_of(FAULTY, report(), stored()), alerts=(SATURATION, DIVERGENCE), verdict="over")
     return [*baselines, outcome_of(FP8, report(), stored()), faulty]
@@ -77,7 +77,7 @@ def test_it_works() -> None:
     assert outcome.scores[0].interval == (2.5, 2.7)
 
 
-def test_delays_are_counted_from_the_fault_and_from_the_step() -> None:
+def test_delays_are_measured_from_the_fault_and_from_the_step() -> None:
     outcome = outcome_of(FAULTY, report(), stored(events=[event()]))
     alert = outcome.alerts[0]
     assert (alert.steps, alert.onset_step, alert.step) == (10, 40, 50)
@@ -85,7 +85,7 @@ def test_delays_are_counted_from_the_fault_and_from_the_step() -> None:
     assert alert.lag == pytest.approx(2.5)
 
 
-def test_a_healthy_run_has_no_fault_to_count_from() -> None:
+def test_a_healthy_run_has_no_delay_since_a_fault() -> None:
     alert = outcome_of(FP8, report(), stored(events=[event()])).alerts[0]
     assert alert.steps is None
     assert alert.seconds is None
@@ -111,7 +111,7 @@ def test_accepts_either_good_verdict(verdict: str) -> None:
 
 
 @pytest.mark.parametrize("name", [BF16.name, FP8.name])
-def test_a_healthy_run_must_have_no_critical_alert(name: str) -> None:
+def test_a_healthy_run_must_raise_no_critical_alert(name: str) -> None:
     assert problems(changed(name, alerts=(DIVERGENCE,))) == [
         f"{name} has no fault but raised loss_divergence."
     ]
@@ -127,7 +127,7 @@ def test_a_healthy_run_must_have_no_critical_alert(name: str) -> None:
         ((replace(SATURATION, step=39), DIVERGENCE), ["saturation"]),
     ],
 )
-def test_the_fault_must_be_found(alerts: tuple[Alert, ...], missing: list[str]) -> None:
+def test_the_fault_must_raise_alerts(alerts: tuple[Alert, ...], missing: list[str]) -> None:
     messages = problems(changed(FAULTY.name, alerts=alerts))
     assert len(messages) == len(missing)
     assert all(word in text for word, text in zip(missing, messages, strict=True))
@@ -140,7 +140,7 @@ def test_every_point_sent_must_be_stored(index: int, sent: int, kept: int) -> No
     assert all(PLANS[index].name in text for text in messages)
 
 
-def test_a_run_is_judged_when_its_last_step_is() -> None:
+def test_a_run_is_judged_once_its_last_step_is() -> None:
     assert is_judged(FP8, stored())
     assert not is_judged(FP8, stored(comparison=None))
     assert not is_judged(FP8, stored(comparison={"verdict": "within", "to_step": 99}))
@@ -154,14 +154,14 @@ def test_a_baseline_needs_no_judgement() -> None:
     assert is_judged(BF16, stored(comparison=None, evaluations=[]))
 
 
-def test_only_the_last_scores_are_shown() -> None:
+def test_keeps_only_the_last_scores() -> None:
     first = stored()["evaluations"][0]
     plan: RunPlan = FP8
     outcome = outcome_of(plan, report(), stored(evaluations=[first, first | {"step": 50, "score": 9.0}]))
     assert [score.score for score in outcome.scores] == [2.6]
 
 
-def test_shows_an_insufficient_comparison() -> None:
+def test_keeps_an_insufficient_verdict() -> None:
     outcome = outcome_of(
         FP8, report(), stored(comparison={"verdict": "insufficient", "delta": None, "to_step": 100})
     )

@@ -16,17 +16,17 @@ def test_it_works() -> None:
     assert len({run.name for run in runs}) == 5
 
 
-def test_the_baseline_is_three_seeds_and_fp8_has_the_first_of_them() -> None:
+def test_the_baseline_has_three_seeds_and_fp8_uses_the_first() -> None:
     runs = five_runs()
     assert [run.seed for run in runs] == [1, 2, 3, 1, 1]
 
 
-def test_fp8_runs_of_different_kinds_are_in_different_groups() -> None:
+def test_healthy_and_faulty_runs_are_different_groups() -> None:
     assert HEALTHY != FAULTY
 
 
 @pytest.mark.parametrize("steps", [LEAST_STEPS, 333, 600, MOST_STEPS])
-def test_only_the_last_has_a_fault_and_has_it_in_the_middle(steps: int) -> None:
+def test_only_the_last_run_has_a_fault(steps: int) -> None:
     runs = five_runs(steps)
     assert [run.fault_at for run in runs[:4]] == [None] * 4
     fault_at = runs[4].fault_at
@@ -35,8 +35,8 @@ def test_only_the_last_has_a_fault_and_has_it_in_the_middle(steps: int) -> None:
     assert {run.steps for run in runs} == {steps}
 
 
-def test_the_training_side_understands_every_command_line() -> None:
-    # In another process, as in the demo: the dashboard never imports torch.
+def test_the_training_process_parses_every_command_line() -> None:
+    # In a separate process, as in the demo, because the dashboard never imports torch.
     script = """
 import json, sys
 from dataclasses import asdict
@@ -45,8 +45,8 @@ print(json.dumps([asdict(parse(line)) for line in json.loads(sys.argv[1])]))
 """
     runs = five_runs(200)
     command = [sys.executable, "-c", script, json.dumps([run.arguments() for run in runs])]
-    understood = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    for run, plan in zip(runs, understood, strict=True):
+    parsed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    for run, plan in zip(runs, parsed, strict=True):
         for name in ("name", "group", "precision", "seed", "steps", "fault_at"):
             assert plan[name] == getattr(run, name)
         assert plan["baseline"] == ("" if run.group == BASELINE else BASELINE)

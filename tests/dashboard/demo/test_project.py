@@ -1,4 +1,4 @@
-"""The project that a demo writes to."""
+"""Creating the project of a demo, with its token and sign-in link."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def administrator() -> User:
 
 
 def test_it_works(administrator: User) -> None:
-    made = create(BASE)
-    assert made.slug == "demo"
-    assert made.page == f"{BASE}/p/demo/"
-    token = authenticate_token(made.token)
+    project = create(BASE)
+    assert project.slug == "demo"
+    assert project.page == f"{BASE}/p/demo/"
+    token = authenticate_token(project.token)
     assert token is not None
     assert token.project.slug == "demo"
     assert token.project.margin == MARGIN
 
 
 def test_the_link_leads_to_the_project(administrator: User, client: Client) -> None:
-    made = create(BASE)
-    address = made.link.removeprefix(BASE)
+    project = create(BASE)
+    address = project.link.removeprefix(BASE)
     assert client.get(address).status_code == 200
     answer = client.post(address)
     assert (answer.status_code, answer["Location"]) == (302, "/p/demo/")
@@ -42,7 +42,7 @@ def test_the_link_leads_to_the_project(administrator: User, client: Client) -> N
 @pytest.mark.parametrize(
     "target", ["https://elsewhere.example/", "//elsewhere.example", "javascript:alert(1)", ""]
 )
-def test_a_link_redirects_only_to_this_site(administrator: User, client: Client, target: str) -> None:
+def test_the_link_does_not_redirect_to_other_sites(administrator: User, client: Client, target: str) -> None:
     address = create(BASE).link.removeprefix(BASE).partition("?")[0]
     assert client.post(f"{address}?next={target}")["Location"] == "/"
 
@@ -54,17 +54,17 @@ def test_each_demo_gets_a_new_project(administrator: User) -> None:
     assert create(BASE).slug == "demo-2"
 
 
-def test_its_alert_rules_are_there(administrator: User) -> None:
+def test_the_project_has_alert_rules(administrator: User) -> None:
     project = Project.objects.get(slug=create(BASE).slug)
     assert project.rules.filter(kind="saturation_rate", enabled=True).exists()
 
 
-def test_the_error_names_a_missing_administrator() -> None:
+def test_needs_an_administrator() -> None:
     with pytest.raises(ServerError, match="no administrator"):
         create(BASE)
 
 
-def test_its_secrets_are_not_shown(administrator: User) -> None:
-    made = create(BASE)
-    assert made.token not in repr(made)
-    assert made.link not in repr(made)
+def test_its_repr_contains_no_secrets(administrator: User) -> None:
+    project = create(BASE)
+    assert project.token not in repr(project)
+    assert project.link not in repr(project)

@@ -1,4 +1,4 @@
-"""The results that the demo prints at its end."""
+"""The progress bars and the final tables of the demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.screen import Bars, tables
 from fp8scope_dashboard.demo.trainer import Trainer, TrainerReport
 
-ONE = Outcome(
+OUTCOME = Outcome(
     name="fp8 delayed scaling",
     group="fp8",
     fault_at=240,
@@ -38,7 +38,7 @@ def shown(*outcomes: Outcome) -> str:
 
 
 def test_it_works() -> None:
-    text = shown(ONE)
+    text = shown(OUTCOME)
     for words in ("1.586", "+1.32%", "3.04%", "within", "154,800", "154,799", "1.637 to 1.873", "inside"):
         assert words in text
     for words in ("saturation rate", "249", "9 steps, 2.8 s", "0.8 s"):
@@ -46,13 +46,13 @@ def test_it_works() -> None:
 
 
 def test_a_baseline_has_no_verdict() -> None:
-    text = shown(replace(ONE, verdict="", delta=None, tolerance=None, scores=(), alerts=()))
+    text = shown(replace(OUTCOME, verdict="", delta=None, tolerance=None, scores=(), alerts=()))
     assert "baseline" in text
     assert "none" in text
 
 
 def test_a_run_without_a_fault_has_no_delay_since() -> None:
-    text = shown(replace(ONE, alerts=(Alert("loss_spike", "warning", 5, 9, None, None, None),)))
+    text = shown(replace(OUTCOME, alerts=(Alert("loss_spike", "warning", 5, 9, None, None, None),)))
     assert "steps," not in text
 
 
@@ -76,7 +76,7 @@ def test_the_bars_show_the_reported_progress(tmp_path: Path) -> None:
     assert task.fields["note"] == "loss 2.500, 12,346 tokens/s, loss spike"
 
 
-def test_shows_a_loss_of_nan(tmp_path: Path) -> None:
+def test_shows_a_loss_that_is_nan(tmp_path: Path) -> None:
     trainer = Trainer(RunPlan("one", "bf16", "bf16", 1, 100), {}, tmp_path)
     trainer._child = object()  # type: ignore[assignment]
     trainer._report = TrainerReport(step=3, loss=None)

@@ -1,4 +1,4 @@
-"""The training process of the demo, seen from its parent."""
+"""Training processes of the demo: messages, logs, crashes and stopping."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from fp8scope_dashboard.demo.running import DemoError, _check
 from fp8scope_dashboard.demo.trainer import Trainer, TrainerReport
 
 PLAN = RunPlan("a run", "bf16", "bf16", 1, 100)
-STORY = """
+MESSAGES = """
 import json, sys, time
 for message in (
     {"event": "started", "run": "abc", "steps": 100},
     {"event": "progress", "step": 40, "loss": 2.5, "tokens_per_second": 1000.0},
 ):
     print(json.dumps(message), flush=True)
-print("a warning of some library", file=sys.stderr, flush=True)
+print("a warning from a library", file=sys.stderr, flush=True)
 """
-END = 'print(json.dumps({"event": "finished", "points_sent": 7, "step_times": [1.0, 2.0]}), flush=True)\n'
+FINISHED = (
+    'print(json.dumps({"event": "finished", "points_sent": 7, "step_times": [1.0, 2.0]}), flush=True)\n'
+)
 
 
 @pytest.fixture
@@ -38,11 +40,11 @@ def trainers() -> Iterator[list[Trainer]]:
 
 
 def begin(folder: Path, script: str, trainers: list[Trainer]) -> Trainer:
-    """A process that runs `script` in place of the training module."""
-    (folder / "story.py").write_text(script)
+    """Start a trainer that runs `script` instead of the training module."""
+    (folder / "script.py").write_text(script)
     trainer = Trainer(PLAN, {**os.environ, "PYTHONPATH": str(folder)}, folder)
     trainers.append(trainer)
-    trainer.start(module="story")
+    trainer.start(module="script")
     return trainer
 
 
@@ -55,7 +57,7 @@ def wait(trainer: Trainer) -> int:
 
 
 def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
-    trainer = begin(tmp_path, STORY + END, trainers)
+    trainer = begin(tmp_path, MESSAGES + FINISHED, trainers)
     assert wait(trainer) == 0
     report = trainer.report
     assert (report.run, report.step, report.loss, report.tokens_per_second) == ("abc", 40, 2.5, 1000.0)
@@ -64,30 +66,30 @@ def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
     _check(trainer)
 
 
-def test_output_that_is_not_a_message_goes_to_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
-    trainer = begin(tmp_path, STORY + END + 'print("[1, 2]"); print("{}")\n', trainers)
+def test_writes_other_output_to_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, MESSAGES + FINISHED + 'print("[1, 2]"); print("{}")\n', trainers)
     wait(trainer)
-    assert (tmp_path / "a-run.log").read_text() == "a warning of some library\n[1, 2]\n{}\n"
+    assert (tmp_path / "a-run.log").read_text() == "a warning from a library\n[1, 2]\n{}\n"
 
 
 def test_reports_a_crash_with_the_end_of_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
-    trainer = begin(tmp_path, STORY + 'raise RuntimeError("no such thing as a free lunch")\n', trainers)
+    trainer = begin(tmp_path, MESSAGES + 'raise RuntimeError("out of memory")\n', trainers)
     assert wait(trainer) == 1
     with pytest.raises(DemoError) as failed:
         _check(trainer)
-    for words in ("'a run'", "status 1", "a-run.log", "RuntimeError: no such thing as a free lunch"):
+    for words in ("'a run'", "status 1", "a-run.log", "RuntimeError: out of memory"):
         assert words in str(failed.value)
 
 
-def test_an_end_without_a_report_is_a_failure(tmp_path: Path, trainers: list[Trainer]) -> None:
-    trainer = begin(tmp_path, STORY, trainers)
+def test_exiting_without_a_report_is_a_failure(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, MESSAGES, trainers)
     assert wait(trainer) == 0
     with pytest.raises(DemoError):
         _check(trainer)
 
 
 def test_reports_a_kill(tmp_path: Path, trainers: list[Trainer]) -> None:
-    trainer = begin(tmp_path, STORY + "time.sleep(600)\n", trainers)
+    trainer = begin(tmp_path, MESSAGES + "time.sleep(600)\n", trainers)
     pid = _pid(trainer)
     os.kill(pid, signal.SIGKILL)
     wait(trainer)
@@ -95,15 +97,15 @@ def test_reports_a_kill(tmp_path: Path, trainers: list[Trainer]) -> None:
         _check(trainer)
 
 
-def test_it_can_be_stopped(tmp_path: Path, trainers: list[Trainer]) -> None:
-    trainer = begin(tmp_path, STORY + "time.sleep(600)\n", trainers)
+def test_stops_the_process(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, MESSAGES + "time.sleep(600)\n", trainers)
     pid = _pid(trainer)
     trainer.stop()
     assert not psutil.pid_exists(pid)
     trainer.stop()
 
 
-def test_it_gets_the_run_on_its_command_line(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_passes_the_plan_on_the_command_line(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer = begin(tmp_path, "import sys; print(sys.argv[1:])", trainers)
     wait(trainer)
     assert trainer.tail() == str(PLAN.arguments())
@@ -117,8 +119,8 @@ def test_a_trainer_that_was_not_started_has_not_ended(tmp_path: Path) -> None:
     trainer.stop()
 
 
-def test_later_messages_do_not_change_earlier_progress(tmp_path: Path, trainers: list[Trainer]) -> None:
-    trainer = begin(tmp_path, STORY + END, trainers)
+def test_a_report_does_not_change_later(tmp_path: Path, trainers: list[Trainer]) -> None:
+    trainer = begin(tmp_path, MESSAGES + FINISHED, trainers)
     wait(trainer)
     report = trainer.report
     trainer._report.update({"event": "alert", "kind": "loss_spike"})
@@ -126,14 +128,14 @@ def test_later_messages_do_not_change_earlier_progress(tmp_path: Path, trainers:
     assert trainer.report.alerts == [{"event": "alert", "kind": "loss_spike"}]
 
 
-def test_ignores_messages_of_later_versions() -> None:
+def test_ignores_unknown_messages() -> None:
     report = TrainerReport()
     report.update({"event": "something new", "step": 3})
     assert report == TrainerReport()
 
 
 def _pid(trainer: Trainer) -> int:
-    """The pid of the process, after its first message."""
+    """The pid of the process, once it has reported a step."""
     deadline = time.monotonic() + 60
     while not trainer.report.step:
         assert time.monotonic() < deadline

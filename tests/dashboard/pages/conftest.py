@@ -1,4 +1,4 @@
-"""Signed-in users of a project."""
+"""Signed-in users of a project, one per role, and a project with seeded runs."""
 
 from __future__ import annotations
 

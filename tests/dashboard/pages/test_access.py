@@ -1,4 +1,4 @@
-"""Who may see and do what: every address of a project, for every kind of person."""
+"""Permissions: every address of a project, requested by every kind of user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 
 
 class Addresses:
-    """The address of every page of a project, with one object of each kind in it."""
+    """The addresses of all pages of a project that contains one object of each kind."""
 
     def __init__(self, visitor: Visitor) -> None:
         self.slug = visitor.project.slug
@@ -47,11 +47,11 @@ class Addresses:
         )
 
     def of(self, name: str) -> str:
-        route = str(next(one.pattern for one in urlpatterns if one.name == name))
-        known = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
-        known |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
-        known |= {"name": "bisect" if name == "report_figure" else "loss", "form": "csv"}
-        return reverse(name, kwargs={key: known[key] for key in re.findall(r"<\w+:(\w+)>", route)})
+        route = str(next(entry.pattern for entry in urlpatterns if entry.name == name))
+        arguments = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
+        arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
+        arguments |= {"name": "bisect" if name == "report_figure" else "loss", "form": "csv"}
+        return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
 
 @pytest.fixture
@@ -64,12 +64,12 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
         assert viewer.client.get(addresses.of(name)).status_code == 200, name
 
 
-def test_no_address_is_forgotten_here() -> None:
+def test_every_address_is_listed_here() -> None:
     listed = {*READ, *STREAMS, *MEMBER, *ADMIN, "home"}
-    assert {one.name for one in urlpatterns} == listed
+    assert {entry.name for entry in urlpatterns} == listed
 
 
-def test_redirects_visitors_to_sign_in(db: None, addresses: Addresses) -> None:
+def test_redirects_anonymous_visitors_to_sign_in(db: None, addresses: Addresses) -> None:
     for name in READ:
         answer = Client().get(addresses.of(name))
         assert answer.status_code == 302 and answer["Location"].startswith("/signin/?next="), name
@@ -79,17 +79,17 @@ def test_redirects_visitors_to_sign_in(db: None, addresses: Addresses) -> None:
         assert Client().get(addresses.of(name)).status_code == 401, name
 
 
-def test_another_projects_member_finds_nothing(stranger: Visitor, addresses: Addresses) -> None:
+def test_a_member_of_another_project_gets_404(stranger: Visitor, addresses: Addresses) -> None:
     for name in (*READ, *STREAMS):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (*MEMBER, *ADMIN):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
 
 
-def test_ids_of_another_project_are_not_found_in_ones_own(stranger: Visitor, addresses: Addresses) -> None:
+def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: Addresses) -> None:
     addresses.slug = stranger.project.slug
-    mine = ("ranks", "run_commands", "run_reports", "report_figure", "run_data", "run_export")
-    for name in ("run", "spark", "figure", "evidence", "run_events", *mine):
+    cards = ("ranks", "run_commands", "run_reports", "report_figure", "run_data", "run_export")
+    for name in ("run", "spark", "figure", "evidence", "run_events", *cards):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (
         *("acknowledge", "mute", "token_revoke", "rule_change", "channel_change"),
@@ -100,40 +100,38 @@ def test_ids_of_another_project_are_not_found_in_ones_own(stranger: Visitor, add
     assert Channel.objects.filter(pk=addresses.channel.pk).exists()
 
 
-def test_a_viewer_changes_nothing(viewer: Visitor, addresses: Addresses) -> None:
+def test_a_viewer_can_change_nothing(viewer: Visitor, addresses: Addresses) -> None:
     for name in (*MEMBER, *ADMIN):
         assert viewer.client.post(addresses.of(name)).status_code == 403, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
 
 
-def test_a_member_changes_all_but_channels_and_margins(member: Visitor, addresses: Addresses) -> None:
+def test_a_member_can_change_all_but_channels_and_margins(member: Visitor, addresses: Addresses) -> None:
     for name in ADMIN:
         assert member.client.post(addresses.of(name)).status_code == 403, name
     for name in MEMBER:
         assert member.client.post(addresses.of(name)).status_code in (200, 302), name
 
 
-def test_nothing_is_changed_by_looking(admin: Visitor, addresses: Addresses) -> None:
+def test_get_requests_change_nothing(admin: Visitor, addresses: Addresses) -> None:
     for name in (*MEMBER, *ADMIN):
         assert admin.client.get(addresses.of(name)).status_code == 405, name
 
 
-def test_forms_are_safe_from_other_sites(admin: Visitor, addresses: Addresses) -> None:
-    careful = Client(enforce_csrf_checks=True)
-    careful.force_login(admin.user)
+def test_forms_need_a_csrf_token(admin: Visitor, addresses: Addresses) -> None:
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(admin.user)
     for name in (*MEMBER, *ADMIN):
-        assert careful.post(addresses.of(name)).status_code == 403, name
+        assert strict.post(addresses.of(name)).status_code == 403, name
 
 
-def test_unknown_runs_and_figures(admin: Visitor, addresses: Addresses) -> None:
+def test_unknown_runs_and_figures_get_404(admin: Visitor, addresses: Addresses) -> None:
     assert admin.client.get(admin.address(f"runs/{uuid.uuid4()}/")).status_code == 404
     assert admin.client.get(admin.address(f"runs/{addresses.run.pk}/figures/nothing.json")).status_code == 404
     assert admin.client.get(admin.address("compare/figures/nothing.json")).status_code == 404
 
 
-def test_a_project_that_does_not_exist_looks_like_one_that_is_not_yours(
-    stranger: Visitor, admin: Visitor
-) -> None:
-    theirs, nobodys = stranger.client.get(admin.address()), stranger.client.get("/p/nothing-here/")
-    assert theirs.status_code == nobodys.status_code == 404
-    assert theirs.content == nobodys.content
+def test_a_foreign_project_is_indistinguishable_from_a_missing_one(stranger: Visitor, admin: Visitor) -> None:
+    foreign, missing = stranger.client.get(admin.address()), stranger.client.get("/p/nothing-here/")
+    assert foreign.status_code == missing.status_code == 404
+    assert foreign.content == missing.content

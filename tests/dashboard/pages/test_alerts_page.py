@@ -1,4 +1,4 @@
-"""Alerts: seen, acknowledged, muted."""
+"""The alerts page: listing, acknowledging and muting alerts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def html(visitor: Visitor, rest: str = "alerts/", **headers: str) -> str:
 
 def make_event(visitor: Visitor, **fields: Any) -> Event:
     run = make_run(visitor.project, "a run")
-    known = {
+    defaults = {
         "kind": "loss_spike",
         "severity": "warning",
         "onset_step": 1,
         "step": 4,
         "message": "Up <it> went.",
     }
-    known["rule"] = Rule.objects.get(project=visitor.project, kind="loss_spike")
-    return Event.objects.create(run=run, **(known | fields))
+    defaults["rule"] = Rule.objects.get(project=visitor.project, kind="loss_spike")
+    return Event.objects.create(run=run, **(defaults | fields))
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
@@ -38,10 +38,10 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert events.count() >= 2
     for event in events:
         assert f'id="event-{event.id}"' in page and f"alerts/{event.id}/evidence.json" in page
-    assert page.count("group-") == 2, "one group, named by its heading"
+    assert page.count("group-") == 2, "there is one group, labelled by its heading"
 
 
-def test_the_message_is_escaped_and_the_delay_told(admin: Visitor) -> None:
+def test_escapes_the_message_and_shows_the_delay(admin: Visitor) -> None:
     make_event(admin)
     page = html(admin)
     assert "Up &lt;it&gt; went." in page and "3 steps later" in page
@@ -52,14 +52,14 @@ def test_empty_states(admin: Visitor) -> None:
     assert "No alerts" in page and "Saturation rate" in page
     event = make_event(admin)
     Event.objects.update(state=EventState.RESOLVED, resolved_at=timezone.now())
-    assert f"event-{event.id}" in html(admin), "with nothing open, what happened is shown"
+    assert f"event-{event.id}" in html(admin), "without open alerts, resolved ones are listed"
     assert "No open alerts" in html(admin, "alerts/?state=open")
 
 
-def test_one_runs_alerts(admin: Visitor) -> None:
-    mine, other = make_event(admin), make_event(admin)
-    page = html(admin, f"alerts/?run={mine.run_id}")
-    assert f"event-{mine.id}" in page and f"event-{other.id}" not in page
+def test_filters_by_run(admin: Visitor) -> None:
+    listed, other = make_event(admin), make_event(admin)
+    page = html(admin, f"alerts/?run={listed.run_id}")
+    assert f"event-{listed.id}" in page and f"event-{other.id}" not in page
     assert f"event-{other.id}" in html(admin, "alerts/?run=nonsense")
 
 
@@ -82,7 +82,7 @@ def test_muting_and_unmuting(member: Visitor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "goes"),
+    ("requested", "redirected"),
     [
         ("/p/research/alerts/?state=all", "/p/research/alerts/?state=all"),
         ("https://evil.test/", "/p/research/alerts/"),
@@ -91,10 +91,10 @@ def test_muting_and_unmuting(member: Visitor) -> None:
         ("", "/p/research/alerts/"),
     ],
 )
-def test_one_comes_back_to_a_page_of_ours(member: Visitor, wanted: str, goes: str) -> None:
+def test_redirects_to_pages_of_this_project_only(member: Visitor, requested: str, redirected: str) -> None:
     event = make_event(member)
-    answer = member.client.post(member.address(f"alerts/{event.id}/acknowledge"), {"next": wanted})
-    assert answer["Location"] == goes
+    answer = member.client.post(member.address(f"alerts/{event.id}/acknowledge"), {"next": requested})
+    assert answer["Location"] == redirected
 
 
 def test_a_viewer_sees_no_buttons(viewer: Visitor) -> None:
@@ -105,7 +105,7 @@ def test_a_viewer_sees_no_buttons(viewer: Visitor) -> None:
     )
 
 
-def test_deliveries_are_told(admin: Visitor) -> None:
+def test_shows_the_state_of_deliveries(admin: Visitor) -> None:
     event = make_event(admin)
     now = timezone.now()
     deliveries: dict[str, dict[str, Any]] = {
@@ -122,7 +122,7 @@ def test_deliveries_are_told(admin: Visitor) -> None:
     assert "slow: pending, 1 attempt failed: Nobody answered." in page
 
 
-def test_the_evidence(admin: Visitor, seeded: Seeded) -> None:
+def test_serves_the_evidence_as_a_figure(admin: Visitor, seeded: Seeded) -> None:
     for event in Event.objects.filter(run=seeded.faulty):
         answer = admin.client.get(admin.address(f"alerts/{event.id}/evidence.json")).json()
         assert answer["summary"] == event.message and answer["figure"]["data"]
@@ -136,6 +136,6 @@ def test_open_alerts_are_counted_on_every_page(admin: Visitor) -> None:
         assert '<span class="sr-only">, 1 open</span>' in html(admin, rest)
 
 
-def test_a_refresh_gets_the_list_alone(admin: Visitor) -> None:
+def test_a_refresh_gets_only_the_list(admin: Visitor) -> None:
     make_event(admin)
     assert html(admin, **{"HX-Target": "alerts"}).strip().startswith('<div id="alerts"')

@@ -1,4 +1,4 @@
-"""Steering a run from its page: who may, what is offered, and what is shown of it."""
+"""Commands on the page of a run: permissions, the form, and the state of each command."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def page(visitor: Visitor, run: Run, rest: str = "") -> str:
     return answer.content.decode()
 
 
-def ask(visitor: Visitor, run: Run, **form: Any) -> str:
-    """The page that somebody sees after they have asked."""
+def submit(visitor: Visitor, run: Run, **form: Any) -> str:
+    """Submit the form; returns the page that follows."""
     address = visitor.address(f"runs/{run.id}/commands/new")
     return visitor.client.post(address, form, follow=True).content.decode()
 
@@ -46,7 +46,7 @@ def ask(visitor: Visitor, run: Run, **form: Any) -> str:
 def test_it_works(member: Visitor, writer: Recorder) -> None:
     shown = page(member, writer.run)
     assert 'id="commands-title">Commands<' in shown and '<option value="blocks.0.up">' in shown
-    answer = ask(member, writer.run, **FORM)
+    answer = submit(member, writer.run, **FORM)
     assert "Command created: change precision" in answer
     (command,) = Command.objects.all()
     assert command.arguments == {"patterns": ["blocks.*.up", "blocks.1.down"], "precision": "bf16"}
@@ -72,7 +72,7 @@ def test_it_works(member: Visitor, writer: Recorder) -> None:
 def test_other_commands(
     member: Visitor, writer: Recorder, form: dict[str, str], kind: str, arguments: dict[str, Any]
 ) -> None:
-    ask(member, writer.run, **form)
+    submit(member, writer.run, **form)
     (command,) = Command.objects.all()
     assert (command.kind, command.arguments) == (kind, arguments)
 
@@ -90,14 +90,14 @@ def test_other_commands(
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_told(
+def test_an_invalid_form_gets_a_message(
     member: Visitor, writer: Recorder, form: dict[str, str], message: str
 ) -> None:
-    assert message in ask(member, writer.run, **form)
+    assert message in submit(member, writer.run, **form)
     assert not Command.objects.exists()
 
 
-def test_who_may_only_look_only_looks(viewer: Visitor, stranger: Visitor, writer: Recorder) -> None:
+def test_only_members_can_give_commands(viewer: Visitor, stranger: Visitor, writer: Recorder) -> None:
     address = viewer.address(f"runs/{writer.run.id}/commands/new")
     assert viewer.client.post(address, FORM).status_code == 403
     assert stranger.client.post(address, FORM).status_code == 404
@@ -108,14 +108,14 @@ def test_who_may_only_look_only_looks(viewer: Visitor, stranger: Visitor, writer
     assert "Change precision" not in shown and "No commands yet" in shown
 
 
-def test_a_form_of_another_site_does_nothing(member: Visitor, writer: Recorder) -> None:
+def test_the_form_needs_a_csrf_token(member: Visitor, writer: Recorder) -> None:
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(member.user)
     answer = strict.post(member.address(f"runs/{writer.run.id}/commands/new"), FORM)
     assert answer.status_code == 403 and not Command.objects.exists()
 
 
-def test_only_what_is_taken_is_offered(member: Visitor, writer: Recorder) -> None:
+def test_offers_only_the_commands_that_the_run_accepts(member: Visitor, writer: Recorder) -> None:
     send_report(writer, kind="accepts", accepts=["fallback"])
     shown = page(member, writer.run)
     assert "Change precision" in shown and "Write a checkpoint" not in shown and "Pause" not in shown
@@ -123,30 +123,30 @@ def test_only_what_is_taken_is_offered(member: Visitor, writer: Recorder) -> Non
     assert "accepts no commands yet" in page(member, writer.run)
 
 
-def test_a_run_that_is_over_shows_only_what_was_asked(member: Visitor, writer: Recorder) -> None:
+def test_a_finished_run_shows_its_commands_without_the_form(member: Visitor, writer: Recorder) -> None:
     commands.give(writer.run, "checkpoint", user=member.user)
     Run.objects.update(state=RunState.FINISHED)
     shown = page(member, writer.run)
     assert "Write a checkpoint</td>" in shown and "Change precision" not in shown
     Command.objects.all().delete()
-    assert 'id="commands"' in page(member, writer.run), "hidden, for what may come"
+    assert 'id="commands"' in page(member, writer.run), "the card is still there, hidden, for later commands"
 
 
-def test_open_pages_notice(member: Visitor, writer: Recorder) -> None:
+def test_every_change_of_a_command_changes_the_fingerprint(member: Visitor, writer: Recorder) -> None:
     runs = Run.objects.filter(pk=writer.run.pk)
-    seen = [fingerprint_of(runs)["command"]]
+    fingerprints = [fingerprint_of(runs)["command"]]
     command = commands.give(writer.run, "checkpoint")
-    seen.append(fingerprint_of(runs)["command"])
+    fingerprints.append(fingerprint_of(runs)["command"])
     commands.commands_for(writer.run, writer.uuid, 0)
-    seen.append(fingerprint_of(runs)["command"])
+    fingerprints.append(fingerprint_of(runs)["command"])
     send_report(writer, kind="command", command=command.pk, state="done")
-    seen.append(fingerprint_of(runs)["command"])
+    fingerprints.append(fingerprint_of(runs)["command"])
     send_report(writer, kind="accepts", accepts=[])
-    seen.append(fingerprint_of(runs)["command"])
-    assert len({repr(one) for one in seen}) == 5
+    fingerprints.append(fingerprint_of(runs)["command"])
+    assert len({repr(fingerprint) for fingerprint in fingerprints}) == 5
 
 
-def test_a_rules_action_is_set_with_the_rule(member: Visitor) -> None:
+def test_the_settings_page_sets_the_action_of_a_rule(member: Visitor) -> None:
     rule = Rule.objects.get(project=member.project, kind="saturation_rate")
     address = member.address(f"settings/rules/{rule.pk}")
     assert "Fall back to BF16" in page_of(member, "settings/")
@@ -155,14 +155,14 @@ def test_a_rules_action_is_set_with_the_rule(member: Visitor) -> None:
     assert rule.action == RuleAction.FALLBACK
     member.client.post(address, {"enabled": "1", "action": "explode"})
     rule.refresh_from_db()
-    assert rule.action == RuleAction.FALLBACK, "an unknown one changes nothing"
+    assert rule.action == RuleAction.FALLBACK, "an unknown action changes nothing"
     member.client.post(address, {"enabled": "1", "action": ""})
     rule.refresh_from_db()
     assert rule.action == RuleAction.NOTHING
     spike = Rule.objects.get(project=member.project, kind="loss_spike")
     member.client.post(member.address(f"settings/rules/{spike.pk}"), {"enabled": "1", "action": "fallback"})
     spike.refresh_from_db()
-    assert spike.action == RuleAction.NOTHING, "its evidence names no tensors"
+    assert spike.action == RuleAction.NOTHING, "a loss spike names no tensors to fall back"
 
 
 def page_of(visitor: Visitor, rest: str) -> str:

@@ -33,20 +33,22 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert "Over tolerance" in page
 
 
-def test_the_address_chooses(admin: Visitor, seeded: Seeded) -> None:
+def test_the_address_selects_the_runs(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin, f"compare/?runs={seeded.healthy.id}&runs={seeded.baselines[0].id}")
     assert f'value="{seeded.healthy.id}" checked' in page
     assert f'value="{seeded.faulty.id}">' in page
     assert "Over tolerance" not in page
 
 
-def test_nonsense_in_the_address_is_passed_over(admin: Visitor, stranger: Visitor, seeded: Seeded) -> None:
+def test_ignores_invalid_and_foreign_runs_in_the_address(
+    admin: Visitor, stranger: Visitor, seeded: Seeded
+) -> None:
     foreign = make_run(stranger.project, "not yours")
     page = html(admin, f"compare/?runs=x&runs={uuid.uuid4()}&runs={foreign.id}&runs={seeded.healthy.id}")
     assert "not yours" not in page and f'value="{seeded.healthy.id}" checked' in page
 
 
-def test_a_change_gets_the_comparison_alone(admin: Visitor, seeded: Seeded) -> None:
+def test_a_change_of_the_selection_gets_only_the_comparison(admin: Visitor, seeded: Seeded) -> None:
     part = html(admin, f"compare/?runs={seeded.healthy.id}", **{"HX-Target": "compared"})
     assert part.strip().startswith('<div id="compared"') and "chooser" not in part
 
@@ -57,14 +59,14 @@ def test_empty_states(admin: Visitor) -> None:
     assert "none of the selected runs has a baseline" in html(admin)
 
 
-def test_losses_by_arm(admin: Visitor, seeded: Seeded) -> None:
+def test_draws_losses_by_arm(admin: Visitor, seeded: Seeded) -> None:
     answer = figure(admin, "loss", [*seeded.baselines, seeded.healthy, seeded.faulty])
     shown = [trace["name"] for trace in answer["figure"]["data"] if trace.get("showlegend") is not False]
     assert shown == ["BF16 (3 seeds)", "FP8 · fp8-delayed", "FP8 · fp8-frozen-scale"]
     assert "empty" in figure(admin, "loss", [])
 
 
-def test_deltas_with_tolerance(admin: Visitor, seeded: Seeded) -> None:
+def test_draws_deltas_with_their_tolerance(admin: Visitor, seeded: Seeded) -> None:
     answer = figure(admin, "delta", [*seeded.baselines, seeded.healthy, seeded.faulty])
     names = {trace["name"] for trace in answer["figure"]["data"]}
     assert {"gpt fp8 delayed", "gpt fp8 frozen scale"} <= names
@@ -76,11 +78,11 @@ def test_deltas_with_tolerance(admin: Visitor, seeded: Seeded) -> None:
 def test_an_arm_keeps_its_colour(admin: Visitor, seeded: Seeded) -> None:
     together = json.dumps(figure(admin, "loss", [seeded.healthy, seeded.faulty]))
     alone = json.dumps(figure(admin, "loss", [seeded.faulty]))
-    assert "142,47,134" in together and "142,47,134" in alone, "the second FP8 group's"
+    assert "142,47,134" in together and "142,47,134" in alone, "the colour of the second FP8 group"
     assert "201,80,10" in together and "201,80,10" not in alone
 
 
-def test_the_choice_is_bounded(admin: Visitor) -> None:
+def test_limits_the_number_of_selected_runs(admin: Visitor) -> None:
     runs = [make_run(admin.project, f"run {i}") for i in range(MOST_CHOSEN + 3)]
     page = html(admin, "compare/?" + "&".join(f"runs={run.id}" for run in runs))
     assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == MOST_CHOSEN

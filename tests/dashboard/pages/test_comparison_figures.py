@@ -1,4 +1,4 @@
-"""The delta over the run, and scores with their intervals."""
+"""Figures of the loss difference over a run, and of scores with their intervals."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MARGIN = 0.0025
 
 def delta(values: list[float], **fields: object) -> DeltaCurve:
     array = np.array(values)
-    known = {"name": "fp8", "slot": "fp8-1", "tolerance": 0.01}
+    defaults = {"name": "fp8", "slot": "fp8-1", "tolerance": 0.01}
     return DeltaCurve(
         x=np.arange(len(values), dtype=float),
         delta=array,
         low=array - 0.001,
         high=array + 0.001,
-        **(known | fields),  # type: ignore[arg-type]
+        **(defaults | fields),  # type: ignore[arg-type]
     )
 
 
@@ -44,7 +44,7 @@ def test_the_tolerance_is_drawn_on_both_sides() -> None:
     assert low < -0.01 and high > 0.01
 
 
-def test_a_run_far_off_is_cut_and_marked() -> None:
+def test_values_outside_the_range_are_cut_off_and_marked() -> None:
     figure = delta_figure([delta([0.0, 0.0, 5.0, 6.0, -3.0])], MARGIN, LIGHT)
     assert figure.layout.yaxis.range[1] <= 0.05
     marks = {trace.marker.symbol: trace for trace in figure.data if trace.mode == "markers"}
@@ -62,18 +62,18 @@ def test_a_run_without_tolerance_can_be_drawn() -> None:
 
 
 def score(step: int, name: str, value: float, **fields: object) -> ScorePoint:
-    known = {"arm": "FP8", "slot": "fp8-1", "low": value - 0.1, "high": value + 0.2}
-    return ScorePoint(step=step, name=name, score=value, **(known | fields))  # type: ignore[arg-type]
+    defaults = {"arm": "FP8", "slot": "fp8-1", "low": value - 0.1, "high": value + 0.2}
+    return ScorePoint(step=step, name=name, score=value, **(defaults | fields))  # type: ignore[arg-type]
 
 
-def test_scores_stand_side_by_side_at_their_checkpoint() -> None:
+def test_scores_of_a_checkpoint_are_drawn_side_by_side() -> None:
     points = [score(100, "a", 0.4), score(100, "b", 0.5), score(300, "a", 0.6)]
     figure = scores_figure(points, [], LIGHT, y_title="accuracy")
-    one, two = figure.data
+    first, second = figure.data
     assert figure.layout.xaxis.ticktext == ("100", "300")
-    assert -0.5 < one.x[0] < two.x[0] < 0.5 < one.x[1] < 1.5
-    np.testing.assert_allclose(one.error_y.array, [0.2, 0.2])
-    np.testing.assert_allclose(one.error_y.arrayminus, [0.1, 0.1])
+    assert -0.5 < first.x[0] < second.x[0] < 0.5 < first.x[1] < 1.5
+    np.testing.assert_allclose(first.error_y.array, [0.2, 0.2])
+    np.testing.assert_allclose(first.error_y.arrayminus, [0.1, 0.1])
 
 
 def test_seeds_share_a_legend_entry() -> None:
@@ -82,7 +82,7 @@ def test_seeds_share_a_legend_entry() -> None:
     assert [trace.showlegend for trace in figure.data] == [True, False, False]
 
 
-def test_the_range_holds_bands_and_whiskers() -> None:
+def test_the_axis_includes_bands_and_whiskers() -> None:
     figure = scores_figure([score(1, "a", 0.5)], [ScoreBand(1, 0.1, 0.45)], LIGHT, y_title="accuracy")
     low, high = figure.layout.yaxis.range
     assert low < 0.1 and high > 0.7
@@ -95,6 +95,6 @@ def test_a_score_without_interval_is_a_dot() -> None:
     assert list(drawn.error_y.array) == [0.0]
 
 
-def test_a_name_is_text_not_markup() -> None:
+def test_escapes_names() -> None:
     (drawn,) = scores_figure([score(1, "<i>a</i>", 0.5)], [], LIGHT, y_title="x").data
     assert "<i>" not in drawn.hovertemplate

@@ -1,4 +1,4 @@
-"""Curves over steps."""
+"""The figure of curves over steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LIGHT = THEMES["light"]
 
 
 def curve(y: list[float], **fields: Any) -> Curve:
-    known: dict[str, Any] = {"name": "a run", "arm": "FP8", "slot": "fp8-1"}
-    return Curve(x=np.arange(len(y), dtype=float), y=np.array(y, dtype=float), **(known | fields))
+    defaults: dict[str, Any] = {"name": "a run", "arm": "FP8", "slot": "fp8-1"}
+    return Curve(x=np.arange(len(y), dtype=float), y=np.array(y, dtype=float), **(defaults | fields))
 
 
-def marks(figure: go.Figure, what: str) -> list[Any]:
-    return [trace for trace in figure.data if trace.name and what in trace.name]
+def traces_named(figure: go.Figure, text: str) -> list[Any]:
+    return [trace for trace in figure.data if trace.name and text in trace.name]
 
 
 def test_it_works() -> None:
@@ -31,29 +31,29 @@ def test_it_works() -> None:
     assert figure.layout.yaxis.range == (0.5, 3.5)
 
 
-def test_what_is_not_finite_is_marked_where_it_is() -> None:
+def test_marks_values_that_are_not_finite_at_their_step() -> None:
     figure = curves_figure([curve([2.0, np.nan, 2.0, np.inf, np.inf, np.inf, 2.0])], LIGHT)
-    (crosses,) = marks(figure, "not finite")
+    (crosses,) = traces_named(figure, "not finite")
     assert [x for x in crosses.x if x is not None] == [1.0, 1.0, 3.0, 5.0]
     assert crosses.text[0] == "NaN" and crosses.text[3] == "infinite"
     assert crosses.yaxis == "y2" and "x" in crosses.marker.symbol
 
 
-def test_what_the_range_cuts_off_is_marked_with_its_value() -> None:
+def test_marks_values_outside_the_range_with_their_value() -> None:
     figure = curves_figure([curve([2.0, 500.0, 2.0, -7.0])], LIGHT, y_range=(1.0, 3.0))
-    (above,), (below,) = marks(figure, "above the chart"), marks(figure, "below the chart")
+    (above,), (below,) = traces_named(figure, "above the chart"), traces_named(figure, "below the chart")
     assert above.x[0] == 1.0 and above.text[0] == "500"
     assert below.x[0] == 3.0 and below.text[0] == "-7"
 
 
-def test_nothing_strange_is_not_marked() -> None:
+def test_does_not_mark_ordinary_values() -> None:
     figure = curves_figure([curve([2.0, 2.5])], LIGHT, y_range=(1.0, 3.0))
-    assert not marks(figure, "not finite") and not marks(figure, "the chart")
+    assert not traces_named(figure, "not finite") and not traces_named(figure, "the chart")
 
 
-def test_marks_are_bounded() -> None:
+def test_limits_the_number_of_marks() -> None:
     wild = np.where(np.arange(10_000) % 2, np.nan, 2.0).tolist()
-    (crosses,) = marks(curves_figure([curve(wild)], LIGHT), "not finite")
+    (crosses,) = traces_named(curves_figure([curve(wild)], LIGHT), "not finite")
     assert len(crosses.x) <= 2 * MOST_MARKS
 
 
@@ -71,23 +71,23 @@ def test_one_arm_needs_no_legend_and_no_dash() -> None:
 
 
 def test_two_fp8_arms_differ_by_more_than_colour() -> None:
-    one, two = curve([2.0, 1.0], arm="A"), curve([2.0, 1.0], arm="B", slot="fp8-2")
-    figure = curves_figure([one, two], LIGHT)
+    first, second = curve([2.0, 1.0], arm="A"), curve([2.0, 1.0], arm="B", slot="fp8-2")
+    figure = curves_figure([first, second], LIGHT)
     assert {trace.line.dash for trace in figure.data if trace.showlegend is not False} == {"solid", "dash"}
 
 
-def test_a_log_axis_leaves_out_what_has_no_place_on_it() -> None:
+def test_a_log_axis_leaves_out_zero_and_negative_values() -> None:
     figure = curves_figure([curve([100.0, 0.0, -1.0, 1.0])], LIGHT, log=True)
     (line,) = [trace for trace in figure.data if trace.name == "a run"]
     assert np.isnan(line.y[[1, 2]]).all()
     assert figure.layout.yaxis.type == "log" and figure.layout.yaxis2.type == "linear"
 
 
-def test_a_single_point_is_seen() -> None:
+def test_a_single_point_is_drawn_as_a_marker() -> None:
     assert curves_figure([curve([2.0])], LIGHT).data[0].mode == "markers"
 
 
-def test_the_smooth_line_stands_before_the_raw_one() -> None:
+def test_the_smooth_line_is_drawn_over_the_raw_one() -> None:
     both = curve([2.0, 1.0], smooth_x=np.arange(2.0), smooth_y=np.array([1.9, 1.1]))
     raw, smooth, *_ = curves_figure([both], LIGHT).data
     assert raw.name == "a run, raw" and raw.hoverinfo == "skip"
@@ -98,18 +98,18 @@ def test_alerts_are_marked() -> None:
     figure = curves_figure(
         [curve([2.0, 1.0])], LIGHT, marks=[Mark(1.0, "Loss spike <from> step 1", severe=True)]
     )
-    (diamonds,) = marks(figure, "alert")
+    (diamonds,) = traces_named(figure, "alert")
     assert diamonds.text == ("Loss spike &lt;from&gt; step 1",)
     assert diamonds.marker.color == (LIGHT.danger,)
 
 
-def test_names_are_text_not_markup() -> None:
+def test_escapes_names() -> None:
     figure = curves_figure([curve([1.0, 2.0], name="<b>bold</b>")], LIGHT)
     assert "&lt;b&gt;" in figure.data[0].hovertemplate and "<b>" not in figure.data[0].hovertemplate
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
 @pytest.mark.parametrize("compact", [True, False])
-def test_every_form_becomes_json(theme: Any, compact: bool) -> None:
+def test_every_variant_becomes_json(theme: Any, compact: bool) -> None:
     figure = curves_figure([curve([1.0, np.nan, np.inf])], theme, compact=compact, y_range=(0, 2))
     assert '"NaN"' in figure.to_json()

@@ -1,4 +1,4 @@
-"""A run's storage, missing messages, export and deletion on its page; and how long raw values are kept."""
+"""The data page of a run: storage, missing messages, export, deletion; and the retention setting."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def test_it_works(member: Visitor, run: Run) -> None:
     assert f"runs/{run.pk}/data/" in html(member, f"runs/{run.pk}/")
 
 
-def test_gaps_are_shown(member: Visitor, run: Run) -> None:
+def test_shows_missing_messages(member: Visitor, run: Run) -> None:
     recorder = Recorder(run, rank=1, seq=5)
     recorder.rows([41], {"loss": [1.0]})
     shown = html(member, f"runs/{run.pk}/data/")
     assert "5 missing" in shown and "None missing" not in shown
 
 
-# The file is written by a thread with a connection of its own, which sees what is committed.
+# A thread with a separate connection writes the file and sees only committed data.
 @pytest.mark.django_db(transaction=True)
-def test_the_file(member: Visitor, run: Run) -> None:
+def test_downloads_the_run_as_a_file(member: Visitor, run: Run) -> None:
     answer = member.client.get(member.address(f"runs/{run.pk}/data/run.csv"))
     body = b"".join(answer)
     assert answer["Content-Disposition"].startswith('attachment; filename="the-run-')
@@ -49,7 +49,7 @@ def test_the_file(member: Visitor, run: Run) -> None:
     assert member.client.get(member.address(f"runs/{run.pk}/data/run.xlsx")).status_code == 404
 
 
-def test_deleting_asks_for_the_name(member: Visitor, run: Run) -> None:
+def test_deleting_needs_the_name_of_the_run(member: Visitor, run: Run) -> None:
     address = member.address(f"runs/{run.pk}/data/delete")
     refused = member.client.post(address, {"name": "another"}, follow=True).content.decode()
     assert "The run was not deleted" in refused and Run.objects.count() == 1
@@ -63,7 +63,7 @@ def test_deleting_asks_for_the_name(member: Visitor, run: Run) -> None:
     assert not Run.with_deleted.exists()
 
 
-def test_who_may(viewer: Visitor, stranger: Visitor, run: Run) -> None:
+def test_only_members_can_delete(viewer: Visitor, stranger: Visitor, run: Run) -> None:
     name = {"name": "the <run>"}
     assert "Delete this run" not in html(viewer, f"runs/{run.pk}/data/")
     assert viewer.client.post(viewer.address(f"runs/{run.pk}/data/delete"), name).status_code == 403
@@ -76,7 +76,9 @@ def test_who_may(viewer: Visitor, stranger: Visitor, run: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "kept"), [("30", 30), ("", None), ("0", 7), ("x", 7), ("-1", 7), ("99999999", 7)]
 )
-def test_retention(admin: Visitor, member: Visitor, text: str, kept: int | None) -> None:
+def test_an_administrator_sets_the_retention(
+    admin: Visitor, member: Visitor, text: str, kept: int | None
+) -> None:
     Project.objects.update(raw_days=7)
     assert member.client.post(member.address("settings/retention"), {"raw_days": "1"}).status_code == 403
     answer = admin.client.post(admin.address("settings/retention"), {"raw_days": text}, follow=True)

@@ -1,4 +1,4 @@
-"""A run that failed, went silent or stopped early is nowhere shown as good, nor is one that still goes on."""
+"""No page shows a good verdict for a run that failed, went silent, stopped early or is still running."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ def finished(recorder: Recorder) -> None:
 
 
 def running(recorder: Recorder) -> None:
-    """Goes on."""
+    """Leave the run running."""
 
 
 def record(visitor: Visitor, name: str, steps: int, ending: Ending, **fields: object) -> Run:
     run = make_run(visitor.project, name, total_steps=PLANNED, **fields)
     recorder = Recorder(run, tensors=["mlp.up.input"])
-    places = np.arange(1, steps + 1)
+    step_numbers = np.arange(1, steps + 1)
     counts = {"numel": 1000.0, "saturated": 0.0, "nonfinite": 0.0}
     statistics = {key: np.full((steps, 1), value) for key, value in counts.items()}
-    recorder.rows(places, {"loss": 2.0 + 3.0 * np.exp(-places / 40.0)}, statistics, rows_per_batch=200)
+    recorder.rows(
+        step_numbers, {"loss": 2.0 + 3.0 * np.exp(-step_numbers / 40.0)}, statistics, rows_per_batch=200
+    )
     for step in sorted({72, steps}):
         recorder.evaluation(step, SCORES)
     document = {**REFERENCE, "fp8": [2.0, 1.9], "delta": 0.0, "verdict": "within", "action": "", "step": 20}
@@ -57,7 +59,7 @@ def record(visitor: Visitor, name: str, steps: int, ending: Ending, **fields: ob
     return run
 
 
-def judged(visitor: Visitor, steps: int, ending: Ending) -> Run:
+def judged_run(visitor: Visitor, steps: int, ending: Ending) -> Run:
     for seed in range(2):
         record(visitor, f"bf16 {seed}", PLANNED, finished, group="bf16", precision="bf16", seed=seed)
     run = record(visitor, "the fp8 run", steps, ending, baseline="bf16", precision="fp8")
@@ -88,7 +90,7 @@ def answer_of_the_api(visitor: Visitor, run: Run) -> dict[str, object]:
 
 
 def test_it_works(admin: Visitor) -> None:
-    run = judged(admin, PLANNED, finished)
+    run = judged_run(admin, PLANNED, finished)
     for name, text in verdict_pages(admin, run).items():
         assert GREEN.findall(text), name
         assert "100 % of the planned run" in text, name
@@ -98,8 +100,8 @@ def test_it_works(admin: Visitor) -> None:
 
 @pytest.mark.parametrize("ending", [failed, silent, finished])
 @pytest.mark.parametrize("steps", [72, 590])
-def test_a_dead_run_is_green_nowhere(admin: Visitor, ending: Ending, steps: int) -> None:
-    run = judged(admin, steps, ending)
+def test_no_page_shows_a_dead_run_as_good(admin: Visitor, ending: Ending, steps: int) -> None:
+    run = judged_run(admin, steps, ending)
     share = {72: "12 %", 590: "98 %"}[steps]
     for name, text in verdict_pages(admin, run).items():
         assert GREEN.findall(text) == [], name
@@ -115,8 +117,8 @@ def test_a_dead_run_is_green_nowhere(admin: Visitor, ending: Ending, steps: int)
     assert str(steps) in comparison["reason"] and comparison["final"] is False
 
 
-def test_a_run_that_goes_on_is_not_shown_as_a_final_one(admin: Visitor) -> None:
-    run = judged(admin, 72, running)
+def test_a_running_run_is_not_shown_as_final(admin: Visitor) -> None:
+    run = judged_run(admin, 72, running)
     texts = verdict_pages(admin, run)
     for name in ("runs", "compare", "evaluations"):
         assert GREEN.findall(texts[name]) == [], name
@@ -126,7 +128,7 @@ def test_a_run_that_goes_on_is_not_shown_as_a_final_one(admin: Visitor) -> None:
     assert "Inside at 12 %" in texts["evaluations"]
 
 
-def test_states_are_told_apart(admin: Visitor) -> None:
+def test_each_state_has_a_label(admin: Visitor) -> None:
     labels = {failed: "Failed", silent: "Silent", finished: "Finished early", running: "Running"}
     for ending, label in labels.items():
         run = record(admin, f"a {label} run", 72, ending)
@@ -137,7 +139,7 @@ def test_states_are_told_apart(admin: Visitor) -> None:
     assert all(f"</svg>{label}</span>" in listed for label in (*labels.values(), "Finished"))
 
 
-def test_a_dead_baseline_is_said(admin: Visitor) -> None:
+def test_names_the_failed_runs_of_the_baseline(admin: Visitor) -> None:
     for seed in range(2):
         record(admin, f"bf16 {seed}", 300, failed, group="bf16", precision="bf16")
     run = record(admin, "fp8", PLANNED, finished, baseline="bf16", precision="fp8")

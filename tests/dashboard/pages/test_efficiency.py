@@ -1,4 +1,4 @@
-"""Where a step's time goes: means that add up, what is known and nothing else."""
+"""The efficiency figure: the mean time of each phase of a step, and the numbers beside it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = 300
 
 
 def measures(steps: int = STEPS) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """A run that waits for data a fifth of its time."""
+    """Scalars of a run that spends a fifth of its time waiting for data."""
     ones = np.ones(steps)
     return {
         "loss": ones,
@@ -67,13 +67,13 @@ def test_it_works(admin: Visitor, measured: Run) -> None:
     assert "Backward 40.0" in answer["summary"] and "Waiting for data 20.0" in answer["summary"]
 
 
-def test_the_page_tells_speed_and_memory(admin: Visitor, measured: Run) -> None:
+def test_the_page_shows_speed_and_memory(admin: Visitor, measured: Run) -> None:
     page = admin.client.get(admin.address(f"runs/{measured.id}/")).content.decode()
     for text in ("Efficiency", "500k", "41.0", "405 TFLOP/s", "55.9 GiB", "97.0"):
         assert text in page, text
 
 
-def test_a_run_without_measures_says_how_to_get_them(admin: Visitor) -> None:
+def test_a_run_without_measurements_says_how_to_get_them(admin: Visitor) -> None:
     run = make_run(admin.project, "bare")
     for steps in (0, 10):
         if steps:
@@ -84,34 +84,34 @@ def test_a_run_without_measures_says_how_to_get_them(admin: Visitor) -> None:
         assert admin.client.get(admin.address(f"runs/{run.id}/")).status_code == 200
 
 
-def test_a_range_of_steps(admin: Visitor, measured: Run) -> None:
+def test_draws_a_range_of_steps(admin: Visitor, measured: Run) -> None:
     answer = get_json(admin, f"runs/{measured.id}/figures/efficiency.json", first="100", last="149")
     x = trace_values(answer["figure"]["data"][0]["x"])
     assert x.min() == 100 and x.max() == 149
 
 
-def test_of_an_endless_run_the_last_steps(measured: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_only_the_last_steps_of_a_long_run(measured: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficiency, "MAX_STEPS", 50)
     split = read_split(measured.id, first=None, last=None, points=1000)
     assert (split.x[0], split.x[-1]) == (STEPS - 50, STEPS - 1)
     assert read_split(measured.id, first=None, last=99, points=1000).x.tolist() == list(range(50, 100))
 
 
-def test_memory_is_the_devices_else_the_processs(admin: Visitor) -> None:
+def test_shows_process_memory_if_there_is_no_device(admin: Visitor) -> None:
     run = make_run(admin.project, "on a CPU")
     Recorder(run).rows(np.arange(3), {"loss": np.ones(3), "memory_rss": np.full(3, 512.0 * 2**20)})
     run.refresh_from_db()
     assert [(figure.term, figure.value) for figure in recent_figures(run)] == [("memory_rss", "512 MiB")]
 
 
-def test_numbers_that_are_none(admin: Visitor) -> None:
+def test_leaves_out_values_that_are_not_finite(admin: Visitor) -> None:
     run = make_run(admin.project, "odd")
     Recorder(run).rows(np.arange(3), {"mfu": np.full(3, np.nan), "memory_rss": np.full(3, np.inf)})
     run.refresh_from_db()
     assert recent_figures(run) == []
 
 
-def test_a_phase_that_is_not_known_leaves_the_step_out() -> None:
+def test_leaves_out_steps_with_an_unknown_phase() -> None:
     seconds = np.ones((len(PHASES), 4))
     seconds[2, 1] = np.nan
     seconds[0, 2] = -1
@@ -141,7 +141,7 @@ def test_a_checkpoint_does_not_flatten_the_other_steps() -> None:
     assert figure["layout"]["yaxis"]["range"][1] == pytest.approx(1e3 * top_of(split))
 
 
-def test_slow_steps_are_told_in_seconds() -> None:
+def test_slow_steps_are_drawn_in_seconds() -> None:
     split = Split(np.arange(3.0), np.full((len(PHASES), 3), 2.0))
     figure = json.loads(efficiency_figure(split, theme_named("light"), compact=False).to_json())
     assert figure["layout"]["yaxis"]["title"]["text"] == "s / step"
@@ -151,14 +151,14 @@ def test_slow_steps_are_told_in_seconds() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(3 * 2**30, "3 GiB"), (1.5 * 2**20, "1.5 MiB"), (2**40, "1024 GiB")]
 )
-def test_bytes_for_people(value: float, text: str) -> None:
+def test_formats_bytes(value: float, text: str) -> None:
     assert gibibytes(value).replace("\N{NARROW NO-BREAK SPACE}", "") == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(9.89e14, "989 T"), (1.2e16, "12 P"), (3.5e6, "3.5 M"), (12, "12 ")]
 )
-def test_operations_for_people(value: float, text: str) -> None:
+def test_formats_operations(value: float, text: str) -> None:
     assert tera(value) == text
 
 

@@ -1,4 +1,4 @@
-"""Evaluation scores with their intervals."""
+"""The evaluations page: scores with their intervals, and verdicts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert escape(row.result["explanation"]) in page
 
 
-def test_verdicts_know_which_way_is_better(admin: Visitor, seeded: Seeded) -> None:
+def test_verdicts_respect_the_direction_of_the_metric(admin: Visitor, seeded: Seeded) -> None:
     verdicts = dict(EvaluationComparison.objects.filter(run=seeded.faulty).values_list("metric", "verdict"))
     assert verdicts == {"accuracy": "below", "nll": "above"}
     page = html(admin)
@@ -39,7 +39,7 @@ def test_verdicts_know_which_way_is_better(admin: Visitor, seeded: Seeded) -> No
     assert "Below BF16" in page and "Above BF16" in page
 
 
-def test_the_chart_has_every_run_and_the_band(admin: Visitor, seeded: Seeded) -> None:
+def test_the_chart_shows_every_run_and_the_baseline_band(admin: Visitor, seeded: Seeded) -> None:
     answer = scores(admin)
     assert len(answer["figure"]["data"]) == 5
     assert len(answer["figure"]["layout"]["shapes"]) == 1
@@ -51,22 +51,22 @@ def test_empty_states(admin: Visitor) -> None:
     assert "empty" in scores(admin)
 
 
-def test_scores_without_a_baseline_wait_for_one(admin: Visitor) -> None:
+def test_scores_without_a_baseline_have_no_verdict(admin: Visitor) -> None:
     Recorder(make_run(admin.project, "r")).evaluation(10, [1.0, 0.0, 1.0])
     assert "No verdict yet" in html(admin)
     (drawn,) = scores(admin)["figure"]["data"]
     assert drawn["error_y"]["array"] != [0.0]
 
 
-def test_one_item_has_no_interval_and_nan_no_dot(admin: Visitor) -> None:
-    one, broken = Recorder(make_run(admin.project, "one")), Recorder(make_run(admin.project, "broken"))
-    one.evaluation(10, [2.5], metric="nll", kind="mean")
+def test_a_single_item_has_no_interval_and_nan_is_not_drawn(admin: Visitor) -> None:
+    single, broken = Recorder(make_run(admin.project, "one")), Recorder(make_run(admin.project, "broken"))
+    single.evaluation(10, [2.5], metric="nll", kind="mean")
     broken.evaluation(10, [2.5, float("nan")], metric="nll", kind="mean")
     (drawn,) = scores(admin, metric="nll")["figure"]["data"]
     assert drawn["customdata"] == [[10, None, None]]
 
 
-def test_names_are_escaped(admin: Visitor) -> None:
+def test_escapes_names(admin: Visitor) -> None:
     Recorder(make_run(admin.project, "r")).evaluation(1, [1.0, 0.0], name='<img src="x">', metric="a&b")
     page = html(admin)
     assert '<img src="x"' not in page
@@ -74,7 +74,7 @@ def test_names_are_escaped(admin: Visitor) -> None:
     assert "figure" in scores(admin, '<img src="x">', "a&b")
 
 
-def test_a_refresh_gets_the_tasks_alone(admin: Visitor, seeded: Seeded) -> None:
+def test_a_refresh_gets_only_the_tasks(admin: Visitor, seeded: Seeded) -> None:
     part = html(admin, **{"HX-Target": "tasks"})
     assert part.strip().startswith('<div id="tasks"') and "<html" not in part
     assert 'id="verdicts-1"' in part and 'id="verdicts-2"' in part

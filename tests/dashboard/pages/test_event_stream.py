@@ -1,4 +1,4 @@
-"""Server-sent events."""
+"""The stream of server-sent events: from Redis, by polling, and its limits."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ SECONDS = 20
 
 
 def in_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run an async test. Its database work happens in this thread, on the connection of the fixtures."""
+    """Run an async test. Its queries run in this thread, on the database connection of the fixtures."""
 
     @wraps(test)
-    def run_it(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run_sync(*args: P.args, **kwargs: P.kwargs) -> None:
         async_to_sync(test)(*args, **kwargs)
 
-    return run_it
+    return run_sync
 
 
 class Listener:
     """Reads a stream as a browser does."""
 
-    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
-        self._pieces = pieces
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
 
     async def next(self) -> tuple[str, Any]:
-        """The next event's name and data; comments and settings are passed over."""
+        """Name and data of the next event; skips comments and settings."""
         async with asyncio.timeout(SECONDS):
-            async for piece in self._pieces:
-                fields = dict(line.split(": ", 1) for line in piece.decode().splitlines() if ": " in line)
+            async for chunk in self._chunks:
+                fields = dict(line.split(": ", 1) for line in chunk.decode().splitlines() if ": " in line)
                 if "event" in fields:
                     return fields["event"], json.loads(fields["data"])
-        raise AssertionError("The stream has ended.")
+        raise AssertionError("the stream has ended")
 
     async def close(self) -> None:
-        await self._pieces.aclose()  # type: ignore[attr-defined]
+        await self._chunks.aclose()  # type: ignore[attr-defined]
 
 
 async def listen(visitor: Visitor, rest: str) -> Listener:
@@ -86,7 +86,7 @@ async def test_it_works(admin: Visitor, run: Run) -> None:
 
 
 @in_loop
-async def test_a_projects_stream_has_all_its_runs(admin: Visitor, run: Run) -> None:
+async def test_the_stream_of_a_project_contains_all_its_runs(admin: Visitor, run: Run) -> None:
     other = await sync_to_async(make_run)(admin.project, "another")
     listener = await listen(admin, "events")
     await listener.next()
@@ -97,7 +97,7 @@ async def test_a_projects_stream_has_all_its_runs(admin: Visitor, run: Run) -> N
 
 
 @in_loop
-async def test_a_runs_stream_has_nothing_of_others(admin: Visitor, run: Run) -> None:
+async def test_the_stream_of_a_run_contains_no_other_runs(admin: Visitor, run: Run) -> None:
     other = await sync_to_async(make_run)(admin.project, "another")
     listener = await listen(admin, f"runs/{run.id}/events")
     await listener.next()
@@ -108,7 +108,7 @@ async def test_a_runs_stream_has_nothing_of_others(admin: Visitor, run: Run) -> 
 
 
 @in_loop
-async def test_without_redis_the_database_is_asked(
+async def test_polls_the_database_while_redis_is_unavailable(
     admin: Visitor, run: Run, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
@@ -125,73 +125,77 @@ async def test_without_redis_the_database_is_asked(
 
 
 @in_loop
-async def test_redis_is_tried_again(
+async def test_reconnects_to_redis(
     admin: Visitor, run: Run, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    there = settings.REDIS_URL
+    redis_url = settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
     monkeypatch.setattr(event_stream, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(event_stream, "RETRY_REDIS_SECONDS", 0.1)
     listener = await listen(admin, f"runs/{run.id}/events")
     assert (await listener.next())[1] == {"source": "polling"}
-    settings.REDIS_URL = there
+    settings.REDIS_URL = redis_url
     while (await listener.next())[1] != {"source": "push"}:
         pass
     await listener.close()
 
 
 @in_loop
-async def test_a_quiet_stream_is_kept_open(admin: Visitor, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sends_heartbeats_on_an_idle_stream(
+    admin: Visitor, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(event_stream, "WAKE_SECONDS", 0.05)
-    pieces = event_stream.stream("nothing", dict, "s")
-    found = b""
+    stream = event_stream.stream("nothing", dict, "s")
+    received = b""
     async with asyncio.timeout(SECONDS):
-        while b": heartbeat" not in found:
-            found += await anext(pieces)
-    await pieces.aclose()
+        while b": heartbeat" not in received:
+            received += await anext(stream)
+    await stream.aclose()
 
 
 @in_loop
-async def test_a_stream_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_ends_after_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "LIFETIME_SECONDS", 0.1)
     monkeypatch.setattr(event_stream, "WAKE_SECONDS", 0.02)
     async with asyncio.timeout(SECONDS):
-        assert [piece async for piece in event_stream.stream("nothing", dict, "s")]
+        assert [chunk async for chunk in event_stream.stream("nothing", dict, "s")]
 
 
 @in_loop
-async def test_one_tab_too_many_ends_the_sessions_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_above_the_limit_ends_the_oldest_of_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(event_stream, "WAKE_SECONDS", 0.02)
     opened = [event_stream.stream("nothing", dict, "me") for _ in range(event_stream.MOST_PER_SESSION + 1)]
     other = event_stream.stream("nothing", dict, "somebody else")
-    for pieces in (other, *opened):
-        await anext(pieces)
+    for stream in (other, *opened):
+        await anext(stream)
     assert event_stream.registry.count == event_stream.MOST_PER_SESSION + 1
     async with asyncio.timeout(SECONDS):
         async for _ in opened[0]:
             pass
-    for pieces in (other, *opened):
-        await pieces.aclose()
+    for stream in (other, *opened):
+        await stream.aclose()
     assert event_stream.registry.count == 0
 
 
 @in_loop
-async def test_a_full_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_process_answers_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "MOST_STREAMS", 0)
-    assert [piece async for piece in event_stream.stream("nothing", dict, "s")] == [
+    assert [chunk async for chunk in event_stream.stream("nothing", dict, "s")] == [
         b"event: busy\ndata: {}\n\n"
     ]
 
 
 @in_loop
-async def test_the_client_leaves(admin: Visitor, run: Run) -> None:
+async def test_a_disconnected_client_is_removed(admin: Visitor, run: Run) -> None:
     listener = await listen(admin, "events")
     await listener.next()
     assert event_stream.registry.count == 1
     waiting = asyncio.create_task(listener.next())
     await asyncio.sleep(0)
-    # What the server does to a request whose client is gone.
+    # The server cancels a request if its client disconnects.
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting
@@ -211,10 +215,10 @@ def test_fingerprints_differ_after_each_kind_of_change(admin: Visitor, run: Run)
     assert fingerprint_of(runs)["state"] != after["state"]
 
 
-def test_a_fingerprint_asks_few_questions(
+def test_a_fingerprint_needs_few_queries(
     admin: Visitor, run: Run, django_assert_max_num_queries: Any
 ) -> None:
-    # One for each table that something on a page comes from, whatever the number of runs.
+    # One query for each table that the pages show, regardless of the number of runs.
     with django_assert_max_num_queries(11):
         fingerprint_of(Run.objects.filter(project=admin.project))
     assert connection.in_atomic_block is False

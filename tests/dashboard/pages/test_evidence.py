@@ -1,4 +1,4 @@
-"""An alert's evidence as a chart."""
+"""The figure of the evidence of an alert."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def test_it_works() -> None:
     assert any("onset 12" in note.text for note in figure.layout.annotations)
 
 
-def test_the_loss_that_is_not_finite_is_marked() -> None:
+def test_marks_a_loss_that_is_not_finite() -> None:
     figure = draw({"series": [LOSS]})
     assert figure is not None
     (crosses,) = [trace for trace in figure.data if "not finite" in (trace.name or "")]
     assert [x for x in crosses.x if x is not None] == [12.0, 13.0]
 
 
-def test_tensors_are_shown_with_the_threshold_and_without_the_loss() -> None:
+def test_draws_tensors_with_the_threshold_and_without_the_loss() -> None:
     figure = draw({"series": [TENSOR, LOSS], "tensors": []}, threshold=0.001)
     assert figure is not None
     assert "loss" not in {trace.name for trace in figure.data}
     assert 0.001 in {shape.y0 for shape in figure.layout.shapes}
 
 
-def test_a_threshold_above_all_values_is_in_the_chart() -> None:
+def test_the_axis_includes_a_threshold_above_all_values() -> None:
     figure = draw({"series": [TENSOR]}, threshold=0.5)
     assert figure is not None and figure.layout.yaxis.range[1] > 0.5
 
 
-def test_without_series_there_is_nothing_to_draw() -> None:
+def test_without_series_there_is_no_figure() -> None:
     assert draw({}) is None
     assert draw({"series": [{"name": "loss", "steps": [], "values": []}]}) is None

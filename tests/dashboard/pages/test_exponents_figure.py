@@ -1,4 +1,4 @@
-"""The exponents of a tensor, and the limits of its format."""
+"""The figure of the exponents of a tensor and the limits of its format."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ LIGHT = THEMES["light"]
 
 
 def exponents(scale: float = 1.0, **counts: float) -> Exponents:
-    """Counts by exponent (`m` for minus), in E4M3."""
+    """An E4M3 histogram with counts by exponent; `em3` is the exponent -3."""
     values = np.zeros(EXPONENT_BINS - 2)
     for name, count in counts.items():
         values[int(name[1:].replace("m", "-")) - MIN_EXPONENT] = count
     return Exponents(MIN_EXPONENT, values, 0.0, 0.0, scale, range_of("E4M3"))
 
 
-def bars(found: Exponents, **options: Any) -> dict[str, dict[float, float]]:
-    """Share of each bar, by name and place."""
-    drawn = exponents_figure(found, LIGHT, **options).data
+def bars(histogram: Exponents, **options: Any) -> dict[str, dict[float, float]]:
+    """Share of each bar, by the name of its group and its position."""
+    drawn = exponents_figure(histogram, LIGHT, **options).data
     return {bar.name: dict(zip(bar.x, bar.y, strict=True)) for bar in drawn}
 
 
 def test_it_works() -> None:
-    # With s = 1: M = 448 < 2^9, smallest normal 2^-6, smallest subnormal 2^-9, flushed up to 2^-10.
-    found = replace(exponents(e9=1, e8=2, e0=80, em7=5, em9=4, em11=3), zeros=4.0, nonfinite=1.0)
-    assert found.total == 100
-    shown = bars(found)
+    # With scale 1: maximum 448 < 2^9, smallest normal 2^-6, smallest subnormal 2^-9, zero up to 2^-10.
+    histogram = replace(exponents(e9=1, e8=2, e0=80, em7=5, em9=4, em11=3), zeros=4.0, nonfinite=1.0)
+    assert histogram.total == 100
+    shown = bars(histogram)
     assert shown == {
         "saturates": {9.5: 0.01},
         "normal": {0.5: 0.8, 8.5: 0.02},
@@ -51,39 +51,39 @@ def test_it_works() -> None:
         "NaN or Inf": {next(iter(shown["NaN or Inf"])): 0.01},
     }
     assert next(iter(shown["zero"])) < -11 and next(iter(shown["NaN or Inf"])) > 10
-    assert summary_of(found, "x").startswith("Exponents of x, by bins: 1.000% saturates, 82.000% normal")
+    assert summary_of(histogram, "x").startswith("Exponents of x, by bins: 1.000% saturates, 82.000% normal")
 
 
 @pytest.mark.parametrize("power", [-40, -3, 0, 5, 60])
 def test_the_limits_move_with_the_scale(power: int) -> None:
-    """A tensor and its scale may be anywhere: what becomes of its elements is the same."""
-    moved = {f"e{e}".replace("-", "m"): 10.0 for e in range(-12 - power, 11 - power)}
-    found = exponents(2.0**power, **moved)
-    assert found.limits is not None
-    assert found.limits[0] == pytest.approx(np.log2(448) - power)
-    assert found.limits[1:] == (-6 - power, -9 - power, -10 - power)
-    kept = np.array(found.outcomes())[found.counts > 0].tolist()
-    assert kept == ["becomes zero"] * 2 + ["subnormal"] * 4 + ["normal"] * 15 + ["saturates"] * 2
+    """Scaling a tensor and its limits by the same power does not change what happens to its elements."""
+    moved = {f"e{exponent}".replace("-", "m"): 10.0 for exponent in range(-12 - power, 11 - power)}
+    histogram = exponents(2.0**power, **moved)
+    assert histogram.limits is not None
+    assert histogram.limits[0] == pytest.approx(np.log2(448) - power)
+    assert histogram.limits[1:] == (-6 - power, -9 - power, -10 - power)
+    outcomes = np.array(histogram.outcomes())[histogram.counts > 0].tolist()
+    assert outcomes == ["becomes zero"] * 2 + ["subnormal"] * 4 + ["normal"] * 15 + ["saturates"] * 2
 
 
-def test_the_lines_are_the_formats_limits() -> None:
+def test_draws_the_limits_of_the_format() -> None:
     figure = exponents_figure(exponents(2.0, e0=1, e7=1), LIGHT)
     assert sorted(line.x0 for line in figure.layout.shapes) == [-10, -7, pytest.approx(np.log2(224))]
-    words = {note.text for note in figure.layout.annotations}
-    assert words == {"largest", "smallest normal", "smallest subnormal"}
+    labels = {note.text for note in figure.layout.annotations}
+    assert labels == {"largest", "smallest normal", "smallest subnormal"}
 
 
 @pytest.mark.parametrize("scale", [np.nan, 0.0, np.inf])
 def test_without_a_scale_there_are_no_limits(scale: float) -> None:
-    found = exponents(scale, e0=5)
-    figure = exponents_figure(found, LIGHT)
+    histogram = exponents(scale, e0=5)
+    figure = exponents_figure(histogram, LIGHT)
     assert not figure.layout.shapes and {bar.name for bar in figure.data} == {"normal"}
-    assert "without a known scale" in summary_of(found, "x")
+    assert "without a known scale" in summary_of(histogram, "x")
     plain = replace(exponents(1.0, e0=5), format=range_of(""))
     assert plain.limits is None
 
 
-def test_of_block_scales_one_does_not_tell_what_saturates() -> None:
+def test_block_scales_do_not_show_what_saturates() -> None:
     figure = exponents_figure(replace(exponents(1.0, e12=5), in_blocks=True), LIGHT)
     assert {bar.name for bar in figure.data} == {"normal"} and len(figure.layout.shapes) == 3
     assert "largest (median block)" in {note.text for note in figure.layout.annotations}
@@ -99,24 +99,24 @@ def test_any_exponent_can_be_drawn(name: str, compact: bool) -> None:
 
 
 def test_only_zeros_can_be_drawn() -> None:
-    found = replace(exponents(1.0), zeros=7.0)
-    assert bars(found) == {"zero": {next(iter(bars(found)["zero"])): 1.0}}
+    histogram = replace(exponents(1.0), zeros=7.0)
+    assert bars(histogram) == {"zero": {next(iter(bars(histogram)["zero"])): 1.0}}
 
 
-def test_formats_are_those_of_the_kernels() -> None:
+def test_format_limits_equal_those_of_the_kernels() -> None:
     for name in ("E4M3", "E5M2"):
-        theirs, ours = fp8scope_kernels.FORMATS[name], RANGES[name.lower()]
-        assert (ours.largest, ours.smallest_normal, ours.smallest_subnormal) == (
-            theirs.max,
-            theirs.smallest_normal,
-            theirs.smallest_subnormal,
+        kernel_format, limits = fp8scope_kernels.FORMATS[name], RANGES[name.lower()]
+        assert (limits.largest, limits.smallest_normal, limits.smallest_subnormal) == (
+            kernel_format.max,
+            kernel_format.smallest_normal,
+            kernel_format.smallest_subnormal,
         )
     assert (FP16.max, FP16.smallest_subnormal) == (RANGES["fp16"].largest, RANGES["fp16"].smallest_subnormal)
     assert range_of("e4m3fn") == range_of("E4M3") and range_of("BF16") is None
 
 
 def store(run: Run, step: int, exponent: int) -> None:
-    """A histogram of the run's first tensor, as ingest would store it."""
+    """Store a histogram of the first tensor of the run, as ingest would."""
     import pyarrow as pa
 
     counts = np.zeros(EXPONENT_BINS)
@@ -143,11 +143,11 @@ def test_the_page_shows_the_histogram_of_a_step(admin: Visitor) -> None:
     assert "run.watch" in figure_of(admin, run, tensor="a.input")["empty"]
     store(run, 1, 3)
     store(run, 11, 5)
-    for query, step, place in (({}, 11, 5.5), ({"step": "11"}, 11, 5.5), ({"step": "10"}, 1, 3.5)):
-        found = figure_of(admin, run, tensor="a.input", **query)
-        assert f"at step {step}" in found["summary"]
-        assert trace_values(found["figure"]["data"][0]["x"]).tolist() == [place]
-        assert len(found["figure"]["layout"]["shapes"]) == 3
+    for query, step, position in (({}, 11, 5.5), ({"step": "11"}, 11, 5.5), ({"step": "10"}, 1, 3.5)):
+        answer = figure_of(admin, run, tensor="a.input", **query)
+        assert f"at step {step}" in answer["summary"]
+        assert trace_values(answer["figure"]["data"][0]["x"]).tolist() == [position]
+        assert len(answer["figure"]["layout"]["shapes"]) == 3
     assert "empty" in figure_of(admin, run, tensor="a.input", step="0")
     assert "Select a tensor" in figure_of(admin, run, tensor="nobody")["empty"]
     for nonsense in ("-1", "x", "9" * 40, "1.5", "٣"):

@@ -1,4 +1,4 @@
-"""Figures as JSON."""
+"""The views that serve figures as JSON."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert answer["summary"].startswith("loss of gpt fp8 delayed: ")
 
 
-def test_the_loss_alone(admin: Visitor, seeded: Seeded) -> None:
+def test_draws_the_loss_without_baseline(admin: Visitor, seeded: Seeded) -> None:
     answer = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", baseline="0", smooth="0")
     (line, *_) = answer["figure"]["data"]
     assert line["name"] == "gpt fp8 delayed" and len(trace_values(line["y"])) == 150
 
 
-def test_a_nan_is_not_lost(admin: Visitor, seeded: Seeded) -> None:
+def test_marks_nan(admin: Visitor, seeded: Seeded) -> None:
     answer = get_json(admin, f"runs/{seeded.faulty.id}/figures/loss.json")
     crosses = [trace for trace in answer["figure"]["data"] if "not finite" in (trace.get("name") or "")]
     assert len(crosses) == 1 and "not finite" in answer["summary"]
@@ -34,7 +34,7 @@ def test_a_nan_is_not_lost(admin: Visitor, seeded: Seeded) -> None:
     assert 1 < low < 3 and high < 8
 
 
-def test_a_spike_of_one_step_is_never_thinned_out(admin: Visitor) -> None:
+def test_downsampling_keeps_a_spike_of_one_step(admin: Visitor) -> None:
     run = make_run(admin.project, "long", precision="fp8")
     loss = np.full(20 * POINTS, 2.0)
     loss[777] = 2.9
@@ -45,13 +45,13 @@ def test_a_spike_of_one_step_is_never_thinned_out(admin: Visitor) -> None:
 
 
 @pytest.mark.parametrize(("axis", "last"), [("step", 149.0), ("tokens", 150.0 * 2048), ("time", 14.9 / 60)])
-def test_axes(admin: Visitor, seeded: Seeded, axis: str, last: float) -> None:
+def test_draws_over_steps_tokens_or_time(admin: Visitor, seeded: Seeded, axis: str, last: float) -> None:
     query = {"x": axis, "smooth": "0", "baseline": "0"}
     line, *_ = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)["figure"]["data"]
     assert trace_values(line["x"])[-1] == pytest.approx(last)
 
 
-def test_a_closer_look(admin: Visitor, seeded: Seeded) -> None:
+def test_draws_a_range_of_steps(admin: Visitor, seeded: Seeded) -> None:
     query = {"first": "20.4", "last": "30", "smooth": "0", "baseline": "0"}
     line, *_ = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)["figure"]["data"]
     assert trace_values(line["x"]).tolist() == list(range(20, 31))
@@ -69,27 +69,27 @@ def test_a_closer_look(admin: Visitor, seeded: Seeded) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["loss", "scalar", "heatmap", "tensor"])
-def test_bad_input_is_no_error(admin: Visitor, seeded: Seeded, name: str, query: dict[str, str]) -> None:
+def test_ignores_invalid_parameters(admin: Visitor, seeded: Seeded, name: str, query: dict[str, str]) -> None:
     get_json(admin, f"runs/{seeded.healthy.id}/figures/{name}.json", **query)
 
 
 @pytest.mark.parametrize("name", ["loss", "scalar", "heatmap", "tensor"])
-def test_nothing_yet_says_what_is_missing(admin: Visitor, name: str) -> None:
+def test_a_new_run_says_what_is_missing(admin: Visitor, name: str) -> None:
     run = make_run(admin.project, "new")
     assert len(get_json(admin, f"runs/{run.id}/figures/{name}.json")["empty"]) > 20
 
 
-def test_scalars(admin: Visitor, seeded: Seeded) -> None:
+def test_draws_scalars(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.healthy.id}/figures/scalar.json"
     assert get_json(admin, path)["figure"]["layout"]["yaxis"]["title"]["text"] == "tokens / s"
     assert (
         get_json(admin, path, name="grad_norm")["figure"]["layout"]["yaxis"]["title"]["text"]
         == "Gradient norm"
     )
-    assert "empty" in get_json(admin, path, name="unheard_of")
+    assert "empty" in get_json(admin, path, name="unknown")
 
 
-def test_the_map_of_tensors(admin: Visitor, seeded: Seeded) -> None:
+def test_draws_the_heat_map_of_tensors(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.faulty.id}/figures/heatmap.json"
     layout = get_json(admin, path)["figure"]["layout"]
     assert layout["meta"]["names"] == TENSORS
@@ -98,15 +98,20 @@ def test_the_map_of_tensors(admin: Visitor, seeded: Seeded) -> None:
     assert [TENSORS[i] for i in worst["indices"]] == worst["names"]
 
 
-def test_tensors_without_the_statistic_take_no_room(admin: Visitor) -> None:
+def test_leaves_out_tensors_without_the_statistic(admin: Visitor) -> None:
     """A master gradient has an amax, but is never cast: it cannot overflow."""
     run = make_run(admin.project, "with gradients", precision="fp8")
     recorder = Recorder(run, tensors=["up.input", "up.weight_grad"])
-    never = [0.0, np.nan]
+    input_only = [0.0, np.nan]
     recorder.rows(
         [1, 2],
         {},
-        {"amax": [[1, 2]] * 2, "numel": [[9, 9]] * 2, "saturated": [never] * 2, "nonfinite": [never] * 2},
+        {
+            "amax": [[1, 2]] * 2,
+            "numel": [[9, 9]] * 2,
+            "saturated": [input_only] * 2,
+            "nonfinite": [input_only] * 2,
+        },
     )
     path = f"runs/{run.id}/figures/heatmap.json"
     assert get_json(admin, path)["figure"]["layout"]["meta"] == {"indices": [0], "names": ["up.input"]}
@@ -114,7 +119,7 @@ def test_tensors_without_the_statistic_take_no_room(admin: Visitor) -> None:
     assert both["names"] == ["up.weight_grad", "up.input"]
 
 
-def test_choosing_tensors(admin: Visitor, seeded: Seeded) -> None:
+def test_filters_tensors(admin: Visitor, seeded: Seeded) -> None:
     path = f"runs/{seeded.faulty.id}/figures/heatmap.json"
     names = get_json(admin, path, role="grad_output", filter="MLP.up")["figure"]["layout"]["meta"]["names"]
     assert names == [name for name in TENSORS if "mlp.up.grad_output" in name]
@@ -122,7 +127,7 @@ def test_choosing_tensors(admin: Visitor, seeded: Seeded) -> None:
 
 
 @pytest.mark.parametrize("tensor", [TENSORS[6], "6"])
-def test_one_tensor(admin: Visitor, seeded: Seeded, tensor: str) -> None:
+def test_draws_one_tensor(admin: Visitor, seeded: Seeded, tensor: str) -> None:
     answer = get_json(admin, f"runs/{seeded.faulty.id}/figures/tensor.json", tensor=tensor)
     names = {trace["name"] for trace in answer["figure"]["data"]}
     assert {"amax", "largest representable", "overflow rate", "underflow rate"} <= names

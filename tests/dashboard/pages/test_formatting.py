@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers, rates and times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_works() -> None:
         (1e-12, "1.00e-12"),
     ],
 )
-def test_numbers(value: float | None, text: str) -> None:
+def test_formats_numbers(value: float | None, text: str) -> None:
     assert plain(number(value)) == text
 
 
@@ -47,11 +47,11 @@ def test_numbers(value: float | None, text: str) -> None:
     ("fraction", "text"),
     [(0.0, "±0 %"), (0.00113, "+0.11 %"), (-0.0031, "-0.31 %"), (0.5, "+50.0 %"), (12.0, "+1200 %")],
 )
-def test_differences_have_a_sign(fraction: float, text: str) -> None:
+def test_differences_are_formatted_with_a_sign(fraction: float, text: str) -> None:
     assert plain(percent(fraction, signed=True)) == text
 
 
-def test_a_tiny_rate_is_not_a_clean_zero() -> None:
+def test_a_tiny_rate_is_not_formatted_as_zero() -> None:
     assert plain(percent(1e-9)) == "< 0.001 %"
     assert plain(percent(0.0)) == "0 %"
     assert plain(percent(None)) == "–"
@@ -59,7 +59,7 @@ def test_a_tiny_rate_is_not_a_clean_zero() -> None:
 
 
 @given(st.floats(min_value=1e-8, max_value=1e4))
-def test_a_percentage_is_right_to_its_last_digit(fraction: float) -> None:
+def test_percentages_are_rounded_correctly(fraction: float) -> None:
     text = plain(percent(fraction))
     if text.startswith("<"):
         assert fraction < 1e-5
@@ -70,7 +70,7 @@ def test_a_percentage_is_right_to_its_last_digit(fraction: float) -> None:
 
 
 @given(st.floats(-1e300, 1e300))
-def test_numbers_keep_their_size(value: float) -> None:
+def test_formatted_numbers_keep_their_value(value: float) -> None:
     shown = float(plain(number(value)).replace(" ", ""))
     assert shown == pytest.approx(value, rel=6e-3)
 
@@ -78,7 +78,7 @@ def test_numbers_keep_their_size(value: float) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "–"), (950, "950"), (12_300, "12.3k"), (171_000, "171k"), (4.1e6, "4.1M")]
 )
-def test_compact_counts(value: float | None, text: str) -> None:
+def test_formats_compact_counts(value: float | None, text: str) -> None:
     assert compact(value) == text
 
 
@@ -95,11 +95,11 @@ def test_compact_counts(value: float | None, text: str) -> None:
         (-5, "0 s"),
     ],
 )
-def test_spans(seconds: float | None, text: str) -> None:
+def test_formats_durations(seconds: float | None, text: str) -> None:
     assert plain(span(seconds)) == text
 
 
-def test_spans_of_timedeltas() -> None:
+def test_formats_timedeltas() -> None:
     assert plain(span(timedelta(days=3, hours=4, minutes=5))) == "3 d 4 h"
 
 
@@ -107,12 +107,12 @@ def test_spans_of_timedeltas() -> None:
     ("seconds", "text"),
     [(-3, "just now"), (2, "just now"), (12, "12 s ago"), (300, "5 min ago"), (90_000, "1 d ago")],
 )
-def test_moments(seconds: int, text: str) -> None:
+def test_formats_times_relative_to_now(seconds: int, text: str) -> None:
     assert plain(ago(NOW - timedelta(seconds=seconds), NOW)) == text
     assert ago(None, NOW) == "never"
 
 
-def test_ordinals() -> None:
+def test_formats_ordinals() -> None:
     numbers = (1, 2, 3, 4, 10, 11, 12, 13, 20, 21, 100, 111)
     assert " ".join(ordinal(value) for value in numbers) == (
         "1st 2nd 3rd 4th 10th 11th 12th 13th 20th 21st 100th 111th"

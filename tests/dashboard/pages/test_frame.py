@@ -1,4 +1,4 @@
-"""What every page has: headers, help, error pages, plotly's script."""
+"""Parts shared by all pages: headers, help texts, error pages, scripts and icons."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
         assert page.count("<h1") == 1 and 'lang="en"' in page and 'name="viewport"' in page
 
 
-def test_scripts_are_files_of_ours(admin: Visitor, seeded: Seeded) -> None:
+def test_pages_load_only_scripts_of_this_server(admin: Visitor, seeded: Seeded) -> None:
     assert "script-src 'self';" in POLICY and "unsafe-eval" not in POLICY
     for rest in (*PAGES, f"runs/{seeded.healthy.id}/"):
         page = admin.client.get(admin.address(rest)).content.decode()
-        assert not re.findall(r"<script(?![^>]*\bsrc=)", page), "an inline script would not run"
-        assert not re.findall(r"\son\w+=", page), "nor would an inline handler"
-        assert not re.findall(r'(?:src|href)="(?:https?:)?//', page), "nothing comes from elsewhere"
+        assert not re.findall(r"<script(?![^>]*\bsrc=)", page), "the policy blocks inline scripts"
+        assert not re.findall(r"\son\w+=", page), "the policy blocks inline handlers"
+        assert not re.findall(r'(?:src|href)="(?:https?:)?//', page), "the policy blocks other servers"
 
 
 def test_form_fields_have_names_and_ids_are_unique(admin: Visitor, seeded: Seeded) -> None:
     for rest in (*PAGES, f"runs/{seeded.faulty.id}/"):
         page = admin.client.get(admin.address(rest)).content.decode()
         ids = re.findall(r'\sid="([^"]+)"', page)
-        assert len(ids) == len(set(ids)), sorted(each for each in ids if ids.count(each) > 1)
+        assert len(ids) == len(set(ids)), sorted(name for name in ids if ids.count(name) > 1)
         for label in re.findall(r'aria-labelledby="([^"]+)"', page):
             assert label in ids
 
@@ -54,7 +54,7 @@ def test_the_api_keeps_its_own_headers(db: None) -> None:
     assert "Content-Security-Policy" not in Client().get("/api/v1/openapi.json").headers
 
 
-def test_the_policy_is_added_to_async_and_sync_answers_alike() -> None:
+def test_the_policy_middleware_stays_sync_or_async() -> None:
     def sync(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
@@ -66,16 +66,16 @@ def test_the_policy_is_added_to_async_and_sync_answers_alike() -> None:
 
 
 @pytest.mark.parametrize("code", ["400", "403", "403_csrf", "404", "500"])
-def test_error_pages(code: str) -> None:
+def test_renders_error_pages(code: str) -> None:
     page = render_to_string(f"{code}.html")
     assert "fp8scope" in page and 'href="/"' in page and "<h1>" in page
 
 
-def test_error_pages_are_used(admin: Visitor) -> None:
+def test_errors_show_the_error_pages(admin: Visitor) -> None:
     assert "Page not found" in admin.client.get("/p/nothing/").content.decode()
-    careful = Client(enforce_csrf_checks=True)
-    careful.force_login(admin.user)
-    assert "This page has expired" in careful.post(admin.address("settings/margins")).content.decode()
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(admin.user)
+    assert "This page has expired" in strict.post(admin.address("settings/margins")).content.decode()
 
 
 def test_a_crash_shows_the_error_page(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,15 +89,15 @@ def test_a_crash_shows_the_error_page(admin: Visitor, monkeypatch: pytest.Monkey
     assert "Server error" in answer.content.decode() and "boom" not in answer.content.decode()
 
 
-def test_plotly_comes_from_its_package() -> None:
-    found = finders.find("plotly/plotly.min.js")
-    assert isinstance(found, str) and b"plotly.js v" in Path(found).read_bytes()[:200]
+def test_plotly_is_served_from_its_package() -> None:
+    script = finders.find("plotly/plotly.min.js")
+    assert isinstance(script, str) and b"plotly.js v" in Path(script).read_bytes()[:200]
     assert [path for path, _ in PlotlyFinder().list(None)] == ["plotly.min.js"]
     assert finders.find("plotly/widgetbundle.js") is None
     assert finders.find("plotly/../plotly.min.js") is None
 
 
-def test_every_file_a_template_names_is_there() -> None:
+def test_every_static_file_of_a_template_exists() -> None:
     named = set()
     for template in (FOLDER / "templates").rglob("*.html"):
         named |= set(re.findall(r"{% static '([^']+)' %}", template.read_text()))
@@ -105,12 +105,12 @@ def test_every_file_a_template_names_is_there() -> None:
     assert [name for name in named if not finders.find(name)] == []
 
 
-def test_every_icon_is_drawn() -> None:
-    drawn = set(re.findall(r'<symbol id="([\w-]+)"', (FOLDER / "static/pages/img/icons.svg").read_text()))
+def test_every_icon_exists() -> None:
+    defined = set(re.findall(r'<symbol id="([\w-]+)"', (FOLDER / "static/pages/img/icons.svg").read_text()))
     sources = [path.read_text() for path in (*FOLDER.rglob("*.html"), FOLDER / "verdicts.py")]
     used = {name for text in sources for name in re.findall(r'{% icon "([\w-]+)" %}', text)}
     used |= set(re.findall(r'Badge\("[^"]+", "\w+", "([\w-]+)"\)', (FOLDER / "verdicts.py").read_text()))
-    assert used and used <= drawn
+    assert used and used <= defined
 
 
 def test_every_statistic_is_explained() -> None:
@@ -119,7 +119,7 @@ def test_every_statistic_is_explained() -> None:
     assert title("overflow_rate") == "Overflow rate" and title("my_scalar") == "my scalar"
 
 
-def test_sign_in_page(db: None) -> None:
+def test_the_sign_in_page_shows_errors(db: None) -> None:
     page = Client().get("/signin/").content.decode()
     assert "<label" in page and 'name="username"' in page
     wrong = Client().post("/signin/", {"username": "x", "password": "y"}).content.decode()

@@ -1,4 +1,4 @@
-"""Where a person arrives."""
+"""The home page: it redirects to a project or lists them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_it_works(member: Visitor) -> None:
     assert answer.status_code == 302 and answer["Location"] == member.address()
 
 
-def test_who_has_several_projects_chooses(member: Visitor) -> None:
+def test_lists_several_projects(member: Visitor) -> None:
     other = create_project("other", "Other <b>one</b>")
     Membership.objects.create(user=member.user, project=other, role=Role.VIEWER)
     page = member.client.get("/").content.decode()
@@ -22,16 +22,16 @@ def test_who_has_several_projects_chooses(member: Visitor) -> None:
     assert "Other &lt;b&gt;one&lt;/b&gt;" in page
 
 
-def test_who_has_none_is_told_what_to_do(db: None) -> None:
+def test_without_a_project_it_says_what_to_do(db: None) -> None:
     client = Client()
     client.force_login(User.objects.create_user("new"))
     assert "Ask an administrator" in client.get("/").content.decode()
 
 
-def test_nobody_is_sent_to_sign_in(db: None) -> None:
+def test_anonymous_visitors_are_sent_to_sign_in(db: None) -> None:
     assert Client().get("/")["Location"] == "/signin/?next=/"
 
 
-def test_the_switcher_names_only_ones_own_projects(member: Visitor) -> None:
+def test_the_project_switcher_lists_only_own_projects(member: Visitor) -> None:
     visitor_of(create_project("secret", "Secret"), "eve", Role.ADMIN)
     assert "Secret" not in member.client.get(member.address()).content.decode()

@@ -1,4 +1,4 @@
-"""The run's page says how often plain tensors are read, where that is not every step."""
+"""The page of a run shows how often plain tensors are read, if not at every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_it_works(admin: Visitor) -> None:
 
 
 @pytest.mark.parametrize("scalars", [{"loss": 1.0}, {"loss": 1.0, "plain_tensors_every": 1.0}])
-def test_every_step_is_not_worth_a_line(admin: Visitor, scalars: dict[str, float]) -> None:
+def test_reading_every_step_is_not_mentioned(admin: Visitor, scalars: dict[str, float]) -> None:
     assert "Plain tensors" not in head(admin, scalars)
 
 

@@ -1,4 +1,4 @@
-"""Axis ranges that one run gone wrong cannot spoil."""
+"""Axis ranges that stay readable if a run diverges."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def test_a_diverging_run_alone_keeps_its_healthy_part_readable() -> None:
     assert high < 10 and low > 1
 
 
-def test_a_run_that_dives_does_not_squash_the_others() -> None:
+def test_a_run_that_drops_far_does_not_squash_the_others() -> None:
     broken = losses(300, 4)
     broken[250:] = -1e6
     low, _ = loss_range([losses(300, 1), losses(300, 2), broken]) or (0.0, 0.0)
     assert low > -20
 
 
-def test_a_steep_fall_late_in_the_run_is_shown_whole() -> None:
+def test_includes_a_steep_fall_late_in_the_run() -> None:
     values = np.concatenate([np.full(400, 2.0), np.full(20, 0.05)])
     low, high = loss_range([values]) or (0.0, 0.0)
     assert low < 0.05 and high > 2.0
 
 
-def test_a_spike_in_the_beginning_is_left_out() -> None:
+def test_leaves_out_a_spike_at_the_beginning() -> None:
     values = losses(300, 1)
     values[3] = 400.0
     _, high = loss_range([values]) or (0.0, 0.0)
     assert high < 10
 
 
-def test_what_lies_inside_is_kept_whole() -> None:
+def test_includes_all_ordinary_values() -> None:
     curves = [losses(300, seed) for seed in (1, 2, 3)]
     low, high = loss_range(curves) or (0.0, 0.0)
     assert low <= min(values.min() for values in curves)
@@ -69,9 +69,9 @@ def test_nothing_finite_has_no_range() -> None:
     assert central_range([np.full(5, np.nan)]) is None
 
 
-def test_a_constant_still_has_room() -> None:
-    for found in (loss_range([np.full(10, 2.0)]), central_range([np.full(10, 0.0)])):
-        assert found is not None and found[1] > found[0]
+def test_a_constant_has_a_range() -> None:
+    for axis_range in (loss_range([np.full(10, 2.0)]), central_range([np.full(10, 0.0)])):
+        assert axis_range is not None and axis_range[1] > axis_range[0]
 
 
 def test_a_rate_begins_at_zero() -> None:
@@ -81,8 +81,8 @@ def test_a_rate_begins_at_zero() -> None:
 
 @given(arrays(np.float64, st.integers(1, 60), elements=st.floats(-1e300, 1e300) | st.just(np.nan)))
 def test_ranges_are_always_usable(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    for found in (loss_range([values]), central_range([values])):
+    for axis_range in (loss_range([values]), central_range([values])):
         if np.isnan(values).all():
-            assert found is None
+            assert axis_range is None
         else:
-            assert found is not None and found[0] < found[1]
+            assert axis_range is not None and axis_range[0] < axis_range[1]

@@ -1,4 +1,4 @@
-"""A run's ranks and attempts: who writes, who is gone, who lags, who disagrees."""
+"""The card of ranks and attempts: states of ranks, lag, lost ranks, and scales that disagree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(project: Project) -> Run:
 def write(
     run: Run, rank: int, last: int, *, attempt: int = 0, first: int = 1, scale: float = 2.0
 ) -> Recorder:
-    """A rank's steps; its input's scale is its own, its weight's is `scale`."""
+    """Record the steps of a rank. The scale of its weight is `scale`; that of its input differs per rank."""
     writer = Recorder(run, rank, TENSORS)
     Writer.objects.filter(uuid=writer.uuid).update(hostname=f"node{rank}", attempt=attempt)
     steps = np.arange(first, last + 1)
@@ -49,22 +49,22 @@ def lose(writer: Recorder) -> None:
 def test_it_works(run: Run) -> None:
     for rank in range(4):
         write(run, rank, 40)
-    found = ranks_of(run)
-    assert [(one.rank, one.hostname, one.last_step, one.lag) for one in found.ranks] == [
+    card = ranks_of(run)
+    assert [(rank.rank, rank.hostname, rank.last_step, rank.lag) for rank in card.ranks] == [
         (rank, f"node{rank}", 40, 0) for rank in range(4)
     ]
-    assert {one.badge for one in found.ranks} == {WRITING}
-    assert found.troubled == [] and found.disagreement is None
-    (attempt,) = found.attempts
+    assert {rank.badge for rank in card.ranks} == {WRITING}
+    assert card.troubled == [] and card.disagreement is None
+    (attempt,) = card.attempts
     assert (attempt.number, attempt.first_step, attempt.last_step, attempt.ranks) == (1, 1, 40, 4)
 
 
-def test_a_run_that_nobody_has_written_to(run: Run) -> None:
-    found = ranks_of(run)
-    assert (found.ranks, found.attempts, found.count) == ([], [], 0)
+def test_a_run_without_writers(run: Run) -> None:
+    card = ranks_of(run)
+    assert (card.ranks, card.attempts, card.count) == ([], [], 0)
 
 
-def test_the_states_of_ranks(run: Run) -> None:
+def test_shows_the_states_of_ranks(run: Run) -> None:
     write(run, 0, 200)
     write(run, 1, 120)
     lose(write(run, 2, 100))
@@ -79,36 +79,41 @@ def test_the_states_of_ranks(run: Run) -> None:
         points_sent=0,
         ends_run=False,
     )
-    found = ranks_of(run)
-    assert [one.badge for one in found.ranks] == [WRITING, LAGGING, LOST, FINISHED, FAILED]
-    assert [one.rank for one in found.troubled] == [1, 2, 4]
-    assert found.ranks[4].error == "OSError: no disk" and found.ranks[1].lag == 80
+    card = ranks_of(run)
+    assert [rank.badge for rank in card.ranks] == [WRITING, LAGGING, LOST, FINISHED, FAILED]
+    assert [rank.rank for rank in card.troubled] == [1, 2, 4]
+    assert card.ranks[4].error == "OSError: no disk" and card.ranks[1].lag == 80
 
 
-def test_weights_whose_scales_differ(run: Run) -> None:
+def test_detects_weights_whose_scales_differ(run: Run) -> None:
     write(run, 0, 30)
     write(run, 1, 30)
     write(run, 2, 25, scale=4.0)
-    found = ranks_of(run).disagreement
-    assert found is not None
-    # At the last step that all have; the inputs' scales are each rank's own.
-    assert (found.step, found.names, found.compared, found.weights) == (25, ["0.weight"], 3, True)
-    assert found.deviating == [2]
+    disagreement = ranks_of(run).disagreement
+    assert disagreement is not None
+    # Compared at the last step that all ranks have. The scales of inputs may differ.
+    assert (disagreement.step, disagreement.names, disagreement.compared, disagreement.weights) == (
+        25,
+        ["0.weight"],
+        3,
+        True,
+    )
+    assert disagreement.deviating == [2]
 
 
-def test_activations_have_to_agree_where_the_recipe_says_so(run: Run) -> None:
+def test_compares_activations_if_the_recipe_reduces_amax(run: Run) -> None:
     write(run, 0, 10)
     write(run, 1, 10)
     assert ranks_of(run).disagreement is None
     Run.objects.update(recipe={"recipe": "DelayedScaling", "reduce_amax": True})
     run.refresh_from_db()
-    found = ranks_of(run).disagreement
-    assert found is not None and (found.names, found.weights) == (["0.input"], False)
-    # Of two nobody can tell which one is right.
-    assert found.deviating == []
+    disagreement = ranks_of(run).disagreement
+    assert disagreement is not None and (disagreement.names, disagreement.weights) == (["0.input"], False)
+    # With two ranks there is no majority.
+    assert disagreement.deviating == []
 
 
-def test_attempts_and_what_was_replaced(run: Run) -> None:
+def test_shows_attempts_and_their_replaced_steps(run: Run) -> None:
     services.finish(
         run,
         services.writer_of(run, write(run, 0, 50).uuid),
@@ -119,25 +124,28 @@ def test_attempts_and_what_was_replaced(run: Run) -> None:
     )
     write(run, 0, 60, attempt=1, first=41)
     write(run, 0, 70, attempt=2, first=61)
-    found = ranks_of(run)
-    shown = [(one.number, one.first_step, one.last_step, one.replaced_from) for one in found.attempts]
+    card = ranks_of(run)
+    shown = [
+        (attempt.number, attempt.first_step, attempt.last_step, attempt.replaced_from)
+        for attempt in card.attempts
+    ]
     assert shown == [(3, 61, 70, None), (2, 41, 60, None), (1, 1, 50, 41)]
-    assert found.attempts[-1].badge == FAILED and len(found.ranks) == 1
+    assert card.attempts[-1].badge == FAILED and len(card.ranks) == 1
 
 
-def test_of_a_thousand_ranks_the_troubled_ones_are_shown(run: Run) -> None:
+def test_shows_the_troubled_ones_of_a_thousand_ranks(run: Run) -> None:
     writers = [
         Writer(run=run, uuid=f"00000000-0000-0000-0000-{rank:012d}", rank=rank, last_step=100)
         for rank in range(1000)
     ]
     writers[777].seen_at = timezone.now() - timedelta(hours=1)
     Writer.objects.bulk_create(writers)
-    found = ranks_of(run)
-    assert found.count == 1000 and len(found.ranks) == RANKS_SHOWN
-    assert [one.rank for one in found.troubled] == [777] and 777 in {one.rank for one in found.ranks}
+    card = ranks_of(run)
+    assert card.count == 1000 and len(card.ranks) == RANKS_SHOWN
+    assert [rank.rank for rank in card.troubled] == [777] and 777 in {rank.rank for rank in card.ranks}
 
 
-def test_a_forked_child_is_no_rank(run: Run) -> None:
+def test_a_forked_child_is_not_a_rank(run: Run) -> None:
     write(run, 0, 20)
     write(run, 0, 5)
     (only,) = ranks_of(run).ranks
@@ -154,7 +162,7 @@ def test_a_killed_child_does_not_make_a_finished_run_silent(run: Run) -> None:
     assert Run.objects.get().state == RunState.FINISHED
 
 
-def test_the_page_says_it_in_words(member: Visitor) -> None:
+def test_the_page_describes_the_ranks(member: Visitor) -> None:
     run = make_run(member.project, "several ranks")
     write(run, 0, 200)
     lose(write(run, 1, 100, scale=8.0))

@@ -1,4 +1,4 @@
-"""What a run found out about itself, on its page: windows, bisections and marks in the loss."""
+"""Reports on the page of a run: reference windows, bisections and annotations in the loss."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def page(visitor: Visitor, run: Run, rest: str = "") -> str:
 def figure(visitor: Visitor, run: Run, name: str, **query: Any) -> dict[str, Any]:
     answer = visitor.client.get(visitor.address(f"runs/{run.id}/reports/{name}.json"), query)
     assert answer.status_code == 200
-    found: dict[str, Any] = json.loads(answer.content)
-    return found
+    document: dict[str, Any] = json.loads(answer.content)
+    return document
 
 
 def test_it_works(admin: Visitor, writer: Recorder) -> None:
@@ -55,22 +55,22 @@ def test_it_works(admin: Visitor, writer: Recorder) -> None:
 def test_without_reports_there_is_no_card(admin: Visitor, writer: Recorder) -> None:
     shown = page(admin, writer.run)
     assert "Error of each matrix product" not in shown and "reference windows" not in shown
-    assert 'id="reports"' in shown, "but a place for it when the first one comes"
+    assert 'id="reports"' in shown, "the empty element is there for the first report"
     for name in ("bisect", "reference"):
         assert "No report yet" in figure(admin, writer.run, name)["empty"]
 
 
-def test_both_arms_are_drawn_over_the_runs_steps(admin: Visitor, writer: Recorder) -> None:
+def test_draws_both_arms_of_a_window_over_steps(admin: Visitor, writer: Recorder) -> None:
     send_report(writer, **REFERENCE)
-    found = figure(admin, writer.run, "reference")
-    names = [trace.get("name") for trace in found["figure"]["data"]]
+    answer = figure(admin, writer.run, "reference")
+    names = [trace.get("name") for trace in answer["figure"]["data"]]
     assert "FP8" in names and "BF16 from the same state" in names
-    assert "FP8: not finite" in names and "Difference: NaN" in found["summary"]
-    lines = [trace for trace in found["figure"]["data"] if trace.get("name") == "BF16 from the same state"]
-    assert len(lines) == 2, "its line, and its entry in the legend"
+    assert "FP8: not finite" in names and "Difference: NaN" in answer["summary"]
+    lines = [trace for trace in answer["figure"]["data"] if trace.get("name") == "BF16 from the same state"]
+    assert len(lines) == 2, "one trace is the line, one its legend entry"
 
 
-def test_the_newest_is_drawn_unless_another_is_chosen(admin: Visitor, writer: Recorder) -> None:
+def test_draws_the_newest_report_unless_another_is_selected(admin: Visitor, writer: Recorder) -> None:
     for step, layer in ((10, "first"), (5, "second")):
         send_report(
             writer, **{**BISECT, "step": step, "products": [{**BISECT["products"][0], "layer": layer}]}
@@ -79,11 +79,11 @@ def test_the_newest_is_drawn_unless_another_is_chosen(admin: Visitor, writer: Re
     assert figure(admin, writer.run, "bisect")["summary"].endswith("from second dgrad.")
     assert figure(admin, writer.run, "bisect", report=first.pk)["summary"].endswith("from first dgrad.")
     assert "empty" in figure(admin, writer.run, "bisect", report=second.pk + 100)
-    # Not a number: as if nothing had been chosen.
-    assert figure(admin, writer.run, "bisect", report="x' OR 1")["summary"].startswith("second")
+    # An invalid id is ignored.
+    assert figure(admin, writer.run, "bisect", report="x' OR 1")["summary"].endswith("from second dgrad.")
 
 
-def test_no_report_of_another_run_is_shown(admin: Visitor, stranger: Visitor, writer: Recorder) -> None:
+def test_reports_of_other_runs_are_not_served(admin: Visitor, stranger: Visitor, writer: Recorder) -> None:
     send_report(writer, **BISECT)
     other = make_run(admin.project, "other")
     report = Report.objects.get()
@@ -94,7 +94,7 @@ def test_no_report_of_another_run_is_shown(admin: Visitor, stranger: Visitor, wr
     assert admin.client.get(admin.address(f"runs/{writer.run.id}/reports/other.json")).status_code == 404
 
 
-def test_what_was_done_is_marked_in_the_loss(admin: Visitor, writer: Recorder) -> None:
+def test_marks_annotations_in_the_loss(admin: Visitor, writer: Recorder) -> None:
     send_report(writer, **{**ANNOTATION, "text": "2 layers to <BF16>"})
     answer = admin.client.get(admin.address(f"runs/{writer.run.id}/figures/loss.json"))
     traces = {trace.get("name"): trace for trace in json.loads(answer.content)["figure"]["data"]}
@@ -102,7 +102,7 @@ def test_what_was_done_is_marked_in_the_loss(admin: Visitor, writer: Recorder) -
     assert traces["change"]["x"] == [41.0] and traces["change"]["customdata"] == ["fallback"]
 
 
-def test_what_a_process_writes_is_text_to_a_page(admin: Visitor, writer: Recorder) -> None:
+def test_escapes_the_content_of_reports(admin: Visitor, writer: Recorder) -> None:
     evil = "<script>alert(1)</script>"
     send_report(writer, **{**BISECT, "note": evil, "products": [{**BISECT["products"][0], "layer": evil}]})
     assert evil not in page(admin, writer.run)
@@ -119,7 +119,7 @@ def test_a_ranking_shows_every_product(theme: Any) -> None:
     ]
     drawn = ranking_figure(products, 0.6, theme)
     bars = {int(y): x for trace in drawn.data for y, x in zip(trace.y, trace.x, strict=True)}
-    assert bars == {0: 0.6, 1: 0.5, 2: 1e-4, 3: 0.0}, "what is not finite is as long as the longest"
+    assert bars == {0: 0.6, 1: 0.5, 2: 1e-4, 3: 0.0}, "an error that is not finite gets the longest bar"
     labels = list(drawn.layout.yaxis.ticktext)
     assert labels[0].startswith("…a") and labels[0].endswith(" dgrad") and len(labels[0]) < 60
     assert labels[1] == "blocks.1.up wgrad"
@@ -129,6 +129,6 @@ def test_a_ranking_shows_every_product(theme: Any) -> None:
     assert alone.data[0].text == ("not finite",)
 
 
-def test_a_window_of_nothing_finite_is_drawn_all_the_same() -> None:
+def test_draws_a_window_without_finite_values() -> None:
     document = {"fp8": ["NaN", "Infinity"], "bf16": ["-Infinity", "NaN"]}
     assert window_figure(document, 3, THEMES["light"]).data

@@ -1,4 +1,4 @@
-"""What a run says of itself as a whole: tags, summary and configuration on its page."""
+"""Tags, summary and configuration on the page of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_run_without_a_summary_has_no_card(admin: Visitor) -> None:
     assert 'aria-label="Summary"' not in head(admin)
 
 
-def test_a_long_summary_is_cut(admin: Visitor) -> None:
+def test_a_long_summary_is_truncated(admin: Visitor) -> None:
     text = head(admin, summary={f"value_{number:02d}": "x" * 500 for number in range(30)})
     card = text.partition('aria-label="Summary"')[2].partition("</section>")[0]
     assert card.count("<dt>") == 12 and "18 more entries" in card and "x" * 61 not in card

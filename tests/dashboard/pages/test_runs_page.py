@@ -1,4 +1,4 @@
-"""The list of runs, and a run's page."""
+"""The list of runs, and the page of a run."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_without_runs_it_says_how_to_get_one(member: Visitor, viewer: Visitor) -
     page = html(member)
     assert f"fp8scope login {settings.BASE_URL}" in page
     assert "fp8scope.init(" in page and "Create a token" in page
-    assert "Create a token" not in html(viewer), "a viewer may not make one"
+    assert "Create a token" not in html(viewer), "a viewer cannot create tokens"
 
 
-def test_finding_runs(admin: Visitor) -> None:
+def test_searches_runs(admin: Visitor) -> None:
     make_run(admin.project, "first", group="bf16")
     make_run(admin.project, "second", tags=["nightly"], state=RunState.FAILED)
     assert "second" not in html(admin, "?q=FIR")
@@ -46,13 +46,13 @@ def test_finding_runs(admin: Visitor) -> None:
     assert "first" in html(admin, "?state=nonsense")
 
 
-def test_a_refresh_gets_the_list_alone(admin: Visitor) -> None:
+def test_a_refresh_gets_only_the_list(admin: Visitor) -> None:
     make_run(admin.project, "a run")
     part = html(admin, **{"HX-Request": "true", "HX-Target": "runs"})
     assert part.strip().startswith('<div id="runs"') and "a run" in part and "<html" not in part
 
 
-def test_many_runs_come_in_pages(admin: Visitor) -> None:
+def test_paginates_the_runs(admin: Visitor) -> None:
     for i in range(RUNS_A_PAGE + 1):
         make_run(admin.project, f"run number {i:03}")
     assert html(admin).count("runs__name") == RUNS_A_PAGE
@@ -60,14 +60,14 @@ def test_many_runs_come_in_pages(admin: Visitor) -> None:
     assert html(admin, "?page=nonsense").count("runs__name") == RUNS_A_PAGE
 
 
-def test_the_list_asks_few_questions(admin: Visitor, django_assert_max_num_queries: object) -> None:
+def test_the_list_needs_few_queries(admin: Visitor, django_assert_max_num_queries: object) -> None:
     for i in range(20):
         make_run(admin.project, f"run {i}", precision="fp8", group=f"g{i}", baseline="bf16")
     with django_assert_max_num_queries(16):  # type: ignore[operator]
         html(admin)
 
 
-def test_names_are_escaped(admin: Visitor) -> None:
+def test_escapes_names(admin: Visitor) -> None:
     name = "<script>alert(1)</script>"
     run = make_run(admin.project, name, config={"x": "</pre><script>"}, tags=["<i>"])
     for rest in ("", f"runs/{run.id}/"):
@@ -75,7 +75,7 @@ def test_names_are_escaped(admin: Visitor) -> None:
         assert "<script>alert" not in page and escape(name) in page and "<i>" not in page
 
 
-def test_the_head_of_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
+def test_shows_the_head_of_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin, f"runs/{seeded.healthy.id}/")
     comparison = seeded.healthy.comparison
     assert escape(comparison.result["explanation"]) in page
@@ -91,12 +91,12 @@ def test_the_head_of_a_faulty_run_names_the_worst_tensors(admin: Visitor, seeded
     assert "Loss not finite" in page and "badge--danger" in page
 
 
-def test_a_refresh_gets_the_head_alone(admin: Visitor, seeded: Seeded) -> None:
+def test_a_refresh_gets_only_the_head(admin: Visitor, seeded: Seeded) -> None:
     part = html(admin, f"runs/{seeded.faulty.id}/", **{"HX-Request": "true", "HX-Target": "run-head"})
     assert '<div id="run-head"' in part and "data-figure" not in part and "<html" not in part
 
 
-def test_a_run_that_has_only_begun(admin: Visitor) -> None:
+def test_a_run_without_steps(admin: Visitor) -> None:
     run = make_run(admin.project, "new", precision="fp8", baseline="bf16")
     page = html(admin, f"runs/{run.id}/")
     assert "No steps yet" in page and "Not compared yet" in page and "run.watch(model)" in page
@@ -112,14 +112,14 @@ def test_a_baseline_and_a_run_without_one(admin: Visitor) -> None:
     assert "Other runs are compared with this group." in html(admin, f"runs/{seed.id}/")
 
 
-def test_a_failed_and_a_silent_run(admin: Visitor) -> None:
+def test_explains_failed_and_silent_runs(admin: Visitor) -> None:
     failed = make_run(admin.project, "f", state=RunState.FAILED, error="ZeroDivisionError: <oh>")
     silent = make_run(admin.project, "s", state=RunState.SILENT)
     assert "ZeroDivisionError: &lt;oh&gt;" in html(admin, f"runs/{failed.id}/")
     assert "fp8scope sync" in html(admin, f"runs/{silent.id}/")
 
 
-def test_losses_on_the_way_are_shown(admin: Visitor) -> None:
+def test_shows_lost_data(admin: Visitor) -> None:
     run = make_run(admin.project, "r")
     Recorder(run).rows(np.arange(3), {"loss": np.ones(3)})
     Run.objects.filter(pk=run.pk).update(rows_dropped=7, agent_errors=2, points_sent=10)
@@ -129,12 +129,12 @@ def test_losses_on_the_way_are_shown(admin: Visitor) -> None:
     assert "Sent but not stored" in page and '<span class="badge badge--danger">7</span>' in page
 
 
-def test_the_small_image(admin: Visitor, seeded: Seeded) -> None:
+def test_serves_the_sparkline(admin: Visitor, seeded: Seeded) -> None:
     answer = admin.client.get(admin.address(f"runs/{seeded.faulty.id}/loss.svg?rows=1"))
     assert answer["Content-Type"] == "image/svg+xml"
     assert b"<polyline" in answer.content
     assert "max-age=86400" in answer["Cache-Control"] and "private" in answer["Cache-Control"]
 
 
-def test_pages_are_not_kept_by_browsers(admin: Visitor) -> None:
+def test_browsers_do_not_cache_pages(admin: Visitor) -> None:
     assert "no-store" in admin.client.get(admin.address())["Cache-Control"]

@@ -1,4 +1,4 @@
-"""Tokens, webhooks, rules and margins."""
+"""The settings page: tokens, webhooks, rules and margins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def html(visitor: Visitor) -> str:
 
 
 def post(visitor: Visitor, rest: str, **data: str) -> str:
-    """The page after the post, with its messages."""
+    """Submit a form; returns the page that follows, with its messages."""
     return visitor.client.post(visitor.address(f"settings/{rest}"), data, follow=True).content.decode()
 
 
@@ -42,25 +42,25 @@ def test_a_token_is_shown_only_once(member: Visitor) -> None:
         assert ApiToken.objects.get().prefix in page
 
 
-def test_without_scripts_the_whole_page_comes_back(member: Visitor) -> None:
+def test_without_javascript_the_whole_page_is_returned(member: Visitor) -> None:
     page = member.client.post(member.address("settings/tokens/new"), {"name": "cluster A"}).content.decode()
     assert "<html" in page and re.search(r"fp8s_[A-Za-z0-9]{8}_[\w-]{43}", page)
 
 
-def test_revoking(member: Visitor) -> None:
+def test_revokes_a_token(member: Visitor) -> None:
     token, secret = create_token(member.project, "old")
     page = post(member, f"tokens/{token.pk}/revoke")
     assert "Revoked the token “old”" in page
     assert authenticate_token(secret) is None
 
 
-def test_a_name_that_is_too_long(member: Visitor) -> None:
+def test_refuses_a_name_that_is_too_long(member: Visitor) -> None:
     answer = member.client.post(member.address("settings/tokens/new"), {"name": "x" * 500})
     assert "notice--error" in answer.content.decode()
     assert not ApiToken.objects.exists()
 
 
-def test_webhooks(admin: Visitor) -> None:
+def test_creates_and_changes_webhooks(admin: Visitor) -> None:
     page = post(
         admin, "webhooks/new", name="on-call", url="https://hook.test/x?key=private", secret="very secret"
     )
@@ -79,19 +79,19 @@ def test_webhooks(admin: Visitor) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x.test", "https://", "https://u:p@x.test", "x" * 3000])
-def test_an_address_that_cannot_be_used(admin: Visitor, url: str) -> None:
+def test_refuses_an_invalid_webhook_address(admin: Visitor, url: str) -> None:
     assert "notice--error" in post(admin, "webhooks/new", name="x", url=url)
     assert not Channel.objects.exists()
 
 
-def test_webhooks_are_bounded(admin: Visitor) -> None:
+def test_limits_the_number_of_webhooks(admin: Visitor) -> None:
     for i in range(MOST_CHANNELS):
         Channel.objects.create(project=admin.project, name=str(i), config={})
     assert "Remove one first" in post(admin, "webhooks/new", name="x", url="https://x.test")
     assert Channel.objects.count() == MOST_CHANNELS
 
 
-def test_rules(member: Visitor) -> None:
+def test_changes_a_rule(member: Visitor) -> None:
     rule = Rule.objects.get(project=member.project, kind="saturation_rate")
     post(member, f"rules/{rule.pk}", rate="0.01", points="5", severity="critical", enabled="1")
     rule.refresh_from_db()
@@ -99,12 +99,12 @@ def test_rules(member: Visitor) -> None:
     assert rule.severity == "critical" and rule.enabled
     post(member, f"rules/{rule.pk}", severity="nonsense")
     rule.refresh_from_db()
-    assert rule.parameters["rate"] == 0.001, "what is left out is the default"
+    assert rule.parameters["rate"] == 0.001, "an omitted parameter gets its default"
     assert rule.severity == "critical" and not rule.enabled
 
 
 @pytest.mark.parametrize("rate", ["2", "-1", "nan", "inf", "much"])
-def test_parameters_out_of_bounds(member: Visitor, rate: str) -> None:
+def test_refuses_rule_parameters_out_of_bounds(member: Visitor, rate: str) -> None:
     rule = Rule.objects.get(project=member.project, kind="saturation_rate")
     assert "rate must" in post(member, f"rules/{rule.pk}", rate=rate, enabled="1")
     before = dict(rule.parameters)
@@ -112,7 +112,7 @@ def test_parameters_out_of_bounds(member: Visitor, rate: str) -> None:
     assert rule.parameters == before
 
 
-def test_margins(admin: Visitor) -> None:
+def test_changes_the_margins(admin: Visitor) -> None:
     post(admin, "margins", margin="0.5", alpha="0.01")
     admin.project.refresh_from_db()
     assert admin.project.margin == 0.005 and admin.project.alpha == 0.01
@@ -122,13 +122,13 @@ def test_margins(admin: Visitor) -> None:
 @pytest.mark.parametrize(
     ("margin", "alpha"), [("0", "0.05"), ("0.25", "0.9"), ("nan", "0.05"), ("", ""), ("x", "1")]
 )
-def test_margins_out_of_bounds(admin: Visitor, margin: str, alpha: str) -> None:
+def test_refuses_margins_out_of_bounds(admin: Visitor, margin: str, alpha: str) -> None:
     assert "notice--error" in post(admin, "margins", margin=margin, alpha=alpha)
     admin.project.refresh_from_db()
     assert admin.project.margin == 0.0025 and admin.project.alpha == 0.05
 
 
-def test_who_may_only_look_has_no_forms(viewer: Visitor) -> None:
+def test_a_viewer_sees_no_forms(viewer: Visitor) -> None:
     page = html(viewer)
     assert "Create a token" not in page and "Save" not in page and "Add</button>" not in page
     assert page.count("disabled") >= 5

@@ -1,4 +1,4 @@
-"""What people see of a full disk."""
+"""The pages report a full disk of the database."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BANNER = "disk of the server’s database is full"
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_space, "_refused_at", -disk_space.REMEMBERED_SECONDS)
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Have the first page fail as PostgreSQL fails with this SQLSTATE."""
+    """Make the home page fail with a PostgreSQL error with this SQLSTATE."""
 
     def failing(user: object) -> None:
         with connection.cursor() as cursor:
@@ -54,10 +54,12 @@ def test_every_page_warns_for_a_minute(
     assert BANNER not in browser.get(admin.address("settings/")).content.decode()
 
 
-def test_other_failures_stay_what_they_are(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_failures_are_not_reported_as_a_full_disk(
+    browser: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail_with(monkeypatch, "57014")
     answer = browser.get("/")
     assert answer.status_code == 500
     assert "Server error" in answer.content.decode()
-    assert not disk_space.is_disk_full(OperationalError("away"))
+    assert not disk_space.is_disk_full(OperationalError("connection lost"))
     assert not disk_space.is_disk_full(None)

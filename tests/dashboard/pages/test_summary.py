@@ -1,4 +1,4 @@
-"""What the head of a run's page says, and how verdicts look."""
+"""The summary at the head of the page of a run, and the badges of verdicts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert {score.metric for score in summary.scores} == {"accuracy", "nll"}
 
 
-def test_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
+def test_summarises_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
     summary = summarise(seeded.healthy)
     assert summary.verdict.badge.tone == "good" and summary.open_events == 0
     assert summary.verdict.seeds == 3 and summary.verdict.baseline == "bf16"
@@ -39,7 +39,7 @@ def test_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
     assert gauge is not None and gauge.low < gauge.point < gauge.high
 
 
-def test_progress_and_losses(admin: Visitor) -> None:
+def test_shows_progress_and_lost_points(admin: Visitor) -> None:
     run = make_run(admin.project, "r", total_steps=200, last_step=50, points_stored=90, points_sent=100)
     summary = summarise(run)
     assert summary.progress == 25.0 and summary.lost == 10 and summary.is_live
@@ -48,7 +48,7 @@ def test_progress_and_losses(admin: Visitor) -> None:
     assert summarise(beyond).progress == 100.0 and summarise(beyond).lost is None
 
 
-def test_the_gauge() -> None:
+def test_positions_on_the_gauge() -> None:
     gauge = Gauge.of(0.01, 0.01, (0.0, 0.02))
     assert (gauge.low, gauge.high, gauge.point) == (33.33, 66.67, 66.67)
     assert gauge.whisker == (50.0, 33.33) and not gauge.off_scale
@@ -59,7 +59,7 @@ def test_the_gauge() -> None:
 @pytest.mark.parametrize(
     "verdict", ["equivalent", "different", "inconclusive", "within", "over", "insufficient"]
 )
-def test_every_verdict_has_a_face(admin: Visitor, verdict: str) -> None:
+def test_every_verdict_has_a_badge(admin: Visitor, verdict: str) -> None:
     run = make_run(admin.project, "r", baseline="bf16", state="finished", total_steps=600, last_step=600)
     result = conclude(verdict, FULL).as_dict()
     Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict=verdict, result=result)
@@ -70,7 +70,7 @@ def test_every_verdict_has_a_face(admin: Visitor, verdict: str) -> None:
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.SILENT, RunState.RUNNING])
 @pytest.mark.parametrize("verdict", ["equivalent", "within"])
-def test_a_stored_verdict_turns_at_once_when_the_run_ends_badly(
+def test_a_stored_good_verdict_is_not_shown_as_good_unless_the_run_finished(
     admin: Visitor, verdict: str, state: RunState
 ) -> None:
     run = make_run(admin.project, "r", baseline="bf16", state=state, total_steps=600, last_step=600)
@@ -89,18 +89,18 @@ def test_a_verdict_without_its_coverage_is_never_good(admin: Visitor, state: Run
     assert shown.badge.tone in ("neutral", "warning") and shown.reason
 
 
-def test_a_verdict_from_a_newer_version_is_no_error() -> None:
+def test_an_unknown_verdict_is_shown_as_unknown() -> None:
     assert loss_badge(conclude("splendid", FULL), has_baseline=True, is_baseline=False).label == "Unknown"
 
 
-def test_what_is_good_so_far_looks_different() -> None:
+def test_a_verdict_so_far_looks_different_from_a_final_one() -> None:
     for measured, badge in SO_FAR.items():
         judgement = conclude(measured, replace(FULL, standing="running", judged=72.0))
         assert loss_badge(judgement, has_baseline=True, is_baseline=False) is badge
         assert (badge.tone, badge.icon) != (LOSS_VERDICTS[measured].tone, LOSS_VERDICTS[measured].icon)
 
 
-def test_baselines_are_those_that_are_named(admin: Visitor, stranger: Visitor) -> None:
+def test_lists_the_baselines_that_runs_refer_to(admin: Visitor, stranger: Visitor) -> None:
     make_run(admin.project, "a", baseline="bf16")
     make_run(admin.project, "b")
     make_run(stranger.project, "c", baseline="theirs")
@@ -116,7 +116,7 @@ def test_baselines_are_those_that_are_named(admin: Visitor, stranger: Visitor) -
         ("above", False, "danger"),
     ],
 )
-def test_scores(verdict: str, higher: bool, tone: str) -> None:
+def test_badges_of_scores(verdict: str, higher: bool, tone: str) -> None:
     assert score_badge(conclude(verdict, FULL), higher_is_better=higher).tone == tone
     assert score_badge(conclude("insufficient", FULL), higher_is_better=higher).tone == "neutral"
 
@@ -130,12 +130,12 @@ def test_scores(verdict: str, higher: bool, tone: str) -> None:
         (replace(FULL, standing="running", judged=300.0, planned=None), "Inside so far", "neutral"),
     ],
 )
-def test_a_score_inside_on_a_part_of_the_run_is_not_good(coverage: Coverage, label: str, tone: str) -> None:
+def test_a_score_inside_on_part_of_the_run_is_not_good(coverage: Coverage, label: str, tone: str) -> None:
     badge = score_badge(conclude("inside", coverage), higher_is_better=True)
     assert (badge.label, badge.tone) == (label, tone)
 
 
-def test_arms_keep_their_slots_as_groups_come(admin: Visitor) -> None:
+def test_arms_keep_their_slots_when_groups_are_added(admin: Visitor) -> None:
     first = make_run(admin.project, "a", precision="fp8", group="delayed")
     assert Arms(admin.project).of(first).slot == FP8_SLOTS[0]
     second = make_run(admin.project, "b", precision="fp8", group="current")
@@ -144,7 +144,7 @@ def test_arms_keep_their_slots_as_groups_come(admin: Visitor) -> None:
     assert arms.of(second).label == "FP8 · current"
 
 
-def test_other_arms(admin: Visitor) -> None:
+def test_slots_of_bf16_and_unknown_precisions(admin: Visitor) -> None:
     bf16 = make_run(admin.project, "x", precision="bf16", group="bf16")
     odd = make_run(admin.project, "y", precision="int4")
     arms = Arms(admin.project)

@@ -1,4 +1,4 @@
-"""The heat map of many tensors, and one tensor in detail."""
+"""The heat map of many tensors, and the figure of one tensor."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def test_it_works() -> None:
     np.testing.assert_array_equal(drawn.customdata, RATES.astype(np.float32))
 
 
-def test_zero_and_never_observed_and_tiny_differ() -> None:
+def test_zero_missing_and_tiny_values_differ() -> None:
     (drawn,) = heatmap_figure(NAMES, EDGES, RATES, "overflow_rate", LIGHT).data
     zero, tiny = drawn.z[0, 0], drawn.z[1, 2]
     assert zero == drawn.zmin < tiny < drawn.z[0, 1]
     assert np.isnan(drawn.z[1, 0])
 
 
-def test_rates_have_one_scale_in_every_run() -> None:
+def test_rates_have_the_same_colour_scale_in_every_run() -> None:
     calm = heatmap_figure(NAMES, EDGES, RATES * 1e-3, "overflow_rate", LIGHT).data[0]
     wild = heatmap_figure(NAMES, EDGES, RATES, "overflow_rate", LIGHT).data[0]
     assert (calm.zmin, calm.zmax) == (wild.zmin, wild.zmax)
 
 
-def test_other_statistics_are_scaled_by_what_is_there() -> None:
+def test_other_statistics_are_scaled_to_their_values() -> None:
     amax = np.geomspace(1e-3, 1e3, 9).reshape(3, 3)
     (drawn,) = heatmap_figure(NAMES, EDGES, amax, "amax", LIGHT).data
     assert -3.1 < drawn.zmin < -2.5 and 2.5 < drawn.zmax < 3.1
@@ -48,12 +48,12 @@ def test_other_statistics_are_scaled_by_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, 3.0])
-def test_values_that_are_all_the_same_can_be_drawn(value: float) -> None:
+def test_draws_constant_values(value: float) -> None:
     (drawn,) = heatmap_figure(NAMES, EDGES, np.full((3, 3), value), "amax", LIGHT).data
     assert drawn.zmin < drawn.zmax
 
 
-def test_many_rows_go_without_names() -> None:
+def test_many_rows_have_no_labels() -> None:
     names = [f"blocks.{i}.input" for i in range(NAMED_ROWS + 1)]
     figure = heatmap_figure(names, EDGES, np.zeros((len(names), 3)), "amax", LIGHT)
     assert not figure.layout.yaxis.showticklabels
@@ -66,12 +66,12 @@ def test_long_names_keep_both_ends() -> None:
     assert shortened("short", 30) == "short"
 
 
-def test_on_a_phone_what_all_names_share_is_left_out() -> None:
+def test_compact_labels_leave_out_the_common_prefix() -> None:
     figure = heatmap_figure(NAMES, EDGES, RATES, "amax", LIGHT, compact=True)
     assert figure.layout.yaxis.ticktext == ("0.mlp.up.in", "0.mlp.up.g", "0.mlp.down.in")
 
 
-def test_one_tensor_shows_where_it_stops_fitting() -> None:
+def test_draws_the_largest_representable_value_of_a_tensor() -> None:
     steps = np.arange(4)
     lines = {
         "amax": (steps, np.array([1.0, 2.0, 4.0, 8.0])),
@@ -86,7 +86,7 @@ def test_one_tensor_shows_where_it_stops_fitting() -> None:
     assert set(traces) == {"largest representable", "amax", "overflow rate", "underflow rate"}
 
 
-def test_an_unknown_format_has_no_limit_to_show() -> None:
+def test_an_unknown_format_has_no_limit() -> None:
     steps = np.arange(2)
     lines = {"amax": (steps, np.array([0.0, 1.0])), "scale": (steps, np.ones(2))}
     figure = tensor_figure(TensorLines("a.input", "int8", lines), LIGHT, compact=True)

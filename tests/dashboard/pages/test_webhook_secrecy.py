@@ -1,4 +1,4 @@
-"""A webhook's address is a secret: once saved, no page, answer, export, delivery or log line holds it."""
+"""The address of a webhook is a secret: no page, answer, export, delivery or log line contains it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def closed_port() -> int:
 
 @pytest.fixture
 def channel(admin: Visitor, seeded: Seeded) -> Channel:
-    """A webhook that nobody answers, with the delivery of an alert that has failed."""
+    """A webhook whose server does not answer, and the pending delivery of an alert to it."""
     url = f"http://127.0.0.1:{closed_port()}/services/{PATH}?token={PATH}"
     data = {"name": "on-call", "url": url, "secret": f"sign {PATH}"}
     admin.client.post(admin.address("settings/webhooks/new"), data)
@@ -40,8 +40,8 @@ def channel(admin: Visitor, seeded: Seeded) -> Channel:
     return channel
 
 
-def everything(visitor: Visitor, seeded: Seeded) -> str:
-    """All that a project's pages and its API say."""
+def all_texts(visitor: Visitor, seeded: Seeded) -> str:
+    """The text of all pages and API answers of a project."""
     run = f"runs/{seeded.faulty.id}/"
     pages = ("", run, f"{run}data/", "compare/", "evaluations/", "alerts/?state=all", "settings/")
     texts = [visitor.client.get(visitor.address(rest)).content.decode() for rest in pages]
@@ -68,7 +68,7 @@ def test_it_works(
     with caplog.at_level(logging.INFO):
         (delivery,) = Delivery.objects.all()
         assert outbox.deliver(delivery.pk) is False
-    shown = everything(request.getfixturevalue(role), seeded)
+    shown = all_texts(request.getfixturevalue(role), seeded)
     assert "on-call" in shown and "http://127.0.0.1" in shown and "/****" in shown
     assert "could not be reached" in shown
     delivery.refresh_from_db()
@@ -76,7 +76,7 @@ def test_it_works(
         assert "0SECRET" not in text and "services" not in text
 
 
-def test_an_unexpected_error_is_logged_without_its_words(
+def test_an_unexpected_error_is_logged_without_its_message(
     seeded: Seeded, channel: Channel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def send(config: Mapping[str, Any], notice: Notice) -> None:
@@ -91,7 +91,7 @@ def test_an_unexpected_error_is_logged_without_its_words(
     assert "0SECRET" not in caplog.text + delivery.last_error
 
 
-def test_an_address_is_replaced_by_an_administrator_alone(
+def test_only_an_administrator_can_replace_an_address(
     admin: Visitor, member: Visitor, viewer: Visitor, seeded: Seeded, channel: Channel
 ) -> None:
     address = f"settings/webhooks/{channel.pk}"

@@ -1,4 +1,4 @@
-"""`fp8scope up` prints the errors in the logs of its servers, except expected ones of PostgreSQL."""
+"""`fp8scope up` prints the errors in the logs of its servers, except expected errors of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_it_works(capsys: pytest.CaptureFixture[str]) -> None:
         ("up", "the web server was restarted", True),
     ],
 )
-def test_prints_only_alarming_lines(
+def test_prints_only_unexpected_errors(
     name: str, line: str, printed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     echo_alarms(name, line)

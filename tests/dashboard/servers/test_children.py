@@ -1,4 +1,4 @@
-"""Supervised children: when they are restarted, and which signals stop them."""
+"""Supervised children: restarts, their delays, and stopping by ever stronger signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STUBBORN = """
 import signal, sys, time
 for name in sys.argv[1:]:
     signal.signal(getattr(signal, name), signal.SIG_IGN)
-print("deaf", flush=True)
+print("ready", flush=True)
 time.sleep(600)
 """
 
@@ -46,7 +46,7 @@ def child_of(
 def stubborn(log: LogFile, tmp_path: Path, *ignored: str, stop_signals: tuple[signal.Signals, ...]) -> Child:
     child = child_of(log, sys.executable, "-c", STUBBORN, *ignored, stop_signals=stop_signals)
     child.launch()
-    eventually(lambda: "deaf" in (tmp_path / "child.log").read_text(), "the child ignores its signals")
+    eventually(lambda: "ready" in (tmp_path / "child.log").read_text(), "the child ignores its signals")
     return child
 
 
@@ -73,13 +73,13 @@ def test_each_failure_in_a_row_doubles_the_delay(log: LogFile, monkeypatch: pyte
         child.launch()
         assert child.running is not None
         child.running.wait()
-        happened = child.restart_if_ended() or ""
-        assert happened.startswith("child ended with exit status 1; restarting it in ")
-        delays.append(float(happened.split()[-2]))
+        event = child.restart_if_ended() or ""
+        assert event.startswith("child ended with exit status 1; restarting it in ")
+        delays.append(float(event.split()[-2]))
     assert delays == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_healthy_child_restarts_at_once(log: LogFile) -> None:
+def test_a_healthy_period_resets_the_delay(log: LogFile) -> None:
     child = child_of(log, "true")
     child.failures = 8
     child.launch()
@@ -90,7 +90,7 @@ def test_a_healthy_child_restarts_at_once(log: LogFile) -> None:
     assert child.failures == 1
 
 
-def test_a_missing_program_does_not_end_the_supervisor(log: LogFile) -> None:
+def test_a_missing_program_counts_as_a_failure(log: LogFile) -> None:
     def start(output: int) -> subprocess.Popen[bytes]:
         raise FileNotFoundError(2, "No such file", "postgres")
 
@@ -100,16 +100,16 @@ def test_a_missing_program_does_not_end_the_supervisor(log: LogFile) -> None:
     assert child.failures == 1
 
 
-def test_a_child_that_ignores_a_signal_gets_the_next(log: LogFile, tmp_path: Path) -> None:
+def test_sends_the_next_signal_if_one_is_ignored(log: LogFile, tmp_path: Path) -> None:
     child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM, signal.SIGINT))
     running = child.running
     assert running is not None
     children.stop_together([child], grace=3.0, hurry=lambda: False)
-    # Python's own answer to SIGINT, so that signal did it.
+    # This is Python's exit status for SIGINT, so the second signal ended it.
     assert running.returncode == -signal.SIGINT
 
 
-def test_a_child_that_ignores_all_signals_is_killed(log: LogFile, tmp_path: Path) -> None:
+def test_kills_a_child_that_ignores_all_signals(log: LogFile, tmp_path: Path) -> None:
     child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM,))
     running = child.running
     assert running is not None
@@ -117,32 +117,34 @@ def test_a_child_that_ignores_all_signals_is_killed(log: LogFile, tmp_path: Path
     assert running.returncode == -signal.SIGKILL
 
 
-def test_hurry_shortens_the_grace_period(log: LogFile, tmp_path: Path) -> None:
+def test_hurry_ends_the_grace_period(log: LogFile, tmp_path: Path) -> None:
     child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM,))
     running = child.running
     children.stop_together([child], grace=1e9, hurry=lambda: True)
     assert running is not None and running.returncode == -signal.SIGKILL
 
 
-def test_descendants_of_a_child_are_stopped_with_it(log: LogFile, tmp_path: Path) -> None:
+def test_stopping_a_child_ends_its_descendants(log: LogFile, tmp_path: Path) -> None:
     child = child_of(log, "sh", "-c", "sleep 600 & echo $!; exec sleep 600")
     child.launch()
-    eventually(lambda: (tmp_path / "child.log").read_text().endswith("\n"), "the grandchild printed its pid")
+    eventually(
+        lambda: (tmp_path / "child.log").read_text().endswith("\n"), "the pid of the grandchild is printed"
+    )
     grandchild = psutil.Process(int((tmp_path / "child.log").read_text()))
     children.stop_together([child], grace=60, hurry=lambda: False)
     assert processes.wait_ended([grandchild], 60) == []
 
 
-def test_reaps_a_survivor_that_is_stopped_or_ignores_signals(log: LogFile, tmp_path: Path) -> None:
-    deaf = stubborn(log, tmp_path, "SIGTERM", stop_signals=())
-    asleep = child_of(log, "sleep", "600")
-    asleep.launch()
-    assert deaf.running is not None and asleep.running is not None
-    asleep.running.send_signal(signal.SIGSTOP)
-    ours = {deaf.running.pid, asleep.running.pid}
-    assert set(processes.reap(lambda process: process.pid in ours, signal.SIGTERM, timeout=0.5)) == ours
-    assert deaf.running.wait() == -signal.SIGKILL
-    assert asleep.running.wait() == -signal.SIGTERM
+def test_reaps_survivors_that_are_suspended_or_ignore_signals(log: LogFile, tmp_path: Path) -> None:
+    ignoring = stubborn(log, tmp_path, "SIGTERM", stop_signals=())
+    suspended = child_of(log, "sleep", "600")
+    suspended.launch()
+    assert ignoring.running is not None and suspended.running is not None
+    suspended.running.send_signal(signal.SIGSTOP)
+    pids = {ignoring.running.pid, suspended.running.pid}
+    assert set(processes.reap(lambda process: process.pid in pids, signal.SIGTERM, timeout=0.5)) == pids
+    assert ignoring.running.wait() == -signal.SIGKILL
+    assert suspended.running.wait() == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -155,5 +157,5 @@ def test_reaps_a_survivor_that_is_stopped_or_ignores_signals(log: LogFile, tmp_p
         (-99, "by signal 99"),
     ],
 )
-def test_describes_an_exit_code(code: int, words: str) -> None:
+def test_describes_exit_codes(code: int, words: str) -> None:
     assert children.describe_exit(code).endswith(words)

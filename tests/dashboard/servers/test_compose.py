@@ -1,4 +1,4 @@
-"""docker-compose.yml is complete and has no secrets, and its commands work on this machine."""
+"""docker-compose.yml is complete and contains no secrets, and its commands work on this machine."""
 
 from __future__ import annotations
 
@@ -38,49 +38,49 @@ def free_port() -> int:
 
 
 class Commands:
-    """The commands of the compose file with another port and another directory for the data."""
+    """The commands of the compose file, with a free port and another data directory."""
 
-    def __init__(self, services: dict[str, Any], directory: Path, database_url: str, redis_url: str) -> None:
+    def __init__(self, services: dict[str, Any], data: Path, database_url: str, redis_url: str) -> None:
         self.services = services
-        self.directory = directory
+        self.data = data
         self.port = free_port()
         self.environment = {
             **clean_environment(),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.base",
             "PYTHONSAFEPATH": "1",
-            "FP8SCOPE_DATA_DIR": str(directory),
+            "FP8SCOPE_DATA_DIR": str(data),
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "FP8SCOPE_SECRET_KEY": "k" * 64,
             "FP8SCOPE_BASE_URL": "https://fp8.example.org",
         }
 
-    def words(self, command: list[str]) -> list[str]:
-        replaced = {"8000": str(self.port), "/data/beat-schedule": str(self.directory / "beat-schedule")}
+    def adapted(self, command: list[str]) -> list[str]:
+        replacements = {"8000": str(self.port), "/data/beat-schedule": str(self.data / "beat-schedule")}
         return [
-            replaced.get(word, word).replace("$$", "$").replace("/data", str(self.directory))
+            replacements.get(word, word).replace("$$", "$").replace("/data", str(self.data))
             for word in command
         ]
 
     def start(self, service: str) -> subprocess.Popen[bytes]:
-        command = self.words(self.services[service]["command"])
-        return subprocess.Popen(command, env=self.environment, cwd=self.directory)
+        command = self.adapted(self.services[service]["command"])
+        return subprocess.Popen(command, env=self.environment, cwd=self.data)
 
     def healthy(self, service: str) -> bool:
         kind, *test = self.services[service]["healthcheck"]["test"]
-        command = self.words(test if kind == "CMD" else ["sh", "-c", *test])
-        finished = subprocess.run(command, env=self.environment, cwd=self.directory, capture_output=True)
+        command = self.adapted(test if kind == "CMD" else ["sh", "-c", *test])
+        finished = subprocess.run(command, env=self.environment, cwd=self.data, capture_output=True)
         return finished.returncode == 0
 
 
 @pytest.fixture
 def commands(compose: dict[str, Any], tmp_path: Path) -> Iterator[Commands]:
-    directory = tmp_path / "directory"
-    directory.mkdir()
+    data = tmp_path / "data"
+    data.mkdir()
     postgres = EmbeddedPostgres(tmp_path / "postgres", durable=False)
     with postgres as database_url, EmbeddedRedis(tmp_path / "redis", durable=False) as redis_url:
-        commands = Commands(compose["services"], directory, database_url, redis_url)
+        commands = Commands(compose["services"], data, database_url, redis_url)
         prepare = commands.start("prepare")
         assert prepare.wait(120) == 0
         yield commands
@@ -88,7 +88,7 @@ def commands(compose: dict[str, Any], tmp_path: Path) -> Iterator[Commands]:
 
 
 def test_it_works(commands: Commands) -> None:
-    """Each service starts with its command, passes its health check and ends on SIGTERM."""
+    """Each service starts with its command, passes its health check, and ends on SIGTERM."""
     running = {name: commands.start(name) for name in ("web", "worker", "beat")}
     try:
         for name in running:
@@ -102,7 +102,7 @@ def test_it_works(commands: Commands) -> None:
     assert not commands.healthy("web")
 
 
-def test_serves_only_tls_and_only_known_hosts(commands: Commands) -> None:
+def test_redirects_to_https_and_refuses_unknown_hosts(commands: Commands) -> None:
     web = commands.start("web")
     try:
         eventually(lambda: commands.healthy("web"), "web is healthy")
@@ -117,7 +117,7 @@ def test_serves_only_tls_and_only_known_hosts(commands: Commands) -> None:
 
 def test_the_file_contains_no_secrets(compose: dict[str, Any]) -> None:
     text = (ROOT / "docker-compose.yml").read_text()
-    assert re.findall(r"\$\{\w+:?-", text) == [], "a default would be a password everybody knows"
+    assert re.findall(r"\$\{\w+:?-", text) == [], "the file contains a default password"
     for service in compose["services"].values():
         for name, value in service["environment"].items():
             if re.search("PASSWORD|SECRET|_URL", name):
@@ -125,20 +125,20 @@ def test_the_file_contains_no_secrets(compose: dict[str, Any]) -> None:
 
 
 def test_the_guide_creates_every_required_secret(compose: dict[str, Any]) -> None:
-    asked = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
+    required = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
     guide = (ROOT / "docs" / "operating.md").read_text()
-    assert asked == set(SECRETS)
-    assert [name for name in asked if f"\n{name}=" not in guide] == []
+    assert required == set(SECRETS)
+    assert [name for name in required if f"\n{name}=" not in guide] == []
 
 
-def test_every_long_running_service_restarts_and_has_a_health_check(compose: dict[str, Any]) -> None:
+def test_every_permanent_service_restarts_and_has_a_health_check(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         if name != "prepare":
             assert service["restart"] == "unless-stopped", name
             assert "healthcheck" in service, name
 
 
-def test_volumes_are_named_and_kept(compose: dict[str, Any]) -> None:
+def test_every_volume_is_named(compose: dict[str, Any]) -> None:
     used = {
         volume.partition(":")[0] for service in compose["services"].values() for volume in service["volumes"]
     }
@@ -151,7 +151,7 @@ def test_only_the_web_server_is_reachable_and_only_locally(compose: dict[str, An
 
 
 def test_the_worker_runs_as_in_up(compose: dict[str, Any]) -> None:
-    """Both use the same pool and the same limit on memory."""
-    theirs, ours = compose["services"]["worker"]["command"], worker_arguments()
+    """Compose and `fp8scope up` use the same pool and the same memory limit."""
+    compose_command, up_command = compose["services"]["worker"]["command"], worker_arguments()
     for option in ("--app", "--pool", "--max-memory-per-child"):
-        assert theirs[theirs.index(option) + 1] == ours[ours.index(option) + 1]
+        assert compose_command[compose_command.index(option) + 1] == up_command[up_command.index(option) + 1]

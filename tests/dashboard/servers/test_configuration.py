@@ -1,4 +1,4 @@
-"""The data directory, the addresses and the environment of the children."""
+"""The data directory, the addresses, and the environment of the child processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fp8scope_dashboard.settings.database import broker_from_url
 
 
 @pytest.fixture(autouse=True)
-def no_settings_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def clear_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FP8SCOPE_BASE_URL", "FP8SCOPE_ALLOWED_HOSTS", "FP8SCOPE_SECRET_KEY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -38,7 +38,7 @@ def test_it_works(tmp_path: Path) -> None:
     assert environment["PATH"] == os.environ["PATH"]
 
 
-def test_the_secret_key_is_long_private_and_kept(tmp_path: Path) -> None:
+def test_the_secret_key_is_long_private_and_persistent(tmp_path: Path) -> None:
     first = DataDir(tmp_path).secret_key()
     assert len(first) >= 50
     assert (tmp_path / "secret_key").stat().st_mode & 0o777 == 0o600
@@ -47,19 +47,19 @@ def test_the_secret_key_is_long_private_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "not UTF-8 \udcff", "bell\a"])
-def test_refuses_a_name_that_a_server_cannot_use(name: str, tmp_path: Path) -> None:
+def test_refuses_directory_names_with_control_characters(name: str, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"control characters or is not UTF-8.*--data-dir"):
         DataDir(tmp_path / name).make()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_address_is_kept(tmp_path: Path) -> None:
+def test_stores_the_address(tmp_path: Path) -> None:
     assert DataDir(tmp_path).address() is None
     DataDir(tmp_path).save_address("http://localhost:8265")
     assert DataDir(tmp_path).address() == "http://localhost:8265"
 
 
-def test_two_installations_have_two_keys(tmp_path: Path) -> None:
+def test_each_installation_has_its_own_key(tmp_path: Path) -> None:
     keys = set()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -78,7 +78,7 @@ def test_refuses_a_short_key(tmp_path: Path) -> None:
         DataDir(tmp_path).secret_key()
 
 
-def test_prefers_the_key_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_in_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_SECRET_KEY", "given")
     environment = configuration.child_environment(DataDir(tmp_path), "http://x", "", "", "")
     assert environment["FP8SCOPE_SECRET_KEY"] == "given"
@@ -96,16 +96,16 @@ def test_prefers_the_key_of_the_environment(tmp_path: Path, monkeypatch: pytest.
         ("gpu-7.example", "http://gpu-7.example:80"),
     ],
 )
-def test_the_shown_address_can_be_opened_in_a_browser(host: str, url: str) -> None:
+def test_the_printed_address_can_be_opened(host: str, url: str) -> None:
     assert configuration.base_url(host, 80) == url
 
 
-def test_prefers_the_given_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_in_the_environment_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8SCOPE_BASE_URL", "https://fp8.example")
     assert configuration.base_url("0.0.0.0", 80) == "https://fp8.example"
 
 
-def test_allows_only_the_hosts_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allows_only_names_of_this_machine_and_configured_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert configuration.allowed_hosts("127.0.0.1") == ["127.0.0.1", "[::1]", "localhost"]
     assert "[fe80::7]" in configuration.allowed_hosts("fe80::7")
     everywhere = configuration.allowed_hosts("0.0.0.0")
@@ -116,7 +116,7 @@ def test_allows_only_the_hosts_of_the_installation(monkeypatch: pytest.MonkeyPat
     assert "" not in configuration.allowed_hosts("127.0.0.1")
 
 
-def test_port_0_chooses_a_free_port() -> None:
+def test_port_0_selects_a_free_port() -> None:
     with configuration.listen("127.0.0.1", 0) as first, configuration.listen("127.0.0.1", 0) as second:
         assert first.getsockname()[1] != second.getsockname()[1]
 
@@ -125,12 +125,12 @@ def test_port_0_chooses_a_free_port() -> None:
     ("host", "reason"),
     [("203.0.113.7", "Cannot assign requested address"), ("no such host", "not known|[Nn]ame|address")],
 )
-def test_the_error_for_an_unusable_address_gives_the_reason(host: str, reason: str) -> None:
+def test_reports_an_address_of_another_machine(host: str, reason: str) -> None:
     with pytest.raises(ServerError, match=rf"cannot listen on {host} port 0: .*({reason})"):
         configuration.listen(host, 0)
 
 
-def test_the_error_for_a_port_in_use_names_its_process() -> None:
+def test_a_port_in_use_names_its_process() -> None:
     with configuration.listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerError, match=f"port {port}: Address already in use.*Process {os.getpid()} "):
@@ -141,7 +141,7 @@ NAMES = st.text(st.characters(exclude_characters="/\x00", categories=["L", "N", 
 
 
 @given(directory=NAMES, database=st.integers(0, 15))
-def test_a_socket_address_means_the_same_to_celery(directory: str, database: int) -> None:
+def test_converts_socket_addresses_for_celery(directory: str, database: int) -> None:
     path = f"/run/{directory}/redis.sock"
     broker = urlsplit(broker_from_url(f"unix://{quote(path)}?db={database}"))
     assert broker.scheme == "redis+socket"
@@ -160,5 +160,5 @@ def test_celery_reaches_redis_over_a_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://localhost:6379/0", "rediss://user:word@host:6380/2"])
-def test_other_addresses_are_unchanged(url: str) -> None:
+def test_does_not_change_other_addresses(url: str) -> None:
     assert broker_from_url(url) == url

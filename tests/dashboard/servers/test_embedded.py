@@ -1,4 +1,4 @@
-"""The private PostgreSQL and Redis: start, stop, keep data, die with their parent, survive crashes."""
+"""The private PostgreSQL and Redis: they start, stop, keep data, recover, and die with their parent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SERVERS = [EmbeddedPostgres, EmbeddedRedis]
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """Check that the test left no server running below its directory."""
+    """No test may leave a server running in its directory."""
     yield
     assert running_below(tmp_path) == []
 
@@ -77,13 +77,13 @@ def test_data_survives_a_restart(tmp_path: Path) -> None:
             assert client.lrange("queue", 0, -1) == [b"job"]
 
 
-def test_text_sorts_and_folds_the_same_on_every_machine(tmp_path: Path) -> None:
+def test_sorting_and_case_do_not_depend_on_the_locale(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path, durable=False) as url:
         assert query(url, "SELECT lower('ÄÉ')") == "äé"
         assert query(url, "SELECT 'Z' < 'a'") is True
 
 
-def test_a_test_database_trades_safety_for_speed(tmp_path: Path) -> None:
+def test_a_test_database_is_not_durable(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "postgres", durable=False) as url:
         assert query(url, "SHOW fsync") == "off"
     with EmbeddedRedis(tmp_path / "redis", durable=False) as url, redis.Redis.from_url(url) as client:
@@ -91,13 +91,13 @@ def test_a_test_database_trades_safety_for_speed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_only_a_private_socket_listens(server: type[EmbeddedServer], tmp_path: Path) -> None:
+def test_listens_only_on_a_private_socket(server: type[EmbeddedServer], tmp_path: Path) -> None:
     running = server(tmp_path)
     with running:
         main = psutil.Process(child_pid(running))
-        everyone = [main, *main.children(recursive=True)]
-        for process in everyone:
-            # Worker processes of PostgreSQL may end at any time.
+        family = [main, *main.children(recursive=True)]
+        for process in family:
+            # Helper processes of PostgreSQL may end at any time.
             with suppress(psutil.NoSuchProcess):
                 assert process.net_connections("inet") == []
         assert (tmp_path / running.socket_name).stat().st_mode & 0o077 == 0
@@ -121,9 +121,9 @@ def test_a_long_path_gets_a_short_private_socket(server: type[EmbeddedServer], t
 @pytest.mark.parametrize(
     "name", ["a space", "100% +1", "Übung 日本", 'it\'s "x"', "a, b", "a?b#c&d=e", "back\\slash"]
 )
-def test_the_directory_may_have_any_name(name: str, tmp_path: Path) -> None:
-    directory = tmp_path / name
-    with EmbeddedPostgres(directory / "pg") as database_url, EmbeddedRedis(directory / "redis") as redis_url:
+def test_accepts_any_directory_name(name: str, tmp_path: Path) -> None:
+    root = tmp_path / name
+    with EmbeddedPostgres(root / "pg") as database_url, EmbeddedRedis(root / "redis") as redis_url:
         assert query(database_url, "SELECT current_database()") == "fp8scope"
         with redis.Redis.from_url(redis_url) as client:
             assert client.ping()
@@ -185,14 +185,14 @@ def test_the_error_without_redis_says_what_to_install(
         EmbeddedRedis(tmp_path / "data").start()
 
 
-def test_an_early_client_causes_no_error_in_the_log(tmp_path: Path) -> None:
+def test_starting_logs_no_fatal_errors(tmp_path: Path) -> None:
     for _ in range(3):
         with EmbeddedPostgres(tmp_path):
             pass
     assert "FATAL" not in (tmp_path / "server.log").read_text()
 
 
-def test_refuses_a_socket_directory_of_another_user(tmp_path: Path) -> None:
+def test_refuses_a_socket_directory_that_is_a_symlink(tmp_path: Path) -> None:
     running = EmbeddedRedis(tmp_path / ("long" * 30))
     running.socket_dir.symlink_to(tmp_path)
     try:
@@ -212,7 +212,7 @@ def test_refuses_a_second_server_on_the_same_directory(server: type[EmbeddedServ
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_can_be_started_again_after_a_kill(server: type[EmbeddedServer], tmp_path: Path) -> None:
+def test_can_be_restarted_after_a_kill(server: type[EmbeddedServer], tmp_path: Path) -> None:
     running = server(tmp_path)
     with running:
         first = child_pid(running)
@@ -234,11 +234,11 @@ def _serve_until_killed(kind: type[EmbeddedServer], directory: Path, ready: Conn
 
 def _start_elsewhere(kind: type[EmbeddedServer], directory: Path) -> tuple[BaseProcess, int]:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    parent = context.Process(target=_serve_until_killed, args=(kind, directory, theirs))
+    receiver, sender = context.Pipe()
+    parent = context.Process(target=_serve_until_killed, args=(kind, directory, sender))
     parent.start()
-    assert ours.poll(120)
-    return parent, ours.recv()
+    assert receiver.poll(120)
+    return parent, receiver.recv()
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -252,8 +252,8 @@ def test_dies_with_its_parent(server: type[EmbeddedServer], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_survivor_is_stopped_by_the_next_start(server: type[EmbeddedServer], tmp_path: Path) -> None:
-    """A stopped (SIGSTOP) server does not handle the signal that it gets when its parent dies."""
+def test_the_next_start_stops_a_survivor(server: type[EmbeddedServer], tmp_path: Path) -> None:
+    """A stopped (SIGSTOP) server cannot act on the signal that its parent's death sends."""
     parent, pid = _start_elsewhere(server, tmp_path)
     survivor = psutil.Process(pid)
     survivor.suspend()
@@ -268,23 +268,23 @@ def test_a_survivor_is_stopped_by_the_next_start(server: type[EmbeddedServer], t
 
 
 def test_ignores_a_pid_file_that_names_another_process(tmp_path: Path) -> None:
-    """In a container, pids start from 1 again: the pid file of a killed server may name any process."""
+    """In a restarted container the pid file of a killed server may name any process."""
     running = EmbeddedPostgres(tmp_path)
     with running:
         content = (running.server_dir / "postmaster.pid").read_text().splitlines()
     account = running.account
-    stranger = subprocess.Popen(
+    other = subprocess.Popen(
         ["sleep", "600"], user=account.uid if account else None, group=account.gid if account else None
     )
     try:
-        content[0] = str(stranger.pid)
+        content[0] = str(other.pid)
         (running.server_dir / "postmaster.pid").write_text("\n".join(content) + "\n")
         with running as url:
             assert query(url, "SELECT 1") == 1
-        assert stranger.poll() is None
+        assert other.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        other.kill()
+        other.wait()
 
 
 def test_recreates_a_partially_created_cluster(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
 
 @pytest.fixture
 def passable() -> Iterator[Callable[[Iterable[Path]], None]]:
-    """Let other users pass through folders (an interpreter may lie in root's home), until the test ends."""
+    """Lets other users traverse folders during a test: the interpreter may be in root's home."""
     changed: dict[Path, int] = {}
 
     def open_up(folders: Iterable[Path]) -> None:
@@ -346,8 +346,10 @@ print("worked")
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; the other tests ran as one")
-def test_an_ordinary_user_can_run_it_and_root_can_take_over(
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can switch users; the other tests ran as an ordinary user"
+)
+def test_runs_as_an_ordinary_user_and_later_as_root(
     tmp_path: Path, passable: Callable[[Iterable[Path]], None]
 ) -> None:
     nobody = pwd.getpwnam("nobody")

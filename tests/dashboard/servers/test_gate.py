@@ -1,4 +1,4 @@
-"""Children that start early wait at a gate."""
+"""Children that start early wait until the gate is opened."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ print("passed", flush=True)
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    with closing(Gate()) as made:
-        yield made
+    with closing(Gate()) as gate:
+        yield gate
 
 
 def child_of(gate: Gate) -> subprocess.Popen[str]:
@@ -47,12 +47,12 @@ def test_it_works(gate: Gate) -> None:
         assert child.wait(60) == 0
 
 
-def test_a_later_child_passes_at_once(gate: Gate) -> None:
+def test_a_child_passes_an_open_gate_at_once(gate: Gate) -> None:
     gate.open()
     with child_of(gate) as child:
         assert child.communicate(timeout=60)[0] == "imported\npassed\n"
 
 
-def test_opening_the_gate_twice_has_no_effect(gate: Gate) -> None:
+def test_opening_twice_is_harmless(gate: Gate) -> None:
     gate.open()
     gate.open()

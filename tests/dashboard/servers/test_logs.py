@@ -1,4 +1,4 @@
-"""Log files of the children: complete, bounded, and shown line by line."""
+"""Log files of the children: complete, limited in size, and passed on line by line."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ def log(tmp_path: Path, shown: list[tuple[str, str]]) -> Iterator[LogFile]:
     file.close()
 
 
-def say(log: LogFile, data: bytes) -> None:
+def write_to(log: LogFile, data: bytes) -> None:
     output = log.pipe()
     with os.fdopen(output, "wb") as stream:
         stream.write(data)
 
 
 def test_it_works(log: LogFile, shown: list[tuple[str, str]], tmp_path: Path) -> None:
-    say(log, b"first\nsecond\n")
+    write_to(log, b"first\nsecond\n")
     eventually(lambda: len(shown) == 2, "both lines arrive")
     assert shown == [("web", "first"), ("web", "second")]
     assert (tmp_path / "web.log").read_text() == "first\nsecond\n"
 
 
-def test_a_line_without_an_end_is_kept(log: LogFile, shown: list[tuple[str, str]]) -> None:
-    say(log, b"whole\nhalf")
+def test_keeps_a_line_without_a_line_break(log: LogFile, shown: list[tuple[str, str]]) -> None:
+    write_to(log, b"whole\nhalf")
     eventually(lambda: len(shown) == 2, "both lines arrive")
     assert shown[1] == ("web", "half")
 
 
 def test_replaces_bytes_that_are_not_text(log: LogFile, shown: list[tuple[str, str]], tmp_path: Path) -> None:
-    say(log, b"\xff\xfe\x00 100%s\n")
+    write_to(log, b"\xff\xfe\x00 100%s\n")
     eventually(lambda: shown, "the line arrives")
     assert shown == [("web", "\ufffd\ufffd\x00 100%s")]
     assert (tmp_path / "web.log").read_text() == "\ufffd\ufffd\x00 100%s\n"
 
 
-def test_truncates_an_endless_line(log: LogFile, shown: list[tuple[str, str]]) -> None:
-    say(log, b"x" * (2 * children.MAX_LINE_BYTES + 5))
+def test_splits_a_very_long_line(log: LogFile, shown: list[tuple[str, str]]) -> None:
+    write_to(log, b"x" * (2 * children.MAX_LINE_BYTES + 5))
     eventually(lambda: len(shown) == 3, "three pieces arrive")
     assert [len(line) for _, line in shown] == [children.MAX_LINE_BYTES, children.MAX_LINE_BYTES, 5]
 
 
-def test_files_are_bounded(tmp_path: Path) -> None:
+def test_rotates_the_files(tmp_path: Path) -> None:
     log = LogFile(tmp_path, "noisy", max_bytes=1000)
     for number in range(1000):
         log.write(f"line {number:05}")

@@ -1,4 +1,4 @@
-"""The watchdog ends a process that ignores the death of its supervisor."""
+"""Kills a supervised process that ignores the death of its supervisor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded import processes
 
-# Leads a session, has a forked child, ignores signals and waits forever.
-DEAF = """
+# Leads a session, forks a child, ignores the signal of the kernel, and sleeps.
+STUBBORN = """
 import os, signal, sys, time
 from pathlib import Path
 from fp8scope_dashboard.process_setup import kill_after_parent_exit
@@ -35,8 +35,8 @@ time.sleep(1000)
 
 
 def test_it_works(tmp_path: Path) -> None:
-    script, pids = tmp_path / "deaf.py", tmp_path / "pids"
-    script.write_text(DEAF)
+    script, pids = tmp_path / "stubborn.py", tmp_path / "pids"
+    script.write_text(STUBBORN)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script), str(pids)])
     try:
         wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the children's process ids")
@@ -49,7 +49,7 @@ def test_it_works(tmp_path: Path) -> None:
     assert processes.wait_ended(family, 60) == []
 
 
-def test_does_not_kill_the_session_of_another_process() -> None:
+def test_does_nothing_in_a_process_that_leads_no_session() -> None:
     code = (
         "from fp8scope_dashboard.process_setup import kill_after_parent_exit; print(kill_after_parent_exit())"
     )

@@ -1,4 +1,4 @@
-"""Secrets in log records, and nothing else, are replaced."""
+"""Secrets in log records are replaced, and nothing else is."""
 
 import logging
 import os
@@ -38,14 +38,14 @@ def test_redacts_secrets(message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", ["Not Found: /signin/", "GET /runs/7/", "100 % of fp8s_ is kept", "Bearer of news"]
+    "message", ["Not Found: /signin/", "GET /runs/7/", "100 % of fp8s_ is kept", "Bearer of keys"]
 )
-def test_other_lines_are_unchanged(message: str) -> None:
+def test_does_not_change_other_lines(message: str) -> None:
     assert redact(message) == message
 
 
 @given(st.text(st.characters(categories=["L", "N"]), max_size=15))
-def test_short_words_are_not_redacted(word: str) -> None:
+def test_does_not_redact_short_words(word: str) -> None:
     assert redact("signed in at /signin/" + word) == "signed in at /signin/" + word
 
 
@@ -63,7 +63,7 @@ def test_redacts_passwords_in_addresses(address: str) -> None:
     assert SECRET[:8] not in shown and ".test" in shown and "refused" in shown
 
 
-def test_redacts_secrets_in_tracebacks() -> None:
+def test_redacts_tracebacks() -> None:
     try:
         raise ValueError(f"no such host: redis://:{SECRET}@redis.test")
     except ValueError:
@@ -100,7 +100,7 @@ def test_redacts_the_log_of_the_worker() -> None:
         (broker_from_url, f"redis://:x@[{SECRET}/0"),
     ],
 )
-def test_an_address_that_cannot_be_parsed_is_not_quoted(parse: Callable[[str], object], url: str) -> None:
+def test_errors_do_not_quote_invalid_addresses(parse: Callable[[str], object], url: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="is not a valid") as raised:
         parse(url)
     assert SECRET[:8] not in "".join(traceback.format_exception(raised.value))

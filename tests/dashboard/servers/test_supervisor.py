@@ -1,4 +1,4 @@
-"""The supervisor as a library: starting, restarting dead children, and failures."""
+"""The supervisor as a library: starting, restarting killed children, stopping, and errors."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ CHILDREN = ["postgres", "redis", "web", "worker", "beat"]
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the servers of the test session, so that the supervisor starts private ones."""
+    """Hide the servers of the test session."""
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
-    """An installation shared by the tests of this module, which recovers after each of them."""
+    """An installation whose processes the tests of this module may kill."""
     directory = tmp_path_factory.mktemp("installation")
     with pytest.MonkeyPatch.context() as patch:
         for name in set(os.environ) - set(clean_environment()):
             patch.delenv(name)
-        # Durable: without synchronous commits, a killed database loses acknowledged transactions.
+        # Durable: without synchronous commits a killed database loses acknowledged rows.
         supervisor = Supervisor(directory, port=0)
         supervisor.start()
         supervisor.wait_ready()
@@ -62,7 +62,7 @@ def test_it_works(running: Supervisor) -> None:
 
 
 @pytest.mark.parametrize("name", CHILDREN)
-def test_a_killed_child_is_started_again(running: Supervisor, name: str) -> None:
+def test_restarts_a_killed_child(running: Supervisor, name: str) -> None:
     eventually(lambda: sorted(running.pids()) == sorted(CHILDREN), "all children run")
     victim = psutil.Process(running.pids()[name])
     family = [victim, *victim.children(recursive=True)]
@@ -76,7 +76,7 @@ def test_a_killed_child_is_started_again(running: Supervisor, name: str) -> None
 
 
 def test_committed_rows_survive_a_killed_database(running: Supervisor) -> None:
-    # The database may still be recovering from an earlier kill.
+    # It may still be recovering from an earlier kill.
     eventually(EmbeddedPostgres(running.data.root / "postgres").is_ready, "the database answers")
     url = EmbeddedPostgres(running.data.root / "postgres").url
     with psycopg.connect(url, autocommit=True) as connection:
@@ -95,8 +95,8 @@ def test_committed_rows_survive_a_killed_database(running: Supervisor) -> None:
     eventually(stored, "the rows are there")
 
 
-def test_a_request_waits_while_the_web_server_is_replaced(running: Supervisor) -> None:
-    """The supervisor keeps the listening socket open, so that no connection is refused."""
+def test_a_request_waits_while_the_web_server_restarts(running: Supervisor) -> None:
+    """The supervisor holds the listening socket, so no connection is refused."""
     eventually(lambda: "web" in running.pids() and answers(running), "the web server answers")
     os.kill(running.pids()["web"], signal.SIGKILL)
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=100)
@@ -105,17 +105,17 @@ def test_a_request_waits_while_the_web_server_is_replaced(running: Supervisor) -
     connection.close()
 
 
-def test_the_worker_processes_the_queue(running: Supervisor) -> None:
-    """It reconnects to Redis after a kill."""
+def test_the_worker_empties_the_queue(running: Supervisor) -> None:
+    """This also holds after Redis was killed: the worker reconnects."""
     eventually(EmbeddedRedis(running.data.root / "redis").is_ready, "Redis answers")
     with redis.Redis.from_url(EmbeddedRedis(running.data.root / "redis").url) as client:
         eventually(lambda: client.llen("celery") == 0, "the queue is empty")
         eventually(
-            lambda: "succeeded" in (running.data.logs / "worker.log").read_text(), "a job of beat's is done"
+            lambda: "succeeded" in (running.data.logs / "worker.log").read_text(), "a job of beat succeeded"
         )
 
 
-def test_all_logs_are_in_the_data_directory(running: Supervisor) -> None:
+def test_logs_are_in_one_private_folder(running: Supervisor) -> None:
     names = {path.name for path in running.data.logs.iterdir()}
     assert names >= {f"{name}.log" for name in [*CHILDREN, "prepare", "up"]}
     assert running.data.logs.stat().st_mode & 0o077 == 0
@@ -129,7 +129,7 @@ def test_refuses_a_second_supervisor(running: Supervisor) -> None:
     assert answers(running)
 
 
-def test_an_idle_connection_does_not_delay_the_stop(tmp_path: Path) -> None:
+def test_stops_in_spite_of_an_idle_connection(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path, port=0, durable=False)
     supervisor.start()
     supervisor.wait_ready()
@@ -147,7 +147,7 @@ def test_the_second_start_keeps_key_and_data(tmp_path: Path) -> None:
     for _ in range(2):
         with Supervisor(tmp_path, port=0, durable=False) as supervisor:
             assert answers(supervisor)
-            # Until somebody has signed in, each start creates a new link.
+            # Nobody has signed in yet, so each start creates a new link.
             assert supervisor.sign_in_link is not None
             keys.append((tmp_path / "secret_key").read_text())
     assert keys[0] == keys[1]
@@ -165,9 +165,7 @@ def test_stopping_while_starting_leaves_nothing(tmp_path: Path) -> None:
     assert names_below(tmp_path) == []
 
 
-def test_named_servers_are_used_instead_of_private_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uses_the_servers_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     postgres = EmbeddedPostgres(tmp_path / "elsewhere" / "postgres", durable=False)
     with postgres as database_url, EmbeddedRedis(tmp_path / "elsewhere" / "redis") as redis_url:
         monkeypatch.setenv("DATABASE_URL", database_url)
@@ -180,7 +178,7 @@ def test_named_servers_are_used_instead_of_private_ones(
         assert postgres.is_ready()
 
 
-def test_the_error_for_an_unreachable_database_hides_its_password(
+def test_reports_an_unreachable_database_without_its_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hidden-word@127.0.0.1:1/fp8scope")
@@ -204,7 +202,7 @@ def test_a_child_that_cannot_start_shows_the_end_of_its_log(
     assert names_below(tmp_path) == []
 
 
-def test_a_wildcard_address_answers_to_the_machine_s_names(tmp_path: Path) -> None:
+def test_a_wildcard_address_accepts_the_names_of_the_machine(tmp_path: Path) -> None:
     with Supervisor(tmp_path, host="0.0.0.0", port=0, durable=False) as supervisor:
         assert supervisor.url == f"http://localhost:{supervisor.port}"
         address = f"http://127.0.0.1:{supervisor.port}/signin/"

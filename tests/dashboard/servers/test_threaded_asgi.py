@@ -1,4 +1,4 @@
-"""Requests answered in one thread: the same responses as from Django's own handler, and nothing left open."""
+"""The threaded handler responds like the handler of Django and closes its connections and streams."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def views(settings: Any) -> Iterator[None]:
     events.clear()
     held.clear()
     yield
-    for each in held:
-        assert each.connection is None, "a connection was not given back"
+    for holder in held:
+        assert holder.connection is None, "a connection was not returned to the pool"
 
 
 def test_it_works() -> None:
@@ -44,7 +44,7 @@ def test_it_works() -> None:
 def test_a_coroutine_view_runs_on_the_event_loop() -> None:
     handler = Handler()
     assert ask(handler, "/where").body.startswith(b"request")
-    # Not in a thread of ours: on the loop, which `run` has in a thread of its pool.
+    # Not in a request thread: on the event loop, which `run` starts in another thread.
     assert b"request" not in ask(handler, "/awaited").body
     assert ask(handler, "/x/where", root="").status == 404
     assert ask(handler, "/awaited", root="/x").status == 200
@@ -59,7 +59,7 @@ def test_an_untested_version_of_django_gets_its_own_handler(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("tested", [[(5, 2)], []])
-def test_a_session_is_remembered_by_either_handler(tested: list[tuple[int, int]]) -> None:
+def test_both_handlers_remember_sessions(tested: list[tuple[int, int]]) -> None:
     create_project("default", "Default")
     client = Client()
     client.force_login(User.objects.create(username="ada", is_superuser=True))
@@ -110,21 +110,21 @@ def test_responds_like_the_handler_of_django(
     project = create_project("default", "Default")
     client = Client()
     client.force_login(User.objects.create(username="ada", is_superuser=True))
-    known = {
+    secrets = {
         "Bearer TOKEN": f"Bearer {create_token(project, 'tests')[1]}",
         "COOKIE": f"sessionid={client.cookies['sessionid'].value}",
     }
     if "headers" in options:
-        options = {**options, "headers": {n: known[value] for n, value in options["headers"].items()}}
+        options = {**options, "headers": {name: secrets[value] for name, value in options["headers"].items()}}
     for name, value in changed.items():
         setattr(settings, name, value)
-    ours, djangos = (ask(make(), target, **options) for make in (ThreadHandler, ASGIHandler))
-    assert ours.status == djangos.status == status
-    # Random in each response.
+    actual, expected = (ask(make(), target, **options) for make in (ThreadHandler, ASGIHandler))
+    assert actual.status == expected.status == status
+    # These are random in each response.
     random = (b"set-cookie", b"content-length")
-    assert _lowered(ours, random) == _lowered(djangos, random)
-    if b"csrfmiddlewaretoken" not in ours.body and b"X-CSRFToken" not in ours.body:
-        assert (ours.body == djangos.body) == (target != "/where")
+    assert _lowered(actual, random) == _lowered(expected, random)
+    if b"csrfmiddlewaretoken" not in actual.body and b"X-CSRFToken" not in actual.body:
+        assert (actual.body == expected.body) == (target != "/where")
 
 
 def _lowered(answer: Answer, without: tuple[bytes, ...]) -> list[tuple[bytes, bytes]]:
@@ -156,7 +156,7 @@ def test_requests_do_not_wait_for_each_other() -> None:
     assert [answer.body for answer in run(both)] == [b"met", b"met"]
 
 
-def test_a_thread_keeps_no_state_of_the_request_before() -> None:
+def test_a_thread_keeps_no_state_of_the_previous_request() -> None:
     handler = ThreadHandler()
 
     async def in_turn() -> list[bytes]:
@@ -166,7 +166,7 @@ def test_a_thread_keeps_no_state_of_the_request_before() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 3_000_000])
-def test_a_body_arrives_whole(size: int) -> None:
+def test_receives_the_whole_body(size: int) -> None:
     client = Client(enforce_csrf_checks=True)
     token = client.get("/signin/").cookies["csrftoken"].value
     body = bytes(range(250)) * (size // 250)
@@ -203,13 +203,13 @@ def test_a_stream_is_sent_part_by_part_and_closed() -> None:
     assert events == ["stream ended"]
 
 
-def test_a_stream_ends_when_the_client_leaves() -> None:
+def test_a_stream_ends_when_the_client_disconnects() -> None:
     answer = ask(ThreadHandler(), "/parts?count=1000000", leaves_after=3)
     assert 3 <= len(answer.parts) < 1000 and events == ["stream ended"]
 
 
-def test_a_stream_that_fails_is_cut() -> None:
-    with pytest.raises(ValueError, match="in the middle"):
+def test_a_stream_that_fails_is_aborted() -> None:
+    with pytest.raises(ValueError, match="in the midst"):
         ask(ThreadHandler(), "/parts?count=2&fail=1")
     assert events == ["stream ended"]
 

@@ -1,4 +1,4 @@
-"""The command `fp8scope up`: starting, stopping, being killed, and being started twice."""
+"""`fp8scope up` as a user runs it: starting, stopping, being killed, and starting twice."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from dashboard.helpers.installation import Up, eventually, names_below, processe
 from fp8scope_dashboard.cli import CLEAR_LINE, COMMANDS, ProgressLine, main
 from fp8scope_dashboard.embedded import processes
 
-# For tests that start one or two whole installations.
+# Marks tests that start one or two installations.
 own_installation = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A shared installation for tests that do not change it. It must exit cleanly without further output."""
-    root = tmp_path_factory.mktemp("shared")
-    with Up(root / "data") as running:
+    """A running installation that the tests do not change. It must stop cleanly and print no server logs."""
+    folder = tmp_path_factory.mktemp("shared")
+    with Up(folder / "data") as running:
         yield running
     assert running.process.returncode == 0
-    assert names_below(root) == []
+    assert names_below(folder) == []
     assert status_of(running.url + "/") == 0
-    # The output of the servers goes to log files, not to the terminal.
-    chatter = re.compile(r"^(postgres|redis|prepare|worker) +\|(?!.*(ERROR|FATAL))", re.M)
-    assert not chatter.search(running.output), running.output
+    # The terminal shows no ordinary lines of the servers' logs.
+    ordinary_lines = re.compile(r"^(postgres|redis|prepare|worker) +\|(?!.*(ERROR|FATAL))", re.M)
+    assert not ordinary_lines.search(running.output), running.output
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_it_works(up: Up) -> None:
     assert "database system is ready" in (up.data_dir / "logs" / "postgres.log").read_text()
 
 
-def test_prints_what_the_start_waits_for() -> None:
+def test_shows_what_the_start_waits_for() -> None:
     terminal, log = io.StringIO(), io.StringIO()
     for stream, rewrites in ((terminal, True), (log, False)):
         line = ProgressLine(stream, rewrites=rewrites)
@@ -66,8 +66,8 @@ def test_prints_what_the_start_waits_for() -> None:
 
 
 def test_the_supervisor_imports_neither_django_nor_celery() -> None:
-    """Imports, including the client of Redis, would delay the first line on the terminal."""
-    code = "import sys, fp8scope_dashboard.cli as c; print(*sys.modules)"
+    """Nor the client of Redis: each import delays the first line on the terminal."""
+    code = "import sys, fp8scope_dashboard.cli; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert {"django.conf", "celery", "redis", "uvicorn", "numpy"} & set(shown.split()) == set()
 
@@ -81,15 +81,15 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     assert "Traceback" not in up.output.split("Ctrl-C stops it")[1]
 
 
-def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
+def test_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     up = Up(tmp_path)
     eventually(lambda: (tmp_path / "postgres" / "cluster").exists(), "the database is being made")
     assert up.finish(signal.SIGTERM) == 0
     assert names_below(tmp_path) == []
 
 
-def whole_family(directory: Path) -> Up:
-    """An installation with running worker and beat, which start after the web server."""
+def complete_installation(directory: Path) -> Up:
+    """An installation whose worker and beat have started too: they start after the web server answers."""
     up = Up(directory).wait_ready()
     eventually(
         lambda: {"worker", "beat"} <= {word for name in names_below(directory) for word in name.split()},
@@ -100,29 +100,29 @@ def whole_family(directory: Path) -> Up:
 
 @own_installation
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    up = whole_family(tmp_path)
+    up = complete_installation(tmp_path)
     family = processes_below(tmp_path)
     up.finish(signal.SIGKILL)
     assert processes.wait_ended(family, 60) == []
-    with Up(tmp_path) as again:
-        assert 0 < status_of(again.url + "/") < 500
+    with Up(tmp_path) as restarted:
+        assert 0 < status_of(restarted.url + "/") < 500
 
 
 @own_installation
-def test_survivors_of_a_killed_supervisor_are_stopped_by_the_next(tmp_path: Path) -> None:
-    """Stopped (SIGSTOP) children do not handle the signal that the kernel sends them."""
-    up = whole_family(tmp_path)
+def test_the_next_supervisor_stops_survivors(tmp_path: Path) -> None:
+    """Stopped (SIGSTOP) children cannot act on the signal that the kernel sends them."""
+    up = complete_installation(tmp_path)
     family = processes_below(tmp_path)
     for process in family:
         process.suspend()
     up.finish(signal.SIGKILL)
     assert [process for process in family if not processes.has_ended(process)] != []
-    with Up(tmp_path) as again:
+    with Up(tmp_path) as restarted:
         assert [process for process in family if not processes.has_ended(process)] == []
-        assert 0 < status_of(again.url + "/") < 500
+        assert 0 < status_of(restarted.url + "/") < 500
 
 
-def test_the_error_for_a_directory_in_use_says_so(up: Up) -> None:
+def test_a_second_start_in_the_same_directory_is_refused(up: Up) -> None:
     second = Up(up.data_dir)
     assert second.finish() == 1
     assert f"{up.data_dir} is in use by process {up.process.pid}" in second.output
@@ -168,28 +168,28 @@ def test_each_command_has_a_line_of_help() -> None:
 
 
 @own_installation
-def test_the_data_directory_may_have_a_long_path(tmp_path: Path) -> None:
+def test_works_in_a_long_path(tmp_path: Path) -> None:
     with Up(tmp_path / ("long" * 40) / "with a space") as up:
         assert 0 < status_of(up.url + "/") < 500
 
 
 @own_installation
-def test_the_data_directory_may_have_special_characters() -> None:
-    """The path is short enough to contain the sockets, so that server addresses contain the name."""
-    # Not tmp_path: its length depends on how many processes run the tests.
+def test_works_in_a_folder_with_special_characters() -> None:
+    """The path is short enough to contain the sockets, so every server has to parse it from an address."""
+    # Not tmp_path: its length varies with the number of test processes.
     with TemporaryDirectory() as directory, Up(Path(directory) / "it's 100% ü") as up:
         assert (up.data_dir / "postgres" / ".s.PGSQL.5432").exists()
         assert 0 < status_of(up.url + "/") < 500
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root is served by another user's processes")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts PostgreSQL as another user")
 def test_the_database_does_not_run_as_root(up: Up) -> None:
     owners = {process.name(): process.username() for process in processes_below(up.data_dir)}
     assert owners["postgres"] == "pgserver"
     assert pwd.getpwnam("pgserver").pw_uid != 0
 
 
-def test_secrets_stay_out_of_the_logs(up: Up) -> None:
+def test_logs_and_arguments_contain_no_secrets(up: Up) -> None:
     assert status_of(up.sign_in_link) != 0
     assert status_of(up.sign_in_link + "nonsense/") == 404
     key = (up.data_dir / "secret_key").read_text()
@@ -198,11 +198,10 @@ def test_secrets_stay_out_of_the_logs(up: Up) -> None:
     secrets = [key, up.sign_in_link.rstrip("/").rpartition("/")[2]]
     logs = "".join(path.read_text(errors="replace") for path in (up.data_dir / "logs").iterdir())
     assert "Applying" in logs
-    assert [
-        secret for secret in secrets if secret in logs or any(secret in argument for argument in arguments)
-    ] == []
+    texts = [logs, *arguments]
+    assert [secret for secret in secrets if any(secret in text for text in texts)] == []
 
 
 def test_the_process_tree_has_one_root(up: Up) -> None:
-    below = {process.pid for process in psutil.Process(up.process.pid).children(recursive=True)}
-    assert {process.pid for process in processes_below(up.data_dir)} <= below
+    descendants = {process.pid for process in psutil.Process(up.process.pid).children(recursive=True)}
+    assert {process.pid for process in processes_below(up.data_dir)} <= descendants

@@ -1,4 +1,4 @@
-"""A tab of the browser that the tests drive."""
+"""A browser tab that the tests control."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tab:
         self.page.goto(self.url + path)
 
     def wait(self, done: Callable[[], object], event: str) -> None:
-        """Wait until `done` is true. Playwright's wait_for_function violates the pages' security policy."""
+        """Wait until `done()` is true. The pages' policy forbids Playwright's wait_for_function."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not done():
             if time.monotonic() > deadline:
@@ -37,7 +37,7 @@ class Tab:
             self.page.wait_for_timeout(50)
 
     def draw_everything(self) -> None:
-        """Scroll through the page until every figure is drawn (or says why it is empty)."""
+        """Scroll through the page until every figure is drawn or shows why it is empty."""
         for figure in self.page.locator("[data-figure]").all():
             figure.scroll_into_view_if_needed()
             self.wait(
@@ -47,7 +47,7 @@ class Tab:
         self.page.evaluate("scrollTo(0, 0)")
 
     def points(self, figure: str) -> int:
-        """Finite points of the figure's longest line."""
+        """The number of finite points of the longest line in the figure."""
         script = """id => {
             const plot = document.querySelector(`#${id} .figure__plot`);
             const values = (trace) => Array.from(trace.y?._inputArray ?? trace.y ?? []);

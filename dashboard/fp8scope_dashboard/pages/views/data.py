@@ -88,13 +88,13 @@ def retention(request: HttpRequest, project: Project) -> HttpResponse:
         project.full_clean()
     except ValueError:
         messages.error(
-            request, "Enter a whole number of days, or leave the field empty to keep values for ever."
+            request, "Enter a whole number of days, or leave the field empty to keep values forever."
         )
     except ValidationError as error:
         messages.error(request, " ".join(" ".join(texts) for texts in error.message_dict.values()))
     else:
         project.save(update_fields=["raw_days"])
-        kept = f"for {project.raw_days} days" if project.raw_days else "for ever"
+        kept = f"for {project.raw_days} days" if project.raw_days else "forever"
         messages.success(
             request, f"Saved. Tensor values are kept {kept}; roll-ups and scalars are always kept."
         )

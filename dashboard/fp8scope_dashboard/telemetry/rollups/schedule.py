@@ -24,8 +24,8 @@ from fp8scope_dashboard.telemetry.writers import cutoffs_of
 
 # Steps per transaction. Bounds memory: 256 KB for each part of each statistic of a tile.
 MAX_STEPS = 16_384
-# The fewest new steps to roll up while a run goes on: each time, the last row of every column is rewritten,
-# and its old version takes space until the next vacuum.
+# The fewest new steps to roll up during a run: each roll-up rewrites the last row of every column, and the
+# old version takes space until the next vacuum.
 MIN_STEPS = 8_192
 # Ended runs with fewer steps need no roll-ups.
 SHORT_RUN = 1_024
