@@ -44,5 +44,5 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int, tmp_path: Path)
     # A refresh event reloads only this card.
     Writer.objects.filter(run=run, rank=3, attempt=1).update(seen_at=timezone.now())
     tab.page.evaluate("document.querySelector('#ranks').dispatchEvent(new Event('fp8:refresh'))")
-    expect(tab.page.locator("#ranks")).to_contain_text("steps behind the foremost", timeout=60_000)
+    expect(tab.page.locator("#ranks")).to_contain_text("steps behind the leading rank", timeout=60_000)
     assert tab.console_errors == []

@@ -74,7 +74,7 @@ def test_a_custom_format_is_refused() -> None:
     compiled = torch.compile(
         lambda x: quantize_values(x, torch.ones(()), own), backend="aot_eager", fullgraph=True
     )
-    with pytest.raises(Exception, match="Compiled code knows the formats"):
+    with pytest.raises(Exception, match="Compiled code supports the formats"):
         compiled(torch.ones(4))
 
 

@@ -182,7 +182,7 @@ def test_ranks_must_have_the_same_parameters() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"pass model.named_parameters\(\)"):
         Fp8GradientReducer([])
-    with pytest.raises(ValueError, match="E3M2 is none; take E4M3 or E5M2"):
+    with pytest.raises(ValueError, match="E3M2 is not; use E4M3 or E5M2"):
         Fp8GradientReducer(parameters(), format=E3M2)
     with pytest.raises(ValueError, match="threshold is a share"):
         Fp8GradientReducer(parameters(), threshold=1.0)

@@ -65,7 +65,7 @@ def test_the_same_name_gets_the_same_row() -> None:
     one = buffer.register("a.input", format=E4M3, shape=(-1, 4), role="input")
     two = buffer.register("a.input", format=E4M3, shape=(-1, 4), role="input")
     assert (one.index, two.index, len(buffer)) == (0, 0, 1)
-    with pytest.raises(ValueError, match="registered already, as input"):
+    with pytest.raises(ValueError, match="already registered as input"):
         buffer.register("a.input", format=E4M3, shape=(-1, 4), role="weight")
 
 

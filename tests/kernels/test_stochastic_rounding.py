@@ -159,7 +159,7 @@ def test_recipes_without_stochastic_rounding_refuse_it() -> None:
     assert recipe_from_dict(CurrentScaling(stochastic_gradients=True).to_dict()).stochastic_gradients
     with pytest.raises(ValueError, match="rounds to nearest"):
         BlockScaling(stochastic_gradients=True)
-    with pytest.raises(ValueError, match="only where it saturates"):
+    with pytest.raises(ValueError, match="stochastic_gradients needs saturate=True"):
         CurrentScaling(stochastic_gradients=True, saturate=False)
     with pytest.raises(ValueError, match="stochastic_gradients must be True or False"):
         CurrentScaling(stochastic_gradients=1)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_NAMESPACES = 16
 _METHODS = ("parse_known_args", "parse_known_intermixed_args")
-_OURS = str(Path(__file__).resolve().parent)
+_OURS = str(Path(__file__).resolve().parents[1])
 
 
 class ParsedArguments:

@@ -105,7 +105,7 @@ def find_module(name: str) -> Program:
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback without the frames of this package between those of the script."""
-    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    package = str(Path(__file__).absolute().parents[1]) + os.sep
     frames = []
     while trace is not None:
         frames.append(trace)

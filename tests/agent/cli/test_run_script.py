@@ -254,10 +254,10 @@ def test_a_second_optimizer_replaces_the_first(server: WireServer, here: Launch,
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
-        ((), 2, "which script?"),
+        ((), 2, "no script given"),
         (("missing.py",), 2, "there is no script missing.py"),
         (("-m", "missing.module"), 2, "there is no module missing.module"),
-        (("-m",), 2, "which script?"),
+        (("-m",), 2, "no script given"),
         (("/tmp",), 2, "is a directory"),
         (("--convert", "fp7", "x.py"), 2, "invalid choice: 'fp7'"),
         (("--name", "", "x.py"), 2, "name must not be empty"),

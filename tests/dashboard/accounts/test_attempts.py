@@ -60,7 +60,7 @@ def test_it_works(client: Client) -> None:
     assert [post(client, "wrong") for _ in range(FREE_ATTEMPTS + 1)] == [200] * FREE_ATTEMPTS + [429]
     refused = client.post(reverse("signin"), {"username": " ADA", "password": PASSWORD})
     assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
-    assert b"wait 1 second, then try again" in refused.content
+    assert b"Try again in 1 second." in refused.content
     assert "_auth_user_id" not in client.session
     assert post(client, "wrong", name="bob") == 200
     time.sleep(1.0)

@@ -138,7 +138,7 @@ def test_an_invited_person_signs_in_as_a_member(up: Up) -> None:
 def test_starts_the_database_if_up_does_not_run(stopped: Path) -> None:
     result = admin("--data-dir", str(stopped), "link")
     assert result.returncode == 0, result.stderr
-    assert "start it with `fp8scope up`" in result.stderr
+    assert "Start it with `fp8scope up`" in result.stderr
     assert names_below(stopped) == []
     assert LINK.fullmatch(result.stdout.strip())
     address = urllib.parse.urlsplit(result.stdout.strip())
