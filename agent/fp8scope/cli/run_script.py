@@ -141,16 +141,18 @@ class _Watching:
         self._discovery: Discovery | None = None
         self._arguments = ParsedArguments()
         self._cancel: Callable[[], None] = lambda: None
+        self._earlier_threads: set[threading.Thread] = set()
 
     def begin(self) -> None:
         """Called before the script runs."""
+        self._earlier_threads = set(threading.enumerate())
         self._arguments.install()
         self._cancel = when_imported("torch", self._install)
 
     def end(self) -> None:
         """Called after the script: restore what was replaced; at exit if a thread of the script goes on."""
-        others = set(threading.enumerate()) - {threading.current_thread()}
-        if any(not thread.daemon for thread in others):
+        script_threads = set(threading.enumerate()) - self._earlier_threads
+        if any(not thread.daemon for thread in script_threads):
             # The thread may train: the interpreter waits for it before it runs the exit handlers.
             atexit.register(self._restore)
         else:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -393,3 +394,17 @@ def test_restores_everything_if_the_script_imports_no_torch(here: Launch, tmp_pa
     assert here(script) == 0
     assert argparse.ArgumentParser.parse_known_args is parse and list(sys.meta_path) == finders
     assert Optimizer.__init__ is make and torch.compile.__module__ == "torch"
+
+
+def test_restores_everything_beside_a_thread_that_is_not_the_scripts(here: Launch, tmp_path: Path) -> None:
+    parse, over = argparse.ArgumentParser.parse_known_args, threading.Event()
+    thread = threading.Thread(target=over.wait, args=(60,), daemon=False)
+    thread.start()
+    script = tmp_path / "train.py"
+    script.write_text("print('no training')")
+    try:
+        assert here(script) == 0
+        assert argparse.ArgumentParser.parse_known_args is parse
+    finally:
+        over.set()
+        thread.join()
