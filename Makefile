@@ -21,7 +21,7 @@ help:
 	@echo "  make check   ruff, mypy and Django's own checks; make format repairs what ruff can"
 	@echo "  make test TEST_ARGS=tests/agent/delivery      the tests of what you changed"
 	@echo "  make test TEST_ARGS=\"-k name -x\"            the tests whose name has \"name\", up to the first failure"
-	@echo "  make test    every test: 12 minutes at most on two cores"
+	@echo "  make test    every test; the goal is 12 minutes on two cores"
 	@echo "  .ci/run      what continuous integration runs: make check, and the tests not marked slow"
 	@echo "Now and then:"
 	@echo "  make kernels the CPU kernels, after a change to their C++"
@@ -60,7 +60,7 @@ up: $(PACKAGE)
 	$(BIN)/fp8scope up $(UP_ARGS)
 
 # One test process more than cores (many wait for servers), at most four, each on one core: JOBS=0 runs all in one.
-# It takes at most 12 minutes on two cores, see CONTRIBUTING.md.
+# The goal is 12 minutes on two cores, see CONTRIBUTING.md.
 PYTEST := -m pytest
 test: $(TOOLS) browser
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) --numprocesses $(JOBS) --dist worksteal $(TEST_ARGS)
