@@ -212,8 +212,10 @@ class Pipeline:
         recorded = self._recorder.has_ended()
         pause = sender.advance()
         if recorded:
-            if sender.is_done():
-                self._complete = True
+            # `_keep` empties the spool for a moment: that does not mean that everything was sent.
+            with self._keeping:
+                self._complete = self._complete or sender.is_done()
+            if self._complete:
                 self.sending.stop()
             pause = min(pause, CLOSING_PAUSE)
         return pause

@@ -67,7 +67,7 @@ def test_an_unknown_argument_raises_type_error() -> None:
 def test_refuses_a_model_that_is_already_attached() -> None:
     model, optimizer = regression()
     first = fp8scope.attach(model, optimizer, name="first")
-    with pytest.raises(fp8scope.ConfigurationError, match="attached to the run 'first' already.*finish"):
+    with pytest.raises(fp8scope.ConfigurationError, match="already attached to the run 'first'.*finish"):
         fp8scope.attach(model, optimizer, name="second")
     assert live_runs == [first]
     train(model, optimizer, 1)

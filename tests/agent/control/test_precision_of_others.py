@@ -94,4 +94,4 @@ FakeModule.__module__ = "transformer_engine.pytorch.module.linear"
 
 def test_transformer_engine_is_told_to_be_another_matter() -> None:
     found = find([nn.Sequential(FakeModule())], "0")
-    assert not found.layers and "autocast decides" in found.problems[0]
+    assert not found.layers and "autocast applies" in found.problems[0]

@@ -209,7 +209,7 @@ def test_a_stream_ends_when_the_client_disconnects() -> None:
 
 
 def test_a_stream_that_fails_is_aborted() -> None:
-    with pytest.raises(ValueError, match="in the midst"):
+    with pytest.raises(ValueError, match="in the middle of the stream"):
         ask(ThreadHandler(), "/parts?count=2&fail=1")
     assert events == ["stream ended"]
 
