@@ -76,7 +76,8 @@ class Commands:
 
 @pytest.fixture
 def commands(compose: dict[str, Any], tmp_path: Path) -> Iterator[Commands]:
-    data = tmp_path / "data"
+    # Not "data": `adapted` replaces that word of the compose file's paths.
+    data = tmp_path / "volume"
     data.mkdir()
     postgres = EmbeddedPostgres(tmp_path / "postgres", durable=False)
     with postgres as database_url, EmbeddedRedis(tmp_path / "redis", durable=False) as redis_url:
