@@ -12,8 +12,9 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import judged_now, standing_now
+from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
-from fp8scope_dashboard.analysis.services import compare, refresh
+from fp8scope_dashboard.analysis.services import refresh
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.runs.services import register
 

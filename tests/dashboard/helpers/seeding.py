@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.services import evaluate
-from fp8scope_dashboard.analysis.services import compare, compare_evaluations
+from fp8scope_dashboard.analysis.loss_comparisons import compare
+from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
 from fp8scope_dashboard.runs.models import Run, RunState
 
 Floats = NDArray[np.float64]
