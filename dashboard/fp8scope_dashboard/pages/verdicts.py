@@ -101,9 +101,7 @@ def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: 
 
 def score_badge(judgement: Judgement) -> Badge:
     """The badge of an evaluation's verdict."""
-    if judgement.verdict == INCOMPLETE:
-        return NOT_ALL_JUDGED
-    if judgement.verdict == PENDING:
+    if judgement.verdict in (PENDING, INCOMPLETE):
         return _so_far(judgement)
     return SCORE_VERDICTS.get(judgement.verdict, UNKNOWN)
 

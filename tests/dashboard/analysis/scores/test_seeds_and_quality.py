@@ -18,9 +18,8 @@ def arm(seeds: int, n: int, offset: float, chance: np.random.Generator) -> np.nd
 
 
 def test_it_works() -> None:
-    spread = own_spread(
-        [arm(4, 400, 0.05, np.random.default_rng(0)), arm(1, 400, 0.0, np.random.default_rng(1))]
-    )
+    chance = np.random.default_rng(0)
+    spread = own_spread([arm(4, 400, 0.05, chance), arm(1, 400, 0.0, chance)])
     assert spread is not None and spread.freedom == 3 and spread.seeds == 4
     assert spread.value is not None and 0.01 < spread.value < 0.15
 
