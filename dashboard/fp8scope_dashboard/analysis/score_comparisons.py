@@ -12,7 +12,7 @@ import numpy as np
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.coverage import Coverage, conclude
+from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.judging import coverage_of_score, judged_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.scores import precision
@@ -110,7 +110,7 @@ def _digest(tasks: Sequence[_Inputs], alpha: float, margin: float) -> str:
     return hashlib.sha256(f"{METHOD_VERSION} {alpha} {margin} {steady}".encode()).hexdigest()
 
 
-def _steady(coverage: Coverage) -> object:
+def _steady(coverage: Coverage) -> BaselineArm:
     return replace(coverage.baseline, reached=None)
 
 

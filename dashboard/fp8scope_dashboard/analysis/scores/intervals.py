@@ -91,7 +91,7 @@ def unseen(units: int, alpha: float) -> float:
 
     The exact form of the rule of three (Hanley and Lippman-Hand, 1983): about 3/n at alpha = 0.05.
     """
-    return 1.0 - alpha ** (1.0 / units)
+    return -math.expm1(math.log(alpha) / units)
 
 
 def error_of_mean(items: Floats, clusters: Sequence[str] | None = None) -> Error:

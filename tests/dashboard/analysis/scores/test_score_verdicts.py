@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,13 @@ def answers(right: int, n: int = 100, **fields: Any) -> Score:
 
 
 def proportion(arm: list[Score], baselines: list[Score], **fields: Any) -> Task:
-    return Task(
-        **{"name": "heldout", "metric": "accuracy", "kind": "proportion", "higher_is_better": True}
-        | {"arm": arm, "baselines": baselines}
-        | fields
-    )
+    task = Task("heldout", "accuracy", "proportion", higher_is_better=True, arm=arm, baselines=baselines)
+    return replace(task, **fields)
 
 
 def mean(arm: list[Score], baselines: list[Score], **fields: Any) -> Task:
-    return proportion(arm, baselines, **{"kind": "mean", "metric": "nll", "higher_is_better": False} | fields)
+    task = Task("heldout", "nll", "mean", higher_is_better=False, arm=arm, baselines=baselines)
+    return replace(task, **fields)
 
 
 def compared(task: Task) -> ScoreComparison:
