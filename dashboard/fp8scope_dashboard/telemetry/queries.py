@@ -27,6 +27,7 @@ from fp8scope_dashboard.telemetry.histograms import (
 )
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
+from fp8scope_dashboard.telemetry.unmerged_rows import unmerged_rows
 from fp8scope_dashboard.telemetry.writers import sources_of, step_range
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "stream",
     "tensor_series",
     "top",
+    "unmerged_rows",
     "writers",
 ]
 
