@@ -126,8 +126,8 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram |
 def step_histograms(run_id: UUID, step: int | None = None) -> StepHistograms | None:
     """Return the histograms of the last sampled step, at or before `step` if given; None if there is none.
 
-    Ranks add up. If several attempts have the step, the latest counts; of several messages about a tensor, the
-    last one of its writer.
+    Ranks add up. If several attempts have the step, the latest counts; of several messages about a tensor,
+    the last one of its writer.
     """
     known = sources_of(run_id)
     every = Stored.objects.filter(run_id=run_id)

@@ -70,7 +70,7 @@ def judge(tensors: Tensors, target: Target) -> Readiness:
     effect = effect_of(tensors, target)
     known = tensors.distribution.nonzero > 0
     ratios = _ratios(tensors, target, effect)
-    passes = (ratios <= 1.0).all(axis=0)
+    passes = np.asarray((ratios <= 1.0).all(axis=0))
     names = _finer_names(tensors, target, known & ~passes)
     judged = []
     for i, name in enumerate(tensors.names):
@@ -85,6 +85,12 @@ def judge(tensors: Tensors, target: Target) -> Readiness:
             TensorReadiness(i, name, verdict, _reason(tensors, effect, ratios, known, i), names[i], worst)
         )
     return Readiness(target, effect, judged)
+
+
+def worst_first(readiness: Readiness) -> list[TensorReadiness]:
+    """The tensors by verdict, and those with the same verdict by how far they are from the rule's limits."""
+    order = {"bf16": 0, "finer": 1, "ready": 2, "unknown": 3}
+    return sorted(readiness.tensors, key=lambda tensor: (order[tensor.verdict], -tensor.worst, tensor.index))
 
 
 def smallest_set(errors: Floats, budget: float) -> NDArray[np.intp]:
@@ -122,7 +128,7 @@ def _ratios(tensors: Tensors, target: Target, effect: Effect) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         error = effect.error.estimate / (MAX_RATIO * effect.floor)
     ratios = np.stack([saturated / MAX_SATURATED, effect.flushed.estimate / allowed, error])
-    return np.nan_to_num(ratios, nan=0.0, posinf=np.inf)
+    return np.asarray(np.nan_to_num(ratios, nan=0.0, posinf=np.inf), np.float64)
 
 
 def _finer_names(tensors: Tensors, target: Target, failing: NDArray[np.bool_]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.analysis.what_if.block_scaling import Blocks, ScaleRule, block_effect
 from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect, Floats
 from fp8scope_dashboard.analysis.what_if.formats import E2M1, E2M3, E3M2, E4M3, E5M2, NumberFormat
-from fp8scope_dashboard.analysis.what_if.tensor_scaling import scale_from_amax, tensor_effect
+from fp8scope_dashboard.analysis.what_if.tensor_scaling import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    scale_from_amax,
+    tensor_effect,
+)
 
 Scaling = Literal["current", "delayed", "fixed", "row", "block"]
 SCALINGS: Final = get_args(Scaling)
@@ -207,3 +212,40 @@ def _together(parts: Sequence[tuple[NDArray[np.intp], Effect]], n: int) -> Effec
         merged(lambda effect: effect.floor),
         merged(lambda effect: effect.scale),
     )
+
+
+def make_target(
+    format: str = "hybrid", scaling: str = "current", scale: str = "1", margin: int = 0, block: int = 0
+) -> Target:
+    """A target from what a person or client wrote; `scale` is a number, or a power of two such as `2^-5`.
+
+    Raises:
+        ValueError: an argument is unknown or out of range; the message says what is allowed.
+    """
+    if format not in TARGET_FORMATS:
+        raise ValueError(f"format must be one of {', '.join(TARGET_FORMATS)}.")
+    if scaling not in SCALINGS:
+        raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}.")
+    if abs(margin) > MAX_MARGIN:
+        raise ValueError(f"margin must be a whole number from {-MAX_MARGIN} to {MAX_MARGIN}.")
+    if not 0 <= block <= MAX_BLOCK:
+        raise ValueError(
+            f"block must be a whole number from 0 to {MAX_BLOCK}; 0 is the default of the format."
+        )
+    return Target(TARGET_FORMATS[format], cast("Scaling", scaling), parse_scale(scale), margin, block)
+
+
+def parse_scale(text: str) -> float:
+    """The scale that a text describes: a positive float32, as a number or as `2^k`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    base, power, exponent = text.strip()[:64].partition("^")
+    try:
+        scale = 2.0 ** int(exponent) if power and float(base) == 2.0 else float(base) if not power else 0.0
+    except (ValueError, OverflowError):
+        scale = 0.0
+    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+        raise ValueError("scale must be a positive number, such as 448 or 2^-5, that float32 can hold.")
+    return scale

@@ -16,9 +16,12 @@ that elements are spread evenly within a bin.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect, Floats
 from fp8scope_dashboard.analysis.what_if.formats import NumberFormat
+
+Mask = NDArray[np.bool_]
 
 # Positions within a bin at which the error is evaluated for the estimate.
 POINTS = 8
@@ -82,7 +85,7 @@ def flushed(tensors: Distribution, format: NumberFormat, scale: Floats) -> Bound
     return _counted(tensors, sure, possible, _share(format.flushed - low_end, high_end - low_end))
 
 
-def _counted(tensors: Distribution, sure: Floats, possible: Floats, share: Floats) -> Bounds:
+def _counted(tensors: Distribution, sure: Mask, possible: Mask, share: Floats) -> Bounds:
     """Count bins that are `sure`, and the `share` of those that are `possible` for the estimate."""
     low = (tensors.counts * sure).sum(axis=1)
     split = tensors.counts * possible
@@ -97,8 +100,8 @@ def _share(part: Floats, whole: Floats) -> Floats:
 def error(tensors: Distribution, format: NumberFormat, scale: Floats) -> Bounds:
     """Σ(x − q/s)² / Σx²: bounds for every tensor with this histogram, and an estimate.
 
-    The ratio is a mean of r = (x − q/s)² / x² with weights x². In each bin r and x² have bounds; the bounds of
-    the mean give the bins with the largest r their largest weights, or their smallest.
+    The ratio is a mean of r = (x − q/s)² / x² with weights x². In each bin r and x² have bounds; the bounds
+    of the mean give the bins with the largest r their largest weights, or their smallest.
     """
     low_end, high_end = tensors.lower * scale[:, None], tensors.upper * scale[:, None]
     least, most = _relative_bounds(low_end, high_end, format)
@@ -122,7 +125,7 @@ def floor_error(tensors: Distribution, format: NumberFormat, scale: Floats) -> F
 def rounding_step(y: Floats, format: NumberFormat) -> Floats:
     """The distance between neighbouring values of the format at y > 0."""
     exponent = np.maximum(np.frexp(y)[1] - 1, format.min_exponent)
-    return np.ldexp(1.0, exponent - format.mantissa_bits)
+    return np.asarray(np.ldexp(1.0, exponent - format.mantissa_bits), np.float64)
 
 
 def rounded(y: Floats, format: NumberFormat) -> Floats:
