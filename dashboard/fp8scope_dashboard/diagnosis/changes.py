@@ -67,7 +67,8 @@ def change_point(values: Floats) -> Change | None:
 
 def change_points(values: Floats, most: int = 8) -> list[Change]:
     """Up to `most` change-points in ascending order, by binary segmentation."""
-    pending, changes = [(0, len(values))], []
+    changes: list[Change] = []
+    pending = [(0, len(values))]
     while pending and len(changes) < most:
         begin, end = pending.pop(0)
         change = change_point(values[begin:end])

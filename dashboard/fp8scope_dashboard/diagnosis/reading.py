@@ -159,7 +159,9 @@ def tensor_rows(run: Run, tensors: Sequence[TensorInfo], between: tuple[int, int
 def resumes_of(run: Run) -> list[int]:
     """The first step of each later attempt, newest first."""
     rows = Writer.objects.filter(run=run, attempt__gt=0, first_step__isnull=False)
-    return sorted(set(rows.values_list("first_step", flat=True)), reverse=True)
+    return sorted(
+        {step for step in rows.values_list("first_step", flat=True) if step is not None}, reverse=True
+    )
 
 
 def ranking_of(run: Run) -> Ranking | None:

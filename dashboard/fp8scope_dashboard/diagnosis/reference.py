@@ -220,7 +220,8 @@ def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: 
             )
             finding = Finding(
                 "reference", "not_fp8", sentence, "training", ours[0].onset,
-                (), "Look for the cause in the data, the learning rate and the model.", (Link("reports", "Windows"),),
+                (), "Look for the cause in the data, the learning rate and the model.",
+                (Link("reports", "Reference windows"),),
             )  # fmt: skip
             return Reference(finding, True, (), False)
     near = window_of(len(run.steps))

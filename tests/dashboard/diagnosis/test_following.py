@@ -29,7 +29,7 @@ def amaxes(rows: int = 120, seed: int = 0) -> Floats:
 def working(amax: Floats, scaling: Scaling, margin: float = 0.0) -> Floats:
     """The scales of a working recipe, rounded to float32 as the kernels do."""
     expected = expected_amax(amax, scaling, begins=True)
-    return (M * 2.0**-margin / expected).astype(np.float32).astype(np.float64)
+    return np.asarray((M * 2.0**-margin / expected).astype(np.float32), np.float64)
 
 
 def fault_of(amax: Floats, scale: Floats, scaling: Scaling = DELAYED) -> ScaleFault | None:

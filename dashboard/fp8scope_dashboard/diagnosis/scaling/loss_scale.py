@@ -109,6 +109,6 @@ def _medians(values: Floats, axis: int) -> Floats:
     """Medians without NaN; NaN where there is no value."""
     if not values.size or not values.shape[axis]:
         return np.full(values.shape[1 - axis], np.nan)
-    empty = np.isnan(values).all(axis=axis, keepdims=True)
-    medians: Floats = np.nanmedian(np.where(empty, 0.0, values), axis=axis)
-    return np.where(empty.squeeze(axis), np.nan, medians)
+    empty = np.isnan(values).all(axis=axis)
+    medians: Floats = np.nanmedian(np.where(np.expand_dims(empty, axis), 0.0, values), axis=axis)
+    return np.where(empty, np.nan, medians)
