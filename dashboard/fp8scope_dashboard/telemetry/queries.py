@@ -26,6 +26,7 @@ from fp8scope_dashboard.telemetry.histograms import (
     histogram_rows,
 )
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
+from fp8scope_dashboard.telemetry.scalar_means import ScalarMeans, scalar_means
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
 from fp8scope_dashboard.telemetry.writers import sources_of, step_range
 
@@ -35,6 +36,7 @@ __all__ = [
     "Histogram",
     "HistogramRows",
     "Latest",
+    "ScalarMeans",
     "Series",
     "by_rank",
     "contiguous_until",
@@ -44,6 +46,7 @@ __all__ = [
     "histogram_rows",
     "latest_statistics",
     "scalar",
+    "scalar_means",
     "scalar_names",
     "scalars",
     "statistic_names",
