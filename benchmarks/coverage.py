@@ -1,12 +1,12 @@
 """Simulate how often the intervals of the quantities hold the truth. Prints one JSON line per case.
 
-`coverage` is the share of `simulations` whose interval holds the true value; the goal is 93 to 97 % at a level
-of 95 %. `error` is its standard error, `width` the median width of the intervals (a share of the value), and
-`refused` the share of simulations in which the method said that it cannot tell.
+`coverage` is the share of `simulations` whose interval holds the true value; the goal is 93 to 97 % at a
+level of 95 %. `error` is its standard error, `width` the median width of the intervals, and `refused` the share
+of simulations in which the method said that it cannot tell.
 
-- `tokens_cost`: a power-law loss; the FP8 run needs a fixed share of additional tokens. Noise of the batches is
-  white or AR(1), shared by the runs (paired) or not, over long runs and runs of 38 points; seeds differ by an
-  offset with a standard deviation that is known, or estimated from the runs.
+- `tokens_cost`: a power-law loss; the FP8 run needs a fixed share of additional tokens. Noise of the batches
+  is white or AR(1), shared by the runs (paired) or not, over long runs and runs of 38 points; seeds differ by
+  an offset with a standard deviation that is known, or estimated from the runs.
 - `throughput`: step times with AR(1) noise, changing variance, pauses every 50 steps and a slow beginning;
   with a node's own speed where there are several runs.
 

@@ -1,9 +1,9 @@
 """Read what comparisons need of a run, bounded for runs of any length.
 
-A curve of up to MOST_POINTS steps is read step by step. A longer one comes as means over fixed buckets of 2^k
-steps. Buckets of 64 steps and more are kept by the telemetry store, which brings them up to date after resumed
-attempts, rewinds, late and duplicate rows; so a new chunk costs in proportion to itself. A bucket with a NaN
-is NaN, and one with an infinite loss is infinite.
+A curve of up to MOST_POINTS steps is read step by step. A longer one comes as means over fixed buckets of
+2^k steps. Buckets of 64 steps and more are kept by the telemetry store, which brings them up to date after
+resumed attempts, rewinds, late and duplicate rows. A bucket with a NaN is NaN, and one with an infinite loss
+is infinite.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read scalars of a run as means over fixed buckets of steps.
 
-Roll-ups hold the sums and counts of complete buckets, and are brought up to date by compaction after late rows
-and new attempts (rollups/schedule.py). Only the rows that they do not cover are read one by one, so the cost
-depends on the number of buckets and on the rows since the last compaction, not on the length of the run.
+Roll-ups hold the sums and counts of complete buckets, and are brought up to date by compaction after late
+rows and new attempts (rollups/schedule.py). Only the rows that they do not cover are read one by one, so the
+cost depends on the number of buckets and on the rows since the last compaction, not on the run's length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ScalarMeans:
     """The buckets of a scalar that have a value.
 
     Attributes:
-        ends: int64[B], increasing: the last step of each bucket; of the last one, the last stored step at most.
+        ends: int64[B], increasing: the last step of each bucket, at most the last stored step.
         means: float64[B], over the logged values of the bucket; NaN if one of them is NaN, and infinite if
             one is.
         last: float64[B], the last value of the bucket that is not NaN; NaN if there is none.

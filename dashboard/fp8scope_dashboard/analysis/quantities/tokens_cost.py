@@ -34,8 +34,8 @@ Refusal = Literal["few_points", "not_finite", "level", "rising", "beyond"]
 SHARE: Final = 1.0 / 3.0
 # A short run may use this share of its range.
 WIDEST: Final = 0.8
-# The slope must be so many standard errors from 0 (and significant): otherwise the interval is wide, one-sided
-# or the whole line, and its coverage no longer that of Fieller's.
+# The slope must be so many standard errors from 0 (and significant). Otherwise the interval is wide,
+# one-sided or the whole line.
 CLEAR_SLOPE: Final = 3.0
 FEWEST_FINITE: Final = 9
 ITERATIONS: Final = 4
