@@ -1,8 +1,8 @@
 """Simulate how often the intervals of the quantities hold the truth. Prints one JSON line per case.
 
 `coverage` is the share of `simulations` whose interval holds the true value; the goal is 93 to 97 % at a
-level of 95 %. `error` is its standard error, `width` the median width of the intervals, and `refused` the share
-of simulations in which the method said that it cannot tell.
+level of 95 %. `error` is its standard error, `width` the median width of the intervals, and `refused` the
+share of simulations in which the method said that it cannot tell.
 
 - `tokens_cost`: a power-law loss; the FP8 run needs a fixed share of additional tokens. Noise of the batches
   is white or AR(1), shared by the runs (paired) or not, over long runs and runs of 38 points; seeds differ by

@@ -22,23 +22,22 @@ from fp8scope_dashboard.analysis.quantities.tokens_cost import fieller, tokens_c
 from fp8scope_dashboard.analysis.quantities.window import last_window
 from fp8scope_dashboard.text.quantities import faster, headline, share
 
-STEPS = np.arange(1, 1_001)
-TOKENS = 65_536.0 * STEPS
+Floats = NDArray[np.float64]
+STEPS: Floats = np.arange(1.0, 1_001.0)
+TOKENS: Floats = np.asarray(65_536.0 * STEPS, np.float64)
 
 
-def power_law(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 1.7 + 1.4 * (tokens / TOKENS[-1]) ** -0.3
+def power_law(tokens: NDArray[np.floating[Any]]) -> Floats:
+    return np.asarray(1.7 + 1.4 * (tokens / TOKENS[-1]) ** -0.3, np.float64)
 
 
-def run(
-    loss: NDArray[np.float64], *, tokens: NDArray[np.float64] | None = TOKENS, **scalars: NDArray[np.float64]
-) -> Measured:
+def run(loss: Floats, *, tokens: Floats | None = TOKENS, **scalars: Floats) -> Measured:
     steps = np.arange(1, len(loss) + 1)
     lines = {name: Line(np.arange(1, len(values) + 1), values) for name, values in scalars.items()}
     return Measured(Line(steps, loss), None if tokens is None else tokens[: len(loss)], lines)
 
 
-def noisy(seed: int, size: int = 1_000, deviation: float = 0.002) -> NDArray[np.float64]:
+def noisy(seed: int, size: int = 1_000, deviation: float = 0.002) -> Floats:
     return np.random.default_rng(seed).normal(0.0, deviation, size)
 
 
@@ -79,9 +78,7 @@ def test_steps_count_where_tokens_are_missing() -> None:
         (np.zeros(1_000), np.zeros(1_000), "level"),
     ],
 )
-def test_a_cost_that_cannot_be_known_is_refused(
-    ours: NDArray[np.float64], theirs: NDArray[np.float64], refusal: str
-) -> None:
+def test_a_cost_that_cannot_be_known_is_refused(ours: Floats, theirs: Floats, refusal: str) -> None:
     cost = tokens_cost([run(ours)], [run(theirs)])
     assert (cost.refusal, cost.more, cost.interval) == (refusal, None, None)
     result = of([run(ours)], [run(theirs)])
@@ -99,7 +96,7 @@ def test_the_spread_of_seeds_widens_the_interval() -> None:
 
 
 def test_runs_that_log_other_steps_are_binned() -> None:
-    every_third = Measured(Line(STEPS[::3], power_law(TOKENS / 1.05)[::3]), TOKENS[::3])
+    every_third = Measured(Line(STEPS[::3].astype(np.int64), power_law(TOKENS / 1.05)[::3]), TOKENS[::3])
     cost = tokens_cost([every_third], [run(power_law(TOKENS))])
     assert cost.more == pytest.approx(0.05, abs=0.004)
 
@@ -108,9 +105,7 @@ def test_pauses_and_the_beginning_do_not_count() -> None:
     rate = np.full(1_000, 2e6)
     rate[::10] /= 5.0
     rate[:15] /= 50.0
-    ratio = throughput(
-        [run(STEPS * 1.0, tokens_per_second=rate)], [run(STEPS, tokens_per_second=STEPS * 0 + 1e6)]
-    )
+    ratio = throughput([run(STEPS, tokens_per_second=rate)], [run(STEPS, tokens_per_second=STEPS * 0 + 1e6)])
     assert ratio.value == pytest.approx(2.0, rel=1e-12) and ratio.interval is None
 
 
@@ -131,15 +126,15 @@ def test_step_times_stand_in_for_tokens_per_second() -> None:
 
 def test_memory_is_the_peak_of_the_run() -> None:
     rising = np.minimum(STEPS, 500) * 2.0**20
-    ratio = memory([run(STEPS * 1.0, memory_peak=rising)], [run(STEPS * 1.0, memory_peak=2.0 * rising)])
+    ratio = memory([run(STEPS, memory_peak=rising)], [run(STEPS, memory_peak=2.0 * rising)])
     assert ratio.value == pytest.approx(0.5) and ratio.interval is None
-    assert memory([run(STEPS * 1.0)], [run(STEPS * 1.0, memory_peak=rising)]).value is None
+    assert memory([run(STEPS)], [run(STEPS, memory_peak=rising)]).value is None
 
 
 def test_gradient_norms_are_paired() -> None:
     batches = np.exp(np.random.default_rng(0).normal(0.0, 0.5, 1_000))
     ratio = gradient_norm(
-        [run(STEPS * 1.0, grad_norm=1.02 * batches * np.exp(noisy(1)))], [run(STEPS * 1.0, grad_norm=batches)]
+        [run(STEPS, grad_norm=1.02 * batches * np.exp(noisy(1)))], [run(STEPS, grad_norm=batches)]
     )
     assert ratio.value == pytest.approx(1.02, rel=1e-3) and ratio.interval is not None
     assert ratio.interval[0] < 1.02 < ratio.interval[1] and ratio.interval[1] - ratio.interval[0] < 1e-3
@@ -151,7 +146,7 @@ def test_a_run_that_died_early_does_not_take_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "arms", [([], []), ([run(power_law(TOKENS))], []), ([run(np.zeros(0))], [run(STEPS * 1.0)])]
+    "arms", [([], []), ([run(power_law(TOKENS))], []), ([run(np.zeros(0))], [run(STEPS)])]
 )
 def test_nothing_to_compare(arms: tuple[list[Measured], list[Measured]]) -> None:
     assert of(*arms) == {"method_version": 1, "headline": ""}

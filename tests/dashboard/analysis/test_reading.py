@@ -34,7 +34,7 @@ def record(project: Project, steps: int, *, tokens: bool = True) -> Run:
     numbers = np.arange(steps)
     scalars = {"loss": 3.0 - np.log1p(numbers) / 10.0, "grad_norm": np.ones(steps)}
     if tokens:
-        scalars["tokens"] = 64.0 * (numbers + 1)
+        scalars["tokens"] = (64 * (numbers + 1)).astype(np.float64)
     Recorder(run).rows(numbers, scalars, rows_per_batch=250)
     return run
 

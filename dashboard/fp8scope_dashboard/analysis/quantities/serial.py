@@ -106,4 +106,4 @@ def _inflation(residuals: Floats, terms: int) -> float:
     lagged = float(residuals[1:] @ residuals[:-1]) / total
     corrected = lagged + (terms + (2.0 + terms) * lagged) / count
     raised = min(HIGHEST_CORRELATION, max(0.0, corrected + max(0.0, lagged) / np.sqrt(count)))
-    return (1.0 + raised) / (1.0 - raised)
+    return float((1.0 + raised) / (1.0 - raised))

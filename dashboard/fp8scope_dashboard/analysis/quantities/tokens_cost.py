@@ -86,7 +86,7 @@ def tokens_cost(
     window = last_window([_curve(run, axis) for run in (*ours, *theirs)], SHARE, widest=WIDEST)
     if window is None:
         return TokensCost(axis, refusal="few_points")
-    finite = np.isfinite(window.values).all(axis=0)
+    finite: NDArray[np.bool_] = np.asarray(np.isfinite(window.values).all(axis=0))
     if not finite[-1] or finite.mean() < 0.75 or finite.sum() < FEWEST_FINITE:
         return TokensCost(axis, refusal="not_finite")
     t = np.log(window.x[finite])
