@@ -31,7 +31,7 @@ class EvaluationComparison(models.Model):
     metric = models.CharField(max_length=64)
     step = models.BigIntegerField()
     verdict = models.CharField(max_length=32)
-    result = models.JSONField(help_text="analysis.scores.verdict.ScoreComparison as a dict")
+    result = models.JSONField(help_text="analysis.scores.ScoreComparison as a dict")
     inputs = models.CharField(max_length=64, default="", help_text="Digest of the inputs.")
     computed_at = models.DateTimeField(default=timezone.now)
 
