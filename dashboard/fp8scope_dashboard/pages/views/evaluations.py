@@ -115,11 +115,8 @@ def _overall(project: Project, arms: Arms) -> list[Overall]:
         last = [row for row in compared if row.step == compared[0].step]
         summary = summary_of(run, last)
         judged = [judged_now(run, row) for row in last]
-        # One badge for one task; of several, the summary's unless a task holds only for a part of the run.
-        part = next((each for each in judged if each.verdict != each.measured), None)
-        badge = SCORE_VERDICTS.get(summary.verdict, UNKNOWN)
-        if part is not None and summary.verdict == "equivalent":
-            badge = score_badge(part)
+        in_part = next((each for each in judged if each.verdict == summary.verdict), None)
+        badge = SCORE_VERDICTS.get(summary.verdict) or (score_badge(in_part) if in_part else UNKNOWN)
         overall.append(Overall(run, arms.of(run), last[0].step, badge, summary.explanation))
     return overall
 
