@@ -1,13 +1,13 @@
 """Measure the comparison of two long runs. Prints one JSON line per case.
 
-Two runs of `--steps` steps are stored in a private PostgreSQL, with the loss, tokens, gradient norm, throughput
-and memory of each step. `first_s` is the time until the first result. Then the FP8 run sends one chunk after
-the other; `per_chunk_ms` is the median time of the update that follows each, `p95_ms` the 95th percentile and
-`cpu_ms` the median processor time of the worker. Updates are not postponed here, as they are in production
-(analysis/services.py). Compaction runs when it is due and is not part of the times.
+Two runs of `--steps` steps are stored in a private PostgreSQL, with the loss, tokens, gradient norm,
+throughput and memory of each step. `first_s` is the time until the first result. Then the FP8 run sends one
+chunk after the other; `per_chunk_ms` is the median time of the update that follows each, `p95_ms` the 95th
+percentile and `cpu_ms` the median processor time of the worker. Updates are not postponed here, as they are
+in production (analysis/services.py). Compaction runs when it is due and is not part of the times.
 
-Cases: `compacted`, where both runs are rolled up but for the newest steps, as during training; `resumed`, where
-the FP8 run was resumed from an earlier step; `uploaded`, where nothing is compacted yet.
+Cases: `compacted`, where both runs are rolled up but for the newest steps, as during training; `resumed`,
+where the FP8 run was resumed from an earlier step; `uploaded`, where nothing is compacted yet.
 
     python benchmarks/comparison.py [--steps 1000000] [--chunks 40] [--rows 20]
 """
