@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from uuid import UUID
 
 import numpy as np
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.alignment import Curve
 from fp8scope_dashboard.analysis.coverage import conclude
-from fp8scope_dashboard.analysis.delta import compare_losses
 from fp8scope_dashboard.analysis.judging import coverage_of_loss
+from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
+from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
+
+# Comparisons whose baselines give the project's spread between seeds: the newest, if there are more.
+MOST_GROUPS = 64
 
 
 def compare(run_id: UUID) -> Comparison | None:
@@ -33,8 +38,10 @@ def compare(run_id: UUID) -> Comparison | None:
         return latest
     began = time.perf_counter()
     arm, baseline = [run, *lineage.siblings(run)], lineage.baseline_runs(run)
-    ours, theirs = ([read_curve(each.id) for each in runs] for runs in (arm, baseline))
-    result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha)
+    ours, theirs = ([_curve_of(each) for each in runs] for runs in (arm, baseline))
+    result = compare_losses(
+        ours, theirs, margin=run.project.margin, alpha=run.project.alpha, prior=project_prior(run)
+    )
     judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
     comparison, _ = Comparison.objects.update_or_create(
         run=run,
@@ -50,6 +57,23 @@ def compare(run_id: UUID) -> Comparison | None:
     )
     run_changed(run.id, run.project_id, "comparison", run.last_step)
     return comparison
+
+
+def project_prior(run: Run) -> Prior:
+    """The spread between seeds of the project's other baseline groups, for a run with few seeds."""
+    others = Comparison.objects.filter(run__project_id=run.project_id).exclude(baseline=run.baseline)
+    stored = others.order_by("-computed_at").values_list("baseline", "result__baseline_losses")
+    groups = {baseline: losses for baseline, losses in stored[:MOST_GROUPS] if losses}
+    return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
+
+
+def _curve_of(run: Run) -> Curve:
+    """A run's loss, with its name and the end of its schedule."""
+    curve = read_curve(run.id)
+    planned = run.total_steps
+    if not planned and run.state == RunState.FINISHED and len(curve):
+        planned = int(curve.steps.max())
+    return replace(curve, planned=planned, name=run.name)
 
 
 def read_curve(run_id: UUID) -> Curve:
