@@ -25,7 +25,16 @@ from redis.retry import Retry
 logger = logging.getLogger(__name__)
 
 ChangeKind = Literal[
-    "rows", "histogram", "evaluation", "alert", "comparison", "state", "tensors", "command", "report"
+    "rows",
+    "histogram",
+    "evaluation",
+    "alert",
+    "comparison",
+    "progress",
+    "state",
+    "tensors",
+    "command",
+    "report",
 ]
 
 # The jobs that each kind of change starts. By name, because the tasks' modules import this one.

@@ -27,7 +27,7 @@ from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.receipts.models import Receipt
-from fp8scope_dashboard.runs.models import DeletedRun, Run
+from fp8scope_dashboard.runs.models import Choice, DeletedRun, Run
 from fp8scope_dashboard.telemetry import compaction, histograms, queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -73,6 +73,7 @@ def fill_every_table() -> Run:
     unfinished = Recorder(make_run(project, "still running"), tensors=("a.input",))
     unfinished.rows(range(40), {"loss": np.arange(40.0)}, {"amax": np.ones((40, 1))})
     histograms.append(unfinished.run.pk, unfinished.uuid, 100, 3, [0], b"as it was sent")
+    Choice.objects.create(run=run, field="baseline", value="bf16", chosen_by=user)
     DeletedRun.objects.create(run_id=uuid.uuid4(), project=project)
     event = Event.objects.filter(run=run).first() or Event.objects.create(
         run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1

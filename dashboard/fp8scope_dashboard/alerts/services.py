@@ -74,13 +74,16 @@ def unread_runs() -> list[UUID]:
     unread = []
     for project in lineage.active_projects():
         runs = Run.objects.filter(project=project).values_list("id", "group", "baseline", "rows_stored")
+        # By group and by id: a baseline is either.
         of_group: dict[str, int] = defaultdict(int)
-        for _, group, _, rows in runs:
+        for run_id, group, _, rows in runs:
             of_group[group] += rows
+            of_group[str(run_id)] += rows
         states = DetectorState.objects.filter(run__project=project, writer=RUN_WIDE)
         read = dict(states.values_list("run_id", "rows"))
         for run_id, group, baseline, rows in runs:
-            behind = rows if not baseline else of_group[baseline] + (0 if baseline == group else rows)
+            own = 0 if baseline in (group, str(run_id)) else rows
+            behind = rows if not baseline else of_group[baseline] + own
             if behind and read.get(run_id) != behind:
                 unread.append(run_id)
     return unread

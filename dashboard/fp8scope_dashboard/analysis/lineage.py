@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
@@ -15,23 +15,40 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.evaluations.models import Evaluation
-from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
 
 # Runs of one arm that a comparison reads: the newest, if there are more.
 MOST_SEEDS = 32
 # Runs that one change causes to be compared again at once; the sweeper finds the others.
 MOST_DEPENDENTS = 64
+# Groups that `seed_groups` returns: the newest, if there are more.
+MOST_GROUPS = 200
 # Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
 # Prefix of `Comparison.inputs`. Raise it when the result of a comparison gets a new field.
 VERSION = "v3"
 
 
+def arm_named(names: Collection[str]) -> Q:
+    """The runs that baselines name: those of the groups, and those with the ids."""
+    ids = [run_id for name in names if (run_id := as_run_id(name)) is not None]
+    return Q(group__in=names) | Q(pk__in=ids) if ids else Q(group__in=names)
+
+
+def as_run_id(name: str) -> UUID | None:
+    """The id of a run that a baseline or parent names, in its canonical form; None for other texts."""
+    try:
+        run_id = UUID(name)
+    except ValueError:
+        return None
+    return run_id if str(run_id) == name else None
+
+
 def baseline_runs(run: Run) -> list[Run]:
     """The runs that a run is compared with, oldest first; empty if it names no baseline."""
     if not run.baseline:
         return []
-    group = Run.objects.filter(project_id=run.project_id, group=run.baseline).exclude(pk=run.pk)
+    group = Run.objects.filter(arm_named([run.baseline]), project_id=run.project_id).exclude(pk=run.pk)
     return sorted(
         group.order_by("-created_at", "id")[:MOST_SEEDS], key=lambda each: (each.created_at, each.id)
     )
@@ -47,14 +64,32 @@ def siblings(run: Run) -> list[Run]:
 
 
 def dependents(run: Run) -> list[UUID]:
-    """The runs whose comparisons a run takes part in: those with its group as baseline, and its siblings."""
-    if not run.group:
-        return []
-    involved = Q(baseline=run.group) | (Q(group=run.group, baseline=run.baseline) & ~Q(baseline=""))
+    """The runs whose comparisons a run takes part in: those with it or its group as baseline, and its
+    siblings.
+    """
+    involved = Q(baseline__in={str(run.id), run.group} - {""})
+    if run.group:
+        involved |= Q(group=run.group, baseline=run.baseline) & ~Q(baseline="")
     runs = (
         Run.objects.filter(involved, project_id=run.project_id).exclude(pk=run.pk).order_by("-heartbeat_at")
     )
     return list(runs.values_list("id", flat=True)[:MOST_DEPENDENTS])
+
+
+def seed_groups(project: Project) -> list[list[UUID]]:
+    """The finished runs of each group that has two or more, oldest first; the newest MOST_GROUPS groups.
+
+    Runs of a group with different baselines count apart, as in `siblings`.
+    """
+    finished = Run.objects.filter(project=project, state=RunState.FINISHED).exclude(group="").order_by()
+    arms = finished.values_list("group", "baseline").annotate(runs=Count("id"), newest=Max("created_at"))
+    seeded = list(arms.filter(runs__gte=2).order_by("-newest", "group", "baseline")[:MOST_GROUPS])
+    members: dict[tuple[str, str], list[UUID]] = {(group, baseline): [] for group, baseline, *_ in seeded}
+    listed = finished.filter(group__in={group for group, _ in members}).order_by("-created_at", "id")
+    for run_id, group, baseline in listed.values_list("id", "group", "baseline"):
+        if len(arm := members.get((group, baseline), [])) < MOST_SEEDS:
+            arm.append(run_id)
+    return [arm[::-1] for arm in members.values()]
 
 
 def reached_steps(runs: Iterable[Run]) -> dict[UUID, int | None]:
@@ -73,15 +108,15 @@ def inputs_of(run: Run) -> str:
     Read it before the data. Then data that arrives in the meantime makes the comparison stale, so that it is
     repeated.
     """
-    groups = {run.group, run.baseline} - {""}
-    involved = Run.objects.filter(Q(group__in=groups) | Q(pk=run.pk), project_id=run.project_id)
+    involved = Run.objects.filter(
+        arm_named({run.group, run.baseline, str(run.id)} - {""}), project_id=run.project_id
+    )
     return _inputs(run, run.project, _stored(involved))
 
 
 def rows_behind(run: Run) -> int:
     """Number of rows of the run and its baseline, which the detectors have to read."""
-    groups = {run.baseline} - {""}
-    involved = Run.objects.filter(Q(group__in=groups) | Q(pk=run.pk), project_id=run.project_id)
+    involved = Run.objects.filter(arm_named({run.baseline, str(run.id)} - {""}), project_id=run.project_id)
     return involved.aggregate(rows=Sum("rows_stored"))["rows"] or 0
 
 
@@ -121,16 +156,17 @@ class _Stored:
 
 
 def _stored(runs: QuerySet[Run]) -> dict[str, _Stored]:
-    """Stored data by group, and by id for runs without a group."""
+    """Stored data by group, and by id."""
     scored = Evaluation.objects.filter(run__in=runs).values_list("run_id")
     evaluations: dict[UUID, int] = dict(scored.annotate(Count("id")))
     totals: dict[str, _Stored] = defaultdict(_Stored)
     fields = runs.order_by("id").values_list("id", "group", "rows_stored", "state", "total_steps")
     for run_id, group, rows, state, planned in fields:
-        stored = totals[group or str(run_id)]
-        stored.rows += rows
-        stored.evaluations += evaluations.get(run_id, 0)
-        stored.states.append(f"{run_id} {state} {planned}")
+        for name in {group, str(run_id)} - {""}:
+            stored = totals[name]
+            stored.rows += rows
+            stored.evaluations += evaluations.get(run_id, 0)
+            stored.states.append(f"{run_id} {state} {planned}")
     return totals
 
 

@@ -41,3 +41,23 @@ class EvaluationComparison(models.Model):
                 fields=["run", "name", "metric", "step"], name="evaluation_comparison_once"
             ),
         ]
+
+
+class JobProgress(models.Model):
+    """How far a long job of a run is. The row exists only while the job runs; see analysis.progress."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="running_jobs")
+    kind = models.CharField(max_length=32)
+    job = models.UUIDField(help_text="The job that wrote the row last.")
+    stage = models.CharField(max_length=128)
+    share = models.FloatField(help_text="From 0 to 1.")
+    started_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["run", "kind"], name="job_progress_once")]
+
+    @property
+    def percent(self) -> int:
+        """The share that is done, in whole per cent."""
+        return int(100.0 * self.share)

@@ -28,8 +28,8 @@ from fp8scope_dashboard.wire.errors import (
 router = Router(tags=["runs"])
 # Length of each list in GET /runs/{run}.
 LATEST = 100
-IDENTITY = ("id", "name", "state", "precision", "group", "baseline")
-DESCRIPTION = ("tags", "config", "summary")
+IDENTITY = ("id", "name", "state", "precision", "group", "baseline", "parent", "relation")
+DESCRIPTION = ("recipe", "tags", "config", "summary")
 COUNTERS = (
     "last_step",
     "rows_stored",

@@ -7,7 +7,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.accounts.models import Project, User
 
 
 class RunState(models.TextChoices):
@@ -16,6 +16,15 @@ class RunState(models.TextChoices):
     FAILED = "failed"
     # No writer was heard from for runs.services.SILENT_AFTER: killed, or without a connection.
     SILENT = "silent"
+
+
+class Relation(models.TextChoices):
+    """What a run is to its parent."""
+
+    # It went on from a checkpoint of its parent, under an id of its own.
+    RESUMED = "resumed"
+    # It trains on the same batches as a part of its parent, in another precision.
+    REFERENCE = "reference"
 
 
 class KeptRuns(models.Manager["Run"]):
@@ -28,8 +37,10 @@ class KeptRuns(models.Manager["Run"]):
 class Run(models.Model):
     """A training run. The agent chooses its id, so that registering it twice creates one run.
 
-    Runs of the same `group` differ only in their seed. `baseline` names the group of the same project that
-    this run is compared with; it is empty for a baseline itself.
+    Runs of the same `group` differ only in their seed. `baseline` is what this run is compared with: the name
+    of a group of the same project, or the id of a run of it. It is empty for a baseline itself. Both are the
+    agent's, unless a person has chosen others (see `Choice`). `parent` is the id of another run, as the agent
+    sent it: no such run may be stored.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -46,8 +57,19 @@ class Run(models.Model):
     tags = ArrayField(models.CharField(max_length=64), default=list, blank=True)
     group = models.CharField(max_length=128, blank=True, default="")
     baseline = models.CharField(max_length=128, blank=True, default="")
+    # The latest baseline that the agent named, and when the process that named it began.
+    agent_baseline = models.CharField(max_length=128, blank=True, default="", db_default="")
+    agent_baseline_at = models.DateTimeField(null=True, blank=True)
+    parent = models.CharField(max_length=128, blank=True, default="", db_default="")
+    relation = models.CharField(
+        max_length=16, choices=Relation.choices, blank=True, default="", db_default=""
+    )
     seed = models.BigIntegerField(null=True, blank=True)
     total_steps = models.BigIntegerField(null=True, blank=True)
+
+    # Derived from `recipe` and `config`, for searching; see runs.configuration.
+    recipe_name = models.CharField(max_length=64, blank=True, default="", db_default="")
+    config_digest = models.CharField(max_length=64, blank=True, default="", db_default="")
 
     created_at = models.DateTimeField(default=timezone.now)
     heartbeat_at = models.DateTimeField(default=timezone.now)
@@ -81,10 +103,41 @@ class Run(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["project", "-created_at"]),
             models.Index(fields=["project", "group"]),
+            models.Index(fields=["project", "baseline"]),
+            models.Index(fields=["project", "precision", "-created_at"]),
+            models.Index(fields=["project", "recipe_name", "-created_at"]),
+            models.Index(fields=["project", "config_digest"]),
+            models.Index(fields=["project", "parent"]),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+
+class Choice(models.Model):
+    """A baseline or a group that a person has chosen for a run, in place of the agent's.
+
+    The latest one that is not undone counts. Choices for several runs that were made at once share `act`, and
+    are undone together.
+    """
+
+    class Field(models.TextChoices):
+        BASELINE = "baseline"
+        GROUP = "group"
+
+    act = models.UUIDField(default=uuid.uuid4, db_index=True)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="choices")
+    field = models.CharField(max_length=16, choices=Field.choices)
+    value = models.CharField(max_length=128, blank=True, default="")
+    suggested = models.BooleanField(default=False, help_text="The page had suggested it.")
+    chosen_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    chosen_at = models.DateTimeField(default=timezone.now)
+    undone_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    undone_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [models.Index(fields=["run", "field", "-id"])]
 
 
 class DeletedRun(models.Model):

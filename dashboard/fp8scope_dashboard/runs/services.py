@@ -16,7 +16,8 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.runs.models import DeletedRun, Run, RunState, Writer
+from fp8scope_dashboard.runs.configuration import config_digest, recipe_name
+from fp8scope_dashboard.runs.models import Choice, DeletedRun, Run, RunState, Writer
 
 # The first key of the advisory lock; the second derives from the id of the run or writer.
 CREATION = 0x66703874
@@ -58,7 +59,8 @@ def register(
     if run is None:
         with transaction.atomic():
             _lock_creation(run_id)
-            run, created = Run.with_deleted.get_or_create(id=run_id, defaults={"project": project, **fields})
+            defaults = {"project": project, **fields, **_derived(fields)}
+            run, created = Run.with_deleted.get_or_create(id=run_id, defaults=defaults)
     if run.project_id != project.pk:
         raise RunConflictError
     if run.deleted_at is not None:
@@ -68,18 +70,30 @@ def register(
     return run, created
 
 
+def _derived(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a new run that follow from what the agent sends."""
+    named = {"agent_baseline": fields["baseline"]} if fields.get("baseline") else {}
+    return {
+        **named,
+        "agent_baseline_at": fields.get("created_at") if named else None,
+        "recipe_name": recipe_name(fields.get("recipe") or {}),
+        "config_digest": config_digest(fields.get("config") or {}),
+    }
+
+
 def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
     """Store what the agent learns after registration. Returns whether anything changed.
 
-    This is the recipe and precision of a watched model, the environment, the planned number of steps,
-    configuration and summary (new values replace old ones) and, with `replace_tags`, the tags.
+    This is the recipe and precision of a watched model, the environment, the planned number of steps, the
+    latest process's baseline, the parent, configuration and summary (new values replace old ones) and, with
+    `replace_tags`, the tags.
     """
     environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
     changes: dict[str, Any] = {}
     if environment.keys() - run.environment.keys():
         changes["environment"] = {**environment, **run.environment}
     if recipe and not run.recipe:
-        changes["recipe"] = recipe
+        changes |= {"recipe": recipe, "recipe_name": recipe_name(recipe)}
         if run.precision == "unknown":
             changes["precision"] = fields.get("precision", "unknown")
     for name, max_size in (("config", MAX_CONFIG), ("summary", MAX_SUMMARY)):
@@ -87,6 +101,11 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
         after = {**before, **(fields.get(name) or {})}
         if after != before and len(json.dumps(after)) <= max_size:
             changes[name] = after
+    if "config" in changes and (digest := config_digest(changes["config"])) != run.config_digest:
+        changes["config_digest"] = digest
+    changes |= _new_baseline(run, fields)
+    if fields.get("parent") and not run.parent:
+        changes |= {"parent": fields["parent"], "relation": fields.get("relation", "")}
     if replace_tags and fields.get("tags", []) != run.tags:
         changes["tags"] = fields.get("tags", [])
     # A later attempt may plan more steps; a late message of an earlier attempt has fewer.
@@ -98,6 +117,22 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
     for name, value in changes.items():
         setattr(run, name, value)
     return True
+
+
+def _new_baseline(run: Run, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes for a baseline that the agent names. One that a person has chosen stays.
+
+    A resumed run may name another baseline than before; a late message of an earlier process, which began
+    before, changes nothing.
+    """
+    baseline, began = fields.get("baseline", ""), fields.get("created_at")
+    if not baseline or baseline == run.agent_baseline:
+        return {}
+    if began is not None and run.agent_baseline_at is not None and began < run.agent_baseline_at:
+        return {}
+    is_chosen = Choice.objects.filter(run=run, field=Choice.Field.BASELINE, undone_at=None).exists()
+    effective = {} if is_chosen else {"baseline": baseline}
+    return {"agent_baseline": baseline, "agent_baseline_at": began, **effective}
 
 
 def writer_of(run: Run, uuid: UUID) -> Writer:

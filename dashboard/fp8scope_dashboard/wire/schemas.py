@@ -39,6 +39,8 @@ class RunIn(Schema):
     tags: Annotated[list[Annotated[Text, Field(max_length=64)]], Field(max_length=100)] = []
     group: Label = ""
     baseline: Label = ""
+    parent: Label = ""
+    relation: Literal["", "resumed", "reference"] = ""
     seed: Seed | None = None
     total_steps: Natural | None = None
     created_at: AwareDatetime | None = None
@@ -164,6 +166,9 @@ class RunOut(Schema):
     precision: str
     group: str
     baseline: str
+    parent: str
+    relation: str
+    recipe: dict[str, Any]
     last_step: int | None
     last_attempt: int | None
     rows_stored: int

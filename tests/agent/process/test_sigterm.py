@@ -196,10 +196,10 @@ def test_sigterm_in_a_forked_child_does_not_affect_the_parent(server: WireServer
 TWICE = """
 first = fp8scope.init(name="one")
 train(first, 2)
-for name in [one for one in sys.modules if one.startswith("fp8scope")]:
+for name in [name for name in sys.modules if name.startswith("fp8scope")]:
     del sys.modules[name]
-import fp8scope as anew
-second = anew.init(name="two")
+import fp8scope as second_import
+second = second_import.init(name="two")
 train(second, 3)
 print("ready", flush=True)
 wait()

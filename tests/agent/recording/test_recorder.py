@@ -115,7 +115,7 @@ def test_the_wait_is_bounded_and_so_are_all_of_them(
     monkeypatch.setattr(module, "WAIT_AT_MOST", 0.05)
     monkeypatch.setattr(module, "WAIT_ALLOWANCE", 0.2)
     recorder._quick = quick
-    # A disk that does not answer holds whoever writes, and with it the lock.
+    # A disk that does not answer blocks the writing thread, which holds the lock.
     with recorder.lock:
         for _ in range(30):
             recorder.add(row("waits"))

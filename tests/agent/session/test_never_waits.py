@@ -84,10 +84,10 @@ def test_the_counter_would_see_an_item() -> None:
 
 
 class OurWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Finds the operators of WAITING that the agent asks for, whoever called it: hooks, the engine, the step.
+    """Collects the operators of WAITING that the agent calls from hooks, from the autograd engine or from the step.
 
-    What training asks for by itself is its own. Neither are the kernels' looks at a scale on the CPU ours,
-    where nothing has to be waited for: on a device they take another way, which tests/gpu see to.
+    Operators that the training calls itself do not count. Nor do the kernels' reads of a scale on the CPU,
+    which do not wait. On a device the kernels use another path, which tests/gpu covers.
     """
 
     def __init__(self) -> None:

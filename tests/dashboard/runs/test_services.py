@@ -10,7 +10,8 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.runs import catalogue, services, tasks
-from fp8scope_dashboard.runs.models import Run, RunState, Writer
+from fp8scope_dashboard.runs.configuration import config_digest
+from fp8scope_dashboard.runs.models import Choice, Run, RunState, Writer
 
 pytestmark = pytest.mark.django_db
 
@@ -93,6 +94,54 @@ def test_a_given_precision_is_not_replaced(project: Project) -> None:
     services.register(run_id, project, {"name": "a", "precision": "bf16"})
     services.register(run_id, project, {"name": "a", "precision": "fp8", "recipe": {"recipe": "MXFP8"}})
     assert Run.objects.get().precision == "bf16"
+
+
+def test_recipe_and_configuration_are_searchable(project: Project) -> None:
+    run_id = uuid.uuid4()
+    services.register(run_id, project, {"name": "a"})
+    run = Run.objects.get()
+    assert run.recipe_name == run.config_digest == ""
+    services.register(run_id, project, {"name": "a", "recipe": {"recipe": "MXFP8"}, "config": {"lr": 1}})
+    run = Run.objects.get()
+    assert run.recipe_name == "MXFP8" and run.config_digest == config_digest({"lr": 1})
+    other, _ = services.register(uuid.uuid4(), project, {"name": "b", "config": {"lr": 1.0, "seed": 4}})
+    assert other.config_digest == run.config_digest
+
+
+def test_the_parent_stays(project: Project) -> None:
+    run_id, parent = uuid.uuid4(), str(uuid.uuid4())
+    services.register(run_id, project, {"name": "a"})
+    services.register(run_id, project, {"name": "a", "parent": parent, "relation": "reference"})
+    services.register(run_id, project, {"name": "a", "parent": "another", "relation": "resumed"})
+    services.register(run_id, project, {"name": "a"})
+    run = Run.objects.get()
+    assert (run.parent, run.relation) == (parent, "reference")
+
+
+def test_the_latest_process_names_the_baseline(project: Project) -> None:
+    run_id, now = uuid.uuid4(), timezone.now()
+
+    def register(baseline: str, minutes: int) -> Run:
+        began = now + timedelta(minutes=minutes)
+        fields = {"name": "a", "baseline": baseline, "created_at": began}
+        services.register(run_id, project, fields)
+        return Run.objects.get()
+
+    assert register("", 0).baseline == ""
+    assert register("bf16", 1).baseline == "bf16"
+    assert register("bf16-b", 3).baseline == "bf16-b"
+    # A late message of the earlier process, and a process that names none.
+    assert register("bf16", 1).baseline == "bf16-b"
+    assert register("", 4).baseline == "bf16-b"
+
+
+def test_a_chosen_baseline_stays(project: Project) -> None:
+    run, _ = services.register(uuid.uuid4(), project, {"name": "a", "baseline": "bf16"})
+    Choice.objects.create(run=run, field="baseline", value="chosen")
+    Run.objects.update(baseline="chosen")
+    services.register(run.id, project, {"name": "a", "baseline": "bf16-b", "created_at": timezone.now()})
+    run = Run.objects.get()
+    assert (run.baseline, run.agent_baseline) == ("chosen", "bf16-b")
 
 
 def test_a_run_of_another_project_is_not_registered(run: Run) -> None:

@@ -23,6 +23,7 @@ from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.series_loading import AXIS_TITLES, Options, loss_curves
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
+from fp8scope_dashboard.pages.views.progress import progress_context
 from fp8scope_dashboard.runs.models import Run
 
 # The most runs in one chart, and in the list of runs.
@@ -71,6 +72,7 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         "cards": cards,
         "query": query.urlencode(),
         "most_chosen": MOST_CHOSEN,
+        **progress_context(ids),
     }
     template = (
         "pages/_compared.html" if request.headers.get("HX-Target") == "compared" else "pages/compare.html"

@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, St
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import require_project
 from fp8scope_dashboard.alerts.models import Event, EventState
-from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
+from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison, JobProgress
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import project_channel, run_channel
@@ -86,6 +86,7 @@ def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
             Comparison.objects.filter(run__in=runs).aggregate(Max("computed_at")),
             EvaluationComparison.objects.filter(run__in=runs).aggregate(Max("computed_at")),
         ),
+        "progress": JobProgress.objects.filter(run__in=runs).aggregate(Count("pk"), Max("updated_at")),
         "command": (
             Command.objects.filter(run__in=runs).aggregate(Max("pk"), Max("delivered_at")),
             CommandResult.objects.filter(command__run__in=runs).aggregate(Max("at")),

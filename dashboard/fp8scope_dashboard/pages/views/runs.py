@@ -24,6 +24,7 @@ from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, summarise, verdict_of
 from fp8scope_dashboard.pages.verdicts import STATES, Badge, state_badge
+from fp8scope_dashboard.pages.views.progress import progress_context
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 
@@ -113,6 +114,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         **run_controls.steering(shown),
         **run_controls.findings(shown),
         "ranks": ranks_of(shown),
+        **progress_context([shown.id]),
     }
     return page(request, project, "runs", "pages/run.html", context)
 

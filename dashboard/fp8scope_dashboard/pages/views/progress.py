@@ -1,0 +1,39 @@
+"""The progress of long jobs, as a part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import render
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis.progress import running_jobs
+from fp8scope_dashboard.pages.access import in_project
+from fp8scope_dashboard.runs.models import Run
+
+# Runs in one address; further ones are ignored.
+MOST_RUNS = 64
+
+
+@in_project()
+def progress(request: HttpRequest, project: Project) -> HttpResponse:
+    """The jobs of the runs in the address that are running now."""
+    ids = []
+    for text in request.GET.getlist("runs")[:MOST_RUNS]:
+        try:
+            ids.append(UUID(text))
+        except ValueError:
+            continue
+    known = Run.objects.filter(project=project, pk__in=ids).values_list("pk", flat=True)
+    return render(request, "pages/_progress.html", {"project": project, **progress_context(known)})
+
+
+def progress_context(run_ids: Iterable[UUID]) -> dict[str, Any]:
+    """What `pages/_progress.html` needs for these runs."""
+    ids = list(run_ids)[:MOST_RUNS]
+    query = QueryDict(mutable=True)
+    query.setlist("runs", [str(each) for each in ids])
+    return {"jobs": running_jobs(ids), "jobs_query": query.urlencode()}

@@ -1,0 +1,93 @@
+"""Which runs belong together: baselines by group or id, seed groups, parents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dashboard.helpers.recording import Recorder, make_run
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.services import evaluate, unread_runs
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.loss_comparisons import compare
+from fp8scope_dashboard.runs.models import Run, RunState
+
+pytestmark = pytest.mark.django_db
+FINISHED = {"state": RunState.FINISHED}
+
+
+@pytest.fixture
+def project() -> Project:
+    return create_project("default", "Default")
+
+
+def test_groups_with_two_finished_runs_are_seed_groups(project: Project) -> None:
+    bf16 = [make_run(project, group="bf16", seed=seed, **FINISHED) for seed in range(3)]
+    fp8 = [make_run(project, group="fp8", baseline="bf16", **FINISHED) for _ in range(2)]
+    make_run(project, group="fp8", baseline="other", **FINISHED)
+    make_run(project, group="fp8", baseline="bf16")
+    make_run(project, group="single", **FINISHED)
+    for _ in range(2):
+        make_run(project, **FINISHED)
+    make_run(create_project("other", "Other"), group="bf16", **FINISHED)
+    newest_first = [[run.id for run in fp8], [run.id for run in bf16]]
+    assert lineage.seed_groups(project) == newest_first
+
+
+def test_seed_groups_are_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "MOST_GROUPS", 2)
+    monkeypatch.setattr(lineage, "MOST_SEEDS", 3)
+    runs = {g: [make_run(project, group=g, **FINISHED) for _ in range(4)] for g in ("a", "b", "c")}
+    newest = [[run.id for run in runs[group][1:]] for group in ("c", "b")]
+    assert lineage.seed_groups(project) == newest
+
+
+@pytest.mark.parametrize(
+    ("name", "is_id"),
+    [
+        ("00000000-0000-0000-0000-00000000000a", True),
+        ("00000000-0000-0000-0000-00000000000A", False),
+        ("0000000000000000000000000000000a", False),
+        ("bf16", False),
+        ("", False),
+    ],
+)
+def test_only_the_canonical_form_is_an_id(name: str, is_id: bool) -> None:
+    assert (lineage.as_run_id(name) is not None) == is_id
+
+
+def test_a_baseline_may_be_one_run(project: Project) -> None:
+    others = [make_run(project, f"bf16 {i}", group="bf16") for i in range(2)]
+    alone = make_run(project, "bf16 alone")
+    run = make_run(project, "fp8", precision="fp8", baseline=str(alone.id))
+    of_group = make_run(project, "fp8", precision="fp8", baseline=str(others[0].id))
+    assert lineage.baseline_runs(run) == [alone]
+    assert lineage.baseline_runs(of_group) == others[:1]
+    assert lineage.dependents(alone) == [run.id] and lineage.dependents(others[0]) == [of_group.id]
+    assert lineage.dependents(others[1]) == []
+
+
+def test_data_of_a_baseline_that_is_one_run_is_compared(project: Project) -> None:
+    steps = np.arange(1, 101)
+    alone, run = make_run(project, "bf16"), make_run(project, "fp8", precision="fp8")
+    Run.objects.filter(pk=run.pk).update(baseline=str(alone.id))
+    recorders = [Recorder(each) for each in (alone, run)]
+    for recorder in recorders:
+        recorder.rows(steps, {"loss": 2.0 + 3.0 * np.exp(-steps / 40.0)})
+    first = compare(run.id)
+    assert first is not None and lineage.uncompared_runs() == []
+    recorders[0].rows(steps + 100, {"loss": np.full(100, 2.0)})
+    assert lineage.uncompared_runs() == [run.id]
+    for each in (alone, run):
+        evaluate(each.id)
+    assert unread_runs() == []
+
+
+def test_a_run_that_is_its_own_baseline_is_read_once(project: Project) -> None:
+    run = make_run(project, "fp8", precision="fp8")
+    Run.objects.filter(pk=run.pk).update(baseline=str(run.id))
+    Recorder(run).rows(np.arange(1, 41), {"loss": np.ones(40)})
+    assert lineage.baseline_runs(Run.objects.get(pk=run.pk)) == []
+    evaluate(run.id)
+    assert unread_runs() == []
