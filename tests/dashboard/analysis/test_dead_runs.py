@@ -161,7 +161,7 @@ def test_the_longest_run_replaces_a_missing_plan(project: Project) -> None:
     record(short, 150)
     record(full, PLANNED)
     loss, score = judged(short)
-    assert (loss.verdict, score.verdict) == ("incomplete", "insufficient")
+    assert (loss.verdict, score.verdict) == ("cannot_tell", "insufficient")
     coverage = loss.result["coverage"]
     assert coverage["plan"] == "longest_run" and coverage["unit"] == "tokens"
     assert coverage["share"] == 0.25
@@ -174,7 +174,8 @@ def test_a_run_longer_than_its_baseline_is_judged_in_part(project: Project) -> N
     run = make_run(project, baseline="bf16")
     record(run, PLANNED)
     loss, _ = judged(run)
-    assert loss.verdict == "incomplete" and loss.result["coverage"]["share"] == 0.5
+    assert loss.verdict == "cannot_tell" and loss.result["coverage"]["share"] == 0.5
+    assert "longer than its baseline's" in loss.result["warnings"][0]
     assert "covers the run up to 19200 tokens only" in loss.result["reason"]
 
 

@@ -124,7 +124,7 @@ def test_a_running_run_is_not_shown_as_final(admin: Visitor) -> None:
     texts = verdict_pages(admin, run)
     for name in ("runs", "compare", "evaluations"):
         assert GREEN.findall(texts[name]) == [], name
-    assert "Within tolerance so far" in texts["run"] and "Within tolerance so far" in texts["runs"]
+    assert "Equivalent so far" in texts["run"] and "Equivalent so far" in texts["runs"]
     assert "so far: 12 % of the planned run" in texts["runs"]
     assert "Judged up to step 72 of 600 planned: 12 % of the planned run." in texts["run"]
     assert "Inside at 12 %" in texts["evaluations"]

@@ -23,7 +23,7 @@ FULL = Coverage(
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     summary = summarise(seeded.faulty)
-    assert summary.verdict.badge.label == "Over tolerance"
+    assert summary.verdict.badge.label == "Worse than BF16"
     assert summary.overflow is not None and summary.overflow.badge.tone == "danger"
     assert all("mlp.down.input" in worst.name for worst in summary.overflow.worst)
     assert summary.overflow.observed == 48 and 6 <= summary.overflow.overflowing < 48

@@ -137,7 +137,7 @@ def _drift(sums: Sums, start: Indices, stop: Indices, variance: Floats) -> Float
     sizes = np.maximum(np.diff(edges, axis=0), 1)
     levels = (sums.first[edges[1:]] - sums.first[edges[:-1]]) / sizes
     excess = levels.var(axis=0, ddof=1) - variance / sizes.mean(axis=0)
-    return np.sqrt(np.maximum(excess, 0.0))
+    return np.asarray(np.sqrt(np.maximum(excess, 0.0)))
 
 
 def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple[float, float]:

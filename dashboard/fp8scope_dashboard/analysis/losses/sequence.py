@@ -58,13 +58,13 @@ def mixture_quantile(points: Floats, tuned: Floats, alpha: Floats) -> Floats:
     log = -2.0 * np.log(alpha)
     rate = (log + np.log(log) + 1.0) / tuned
     scaled = points * rate
-    return np.sqrt((1.0 + 1.0 / scaled) * (np.log1p(scaled) + log))
+    return np.asarray(np.sqrt((1.0 + 1.0 / scaled) * (np.log1p(scaled) + log)))
 
 
 def student_quantile(z: Floats, freedom: Floats) -> Floats:
     """The quantile of Student's t at the probability of the normal quantile z."""
     quantile = -scipy.special.stdtrit(freedom, scipy.special.ndtr(-z))
-    return np.minimum(np.nan_to_num(quantile, nan=LARGEST_QUANTILE), LARGEST_QUANTILE)
+    return np.asarray(np.minimum(np.nan_to_num(quantile, nan=LARGEST_QUANTILE), LARGEST_QUANTILE))
 
 
 def windows(x: Floats, stop: Indices, fraction: float) -> tuple[Indices, Indices]:

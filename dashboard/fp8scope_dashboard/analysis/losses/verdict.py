@@ -80,10 +80,11 @@ def compare_losses(
     nothing = replace(nothing, k_run=len(chosen.runs), aligned_on=aligned.axis, paired=aligned.paired)
     warnings = (*nothing.warnings, *_lapses(runs[0], chosen))
     usable_points = replace(aligned, x=aligned.x[kept], losses=aligned.losses[:, kept])
-    if chosen.diverged:
-        return _diverged(nothing, runs, chosen)
-    if kept.sum() < COMMON_POINTS:
+    few = int(kept.sum()) < COMMON_POINTS
+    if few and not chosen.diverged:
         return replace(nothing, explanation=verdicts.too_few_points(int(kept.sum()), COMMON_POINTS))
+    if few:
+        return _diverged(nothing, runs, chosen)
     common, measured = _measure(
         replace(nothing, warnings=warnings),
         runs[0],
@@ -94,6 +95,8 @@ def compare_losses(
         window_fraction,
         prior,
     )
+    if chosen.diverged:
+        return _diverged(replace(nothing, curve=common.curve, basis=common.basis), runs, chosen)
     if chosen.finals and common.basis is not None:
         arms = [runs[i] for i in chosen.runs], [baselines[i] for i in common.basis.baselines]
         judged = of_finals(common, measured, *arms, chosen, alpha, window_fraction)

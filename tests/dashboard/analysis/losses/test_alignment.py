@@ -101,7 +101,10 @@ def test_runs_are_paired_by_the_hashes_of_their_batches(
     """Shared steps alone do not show that the runs saw the same data."""
     steps = np.arange(30)
     curves = [
-        Curve(steps, np.ones(30), None, None if first is None else steps * 1e15 + first) for first in hashes
+        Curve(
+            steps, np.ones(30), None, None if first is None else np.asarray(steps * 1e15 + first, np.float64)
+        )
+        for first in hashes
     ]
     assert align(curves).paired == pairing
     unknown = Curve(steps, np.ones(30), None, np.full(30, math.nan))

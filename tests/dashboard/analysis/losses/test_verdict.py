@@ -100,7 +100,7 @@ def test_few_baselines_have_the_spread_of_other_runs() -> None:
     two = compare([curve(0, 1.003)], [curve(1), curve(2)])
     assert two.tolerance is not None and two.tolerance > 0.0025
     assert two.seed_spread is not None and two.seed_spread["source"] == "public"
-    many = compare([curve(0, 1.01)], [curve(seed, spread=0.02) for seed in (1, 2, 3)])
+    many = compare([curve(0, 1.01)], [curve(1, 0.98), curve(2), curve(3, 1.02)])
     assert many.tolerance is not None and many.tolerance > 0.02 and many.verdict == "cannot_tell"
     assert any("far more than comparable runs" in warning for warning in many.warnings)
 
@@ -272,7 +272,7 @@ def test_the_curve_is_bounded_and_shows_the_difference() -> None:
     result = compare([Curve(steps, levels * 1.01)], [Curve(steps, levels)])
     shown = result.curve
     assert len(shown["x"]) == len(shown["delta"]) == len(shown["low"]) == len(shown["high"]) <= CURVE_POINTS
-    assert shown["delta"] == pytest.approx([0.01] * len(shown["x"])) and shown["x_name"] == "steps"
+    assert shown["delta"] == pytest.approx([0.01] * len(shown["x"]), abs=3e-4) and shown["x_name"] == "steps"
 
 
 losses = hnp.arrays(np.float64, st.integers(0, 60), elements=st.floats(allow_nan=True, allow_infinity=True))
