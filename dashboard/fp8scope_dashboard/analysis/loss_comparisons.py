@@ -16,9 +16,11 @@ from fp8scope_dashboard.analysis.losses.alignment import Curve
 from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.analysis.progress import progress
+from fp8scope_dashboard.analysis.quantity_comparisons import quantities_of
+from fp8scope_dashboard.analysis.reading import read_arms
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
-from fp8scope_dashboard.telemetry import queries
 
 # Comparisons whose baselines give the project's spread between seeds: the newest, if there are more.
 MOST_GROUPS = 64
@@ -38,18 +40,25 @@ def compare(run_id: UUID) -> Comparison | None:
         return latest
     began = time.perf_counter()
     arm, baseline = [run, *lineage.siblings(run)], lineage.baseline_runs(run)
-    ours, theirs = ([_curve_of(each) for each in runs] for runs in (arm, baseline))
-    result = compare_losses(
-        ours, theirs, margin=run.project.margin, alpha=run.project.alpha, prior=project_prior(run)
-    )
-    judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
+    with progress(run.id, "comparison", expected_seconds=latest.seconds if latest else 0.0) as report:
+        report("Reading the losses", 0.0)
+        mine, others = read_arms([each.id for each in arm], [each.id for each in baseline])
+        ours = [_planned(reading.curve, each) for reading, each in zip(mine, arm, strict=True)]
+        theirs = [_planned(reading.curve, each) for reading, each in zip(others, baseline, strict=True)]
+        report("Comparing the losses", 0.7)
+        result = compare_losses(
+            ours, theirs, margin=run.project.margin, alpha=run.project.alpha, prior=project_prior(run)
+        )
+        judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
+        report("Computing costs and savings", 0.9)
+        quantities = quantities_of(run, mine, others, result.as_dict())
     comparison, _ = Comparison.objects.update_or_create(
         run=run,
         defaults={
             "baseline": run.baseline,
             "to_step": run.last_step or 0,
             "verdict": judgement.verdict,
-            "result": {**result.as_dict(), **judgement.as_dict()},
+            "result": {**result.as_dict(), **judgement.as_dict(), "quantities": quantities},
             "inputs": inputs,
             "seconds": time.perf_counter() - began,
             "computed_at": timezone.now(),
@@ -67,21 +76,9 @@ def project_prior(run: Run) -> Prior:
     return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
 
 
-def _curve_of(run: Run) -> Curve:
-    """A run's loss, with its name and the end of its schedule."""
-    curve = read_curve(run.id)
+def _planned(curve: Curve, run: Run) -> Curve:
+    """The curve with its run's name and the end of its schedule."""
     planned = run.total_steps
     if not planned and run.state == RunState.FINISHED and len(curve):
-        planned = int(curve.steps.max())
+        planned = int(curve.steps[-1])
     return replace(curve, planned=planned, name=run.name)
-
-
-def read_curve(run_id: UUID) -> Curve:
-    """A run's loss, with tokens if it logs them at every step that has a loss."""
-    loss = queries.scalar(run_id, "loss")
-    tokens = queries.scalar(run_id, "tokens")
-    indices = np.searchsorted(tokens.steps, loss.steps)
-    known = len(tokens) > 0 and bool((indices < len(tokens)).all())
-    if known and np.array_equal(tokens.steps[indices], loss.steps):
-        return Curve(loss.steps, loss.values, tokens.values[indices])
-    return Curve(loss.steps, loss.values)
