@@ -31,6 +31,7 @@ from fp8scope_dashboard.telemetry.histograms import (
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
 from fp8scope_dashboard.telemetry.scalar_means import ScalarMeans, scalar_means
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
+from fp8scope_dashboard.telemetry.unmerged_rows import unmerged_rows
 from fp8scope_dashboard.telemetry.writers import sources_of, step_range, stored_of
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "stream",
     "tensor_series",
     "top",
+    "unmerged_rows",
     "writers",
 ]
 

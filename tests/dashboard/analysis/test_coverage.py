@@ -23,7 +23,7 @@ from fp8scope_dashboard.analysis.coverage import (
 FINISHED = BaselineArm(("finished", "finished", "finished"), 600)
 FULL = Coverage("finished", 600.0, 600.0, plan="total_steps", reached=600, baseline=FINISHED)
 STANDINGS: tuple[Standing, ...] = ("running", "finished", "finished_early", "failed", "silent")
-VERDICTS = ("equivalent", "better", "inside", "worse", "cannot_tell", "below")
+VERDICTS = ("equivalent", "better", "worse", "cannot_tell")
 
 
 def test_it_works() -> None:
@@ -61,7 +61,7 @@ def test_the_verdict_on_a_running_run_is_pending() -> None:
 
 def test_an_incomplete_run_keeps_a_verdict_that_is_not_good() -> None:
     for standing in STANDINGS:
-        for measured in ("worse", "cannot_tell", "below"):
+        for measured in ("worse", "cannot_tell"):
             assert conclude(measured, replace(FULL, standing=standing, judged=72.0)).verdict == measured
 
 

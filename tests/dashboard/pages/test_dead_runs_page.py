@@ -19,7 +19,7 @@ from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.runs.models import Run
 
 PLANNED = 600
-SCORES = [1.0, 0.0] * 50
+SCORES = [1.0, 0.0] * 250
 GREEN = re.compile(r"badge--good[^>]*>.{0,200}?</svg>\s*([^<]+)", re.DOTALL)
 Ending = Callable[[Recorder], None]
 
@@ -95,9 +95,7 @@ def test_it_works(admin: Visitor) -> None:
         assert GREEN.findall(text), name
         assert "100 % of the planned run" in text, name
     answer = json.dumps(answer_of_the_api(admin, run))
-    assert (
-        '"verdict": "equivalent"' in answer and '"verdict": "inside"' in answer and '"share": 1.0' in answer
-    )
+    assert answer.count('"verdict": "equivalent"') >= 2 and '"share": 1.0' in answer
 
 
 @pytest.mark.parametrize("ending", [failed, silent, finished])
@@ -111,7 +109,7 @@ def test_no_page_shows_a_dead_run_as_good(admin: Visitor, ending: Ending, steps:
         assert "Incomplete" in text, name
     answer = answer_of_the_api(admin, run)
     text = json.dumps(answer)
-    assert not re.findall(r'"verdict": "(equivalent|better|inside)"', text)
+    assert not re.findall(r'"verdict": "(equivalent|better)"', text)
     comparison = answer["comparison"]
     assert isinstance(comparison, dict)
     assert comparison["verdict"] == "incomplete" and comparison["measured"] == "equivalent"
@@ -127,7 +125,7 @@ def test_a_running_run_is_not_shown_as_final(admin: Visitor) -> None:
     assert "Equivalent so far" in texts["run"] and "Equivalent so far" in texts["runs"]
     assert "so far: 12 % of the planned run" in texts["runs"]
     assert "Judged up to step 72 of 600 planned: 12 % of the planned run." in texts["run"]
-    assert "Inside at 12 %" in texts["evaluations"]
+    assert "Equivalent at 12 %" in texts["evaluations"]
 
 
 def test_each_state_has_a_label(admin: Visitor) -> None:
