@@ -14,6 +14,7 @@ from fp8scope_dashboard.api.auth import Token
 from fp8scope_dashboard.api.control import router as control
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
+from fp8scope_dashboard.api.readiness import router as readiness
 from fp8scope_dashboard.api.runs import router as runs
 from fp8scope_dashboard.api.telemetry import router as telemetry
 from fp8scope_dashboard.runs.services import TooManyWritersError
@@ -41,6 +42,7 @@ api.add_router("", ingest)
 api.add_router("", exports)
 api.add_router("", control)
 api.add_router("", telemetry)
+api.add_router("", readiness)
 
 
 @api.exception_handler(RefusalError)

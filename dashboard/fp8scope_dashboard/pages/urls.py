@@ -12,9 +12,11 @@ from fp8scope_dashboard.pages.views import (
     figures,
     home,
     progress,
+    readiness,
     run_controls,
     runs,
     settings,
+    tensor_changes,
 )
 
 
@@ -36,6 +38,9 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "data/delete", data.run_delete, name="run_delete"),
     path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),
     path(RUN + "events", events.run_events, name="run_events"),
+    path(RUN + "readiness/", readiness.readiness, name="readiness"),
+    path(RUN + "readiness/exponents.json", readiness.readiness_figure, name="readiness_figure"),
+    path(RUN + "changes", tensor_changes.changes, name="changes"),
     path(RUN + "ranks", runs.ranks, name="ranks"),
     path(RUN + "loss.svg", runs.spark, name="spark"),
     path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),
