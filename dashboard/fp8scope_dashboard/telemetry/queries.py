@@ -29,7 +29,9 @@ from fp8scope_dashboard.telemetry.histograms import (
     step_histograms,
 )
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
+from fp8scope_dashboard.telemetry.scalar_means import ScalarMeans, scalar_means
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
+from fp8scope_dashboard.telemetry.unmerged_rows import unmerged_rows
 from fp8scope_dashboard.telemetry.writers import sources_of, step_range, stored_of
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Histogram",
     "HistogramRows",
     "Latest",
+    "ScalarMeans",
     "Series",
     "StepHistograms",
     "by_rank",
@@ -50,6 +53,7 @@ __all__ = [
     "raw_from",
     "sampled_steps",
     "scalar",
+    "scalar_means",
     "scalar_names",
     "scalars",
     "statistic_names",
@@ -58,6 +62,7 @@ __all__ = [
     "stream",
     "tensor_series",
     "top",
+    "unmerged_rows",
     "writers",
 ]
 

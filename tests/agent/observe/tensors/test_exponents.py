@@ -37,7 +37,7 @@ def test_it_works() -> None:
     assert not second.histograms
     for name, tensor in (("0.input", x), ("0.weight", model[0].weight), ("2.input", inputs[0])):
         assert first.histograms[name].tolist() == exponent_histogram(tensor).tolist()
-        assert first.row(name)[AMAX] == second.row(name)[AMAX] == float(tensor.abs().max())
+        assert first.row(name)[AMAX] == second.row(name)[AMAX] == float(tensor.detach().abs().max())
         assert first.row(name)[NUMEL] == tensor.numel() and first.row(name)[SCALE] == 1
     # Nothing was cast, so there is no error to report.
     assert "sq_error" not in first.observed.extras
@@ -78,7 +78,10 @@ def test_the_factor_of_a_grad_scaler_is_divided_out() -> None:
     def keep(gradient: Tensor) -> None:
         gradients.append(gradient)
 
-    model[2].register_forward_hook(lambda _, __, output: output.register_hook(keep))
+    def follow(layer: nn.Module, given: object, output: Tensor) -> None:
+        output.register_hook(keep)  # type: ignore[no-untyped-call]
+
+    model[2].register_forward_hook(follow)
     watched = Watched(model, readiness=True, scaler=scaler)
 
     def work() -> None:
