@@ -2,10 +2,10 @@
 
     python benchmarks/false_discovery.py [--trials 40] [--tensors 1000]
 
-One JSON line per case. `null_any` is the share of trials in which any of the tensors is claimed although none
-has changed; it is the false discovery rate of that case and has to be at most 0.05, within its error. With 5 %
-of the tensors shifted by `shift` standard deviations, `fdr` is the mean share of false claims, and `power` the
-share of real changes that are claimed; `power_any_dependence` is that of e-BH.
+One JSON line per case. `null_any` is the share of trials in which any of the tensors is claimed although
+none has changed; it is the false discovery rate of that case and has to be at most 0.05, within its error.
+With 5 % of the tensors shifted by `shift` standard deviations, `fdr` is the mean share of false claims, and
+`power` the share of real changes that are claimed; `power_any_dependence` is that of e-BH.
 """
 
 from __future__ import annotations

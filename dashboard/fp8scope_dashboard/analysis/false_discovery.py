@@ -126,7 +126,8 @@ def _autocorrelation(residuals: Floats) -> Floats:
     products = (residuals[:, 1:] * residuals[:, :-1]).sum(axis=1)
     estimate = np.divide(products, power, out=np.zeros(len(residuals)), where=power > 0)
     error = np.sqrt(np.maximum(1.0 - estimate**2, 0.0) / n)
-    return np.clip(estimate + (1.0 + 4.0 * estimate) / n + 2.0 * error, 0.0, 0.99)
+    cautious = estimate + (1.0 + 4.0 * estimate) / n + 2.0 * error
+    return np.asarray(np.clip(cautious, 0.0, 0.99), np.float64)
 
 
 def _normal_scores(values: Floats) -> Floats:

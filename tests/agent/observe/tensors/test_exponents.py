@@ -20,8 +20,8 @@ def model_of(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
 
 
 def train(model: nn.Module, x: Tensor) -> Tensor:
-    loss = model(x).float().square().mean()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss: Tensor = model(x).float().square().mean()
+    loss.backward()
     return loss.detach()
 
 
@@ -35,9 +35,10 @@ def test_it_works() -> None:
     assert watched.tensors == 6 and {info.format for info in watched.catalogue} == {""}
     assert first.histograms.keys() == {f"{layer}.{role}" for layer in (0, 2) for role in ROLES}
     assert not second.histograms
-    for name, tensor in (("0.input", x), ("0.weight", model[0].weight), ("2.input", inputs[0])):
+    weight = model.get_parameter("0.weight").detach()
+    for name, tensor in (("0.input", x), ("0.weight", weight), ("2.input", inputs[0])):
         assert first.histograms[name].tolist() == exponent_histogram(tensor).tolist()
-        assert first.row(name)[AMAX] == second.row(name)[AMAX] == float(tensor.detach().abs().max())
+        assert first.row(name)[AMAX] == second.row(name)[AMAX] == float(tensor.abs().max())
         assert first.row(name)[NUMEL] == tensor.numel() and first.row(name)[SCALE] == 1
     # Nothing was cast, so there is no error to report.
     assert "sq_error" not in first.observed.extras
