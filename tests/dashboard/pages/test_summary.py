@@ -13,7 +13,7 @@ from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.comparison_groups import FP8_SLOTS, Arms, arm_labels
 from fp8scope_dashboard.pages.summary import Gauge, baseline_groups, summarise, verdict_of
-from fp8scope_dashboard.pages.verdicts import LOSS_VERDICTS, SO_FAR, loss_badge, score_badge
+from fp8scope_dashboard.pages.verdicts import SO_FAR, VERDICTS, loss_badge, score_badge
 from fp8scope_dashboard.runs.models import Run, RunState
 
 FULL = Coverage(
@@ -23,7 +23,7 @@ FULL = Coverage(
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     summary = summarise(seeded.faulty)
-    assert summary.verdict.badge.label == "Over tolerance"
+    assert summary.verdict.badge.label == "Worse than BF16"
     assert summary.overflow is not None and summary.overflow.badge.tone == "danger"
     assert all("mlp.down.input" in worst.name for worst in summary.overflow.worst)
     assert summary.overflow.observed == 48 and 6 <= summary.overflow.overflowing < 48
@@ -56,20 +56,18 @@ def test_positions_on_the_gauge() -> None:
     assert far.point == 0.0 and far.off_scale
 
 
-@pytest.mark.parametrize(
-    "verdict", ["equivalent", "different", "inconclusive", "within", "over", "insufficient"]
-)
+@pytest.mark.parametrize("verdict", ["equivalent", "worse", "better", "cannot_tell"])
 def test_every_verdict_has_a_badge(admin: Visitor, verdict: str) -> None:
     run = make_run(admin.project, "r", baseline="bf16", state="finished", total_steps=600, last_step=600)
     result = conclude(verdict, FULL).as_dict()
     Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict=verdict, result=result)
     shown = verdict_of(Run.objects.select_related("comparison").get(), set())
-    assert shown.badge is LOSS_VERDICTS[verdict] and shown.gauge is None
+    assert shown.badge is VERDICTS[verdict] and shown.gauge is None
     assert shown.final and shown.share == "100 % of the planned run"
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.SILENT, RunState.RUNNING])
-@pytest.mark.parametrize("verdict", ["equivalent", "within"])
+@pytest.mark.parametrize("verdict", ["equivalent", "better"])
 def test_a_stored_good_verdict_is_not_shown_as_good_unless_the_run_finished(
     admin: Visitor, verdict: str, state: RunState
 ) -> None:
@@ -84,7 +82,7 @@ def test_a_stored_good_verdict_is_not_shown_as_good_unless_the_run_finished(
 @pytest.mark.parametrize("state", list(RunState))
 def test_a_verdict_without_its_coverage_is_never_good(admin: Visitor, state: RunState) -> None:
     run = make_run(admin.project, "r", baseline="bf16", state=state, last_step=600)
-    Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict="within", result={})
+    Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict="equivalent", result={})
     shown = verdict_of(Run.objects.select_related("comparison").get(), set())
     assert shown.badge.tone in ("neutral", "warning") and shown.reason
 
@@ -97,7 +95,7 @@ def test_a_verdict_so_far_looks_different_from_a_final_one() -> None:
     for measured, badge in SO_FAR.items():
         judgement = conclude(measured, replace(FULL, standing="running", judged=72.0))
         assert loss_badge(judgement, has_baseline=True, is_baseline=False) is badge
-        assert (badge.tone, badge.icon) != (LOSS_VERDICTS[measured].tone, LOSS_VERDICTS[measured].icon)
+        assert (badge.tone, badge.icon) != (VERDICTS[measured].tone, VERDICTS[measured].icon)
 
 
 def test_lists_the_baselines_that_runs_refer_to(admin: Visitor, stranger: Visitor) -> None:
@@ -113,7 +111,7 @@ def test_lists_the_baselines_that_runs_refer_to(admin: Visitor, stranger: Visito
         ("equivalent", "Equivalent to BF16", "good"),
         ("worse", "Worse than BF16", "danger"),
         ("better", "Better than BF16", "good"),
-        ("cannot_tell", "Cannot tell yet", "warning"),
+        ("cannot_tell", "Cannot tell yet", "neutral"),
         ("splendid", "Unknown", "neutral"),
     ],
 )
