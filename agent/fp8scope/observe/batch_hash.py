@@ -22,8 +22,6 @@ from fp8scope.scalars import is_tensor
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope.step import Step
-
 NAME = "data_hash"
 MODULUS = 1 << 53
 """A float64, in which scalars are stored, holds every integer below it."""
@@ -205,15 +203,25 @@ def _wrapped(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
+class HashedStep(Protocol):
+    """The open step: `fp8scope.step.Step`."""
+
+    scalars: dict[str, float]
+    device_scalars: "dict[str, torch.Tensor]"
+
+    def log(self, scalars: Mapping[str, Any]) -> None:
+        """Add values to the step."""
+
+
 class BatchHasher:
     """Logs the hash of all batches of a step as its `data_hash`."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._step: Step | None = None
+        self._step: HashedStep | None = None
         self._sum = _Sum()
 
-    def add(self, step: "Step", inputs: Iterable[Any]) -> None:
+    def add(self, step: HashedStep, inputs: Iterable[Any]) -> None:
         """Add the inputs of a forward pass to a step. Does not wait for a device, and never raises."""
         try:
             if step is not self._step:
