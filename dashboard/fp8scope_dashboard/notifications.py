@@ -30,6 +30,7 @@ ChangeKind = Literal[
     "evaluation",
     "alert",
     "comparison",
+    "diagnosis",
     "progress",
     "state",
     "tensors",
@@ -40,10 +41,13 @@ ChangeKind = Literal[
 # The jobs that each kind of change starts. By name, because the tasks' modules import this one.
 EVALUATE_RUN = "fp8scope_dashboard.alerts.tasks.evaluate_run"
 COMPARE_RUN = "fp8scope_dashboard.analysis.tasks.compare_run"
+DIAGNOSE_RUN = "fp8scope_dashboard.diagnosis.tasks.diagnose_run"
 JOBS: dict[ChangeKind, tuple[str, ...]] = {
     "rows": (EVALUATE_RUN, COMPARE_RUN),
     "evaluation": (COMPARE_RUN,),
     "state": (EVALUATE_RUN, COMPARE_RUN),
+    # Somebody asks for the diagnosis; runs in trouble are diagnosed by a sweep.
+    "diagnosis": (DIAGNOSE_RUN,),
 }
 # A job starts this long after the change, so that one job serves all changes in between. The mark that
 # suppresses further jobs must expire before the job reads, or the job would miss the last change.

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from uuid import UUID
 
-import numpy as np
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.alignment import Curve
 from fp8scope_dashboard.analysis.coverage import conclude
 from fp8scope_dashboard.analysis.delta import compare_losses
 from fp8scope_dashboard.analysis.judging import coverage_of_loss
 from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.analysis.progress import progress
+from fp8scope_dashboard.analysis.quantity_comparisons import quantities_of
+from fp8scope_dashboard.analysis.reading import read_arms
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.telemetry import queries
 
 
 def compare(run_id: UUID) -> Comparison | None:
@@ -33,16 +33,22 @@ def compare(run_id: UUID) -> Comparison | None:
         return latest
     began = time.perf_counter()
     arm, baseline = [run, *lineage.siblings(run)], lineage.baseline_runs(run)
-    ours, theirs = ([read_curve(each.id) for each in runs] for runs in (arm, baseline))
-    result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha)
-    judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
+    with progress(run.id, "comparison", expected_seconds=latest.seconds if latest else 0.0) as report:
+        report("Reading the losses", 0.0)
+        mine, others = read_arms([each.id for each in arm], [each.id for each in baseline])
+        ours, theirs = ([reading.curve for reading in readings] for readings in (mine, others))
+        report("Comparing the losses", 0.7)
+        result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha)
+        judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
+        report("Computing costs and savings", 0.9)
+        quantities = quantities_of(run, mine, others, result.as_dict())
     comparison, _ = Comparison.objects.update_or_create(
         run=run,
         defaults={
             "baseline": run.baseline,
             "to_step": run.last_step or 0,
             "verdict": judgement.verdict,
-            "result": {**result.as_dict(), **judgement.as_dict()},
+            "result": {**result.as_dict(), **judgement.as_dict(), "quantities": quantities},
             "inputs": inputs,
             "seconds": time.perf_counter() - began,
             "computed_at": timezone.now(),
@@ -50,14 +56,3 @@ def compare(run_id: UUID) -> Comparison | None:
     )
     run_changed(run.id, run.project_id, "comparison", run.last_step)
     return comparison
-
-
-def read_curve(run_id: UUID) -> Curve:
-    """A run's loss, with tokens if it logs them at every step that has a loss."""
-    loss = queries.scalar(run_id, "loss")
-    tokens = queries.scalar(run_id, "tokens")
-    indices = np.searchsorted(tokens.steps, loss.steps)
-    known = len(tokens) > 0 and bool((indices < len(tokens)).all())
-    if known and np.array_equal(tokens.steps[indices], loss.steps):
-        return Curve(loss.steps, loss.values, tokens.values[indices])
-    return Curve(loss.steps, loss.values)

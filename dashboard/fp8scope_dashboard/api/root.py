@@ -12,6 +12,7 @@ from ninja.errors import HttpError, ValidationError
 
 from fp8scope_dashboard.api.auth import Token
 from fp8scope_dashboard.api.control import router as control
+from fp8scope_dashboard.api.diagnosis import router as diagnosis
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
 from fp8scope_dashboard.api.runs import router as runs
@@ -37,6 +38,7 @@ api = NinjaAPI(
     auth=Token(),
 )
 api.add_router("", runs)
+api.add_router("", diagnosis)
 api.add_router("", ingest)
 api.add_router("", exports)
 api.add_router("", control)

@@ -65,7 +65,8 @@ def run_of(project: Project, run_id: UUID) -> Run:
     Raises:
         Http404: there is no such run in it.
     """
-    run = Run.objects.select_related("project", "comparison").filter(project=project, pk=run_id).first()
+    runs = Run.objects.select_related("project", "comparison", "diagnosis")
+    run = runs.filter(project=project, pk=run_id).first()
     if run is None:
         raise Http404("No such run in this project.")
     return run

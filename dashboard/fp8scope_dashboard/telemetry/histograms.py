@@ -5,7 +5,7 @@ Messages are stored unchanged: one message has one step of one writer, and many 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from uuid import UUID
@@ -14,13 +14,13 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 from django.db import connection
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import TIME, Float64s, Int64s
 from fp8scope_dashboard.telemetry.models import Histogram as Stored
-from fp8scope_dashboard.telemetry.writers import EVERY_STEP, sources_of
+from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Source, sources_of
 
 # The bins of the agent: zeros, one per exponent of float32, then NaN and infinities.
 MIN_EXPONENT: Final = -149
@@ -49,6 +49,21 @@ class Histogram:
     @property
     def total(self) -> float:
         return self.zeros + float(self.counts.sum()) + self.nonfinite
+
+
+@dataclass(frozen=True)
+class StepHistograms:
+    """The histograms of all tensors that were sampled in one step, over all ranks.
+
+    Attributes:
+        step: the sampled step.
+        tensors: int64[n], their Tensor.index, increasing.
+        counts: float64[n, 279], zeros, then one bin per exponent, then NaN and infinities.
+    """
+
+    step: int
+    tensors: Int64s
+    counts: Float64s
 
 
 @dataclass(frozen=True)
@@ -92,29 +107,79 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram |
     `tensor` is its Tensor.index. Ranks add up. If several attempts have the step, the latest counts.
     """
     known = sources_of(run_id)
-    limit = EVERY_STEP if step is None else step
     rows = Stored.objects.filter(run_id=run_id, tensors__contains=[tensor])
-    by_writer = {
-        writer: rows.filter(writer=writer, step__lte=min(limit, source.until - 1))
-        for writer, source in known.items()
-    }
-    last_steps = {writer: mine.aggregate(last=Max("step"))["last"] for writer, mine in by_writer.items()}
-    steps = [step for step in last_steps.values() if step is not None]
-    if not steps:
+    latest = _last_sampled(rows, known, EVERY_STEP if step is None else step)
+    if latest is None:
         return None
-    chosen = max(steps)
-    writers = [writer for writer, last_step in last_steps.items() if last_step == chosen]
-    attempt = max(known[writer].attempt for writer in writers)
+    chosen, writers = latest
     ranks: dict[int, Float64s] = {}
     for writer in writers:
-        source = known[writer]
         # A rank is represented by the last message of its most authoritative writer.
-        if source.attempt == attempt and source.rank not in ranks:
-            row = by_writer[writer].filter(step=chosen).order_by("-seq").first()
+        if known[writer].rank not in ranks:
+            row = rows.filter(writer=writer, step=chosen).order_by("-seq").first()
             if row is not None:
-                ranks[source.rank] = _counts(row, tensor)
+                ranks[known[writer].rank] = _counts(row, tensor)
     counts = np.sum(list(ranks.values()), axis=0)
     return Histogram(chosen, float(counts[0]), counts[1:-1], float(counts[-1]))
+
+
+def step_histograms(run_id: UUID, step: int | None = None) -> StepHistograms | None:
+    """Return the histograms of the last sampled step, at or before `step` if given; None if there is none.
+
+    Ranks add up. If several attempts have the step, the latest counts; of several messages about a tensor,
+    the last one of its writer.
+    """
+    known = sources_of(run_id)
+    every = Stored.objects.filter(run_id=run_id)
+    latest = _last_sampled(every, known, EVERY_STEP if step is None else step)
+    if latest is None:
+        return None
+    last_step, writers = latest
+    rows = every.filter(writer__in=writers, step=last_step).order_by("seq")
+    by_rank: dict[int, tuple[UUID, dict[int, Float64s]]] = {}
+    for row in rows:
+        # A rank is represented by its most authoritative writer.
+        rank = known[row.writer].rank
+        representing, counts = by_rank.get(rank, (None, {}))
+        if representing is None or known[row.writer].order < known[representing].order:
+            representing, counts = row.writer, {}
+        if representing == row.writer:
+            counts |= zip(row.tensors, _matrix(_table(row.body)), strict=True)
+            by_rank[rank] = representing, counts
+    total: dict[int, Float64s] = {}
+    for _, counts in by_rank.values():
+        for tensor, values in counts.items():
+            total[tensor] = total[tensor] + values if tensor in total else values
+    tensors = sorted(total)
+    matrix = np.stack([total[tensor] for tensor in tensors]) if tensors else np.zeros((0, EXPONENT_BINS))
+    return StepHistograms(last_step, np.array(tensors, np.int64), matrix)
+
+
+def sampled_steps(run_id: UUID, most: int) -> list[int]:
+    """The last `most` steps that have histograms, increasing."""
+    steps: set[int] = set()
+    for writer, source in sources_of(run_id).items():
+        mine = Stored.objects.filter(run_id=run_id, writer=writer, step__lt=source.until)
+        steps |= set(mine.order_by("-step").values_list("step", flat=True).distinct()[:most])
+    return sorted(steps)[-most:]
+
+
+def _last_sampled(
+    rows: QuerySet[Stored], known: Mapping[UUID, Source], limit: int
+) -> tuple[int, list[UUID]] | None:
+    """The last step of `rows` up to `limit`, and the writers of its latest attempt, by authority."""
+    last_steps: dict[UUID, int] = {}
+    for writer, source in known.items():
+        mine = rows.filter(writer=writer, step__lte=min(limit, source.until - 1))
+        last = mine.aggregate(last=Max("step"))["last"]
+        if last is not None:
+            last_steps[writer] = last
+    if not last_steps:
+        return None
+    chosen = max(last_steps.values())
+    writers = [writer for writer, last in last_steps.items() if last == chosen]
+    attempt = max(known[writer].attempt for writer in writers)
+    return chosen, [writer for writer in writers if known[writer].attempt == attempt]
 
 
 def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, max_rows: int) -> HistogramRows | None:

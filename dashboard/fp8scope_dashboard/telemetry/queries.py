@@ -21,13 +21,18 @@ from fp8scope_dashboard.telemetry.histograms import (
     EXPONENT_BINS,
     Histogram,
     HistogramRows,
+    StepHistograms,
     histogram,
     histogram_count,
     histogram_rows,
+    sampled_steps,
+    step_histograms,
 )
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
+from fp8scope_dashboard.telemetry.scalar_means import ScalarMeans, scalar_means
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
-from fp8scope_dashboard.telemetry.writers import sources_of, step_range
+from fp8scope_dashboard.telemetry.unmerged_rows import unmerged_rows
+from fp8scope_dashboard.telemetry.writers import sources_of, step_range, stored_of
 
 __all__ = [
     "EXPONENT_BINS",
@@ -35,7 +40,9 @@ __all__ = [
     "Histogram",
     "HistogramRows",
     "Latest",
+    "ScalarMeans",
     "Series",
+    "StepHistograms",
     "by_rank",
     "contiguous_until",
     "heatmap",
@@ -43,14 +50,19 @@ __all__ = [
     "histogram_count",
     "histogram_rows",
     "latest_statistics",
+    "raw_from",
+    "sampled_steps",
     "scalar",
+    "scalar_means",
     "scalar_names",
     "scalars",
     "statistic_names",
+    "step_histograms",
     "step_range",
     "stream",
     "tensor_series",
     "top",
+    "unmerged_rows",
     "writers",
 ]
 
@@ -63,3 +75,8 @@ def scalar_names(run_id: UUID) -> list[str]:
 def writers(run_id: UUID) -> list[UUID]:
     """The writers of the run: lowest rank first, and within a rank the latest attempt first."""
     return list(sources_of(run_id))
+
+
+def raw_from(run_id: UUID) -> int:
+    """The first step with raw values of tensors; retention has left only roll-ups of earlier steps."""
+    return stored_of(run_id).tensors_from

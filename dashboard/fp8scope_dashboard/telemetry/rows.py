@@ -136,11 +136,28 @@ def scalar_parts(
     timed: bool = True,
 ) -> Iterator[Part]:
     """Read the rows of a scalar that have a value, float64[R]. Otherwise as `tensor_parts`."""
-    column = SCALAR + name
-    for source, segment in _by_writer(Wanted(run_id, (column,), between=between, timed=timed), known):
-        logged = segment.logged[column]
-        values = {name: segment.values[column][0, logged]}
-        yield Part(source.rank, source.order, segment.steps[logged], segment.times[logged], values)
+    for parts in scalars_parts(run_id, (name,), *between, known=known, timed=timed):
+        yield parts[name]
+
+
+def scalars_parts(
+    run_id: UUID,
+    names: Sequence[str],
+    *between: Interval,
+    known: Mapping[UUID, Source] | None = None,
+    timed: bool = True,
+) -> Iterator[dict[str, Part]]:
+    """Read several scalars at once: for each writer, the part of each scalar. Otherwise as `scalar_parts`."""
+    columns = tuple(SCALAR + name for name in names)
+    for source, segment in _by_writer(Wanted(run_id, columns, between=between, timed=timed), known):
+        parts = {}
+        for name, column in zip(names, columns, strict=True):
+            logged = segment.logged[column]
+            values = {name: segment.values[column][0, logged]}
+            parts[name] = Part(
+                source.rank, source.order, segment.steps[logged], segment.times[logged], values
+            )
+        yield parts
 
 
 def _by_writer(wanted: Wanted, known: Mapping[UUID, Source] | None) -> Iterator[tuple[Source, Segment]]:

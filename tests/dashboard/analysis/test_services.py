@@ -12,8 +12,9 @@ from dashboard.helpers.recording import Recorder, make_run
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.analysis import lineage, services
-from fp8scope_dashboard.analysis.loss_comparisons import compare, read_curve
+from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
+from fp8scope_dashboard.analysis.reading import read_curve
 from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
 from fp8scope_dashboard.analysis.services import refresh
 from fp8scope_dashboard.runs.models import Run

@@ -11,14 +11,12 @@ import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.visitors import Visitor, trace_values
 
-import fp8scope_kernels
+from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages.figures.exponents import Exponents, exponents_figure, summary_of
-from fp8scope_dashboard.pages.figures.formats import RANGES, range_of
 from fp8scope_dashboard.pages.figures.theme import THEMES
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import histograms
 from fp8scope_dashboard.telemetry.histograms import EXPONENT_BINS, MIN_EXPONENT
-from fp8scope_kernels.optimizer import FP16
 
 LIGHT = THEMES["light"]
 
@@ -28,7 +26,7 @@ def exponents(scale: float = 1.0, **counts: float) -> Exponents:
     values = np.zeros(EXPONENT_BINS - 2)
     for name, count in counts.items():
         values[int(name[1:].replace("m", "-")) - MIN_EXPONENT] = count
-    return Exponents(MIN_EXPONENT, values, 0.0, 0.0, scale, range_of("E4M3"))
+    return Exponents(MIN_EXPONENT, values, 0.0, 0.0, scale, format_named("E4M3"))
 
 
 def bars(histogram: Exponents, **options: Any) -> dict[str, dict[float, float]]:
@@ -79,7 +77,7 @@ def test_without_a_scale_there_are_no_limits(scale: float) -> None:
     figure = exponents_figure(histogram, LIGHT)
     assert not figure.layout.shapes and {bar.name for bar in figure.data} == {"normal"}
     assert "without a known scale" in summary_of(histogram, "x")
-    plain = replace(exponents(1.0, e0=5), format=range_of(""))
+    plain = replace(exponents(1.0, e0=5), format=format_named(""))
     assert plain.limits is None
 
 
@@ -101,18 +99,6 @@ def test_any_exponent_can_be_drawn(name: str, compact: bool) -> None:
 def test_only_zeros_can_be_drawn() -> None:
     histogram = replace(exponents(1.0), zeros=7.0)
     assert bars(histogram) == {"zero": {next(iter(bars(histogram)["zero"])): 1.0}}
-
-
-def test_format_limits_equal_those_of_the_kernels() -> None:
-    for name in ("E4M3", "E5M2"):
-        kernel_format, limits = fp8scope_kernels.FORMATS[name], RANGES[name.lower()]
-        assert (limits.largest, limits.smallest_normal, limits.smallest_subnormal) == (
-            kernel_format.max,
-            kernel_format.smallest_normal,
-            kernel_format.smallest_subnormal,
-        )
-    assert (FP16.max, FP16.smallest_subnormal) == (RANGES["fp16"].largest, RANGES["fp16"].smallest_subnormal)
-    assert range_of("e4m3fn") == range_of("E4M3") and range_of("BF16") is None
 
 
 def store(run: Run, step: int, exponent: int) -> None:

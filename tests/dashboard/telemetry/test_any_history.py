@@ -226,6 +226,27 @@ def check(history: History) -> None:
             np.testing.assert_array_equal(series.values, list(by_hand.values()))
 
 
+def check_means(history: History, low: int, high: int) -> None:
+    """Check bucket means against sums in a plain loop over all rows."""
+    stored = queries.step_range(history.run)
+    for stride in (1, 2, 64, 512):
+        for first, last in ((None, None), (low // stride * stride, high)):
+            means = queries.scalar_means(history.run, ("loss", "missing"), stride, first=first, last=last)
+            buckets: dict[int, list[float]] = {}
+            for step, value in history.losses().items():
+                if first is None or first <= step <= high:
+                    buckets.setdefault(step // stride, []).append(value)
+            end = 0 if stored is None else stored[1] if last is None else min(last, stored[1])
+            line = means["loss"]
+            assert line.ends.tolist() == [min((bucket + 1) * stride - 1, end) for bucket in buckets]
+            values = [[v for v in each if not math.isnan(v)] for each in buckets.values()]
+            assert line.counts.tolist() == [len(each) for each in values]
+            np.testing.assert_array_equal(line.last, [each[-1] if each else math.nan for each in values])
+            by_hand = [sum(each) / len(each) if each else math.nan for each in buckets.values()]
+            np.testing.assert_allclose(line.means, by_hand, rtol=1e-12)
+            assert not len(means["missing"])
+
+
 def check_heat_maps(history: History, low: int, high: int) -> None:
     run = history.run
     for statistic in ("amax", "overflow_rate"):
@@ -272,6 +293,7 @@ def test_it_works() -> None:
     history.send(history.processes[2], 30, skip=False)
     compaction.compact_run(history.run, 100)
     check(history)
+    check_means(history, 10, 260)
     check_heat_maps(history, 10, 260)
     assert max(history.losses()) < 280
 
@@ -288,6 +310,7 @@ def test_it_works() -> None:
 )
 def test_queries_equal_a_plain_loop_over_all_rows(history: History, low: int, length: int) -> None:
     check(history)
+    check_means(history, low, low + length)
     check_heat_maps(history, low, low + length)
     rows, buckets = series.MAX_ROWS, series.MAX_BUCKETS
     series.MAX_ROWS = 10  # type: ignore[misc]
@@ -297,4 +320,5 @@ def test_queries_equal_a_plain_loop_over_all_rows(history: History, low: int, le
         series.MAX_ROWS, series.MAX_BUCKETS = rows, buckets  # type: ignore[misc]
     compaction.compact_run(history.run, 1000)
     check(history)
+    check_means(history, low, low + length)
     check_heat_maps(history, low, low + length)

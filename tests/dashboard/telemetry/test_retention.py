@@ -12,7 +12,7 @@ from contract.helpers.wire_client import WireClient
 from dashboard.helpers.recorder import Recorder
 from django.utils import timezone
 
-from fp8scope_dashboard.analysis.loss_comparisons import read_curve
+from fp8scope_dashboard.analysis.reading import read_curve
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import compaction, histograms, locks, queries, retention, storage, tasks
 from fp8scope_dashboard.telemetry.models import Block, Histogram, Rolling, Tile

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.pages.figures.formats import FormatRange
+from fp8scope_dashboard.analysis.what_if.formats import NumberFormat
 from fp8scope_dashboard.pages.figures.theme import Theme, faded, new_figure
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Exponents:
     zeros: float
     nonfinite: float
     scale: float
-    format: FormatRange | None
+    format: NumberFormat | None
     in_blocks: bool = False
 
     @property

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.figures.formats import range_of
 from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
 
 Floats = NDArray[np.float64]
@@ -198,7 +198,7 @@ def _amax_ticks(tensor: TensorLines) -> int | None:
 
 
 def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
-    limits = range_of(tensor.format)
+    limits = format_named(tensor.format)
     if "scale" in tensor.lines and limits is not None:
         steps, scale = tensor.lines["scale"]
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, run_of
 from fp8scope_dashboard.pages.comparison_groups import Arms
@@ -22,7 +23,6 @@ from fp8scope_dashboard.pages.efficiency import read_split
 from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.efficiency import efficiency_figure
 from fp8scope_dashboard.pages.figures.exponents import Exponents, exponents_figure, summary_of
-from fp8scope_dashboard.pages.figures.formats import range_of
 from fp8scope_dashboard.pages.figures.ranges import central_range, loss_range
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.pages.formatting import number, percent
@@ -213,7 +213,7 @@ def _exponents(request: HttpRequest, run: Run, options: Options) -> HttpResponse
         histogram.zeros,
         histogram.nonfinite,
         scale,
-        range_of(tensor.format),
+        format_named(tensor.format),
         in_blocks=len(blocks) > 0,
     )
     drawn = exponents_figure(exponents, options.theme, compact=options.compact)

@@ -35,6 +35,7 @@ RUNS_A_PAGE = 50
 # The most tensors that the search field suggests.
 MOST_SUGGESTED = 2_000
 SECONDARY = ("tokens_per_second", "step_seconds", "grad_norm", "learning_rate")
+TENSOR_NAME_LENGTH = 512
 SEEDS_COMPARED = 8
 
 
@@ -106,6 +107,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     scalars = [name for name in queries.scalar_names(shown.id) if name not in ("loss", "tokens")]
     tensors = Tensor.objects.filter(run=shown)
     context |= {
+        "chosen_tensor": request.GET.get("tensor", "")[:TENSOR_NAME_LENGTH],
         "statistics": [name for name in STATISTICS if name in statistics],
         "scalars": sorted(
             scalars, key=lambda name: (SECONDARY.index(name) if name in SECONDARY else 99, name)

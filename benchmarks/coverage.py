@@ -1,0 +1,170 @@
+"""Simulate how often the intervals of the quantities hold the truth. Prints one JSON line per case.
+
+`coverage` is the share of `simulations` whose interval holds the true value; the goal is 93 to 97 % at a
+level of 95 %. `error` is its standard error, `width` the median width of the intervals, and `refused` the
+share of simulations in which the method said that it cannot tell.
+
+- `tokens_cost`: a power-law loss; the FP8 run needs a fixed share of additional tokens. Noise of the batches
+  is white or AR(1), shared by the runs (paired) or not, over long runs and runs of 38 points; seeds differ by
+  an offset with a standard deviation that is known, or estimated from the runs.
+- `throughput`: step times with AR(1) noise, changing variance, pauses every 50 steps and a slow beginning;
+  with a node's own speed where there are several runs.
+
+    python benchmarks/coverage.py [--simulations 400] [--only tokens_cost]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from fp8scope_dashboard.analysis.quantities.measured import Line, Measured
+from fp8scope_dashboard.analysis.quantities.ratios import throughput
+from fp8scope_dashboard.analysis.quantities.tokens_cost import SeedSpread, tokens_cost
+
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+# The interval of one simulation, or None if refused, and the value that it should hold.
+Simulation = Callable[[np.random.Generator], Interval | None]
+
+
+@dataclass(frozen=True)
+class CostCase:
+    """Runs of one simulation of the cost in tokens."""
+
+    name: str
+    steps: int
+    noise: float
+    correlation: float = 0.0
+    paired: bool = True
+    more: float = 0.018
+    runs: tuple[int, int] = (1, 1)
+    seed_spread: float = 0.0
+    known_spread: bool = False
+
+    def simulate(self, random: np.random.Generator) -> Interval | None:
+        x = np.arange(1.0, self.steps + 1.0) * 65_536.0
+        batches = ar1(random, self.steps, self.correlation, self.noise)
+        arms = []
+        for count, factor in zip(self.runs, (1.0 + self.more, 1.0), strict=True):
+            arm = []
+            for _ in range(count):
+                own = ar1(random, self.steps, self.correlation, self.noise)
+                noise = batches + 0.2 * own if self.paired else own
+                loss = power_law(x / x[-1] / factor) + noise + random.normal(0.0, self.seed_spread)
+                arm.append(Measured(Line(np.arange(1, self.steps + 1), loss), x))
+            arms.append(arm)
+        spread = SeedSpread(self.seed_spread, 1e6) if self.known_spread else None
+        return tokens_cost(*arms, spread=spread).interval
+
+
+@dataclass(frozen=True)
+class SpeedCase:
+    """Runs of one simulation of the throughput."""
+
+    name: str
+    steps: int
+    noise: float = 0.03
+    correlation: float = 0.0
+    changing: bool = False
+    ratio: float = 1.31
+    runs: tuple[int, int] = (1, 1)
+    node_spread: float = 0.0
+
+    def simulate(self, random: np.random.Generator) -> Interval | None:
+        arms = []
+        for count, speed in zip(self.runs, (self.ratio, 1.0), strict=True):
+            arms.append([self._run(random, speed) for _ in range(count)])
+        return throughput(*arms).interval
+
+    def _run(self, random: np.random.Generator, speed: float) -> Measured:
+        logarithm = ar1(random, self.steps, self.correlation, self.noise)
+        if self.changing:
+            logarithm *= np.linspace(0.5, 2.0, self.steps)
+        seconds = np.exp(logarithm + random.normal(0.0, self.node_spread)) / speed
+        seconds[49::50] *= 3.0
+        seconds[:3] *= 20.0
+        steps = np.arange(1, self.steps + 1)
+        rate = Line(steps, 65_536.0 / seconds)
+        return Measured(Line(steps, np.ones(self.steps)), None, {"tokens_per_second": rate})
+
+
+def power_law(share: Floats) -> Floats:
+    """The loss after a share of the planned tokens."""
+    return np.asarray(1.7 + 1.4 * share**-0.3)
+
+
+def ar1(random: np.random.Generator, count: int, correlation: float, deviation: float) -> Floats:
+    """An AR(1) series of this standard deviation, float64[count]."""
+    shocks = random.standard_normal(count + 200)
+    series = lfilter([1.0], [1.0, -correlation], shocks)[200:]
+    return np.asarray(series * deviation * np.sqrt(1.0 - correlation**2))
+
+
+def cost_cases() -> Iterator[CostCase]:
+    for correlation in (0.0, 0.5, 0.8):
+        yield CostCase(f"2,000 steps, paired, r = {correlation}", 2_000, 0.05, correlation)
+        yield CostCase(f"2,000 steps, not paired, r = {correlation}", 2_000, 0.05, correlation, paired=False)
+    yield CostCase("20,000 steps, not paired, r = 0.5", 20_000, 0.1, 0.5, paired=False)
+    yield CostCase("38 points, paired, r = 0", 38, 0.01)
+    yield CostCase("38 points, paired, r = 0.5", 38, 0.01, 0.5)
+    yield CostCase("38 points, not paired, r = 0", 38, 0.01, paired=False)
+    yield CostCase("38 points, not paired, r = 0.3", 38, 0.01, 0.3, paired=False)
+    yield CostCase("no cost, 2,000 steps", 2_000, 0.05, 0.3, more=0.0, paired=False)
+    yield CostCase("30 % more, 2,000 steps", 2_000, 0.05, 0.3, more=0.3)
+    yield CostCase("known seed spread, 1 v 1", 2_000, 0.05, 0.3, seed_spread=0.004, known_spread=True)
+    yield CostCase("3 v 3 seeds", 2_000, 0.05, 0.3, runs=(3, 3), seed_spread=0.004)
+    yield CostCase("1 v 3 seeds", 2_000, 0.05, 0.3, runs=(1, 3), seed_spread=0.004)
+    yield CostCase("1 v 5 seeds", 2_000, 0.05, 0.3, runs=(1, 5), seed_spread=0.004)
+
+
+def speed_cases() -> Iterator[SpeedCase]:
+    for correlation in (0.0, 0.5, 0.8, 0.95):
+        yield SpeedCase(f"2,000 steps, r = {correlation}", 2_000, correlation=correlation)
+    yield SpeedCase("2,000 steps, changing variance, r = 0.5", 2_000, correlation=0.5, changing=True)
+    yield SpeedCase("20,000 steps, changing variance, r = 0.9", 20_000, correlation=0.9, changing=True)
+    yield SpeedCase("200 steps, r = 0.5", 200, correlation=0.5)
+    yield SpeedCase("100 steps, r = 0.3", 100, correlation=0.3)
+    yield SpeedCase("60 steps, r = 0", 60)
+    yield SpeedCase("38 steps, r = 0", 38)
+    yield SpeedCase("38 steps, r = 0.3", 38, correlation=0.3)
+    yield SpeedCase("3 v 3 runs, nodes differ", 500, runs=(3, 3), node_spread=0.02)
+    yield SpeedCase("1 v 3 runs, nodes differ", 500, runs=(1, 3), node_spread=0.02)
+
+
+def coverage(simulate: Simulation, truth: float, simulations: int) -> dict[str, float]:
+    """Run the simulations and count."""
+    intervals = [simulate(np.random.default_rng([seed, 11])) for seed in range(simulations)]
+    known = [interval for interval in intervals if interval is not None]
+    held = np.mean([low <= truth <= high for low, high in known])
+    return {
+        "coverage": round(100.0 * float(held), 1),
+        "error": round(100.0 * float(np.sqrt(held * (1.0 - held) / len(known))), 1),
+        "width": round(float(np.median([high - low for low, high in known])), 5),
+        "refused": round(1.0 - len(known) / simulations, 3),
+        "simulations": simulations,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--simulations", type=int, default=400)
+    parser.add_argument("--only", choices=["tokens_cost", "throughput"], help="one quantity")
+    options = parser.parse_args()
+    for quantity, cases in (("tokens_cost", cost_cases()), ("throughput", speed_cases())):
+        if options.only not in (None, quantity):
+            continue
+        for case in cases:
+            truth = case.more if isinstance(case, CostCase) else case.ratio
+            line = coverage(case.simulate, truth, options.simulations)
+            print(json.dumps({"quantity": quantity, "case": case.name, **line}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

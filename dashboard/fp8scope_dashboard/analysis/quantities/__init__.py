@@ -1,0 +1,10 @@
+"""What FP8 costs and saves: tokens for the same loss, throughput, memory, gradient norm. Pure functions.
+
+docs/statistics.md has the formulas and sources.
+"""
+
+from fp8scope_dashboard.analysis.quantities.measured import Line, Measured
+from fp8scope_dashboard.analysis.quantities.result import METHOD_VERSION, of
+from fp8scope_dashboard.analysis.quantities.tokens_cost import SeedSpread
+
+__all__ = ["METHOD_VERSION", "Line", "Measured", "SeedSpread", "of"]

@@ -1,0 +1,109 @@
+"""Least squares for neighbouring values whose errors are correlated. Pure functions.
+
+The errors are taken as an AR(1) process. Its correlation r is estimated from the residuals and corrected for
+the bias of short series (Kendall 1954; Marriott & Pope 1954): r = a + (p + (2 + p) a) / n, with a the lag-1
+autocorrelation of the residuals of n values and p coefficients. A slow regressor then has n / tau effective
+values with tau = (1 + r) / (1 - r) (Bartlett 1946), so that
+
+    covariance = s^2 tau (X'X)^-1,    s^2 = RSS / (n - p tau),    degrees of freedom = n / tau - p.
+
+With r = 0 this is ordinary least squares. r is raised by its own uncertainty, a / sqrt(n), because too
+small an r makes intervals too narrow, and too large a one only makes them wide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+
+MOST_GROUPS: Final = 48
+"""Long series are averaged to this many groups first: means of long groups are nearly uncorrelated."""
+HIGHEST_CORRELATION: Final = 0.97
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with the variance of its error and the degrees of freedom of that variance."""
+
+    value: float
+    variance: float
+    dof: float
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """The Student-t interval at a level such as 0.95."""
+        half = t_quantile(level, self.dof) * float(np.sqrt(self.variance))
+        return self.value - half, self.value + half
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients float64[p], their covariance float64[p, p], and its degrees of freedom."""
+
+    coefficients: Floats
+    covariance: Floats
+    dof: float
+
+    def coefficient(self, index: int) -> Estimate:
+        """One coefficient."""
+        return Estimate(float(self.coefficients[index]), float(self.covariance[index, index]), self.dof)
+
+
+def t_quantile(level: float, dof: float) -> float:
+    """The quantile of Student's t for a two-sided interval."""
+    return float(stats.t.ppf(0.5 + level / 2.0, dof))
+
+
+def group_means(values: Floats, most: int = MOST_GROUPS) -> Floats:
+    """Means of at most `most` groups of neighbours of (nearly) equal size, along the last axis."""
+    count = values.shape[-1]
+    if count <= most:
+        return values
+    edges = np.linspace(0, count, most + 1).astype(np.int64)
+    return np.asarray(np.add.reduceat(values, edges[:-1], axis=-1) / np.diff(edges))
+
+
+def group_medians(values: Floats, smallest: int = 3, most: int = MOST_GROUPS) -> Floats:
+    """Medians of groups of at least `smallest` neighbours, so that rare outliers do not count; float64[G]."""
+    groups = int(min(most, max(1, len(values) // smallest)))
+    return np.array([np.median(part) for part in np.array_split(values, groups)])
+
+
+def fit(design: Floats, values: Floats) -> Fit:
+    """Least squares of values, float64[n], on a design, float64[n, p]; see the module.
+
+    Raises:
+        ValueError: there are fewer than p + 2 values.
+    """
+    count, terms = design.shape
+    if count < terms + 2:
+        raise ValueError(f"{count} values are too few for {terms} coefficients.")
+    inverse = np.linalg.inv(design.T @ design)
+    coefficients = inverse @ (design.T @ values)
+    residuals = values - design @ coefficients
+    total = float(residuals @ residuals)
+    # At least one degree of freedom stays.
+    tau = min(_inflation(residuals, terms), count / (terms + 1.0))
+    scale = total / (count - terms * tau)
+    return Fit(coefficients, scale * tau * inverse, count / tau - terms)
+
+
+def mean(values: Floats) -> Estimate:
+    """The mean of a series, float64[n], n >= 3."""
+    return fit(np.ones((len(values), 1)), values).coefficient(0)
+
+
+def _inflation(residuals: Floats, terms: int) -> float:
+    """tau of the module for the residuals of a fit; at least 1."""
+    count, total = len(residuals), float(residuals @ residuals)
+    if total <= 0.0:
+        return 1.0
+    lagged = float(residuals[1:] @ residuals[:-1]) / total
+    corrected = lagged + (terms + (2.0 + terms) * lagged) / count
+    raised = min(HIGHEST_CORRELATION, max(0.0, corrected + max(0.0, lagged) / np.sqrt(count)))
+    return float((1.0 + raised) / (1.0 - raised))

@@ -1,0 +1,42 @@
+"""The quantities of stored runs: what was read, in the form that `quantities` computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fp8scope_dashboard.analysis.quantities import Line, Measured, SeedSpread, of
+from fp8scope_dashboard.analysis.reading import Reading
+from fp8scope_dashboard.runs.models import Run
+
+
+def quantities_of(
+    run: Run, ours: Sequence[Reading], theirs: Sequence[Reading], losses: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the run costs and saves against its baseline; see `quantities.of`.
+
+    Args:
+        ours: of the run first, then of others of its seed group.
+        losses: the result of the comparison of the losses.
+    """
+    return of(
+        [_measured(reading) for reading in ours],
+        [_measured(reading) for reading in theirs],
+        level=1.0 - run.project.alpha,
+        spread=_spread(losses),
+        subject="This run" if run.precision in ("", "bf16") else run.precision.upper(),
+    )
+
+
+def _measured(reading: Reading) -> Measured:
+    scalars = {name: Line(means.ends, means.means) for name, means in reading.scalars.items()}
+    return Measured(Line(reading.curve.steps, reading.curve.losses), reading.curve.tokens, scalars)
+
+
+def _spread(losses: Mapping[str, Any]) -> SeedSpread | None:
+    """The spread between seeds that the verdict used, in the unit of the loss."""
+    stored, baseline = losses.get("seed_spread") or {}, losses.get("baseline_loss")
+    value, relative = stored.get("value"), losses.get("unit", "relative") == "relative"
+    if not value or (relative and not baseline):
+        return None
+    return SeedSpread(abs(value * baseline) if relative else value, float(stored.get("freedom") or 3.0))

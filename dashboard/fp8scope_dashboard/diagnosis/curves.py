@@ -1,0 +1,132 @@
+"""Trouble in a training loss: not finite, a jump, or a rise. Pure functions of one curve.
+
+The whole curve is known, so every point is judged against the level before it: the smallest running median so
+far. A training loss falls or stays, so a level that is left upwards by more than its noise is trouble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import median_filter
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+TroubleKind = Literal["not_finite", "jump", "rise"]
+
+# The median absolute deviation times this estimates the standard deviation of a normal distribution.
+MAD_TO_SIGMA: Final = 1.4826
+# A point is a spike at this many sigma and this share of its level; a running median is a rise at the smaller
+# share. Neighbouring steps are correlated, and the level is the smallest of many medians, so that eight sigma
+# here are about five of the noise. 5 and 10 %: what matters.
+SIGMAS: Final = 8.0
+SPIKE_SHARE: Final = 0.1
+RISE_SHARE: Final = 0.05
+# Points below which a level cannot be estimated.
+LEAST_POINTS: Final = 12
+# Of a jump, the first point alone has this share of the whole rise within the next points.
+ABRUPT_SHARE: Final = 0.6
+SOON: Final = 10
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One episode of trouble.
+
+    Attributes:
+        kind: `jump` if the first step of the episode has most of its rise, else `rise`.
+        onset, until: its first and last step; `until` is None if the curve ends in it.
+        size: the largest rise over the level, relative to the level; infinite if not finite.
+    """
+
+    kind: TroubleKind
+    onset: int
+    until: int | None
+    size: float
+
+    @property
+    def lasts(self) -> bool:
+        return self.until is None
+
+
+def troubles(steps: Int64s, losses: Floats) -> list[Trouble]:
+    """The episodes of a curve in order.
+
+    Args:
+        steps: int64[n], increasing.
+        losses: float64[n]; NaN and infinities are losses that are not finite.
+    """
+    finite = np.isfinite(losses)
+    episodes = [
+        Trouble("not_finite", int(steps[begin]), None if end == len(steps) else int(steps[end - 1]), np.inf)
+        for begin, end in _runs(~finite)
+    ]
+    episodes += _rises(steps[finite], losses[finite])
+    return sorted(episodes, key=lambda episode: episode.onset)
+
+
+def window_of(points: int) -> int:
+    """Odd number of points of a running median: a twentieth of the curve, 5 to 51."""
+    return int(np.clip(points // 20, 5, 51)) | 1
+
+
+def _rises(steps: Int64s, losses: Floats) -> list[Trouble]:
+    if len(losses) < LEAST_POINTS:
+        return []
+    width = window_of(len(losses))
+    smooth = median_filter(losses, width, mode="nearest")
+    # The level before a point: the smallest running median that does not contain the point.
+    level = np.minimum.accumulate(median_filter(losses, 2 * width + 1, mode="nearest"))
+    past = np.concatenate([np.full(width + 1, level[0]), level[: -(width + 1)]])
+    past[: width + 1] = np.maximum(losses[0], level[0])
+    sigma = _local_noise(losses, width)
+    limit = np.maximum(SIGMAS * sigma, SPIKE_SHARE * np.abs(past))
+    # A point far above, or a running median above: noise cannot do the second for half a window.
+    far = losses - past > limit
+    lasting = smooth - past > np.maximum(0.5 * SIGMAS * sigma, RISE_SHARE * np.abs(past))
+    return [
+        _episode(steps, losses, past, limit, begin, end)
+        for begin, end in _runs(_joined(far | lasting, width // 2))
+    ]
+
+
+def _local_noise(losses: Floats, width: int) -> Floats:
+    """Standard deviation of a point around its level, from the points before it.
+
+    A diverging curve then does not raise its own limit; a multiple of the whole curve's noise bounds it, for
+    the steep begin. Deviations from a wide median contain correlated noise, which differences would miss.
+    """
+    wide = 8 * width + 1
+    deviations = np.abs(losses - median_filter(losses, 4 * width + 1, mode="nearest"))
+    local = MAD_TO_SIGMA * median_filter(deviations, wide, mode="nearest", origin=wide // 2)
+    overall = MAD_TO_SIGMA * float(np.median(deviations))
+    sigma: Floats = np.maximum(np.minimum(local, 3.0 * overall), 0.5 * overall)
+    return np.maximum(sigma, 1e-9)
+
+
+def _episode(steps: Int64s, losses: Floats, past: Floats, limit: Floats, begin: int, end: int) -> Trouble:
+    rise = losses - past
+    onset = begin + int(np.argmax(rise[begin:end] > 0.5 * limit[begin:end]))
+    soon = float(rise[onset : min(end, onset + SOON)].max())
+    abrupt = float(rise[onset]) >= ABRUPT_SHARE * soon
+    size = float(rise[onset:end].max() / max(abs(past[onset]), 1e-9))
+    until = None if end >= len(steps) else int(steps[end - 1])
+    return Trouble("jump" if abrupt else "rise", int(steps[onset]), until, size)
+
+
+def _joined(marked: NDArray[np.bool_], gap: int) -> NDArray[np.bool_]:
+    """Fill gaps of at most `gap` points."""
+    filled = marked.copy()
+    runs = _runs(marked)
+    for (_, end), (begin, _) in zip(runs, runs[1:], strict=False):
+        if begin - end <= gap:
+            filled[end:begin] = True
+    return filled
+
+
+def _runs(marked: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
+    return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]

@@ -1,0 +1,116 @@
+"""Step (e): the evaluation. The precision that it ran in, and whether only the evaluation is worse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fp8scope_dashboard.diagnosis.findings import Finding, Link
+
+# With fewer checkpoints a trend cannot be told from noise.
+LEAST_CHECKPOINTS: Final = 3
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One evaluation of a run, without its items.
+
+    Attributes:
+        precision: what the evaluation computed in; empty if it is not recorded.
+        verdict: of the comparison with BF16; empty if there is none.
+    """
+
+    name: str
+    metric: str
+    step: int
+    precision: str = ""
+    verdict: str = ""
+
+    @property
+    def task(self) -> tuple[str, str]:
+        return self.name, self.metric
+
+
+def examine(
+    ours: Sequence[Scored], theirs: Sequence[Scored], precision: str, *, training_is_worse: bool
+) -> Finding:
+    """The finding of this step.
+
+    Args:
+        ours: the run's evaluations; theirs: those of its BF16 runs.
+        precision: what the run trains in.
+        training_is_worse: whether the training loss is worse than BF16's as well.
+    """
+    if not ours:
+        return Finding("evaluation", "unknown", "The run has no evaluations.")
+    links = (Link("evaluations", "Evaluations"),)
+    wrong = next((each for each in reversed(ours) if _mismatch(each.precision, precision)), None)
+    if wrong is not None:
+        reference = {each.precision for each in theirs if each.task == wrong.task and each.precision}
+        versus = f", and the BF16 runs in {' and '.join(sorted(reference))}" if reference else ""
+        sentence = (
+            f"The evaluation is in the wrong precision: {wrong.name} {wrong.metric} at step {wrong.step} was "
+            f"computed in {wrong.precision.upper()}, the run trains in {precision.upper()}{versus}."
+        )
+        return Finding(
+            "evaluation", "cause", sentence, "evaluation_precision", wrong.step,
+            suggestion="Evaluate both arms in one precision, that of the training.", links=links,
+        )  # fmt: skip
+    crossed = next((each for each in theirs if each.precision and _mismatch(each.precision, "bf16")), None)
+    if crossed is not None:
+        sentence = (
+            f"The evaluation is in the wrong precision: the BF16 baseline's {crossed.name} "
+            f"{crossed.metric} at step "
+            f"{crossed.step} was computed in {crossed.precision.upper()}."
+        )
+        return Finding(
+            "evaluation", "cause", sentence, "evaluation_precision", crossed.step,
+            suggestion="Evaluate the baseline in BF16.", links=links,
+        )  # fmt: skip
+    worse = [each for each in ours if each.verdict == "worse"]
+    if worse and not training_is_worse:
+        each = worse[-1]
+        sentence = (
+            f"Only the evaluation is worse: {each.name} {each.metric} at step {each.step} is worse than "
+            "BF16's, "
+            "though the training loss is not; check the precision that it was computed in."
+        )
+        return Finding(
+            "evaluation", "suspect", sentence, "evaluation_precision", each.step,
+            suggestion="Log the precision of evaluations, and repeat this one.", links=links,
+        )  # fmt: skip
+    checkpoints = len({each.step for each in ours})
+    note = (
+        f" Only {checkpoints} checkpoint{'s' if checkpoints > 1 else ''}: too few for a trend."
+        if checkpoints < LEAST_CHECKPOINTS
+        else ""
+    )
+    known = (
+        "in the training's precision" if any(each.precision for each in ours) else "precision not recorded"
+    )
+    return Finding(
+        "evaluation", "clear", f"The evaluations agree with the training ({known}).{note}", links=links
+    )
+
+
+def _mismatch(evaluated: str, trained: str) -> bool:
+    """Whether an evaluation's recorded precision is not the training's."""
+    return bool(evaluated) and trained not in ("", "unknown") and _family(evaluated) != _family(trained)
+
+
+def _family(precision: str) -> str:
+    """`FP8-E4M3` and `fp8` are one precision; so are `bf16` and `bfloat16`."""
+    name = precision.lower().replace("_", "").replace("-", "")
+    for family, words in _FAMILIES.items():
+        if any(word in name for word in words):
+            return family
+    return name
+
+
+_FAMILIES: Final = {
+    "fp8": ("fp8", "float8", "e4m3", "e5m2"),
+    "bf16": ("bf16", "bfloat16"),
+    "fp16": ("fp16", "float16", "half"),
+    "fp32": ("fp32", "float32"),
+}

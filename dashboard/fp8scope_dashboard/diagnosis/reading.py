@@ -1,0 +1,207 @@
+"""Collect the inputs of a diagnosis by queries, bounded in number and size.
+
+Reports and evaluations are read through the relations of Run where their apps are above this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.models import EvaluationComparison
+from fp8scope_dashboard.diagnosis.evaluation import Scored
+from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION
+from fp8scope_dashboard.diagnosis.product import Ranking
+from fp8scope_dashboard.diagnosis.reference import Curve, Window
+from fp8scope_dashboard.diagnosis.tensors import LARGEST, Floats, Int64s, TensorInfo, TensorRows
+from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
+from fp8scope_dashboard.telemetry import queries
+
+# Values of one statistic in memory: tensors times steps.
+MOST_CELLS: Final = 1_000_000
+MOST_TENSORS: Final = 20_000
+# Steps that are looked at around the trouble of a long run, at least.
+LEAST_STEPS: Final = 64
+MOST_STEPS: Final = 2_000
+MOST_BASELINES: Final = 3
+MOST_CURVE_POINTS: Final = 20_000
+MOST_WINDOWS: Final = 100
+MOST_SCORES: Final = 500
+COUNTS: Final = ("amax", "scale", "saturated", "underflow", "nonfinite", "numel")
+ERRORS: Final = ("sq_error", "sq_signal")
+# Of an evaluation; its items may be large.
+SCORE_FIELDS: Final = tuple(
+    field.name
+    for field in Evaluation._meta.concrete_fields
+    if field.name in ("id", "name", "metric", "step", "precision")
+)
+# A running run is diagnosed again after this many new rows, relative to what it had.
+GROWTH: Final = 0.1
+
+
+@dataclass(frozen=True)
+class GradientNorms:
+    """log2 of the run's gradient norm over BF16's at common steps."""
+
+    steps: Int64s
+    bits: Floats
+
+
+def inputs_of(run: Run) -> str:
+    """A fingerprint of what a diagnosis uses. The rows of a running run count in steps of 10 %."""
+    arms = [run, *baselines_of(run)]
+    states = [(str(each.id), _grown(each), each.state, each.precision) for each in arms]
+    scores = Evaluation.objects.filter(run__in=arms).count()
+    reports = run.reports.exclude(kind="annotation").count()
+    verdict = getattr(getattr(run, "comparison", None), "verdict", "")
+    text = repr((states, scores, reports, verdict, run.recipe, run.environment.get("mixed_versions")))
+    return f"v{METHOD_VERSION} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _grown(run: Run) -> int:
+    if run.state != RunState.RUNNING:
+        return int(run.rows_stored)
+    return int(np.log(max(1, run.rows_stored)) / np.log1p(GROWTH))
+
+
+def baselines_of(run: Run) -> list[Run]:
+    """The BF16 runs to compare with: that of the same seed first, then the newest."""
+    runs = [each for each in lineage.baseline_runs(run) if each.precision != "fp8"]
+    runs.sort(
+        key=lambda each: (each.seed == run.seed and run.seed is not None, each.created_at), reverse=True
+    )
+    return runs[:MOST_BASELINES]
+
+
+def curve_of(run: Run) -> Curve:
+    """The run's loss and learning rate; thinned if it is very long."""
+    loss = queries.scalar(run.id, "loss", points=MOST_CURVE_POINTS, timed=False)
+    rate = queries.scalar(run.id, "learning_rate", points=MOST_CURVE_POINTS, timed=False)
+    rates = None
+    if len(rate):
+        places = np.clip(np.searchsorted(rate.steps, loss.steps, side="right") - 1, 0, None)
+        rates = rate.values[places]
+    return Curve(run.name, loss.steps, loss.values, run.seed, rates, str(run.id))
+
+
+def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:
+    """The gradient norms of both arms. Empty without both."""
+    if baseline is None:
+        return GradientNorms(np.zeros(0, np.int64), np.zeros(0))
+    ours, theirs = (
+        queries.scalar(each.id, "grad_norm", points=MOST_CURVE_POINTS, timed=False)
+        for each in (run, baseline)
+    )
+    steps, here, there = np.intersect1d(ours.steps, theirs.steps, return_indices=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bits = np.log2(ours.values[here]) - np.log2(theirs.values[there])
+    known = np.isfinite(bits)
+    return GradientNorms(steps[known], bits[known])
+
+
+def tensors_of(run: Run) -> list[TensorInfo]:
+    """The tensors of linear layers, in the order of the run's catalogue."""
+    stored = Tensor.objects.filter(run=run, role__in=("input", "weight", "grad_output")).order_by("index")
+    return [
+        TensorInfo(
+            row.index, row.name, row.module, row.role, LARGEST.get(row.format.lower(), np.nan), row.numel
+        )
+        for row in stored[:MOST_TENSORS]
+    ]
+
+
+def steps_to_read(run: Run, tensors: int, around: Sequence[int]) -> tuple[int, int] | None:
+    """The steps of which every row is read: all of a short run, else those around the first trouble.
+
+    Args:
+        around: steps at which something happens, the most important first; the end if there are none.
+    """
+    stored = queries.step_range(run.id)
+    if stored is None or not tensors:
+        return None
+    width = int(np.clip(MOST_CELLS // tensors, LEAST_STEPS, MOST_STEPS))
+    first, last = stored
+    if last - first < width:
+        return first, last
+    centre = around[0] if around else last
+    begin = int(np.clip(centre - width // 2, first, last - width + 1))
+    return begin, begin + width - 1
+
+
+def tensor_rows(run: Run, tensors: Sequence[TensorInfo], between: tuple[int, int]) -> TensorRows | None:
+    """All rows of these tensors in these steps; None if nothing is stored."""
+    known = set(Run.objects.values_list("statistics", flat=True).get(pk=run.pk))
+    names = [name for name in (*COUNTS, *ERRORS) if name in known]
+    if "amax" not in known:
+        return None
+    merged = queries.unmerged_rows(run.id, names, [tensor.index for tensor in tensors], *between)
+    if merged is None or not len(merged.steps):
+        return None
+    blank = np.full((len(tensors), len(merged.steps)), np.nan)
+    values: dict[str, Floats] = {name: merged.values.get(name, blank) for name in (*COUNTS, *ERRORS)}
+    stored = queries.step_range(run.id)
+    error, signal = values.pop("sq_error"), values.pop("sq_signal")
+    return TensorRows(
+        tuple(tensors),
+        merged.steps,
+        error=np.divide(error, signal, out=blank.copy(), where=signal > 0),
+        begins=stored is not None and int(merged.steps[0]) <= stored[0],
+        **values,
+    )
+
+
+def resumes_of(run: Run) -> list[int]:
+    """The first step of each later attempt, newest first."""
+    rows = Writer.objects.filter(run=run, attempt__gt=0, first_step__isnull=False)
+    return sorted(
+        {step for step in rows.values_list("first_step", flat=True) if step is not None}, reverse=True
+    )
+
+
+def ranking_of(run: Run) -> Ranking | None:
+    """The latest bisection."""
+    report = run.reports.filter(kind="bisect").order_by("-step", "-id").first()
+    return Ranking.of(report.step, report.document) if report is not None else None
+
+
+def windows_of(run: Run) -> list[Window]:
+    """The latest reference windows, by step."""
+    reports = run.reports.filter(kind="reference").order_by("-step", "-id")[:MOST_WINDOWS]
+    return [
+        Window(report.step, report.step + len(report.document["bf16"]) - 1, report.document["verdict"])
+        for report in reversed(reports)
+    ]
+
+
+def scores_of(runs: Sequence[Run], verdicts_of: Run | None = None) -> list[Scored]:
+    """The evaluations of these runs by step, without their items; with the verdicts on one of them."""
+    rows = Evaluation.objects.filter(run__in=runs).order_by("step", "id").only(*SCORE_FIELDS)
+    verdicts: Mapping[tuple[str, str, int], Any] = {}
+    if verdicts_of is not None:
+        compared = EvaluationComparison.objects.filter(run=verdicts_of)
+        verdicts = {
+            (name, metric, step): verdict
+            for name, metric, step, verdict in compared.values_list("name", "metric", "step", "verdict")
+        }
+    return [
+        Scored(
+            row.name,
+            row.metric,
+            row.step,
+            # Null for evaluations from before it was recorded.
+            getattr(row, "precision", None) or "",
+            str(verdicts.get((row.name, row.metric, row.step), "")),
+        )
+        for row in rows[:MOST_SCORES]
+    ]
+
+
+def environments_of(run: Run) -> list[Mapping[str, Any]]:
+    """The recorded environment of the run."""
+    return [run.environment] if run.environment else []

@@ -1,0 +1,245 @@
+"""Step (a): is it FP8 at all? Compares the trouble of the run with that of its BF16 arm. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fp8scope_dashboard.diagnosis.curves import Trouble, troubles, window_of
+from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.tensors import Floats, Int64s
+
+# Two troubles are the same if they begin within 2 % of the run, or 3 steps.
+SAME_SHARE: Final = 0.02
+SAME_STEPS: Final = 3
+# The last fifth of the common steps decides whether the loss is worse at the end: by 1 %, and by four
+# standard errors, where one is doubled because neighbouring steps are correlated.
+LAST_SHARE: Final = 0.2
+WORSE: Final = 0.01
+ERRORS: Final = 4.0
+CORRELATED: Final = 2.0
+# A learning rate that rises by this factor within LR_STEPS before a jump explains the jump.
+RATE_RISES: Final = 1.5
+RATE_STEPS: Final = 5
+# A jump in the first steps is the training settling, not its data.
+SETTLING: Final = 10
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's loss, and its learning rate where it is recorded: steps int64[n], float64[n]."""
+
+    name: str
+    steps: Int64s
+    losses: Floats
+    seed: int | None = None
+    rates: Floats | None = None
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A reference window of the agent: the same batches in BF16 from the same state."""
+
+    first: int
+    last: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What this step knows.
+
+    Attributes:
+        lasting: BF16 is in lasting trouble too, so that nothing of FP8 can be said.
+        own: trouble of the run that BF16 does not show.
+        is_worse: whether the run ends worse than BF16.
+    """
+
+    finding: Finding
+    lasting: bool = False
+    own: tuple[Trouble, ...] = ()
+    is_worse: bool = False
+
+
+@dataclass(frozen=True)
+class _Matched:
+    trouble: Trouble
+    theirs: Trouble
+    arm: Curve
+
+
+def compare_trouble(
+    run: Curve, baselines: Sequence[Curve], windows: Sequence[Window] = (), resumes: Sequence[int] = ()
+) -> Reference:
+    """Match the troubles of a run with those of its BF16 runs.
+
+    A trouble is shared if the BF16 run with the same seed shows it, or half of the BF16 runs do: it begins
+    at about the same step, or BF16 is in trouble to its end as well.
+    """
+    ours = troubles(run.steps, run.losses)
+    arms = [(arm, troubles(arm.steps, arm.losses)) for arm in baselines if len(arm.steps)]
+    worse = is_worse(run, [arm for arm, _ in arms])
+    if not arms:
+        return _alone(run, ours, windows, resumes)
+    shared = [match for trouble in ours if (match := _match(trouble, run, arms)) is not None]
+    own = tuple(trouble for trouble in ours if trouble not in [match.trouble for match in shared])
+    links = (Link("compare", "Both arms"),)
+    if not ours:
+        sentence = f"The run's loss has no spike and no rise; {_arms(len(arms))}."
+        return Reference(Finding("reference", "clear", sentence, links=links), is_worse=worse)
+    if not shared:
+        sentence = (
+            f"The trouble is the FP8 run's alone: {_describe(ours[0])}; {_arms(len(arms))} do not show it."
+        )
+        onset = ours[0].onset
+        return Reference(Finding("reference", "clear", sentence, onset=onset, links=links), False, own, worse)
+    lasting = any(match.trouble.lasts and match.theirs.lasts for match in shared)
+    if own and not lasting:
+        first = own[0]
+        sentence = (
+            f"BF16 shows the trouble at step {shared[0].trouble.onset} too, but not this: {_describe(first)}."
+        )
+        return Reference(
+            Finding("reference", "clear", sentence, onset=first.onset, links=links), False, own, worse
+        )
+    return Reference(_not_fp8(run, shared, links), lasting, () if lasting else own, worse)
+
+
+def is_worse(run: Curve, baselines: Sequence[Curve]) -> bool:
+    """Whether the loss is clearly above BF16's over the last common steps."""
+    if not baselines:
+        return False
+    steps = run.steps
+    for arm in baselines:
+        steps = np.intersect1d(steps, arm.steps)
+    steps = steps[-max(5, int(LAST_SHARE * len(steps))) :]
+    if len(steps) < 5:
+        return False
+    ours = run.losses[np.searchsorted(run.steps, steps)]
+    theirs = np.mean([arm.losses[np.searchsorted(arm.steps, steps)] for arm in baselines], axis=0)
+    if not np.isfinite(theirs).all():
+        return False
+    if not np.isfinite(ours).all():
+        return True
+    difference = ours - theirs
+    error = CORRELATED * float(difference.std(ddof=1)) / np.sqrt(len(steps))
+    mean = float(difference.mean())
+    return mean > WORSE * abs(float(theirs.mean())) and mean > ERRORS * error
+
+
+def _match(trouble: Trouble, run: Curve, arms: Sequence[tuple[Curve, list[Trouble]]]) -> _Matched | None:
+    """The trouble of a BF16 run that is the same; None if BF16 does not show it."""
+    near = max(SAME_STEPS, int(SAME_SHARE * (run.steps[-1] - run.steps[0])))
+    matches: list[tuple[Curve, Trouble]] = []
+    for arm, theirs in arms:
+        same = [
+            each
+            for each in theirs
+            if abs(each.onset - trouble.onset) <= near
+            or (each.lasts and (trouble.lasts or each.onset <= trouble.onset + near))
+            or _overlap(each, trouble)
+        ]
+        if same:
+            # The nearest in time; of equals, the first.
+            matches.append((arm, min(same, key=lambda each: abs(each.onset - trouble.onset))))
+    same_seed = [match for match in matches if run.seed is not None and match[0].seed == run.seed]
+    if not same_seed and 2 * len(matches) < len(arms):
+        return None
+    if not matches:
+        return None
+    arm, theirs_too = (same_seed or matches)[0]
+    return _Matched(trouble, theirs_too, arm)
+
+
+def _overlap(one: Trouble, other: Trouble) -> bool:
+    """Whether two troubles that are no jumps overlap."""
+    if "jump" in (one.kind, other.kind):
+        return False
+    ends = [np.inf if each.until is None else each.until for each in (one, other)]
+    return one.onset <= ends[1] and other.onset <= ends[0]
+
+
+def _not_fp8(run: Curve, shared: Sequence[_Matched], links: tuple[Link, ...]) -> Finding:
+    first = shared[0]
+    if _is_data(run, first):
+        sentence = (
+            f"Not FP8: the BF16 run {first.arm.name} jumps at the same step {first.trouble.onset}, in one "
+            "step, "
+            "and the learning rate does not, so that the data of this step are at fault."
+        )
+        cause, suggestion = "data", "Look at the batches of this step, and skip them."
+    else:
+        sentence = (
+            f"Not FP8: the BF16 run {first.arm.name} shows the same ({_describe(first.theirs)}; FP8: "
+            f"{_describe(first.trouble)}), so that the training itself is unstable: the learning rate is "
+            "too high."
+        )
+        cause, suggestion = "learning_rate", "Lower the learning rate, or warm up for longer, in both arms."
+    return Finding(
+        "reference", "not_fp8", sentence, cause, first.trouble.onset, (), suggestion,
+        (*links, Link("run", first.arm.name, {"run": first.arm.run})),
+    )  # fmt: skip
+
+
+def _is_data(run: Curve, match: _Matched) -> bool:
+    """Whether both arms jump in one and the same step, and the learning rate does not rise before it."""
+    ours, theirs = match.trouble, match.theirs
+    if ours.kind == "rise" or theirs.kind == "rise" or abs(ours.onset - theirs.onset) > 1:
+        return False
+    if ours.onset - int(run.steps[0]) < SETTLING:
+        return False
+    return not _rate_rises(run, ours.onset)
+
+
+def _rate_rises(run: Curve, onset: int) -> bool:
+    if run.rates is None:
+        return False
+    before = run.rates[(run.steps < onset - RATE_STEPS) & (run.steps >= onset - 3 * RATE_STEPS)]
+    here = run.rates[(run.steps >= onset - RATE_STEPS) & (run.steps <= onset)]
+    if not len(before) or not len(here) or not np.isfinite(before).any():
+        return False
+    return bool(np.nanmax(here) > RATE_RISES * np.nanmax(before))
+
+
+def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: Sequence[int]) -> Reference:
+    """Without BF16 runs: reference windows, and resumes."""
+    if ours and windows:
+        covering = [
+            w for w in windows if any(w.first <= (t.until or w.last) and w.last >= t.onset for t in ours)
+        ]
+        if covering and all(window.verdict == "within" for window in covering):
+            sentence = (
+                f"Not FP8: in the reference window of the steps {covering[0].first} to {covering[0].last} "
+                "BF16 "
+                "computes the same losses from the same state, while the run is in trouble "
+                f"({_describe(ours[0])})."
+            )
+            finding = Finding(
+                "reference", "not_fp8", sentence, "training", ours[0].onset,
+                (), "Look for the cause in the data, the learning rate and the model.",
+                (Link("reports", "Reference windows"),),
+            )  # fmt: skip
+            return Reference(finding, True, (), False)
+    near = window_of(len(run.steps))
+    again = [step for step in resumes for trouble in ours if 0 <= trouble.onset - step <= near]
+    note = f" It begins at the resume at step {again[0]}." if again else ""
+    trouble = f"The run is in trouble: {_describe(ours[0])}.{note} " if ours else ""
+    sentence = f"{trouble}There is no BF16 run to compare with: set the run's baseline."
+    onset = ours[0].onset if ours else None
+    return Reference(Finding("reference", "unknown", sentence, onset=onset), False, tuple(ours), bool(ours))
+
+
+def _arms(number: int) -> str:
+    return "the BF16 run" if number == 1 else f"its {number} BF16 runs"
+
+
+def _describe(trouble: Trouble) -> str:
+    if trouble.kind == "not_finite":
+        return f"loss not finite from step {trouble.onset}"
+    until = "to the end" if trouble.until is None else f"to step {trouble.until}"
+    verb = "jumps" if trouble.kind == "jump" else "rises"
+    return f"loss {verb} by {100.0 * trouble.size:.0f} % at step {trouble.onset}, {until}"

@@ -1,0 +1,114 @@
+"""A loss scale that differs from BF16's, or jumps: one factor on the gradients of all layers. Pure functions.
+
+A loss scale multiplies every `grad_output` by the same power of two, and no input and no weight. So the log2
+of the ratio of amaxes (FP8 over BF16 at the same step, or after over before) is the same number for all
+gradients and about 0 for the other tensors. Nothing else does that: a diverging training changes all roles,
+and changes layers differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
+
+# In powers of two. A factor of 8 between the arms' gradients is beyond the noise of one step; the layers of
+# one model agree within a factor of 2, and so do other tensors.
+LEAST_FACTOR: Final = 3.0
+SPREAD: Final = 1.0
+# Gradients and rows without which nothing is decided.
+LEAST_TENSORS: Final = 3
+LEAST_ROWS: Final = 8
+MAD_TO_SIGMA: Final = 1.4826
+
+
+@dataclass(frozen=True)
+class CommonFactor:
+    """All gradients are multiplied by 2^bits from `onset` on; `against` says in comparison with what."""
+
+    bits: float
+    onset: int
+    against: str
+
+
+def common_factor(rows: TensorRows, reference: TensorRows | None) -> CommonFactor | None:
+    """The common factor of the gradients against BF16, or else against the steps before a jump."""
+    against_bf16 = None if reference is None else _against(rows, reference)
+    return against_bf16 or (_jump(rows) if reference is None else None)
+
+
+def _against(rows: TensorRows, reference: TensorRows) -> CommonFactor | None:
+    ratios, steps = amax_ratios(rows, reference)
+    if not len(steps):
+        return None
+    bits, common = _common(ratios, rows.roles == "grad_output")
+    marked = common & (np.abs(bits) >= LEAST_FACTOR)
+    runs = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    lengths = runs[:, 1] - runs[:, 0]
+    if not len(runs) or lengths.max() < min(LEAST_ROWS, len(steps)):
+        return None
+    begin, end = runs[int(np.argmax(lengths >= min(LEAST_ROWS, len(steps))))]
+    return CommonFactor(float(np.median(bits[begin:end])), int(steps[begin]), "BF16")
+
+
+def amax_ratios(
+    rows: TensorRows, reference: TensorRows
+) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """log2 of the amaxes over the reference's at the steps of both: float64[T, n], and the steps."""
+    steps, ours, theirs = np.intersect1d(rows.steps, reference.steps, return_indices=True)
+    names = {tensor.name: position for position, tensor in enumerate(reference.tensors)}
+    ratios = np.full((len(rows.tensors), len(steps)), np.nan)
+    for position, tensor in enumerate(rows.tensors):
+        other = names.get(tensor.name)
+        if other is not None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.log2(rows.amax[position, ours]) - np.log2(reference.amax[other, theirs])
+            ratios[position] = np.where(np.isfinite(ratio), ratio, np.nan)
+    seen = ~np.isnan(ratios).all(axis=0)
+    return ratios[:, seen], steps[seen]
+
+
+def _jump(rows: TensorRows) -> CommonFactor | None:
+    """A jump within the run: the level after against the level before."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logarithms = np.log2(rows.amax)
+    logarithms = np.where(np.isfinite(logarithms), logarithms, np.nan)
+    gradients = rows.roles == "grad_output"
+    if logarithms.shape[1] < 2 * LEAST_ROWS or not gradients.any():
+        return None
+    bits, common = _common(np.diff(logarithms, axis=1), gradients)
+    for at in np.flatnonzero(common & (np.abs(bits) >= LEAST_FACTOR)) + 1:
+        before, after = logarithms[:, max(0, at - LEAST_ROWS) : at], logarithms[:, at : at + LEAST_ROWS]
+        if min(before.shape[1], after.shape[1]) < LEAST_ROWS // 2:
+            continue
+        levels = _medians(after, 1) - _medians(before, 1)
+        lasting, agrees = _common(levels[:, None], gradients)
+        if agrees[0] and abs(lasting[0]) >= LEAST_FACTOR:
+            return CommonFactor(float(lasting[0]), int(rows.steps[at]), "the steps before")
+    return None
+
+
+def _common(
+    values: Floats, gradients: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """By column: the median of the gradients, and whether they agree and the others are about 0."""
+    chosen = values[gradients]
+    median = _medians(chosen, 0)
+    spread = MAD_TO_SIGMA * _medians(np.abs(chosen - median), 0)
+    others = np.nan_to_num(_medians(values[~gradients], 0))
+    enough = (~np.isnan(chosen)).sum(axis=0) >= LEAST_TENSORS
+    with np.errstate(invalid="ignore"):
+        agree = enough & (spread <= SPREAD) & (np.abs(others) <= SPREAD)
+    return np.nan_to_num(median), agree
+
+
+def _medians(values: Floats, axis: int) -> Floats:
+    """Medians without NaN; NaN where there is no value."""
+    if not values.size or not values.shape[axis]:
+        return np.full(values.shape[1 - axis], np.nan)
+    empty = np.isnan(values).all(axis=axis)
+    medians: Floats = np.nanmedian(np.where(np.expand_dims(empty, axis), 0.0, values), axis=axis)
+    return np.where(empty, np.nan, medians)

@@ -1,0 +1,102 @@
+"""Which tensors leave the range of their format, and when. Pure functions.
+
+A tensor saturates if more than 0.1 % of its elements are clamped, on average over 16 steps: the limit of the
+default alert rule. A working delayed scale clamps a few elements whenever the amax exceeds its history, about
+once in `history` steps, which stays far below.
+
+A tensor flushes if most of its non-zero elements become zero, or a quarter of them with a measured error of
+more than 5 % of the signal (13 dB; a working cast is at 25 to 31 dB). A large share alone may be harmless:
+elements that are 2^19 times smaller than the largest carry nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from fp8scope_dashboard.diagnosis.changes import change_points
+from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
+
+LeavingKind = Literal["saturation", "underflow"]
+SATURATED_SHARE: Final = 1e-3
+FLUSHED_SHARE: Final = 0.5
+FLUSHED_SHARE_WITH_ERROR: Final = 0.25
+# Noise to signal.
+LARGE_ERROR: Final = 0.05
+WINDOW: Final = 16
+# Rows of a run in which scales and losses are not settled.
+WARM_UP: Final = 16
+# Below this a share is zero, for logarithms.
+SMALLEST_SHARE: Final = 1e-7
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A tensor that leaves its range.
+
+    Attributes:
+        tensor: its position.
+        onset, low, high: the step of the change-point and its 95 % interval.
+        share: the largest mean share over WINDOW rows.
+    """
+
+    kind: LeavingKind
+    tensor: int
+    onset: int
+    low: int
+    high: int
+    share: float
+
+
+def saturating(rows: TensorRows) -> list[Leaving]:
+    """The tensors that saturate, those that began first at the beginning."""
+    shares = rows.share(rows.saturated)
+    return _leaving("saturation", rows, shares, np.full(len(rows.tensors), SATURATED_SHARE))
+
+
+def flushing(rows: TensorRows) -> list[Leaving]:
+    """The tensors of which most elements become zero, those that began first at the beginning."""
+    shares = rows.share(rows.underflow)
+    with np.errstate(invalid="ignore"):
+        has_error = (rows.error > LARGE_ERROR).any(axis=1)
+    return _leaving("underflow", rows, shares, np.where(has_error, FLUSHED_SHARE_WITH_ERROR, FLUSHED_SHARE))
+
+
+def rolling_mean(values: Floats, window: int) -> Floats:
+    """Means of `window` neighbours: float64[n - window + 1]; of all values if there are fewer."""
+    width = min(window, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    means: Floats = (sums[width:] - sums[:-width]) / width
+    return means
+
+
+def _leaving(kind: LeavingKind, rows: TensorRows, shares: Floats, limits: Floats) -> list[Leaving]:
+    tensors = []
+    for position, (row, limit) in enumerate(zip(shares, limits, strict=True)):
+        known = np.flatnonzero(np.isfinite(row))
+        if rows.begins:
+            known = known[known >= WARM_UP]
+        if len(known) < WINDOW // 2:
+            continue
+        values, steps = row[known], rows.steps[known]
+        share = float(rolling_mean(values, WINDOW).max())
+        if share > limit:
+            begin, low, high = _onset(values, float(limit))
+            tensors.append(
+                Leaving(kind, position, int(steps[begin]), int(steps[low]), int(steps[high]), share)
+            )
+    return sorted(tensors, key=lambda tensor: (tensor.onset, -tensor.share))
+
+
+def _onset(values: Floats, limit: float) -> tuple[int, int, int]:
+    """The first change-point that leads above the limit, with its interval; else the first row above it."""
+    logarithms = np.log10(np.maximum(values, SMALLEST_SHARE))
+    for change in change_points(logarithms):
+        after = values[change.index : change.index + WINDOW]
+        if change.after > change.before and after.mean() > limit / 2.0:
+            last = len(values) - 1
+            return change.index, min(change.low, last), min(change.high, last)
+    first = int(np.argmax(values > limit))
+    return first, first, first

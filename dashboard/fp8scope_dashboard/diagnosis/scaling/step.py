@@ -1,0 +1,396 @@
+"""Step (c): the scaling. Decides which fault of the scales or ranges explains the tensors, if any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.scaling.following import FaultKind, ScaleFault, scale_fault
+from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
+from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
+from fp8scope_dashboard.diagnosis.tensors import Floats, Scaling, TensorRows, scaling_of
+from fp8scope_dashboard.text.numbers import count
+
+# A fault is one layer's if the model has at least so many layers, and no other layer has it.
+LEAST_MODULES: Final = 4
+# A reset history concerns all tensors at one step: at least so many, that agree within two steps.
+LEAST_RESETS: Final = 3
+# Share of the gradients that underflow, or of all tensors that saturate, from which it is not a few layers.
+MOST: Final = 0.5
+# Powers of two by which the amax of one layer's weight differs from BF16's, and no other layer's.
+WEIGHT_APART: Final = 3.0
+WEIGHT_ALIKE: Final = 1.0
+# The quantisation error of one layer against the median of its role.
+ERROR_APART: Final = 10.0
+NAMED: Final = 10
+SHOWN: Final = 3
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the other steps know about the training, which some rules need.
+
+    Attributes:
+        norm_bits: log2 of the gradient norm over BF16's at each step of both; empty if unknown.
+        norm_steps: these steps.
+        is_worse: whether the loss is worse than BF16's at the end, or in trouble that BF16 does not show.
+    """
+
+    norm_bits: Floats
+    norm_steps: np.ndarray[tuple[int], np.dtype[np.int64]]
+    is_worse: bool = False
+    trouble_at: int | None = None
+
+
+def examine(
+    rows: TensorRows, recipe: Mapping[str, Any], reference: TensorRows | None, training: Training
+) -> Finding:
+    """The finding of this step.
+
+    Args:
+        rows: the run's FP8 tensors.
+        reference: the tensors of a BF16 run of the same model; None if there is none.
+    """
+    if not len(rows.steps) or not np.isfinite(rows.scale).any():
+        return Finding("scaling", "unknown", "The run has no FP8 tensor telemetry to look at.")
+    scalings = {role: scaling_of(recipe, role) for role in set(rows.roles.tolist())}
+    faults = scale_faults(rows, scalings)
+    saturated, flushed = saturating(rows), flushing(rows)
+    factor = common_factor(rows, reference)
+    harmful = factor is not None and _harms(factor, rows, saturated, flushed, training)
+    if factor is not None and harmful and not _moves_first(faults, rows):
+        return _loss_scale(factor, rows, saturated, flushed)
+    return (
+        _of_scales(faults, rows, scalings)
+        or _of_ranges(saturated, flushed, rows, scalings)
+        or _of_one_layer(rows, reference)
+        or _clear(rows, factor)
+    )
+
+
+def scale_faults(rows: TensorRows, scalings: Mapping[str, Scaling]) -> dict[int, ScaleFault]:
+    """By tensor position, the scales that do not follow."""
+    faults = {}
+    for position, tensor in enumerate(rows.tensors):
+        fault = scale_fault(
+            rows.amax[position],
+            rows.scale[position],
+            tensor.largest,
+            scalings[tensor.role],
+            begins=rows.begins,
+            calls=rows.calls,
+        )
+        if fault is not None and not _is_configured(fault, scalings[tensor.role]):
+            faults[position] = fault
+    return faults
+
+
+def _is_configured(fault: ScaleFault, scaling: Scaling) -> bool:
+    """Whether the recipe itself updates scales only now and then, and it makes less than a factor of two."""
+    waits = fault.last - fault.first + 1 if fault.kind == "frozen" else fault.every
+    return scaling.interval > 1 and waits <= 2 * scaling.interval and abs(fault.bits) < 1.0
+
+
+def _moves_first(faults: Mapping[int, ScaleFault], rows: TensorRows) -> bool:
+    """Whether gradients' scales followed and then stopped: the loss scale only made it visible."""
+    gradients = [fault for position, fault in faults.items() if rows.tensors[position].role == "grad_output"]
+    return any(fault.kind in ("frozen", "stale") and fault.first > SHOWN for fault in gradients)
+
+
+def _of_scales(
+    faults: Mapping[int, ScaleFault], rows: TensorRows, scalings: Mapping[str, Scaling]
+) -> Finding | None:
+    resets = {p: fault for p, fault in faults.items() if fault.kind == "reset"}
+    counted = {p: fault for p, fault in faults.items() if fault.kind != "reset"}
+    if len(resets) >= LEAST_RESETS and len(resets) >= len(counted):
+        step, agreeing = _common_step(resets, rows)
+        if len(agreeing) >= LEAST_RESETS:
+            return _reset(step, agreeing, rows)
+    if not counted:
+        return None
+    kinds = Counter(fault.kind for fault in counted.values())
+    kind = max(kinds, key=lambda name: (kinds[name], name))
+    chosen = {p: fault for p, fault in counted.items() if fault.kind == kind}
+    module = _only_module(list(counted), rows)
+    if kind == "offset":
+        return _offset(chosen, rows, scalings, module)
+    return _not_following(kind, chosen, rows, module)
+
+
+def _common_step(faults: Mapping[int, ScaleFault], rows: TensorRows) -> tuple[int, list[int]]:
+    """The step at which most faults begin, within two rows, and these tensors."""
+    first = Counter(fault.first for fault in faults.values())
+    start = max(
+        first, key=lambda row: sum(number for other, number in first.items() if 0 <= other - row <= 8)
+    )
+    agreeing = [p for p, fault in faults.items() if 0 <= fault.first - start <= 8]
+    return int(rows.steps[start]), agreeing
+
+
+def _reset(step: int, positions: Sequence[int], rows: TensorRows) -> Finding:
+    return Finding(
+        "scaling",
+        "cause",
+        f"The amax histories were reset at step {step}: the scales of {count(len(positions), 'tensor')} "
+        "were made only from the steps after it, not from their whole history.",
+        "history_reset",
+        step,
+        _names(positions, rows),
+        "Save and load the scaling state (scale, amax history, number of calls) with the checkpoint.",
+        _tensor_links(positions, rows, "scale"),
+    )
+
+
+def _not_following(
+    kind: FaultKind, faults: Mapping[int, ScaleFault], rows: TensorRows, module: str
+) -> Finding:
+    order = sorted(faults, key=lambda p: (faults[p].first, -abs(faults[p].bits)))
+    worst = max(faults, key=lambda p: abs(faults[p].bits))
+    fault, onset = faults[worst], int(rows.steps[faults[order[0]].first])
+    whose = f"{_counted(order, rows)}, first {rows.tensors[order[0]].name},"
+    if kind == "frozen":
+        until = "" if fault.lasts else f" until step {int(rows.steps[fault.last])}"
+        what = (
+            f"The scales of {whose} are frozen: constant from step {onset} on{until}, stale while the amax "
+            f"moved by a factor of up to {_factor(fault.bits)}"
+        )
+        cause, suggestion = (
+            "frozen_scale",
+            "Find what stops the update of the scales, for example at a resume.",
+        )
+    else:
+        how = f"they lag by {fault.lag} steps" if fault.lag else "they do not fit the amax of the last steps"
+        if fault.every:
+            how = f"they change only every {fault.every} steps"
+        what = (
+            f"The scales of {whose} are stale since step {onset}: {how}, and are off by a factor of up to "
+            f"{_factor(fault.bits)}"
+        )
+        cause, suggestion = (
+            "stale_scale",
+            "Update the scales in every step, and load the state of the same checkpoint.",
+        )
+    if module:
+        return _bad_layer(module, onset, f"{what[0].lower()}{what[1:]}", order, rows)
+    return Finding(
+        "scaling", "cause", f"{what}.", cause, onset, _names(order, rows), suggestion,
+        _tensor_links(order, rows, "scale"),
+    )  # fmt: skip
+
+
+def _offset(
+    faults: Mapping[int, ScaleFault], rows: TensorRows, scalings: Mapping[str, Scaling], module: str
+) -> Finding:
+    order = sorted(faults, key=lambda p: (faults[p].first, -abs(faults[p].bits)))
+    bits = float(np.median([faults[p].bits for p in order]))
+    onset = int(rows.steps[faults[order[0]].first])
+    side = (
+        "too large, so that large values saturate" if bits < 0 else "too small, so that small values vanish"
+    )
+    what = f"the scales of {_counted(order, rows)} are {_factor(bits)} times {side}, since step {onset}"
+    if module:
+        return _bad_layer(module, onset, what, order, rows)
+    gradients = all(rows.tensors[p].role == "grad_output" for p in order)
+    margin = scalings[rows.tensors[order[0]].role].margin + bits
+    cause = "margin" if bits < 0 else "underflow" if gradients else "margin_too_large"
+    if cause == "underflow":
+        what = f"the gradients underflow: {what}"
+    else:
+        what = f"the margin is too {'small' if bits < 0 else 'large'} (effectively {margin:.0f}): {what}"
+    return Finding(
+        "scaling", "cause", f"{what[0].upper()}{what[1:]}.", cause, onset, _names(order, rows),
+        "Set the margin to 0 or more, or use current scaling." if bits < 0 else "Set the margin to 0.",
+        _tensor_links(order, rows, "scale"),
+    )  # fmt: skip
+
+
+def _of_ranges(
+    saturated: Sequence[Leaving],
+    flushed: Sequence[Leaving],
+    rows: TensorRows,
+    scalings: Mapping[str, Scaling],
+) -> Finding | None:
+    gradients = int((rows.roles == "grad_output").sum())
+    # A head's gradients have tiny probabilities that may vanish without harm: one such tensor is no cause.
+    vanishing = [each for each in flushed if rows.tensors[each.tensor].role == "grad_output"]
+    if gradients >= 1 and len(vanishing) >= max(2, MOST * gradients):
+        positions = [each.tensor for each in vanishing]
+        share = float(np.median([each.share for each in vanishing]))
+        return Finding(
+            "scaling", "cause",
+            f"The gradients underflow: {share:.0%} of the elements of "
+            f"{count(len(positions), 'grad_output tensor')} "
+            f"of {gradients} become zero, {_first(vanishing[0], rows)}.",
+            "underflow", vanishing[0].onset, _names(positions, rows),
+            "Use E5M2 or block scaling for the gradients, or a larger loss scale.",
+            _tensor_links(positions, rows, "underflow_rate"),
+        )  # fmt: skip
+    if not saturated:
+        return None
+    positions = [each.tensor for each in saturated]
+    module = _only_module(positions, rows)
+    share = max(each.share for each in saturated)
+    if module:
+        what = (
+            f"up to {share:.1%} of {rows.tensors[positions[0]].name} saturates, {_first(saturated[0], rows)}"
+        )
+        return _bad_layer(module, saturated[0].onset, what, positions, rows)
+    margins = {scalings[rows.tensors[p].role].margin for p in positions}
+    return Finding(
+        "scaling", "cause",
+        f"The margin is too small ({min(margins):.0f}): up to {share:.1%} of the elements of "
+        f"{_counted(positions, rows)} saturate, {_first(saturated[0], rows)}, though the scales follow "
+        "the recipe.",
+        "margin", saturated[0].onset, _names(positions, rows),
+        "Use a margin of 1 or more, or current scaling, which needs no head room.",
+        _tensor_links(positions, rows, "saturation_rate"),
+    )  # fmt: skip
+
+
+def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | None:
+    """A layer whose weights are not BF16's, or whose error stands out."""
+    apart = _apart_weights(rows, reference) if reference is not None else []
+    if len(apart) == 1 and _modules(rows) >= LEAST_MODULES:
+        position, bits, onset = apart[0]
+        size = "larger" if bits > 0 else "smaller"
+        what = f"its weight is {_factor(bits)} times {size} than in BF16, since step {onset}"
+        return _bad_layer(rows.tensors[position].module, onset, what, [position], rows)
+    noisy = _apart_errors(rows)
+    module = _only_module([position for position, _, _ in noisy], rows)
+    if not module:
+        return None
+    position, error, onset = max(noisy, key=lambda item: item[1])
+    what = (
+        f"the quantisation error of {rows.tensors[position].name} is {error:.0%} of the signal, more than "
+        f"{ERROR_APART:.0f} times that of the other layers, since step {onset}"
+    )
+    return _bad_layer(module, onset, what, [position for position, _, _ in noisy], rows)
+
+
+def _apart_weights(rows: TensorRows, reference: TensorRows) -> list[tuple[int, float, int]]:
+    """Weights whose amax is not BF16's, if the other weights' are: position, log2 of the ratio, onset."""
+    ratios, steps = amax_ratios(rows, reference)
+    weights = np.flatnonzero((rows.roles == "weight") & ~np.isnan(ratios).all(axis=1))
+    if len(weights) < LEAST_MODULES or not len(steps):
+        return []
+    last = ratios[weights, -max(1, len(steps) // 4) :]
+    levels = np.array([np.nanmedian(row) if np.isfinite(row).any() else 0.0 for row in last])
+    if float(np.median(np.abs(levels))) > WEIGHT_ALIKE:
+        return []
+    apart = []
+    for position, level in zip(weights.tolist(), levels.tolist(), strict=True):
+        if abs(level) >= WEIGHT_APART:
+            onset = int(steps[np.argmax(np.abs(np.nan_to_num(ratios[position])) >= WEIGHT_APART / 2)])
+            apart.append((position, level, onset))
+    return apart
+
+
+def _apart_errors(rows: TensorRows) -> list[tuple[int, float, int]]:
+    """Tensors with a large error that their role does not have: position, error, first step with it."""
+    noisy = []
+    for role in sorted(set(rows.roles.tolist())):
+        positions = np.flatnonzero((rows.roles == role) & ~np.isnan(rows.error).all(axis=1))
+        if len(positions) < LEAST_MODULES:
+            continue
+        worst = np.nanmax(rows.error[positions], axis=1)
+        limit = max(LARGE_ERROR, ERROR_APART * float(np.median(worst)))
+        for position in positions[worst > limit].tolist():
+            onset = int(rows.steps[np.argmax(np.nan_to_num(rows.error[position]) > limit)])
+            noisy.append((position, float(np.nanmax(rows.error[position])), onset))
+    return noisy
+
+
+def _harms(
+    factor: CommonFactor,
+    rows: TensorRows,
+    saturated: Sequence[Leaving],
+    flushed: Sequence[Leaving],
+    training: Training,
+) -> bool:
+    """Whether the loss scale does harm: gradients leave their range, or it is not divided out again."""
+    gradients = int((rows.roles == "grad_output").sum())
+    leaving = {each.tensor for each in (*saturated, *flushed)}
+    outside = sum(rows.tensors[position].role == "grad_output" for position in leaving)
+    since = training.norm_bits[training.norm_steps >= factor.onset]
+    undivided = bool(len(since)) and float(np.median(since)) * np.sign(factor.bits) >= 0.5 * abs(factor.bits)
+    return undivided or outside >= MOST * gradients or training.is_worse
+
+
+def _loss_scale(
+    factor: CommonFactor, rows: TensorRows, saturated: Sequence[Leaving], flushed: Sequence[Leaving]
+) -> Finding:
+    positions = np.flatnonzero(rows.roles == "grad_output").tolist()
+    size = f"2^{abs(factor.bits):.0f} times {'larger' if factor.bits > 0 else 'smaller'}"
+    leaving = [each for each in (*saturated, *flushed) if rows.tensors[each.tensor].role == "grad_output"]
+    then = ""
+    if leaving:
+        verb = "saturate" if leaving[0].kind == "saturation" else "underflow"
+        then = f", and {count(len(leaving), 'gradient')} {verb} together"
+    return Finding(
+        "scaling", "cause",
+        f"The loss scale is wrong: since step {factor.onset} all gradients are {size} than in "
+        f"{factor.against}, "
+        f"while inputs and weights are not{then}.",
+        "loss_scale", factor.onset, _names(positions, rows),
+        "Use the loss scale of the BF16 run, and divide it out of the gradients before the optimizer's step.",
+        _tensor_links(positions, rows, "amax"),
+    )  # fmt: skip
+
+
+def _bad_layer(module: str, onset: int, what: str, positions: Sequence[int], rows: TensorRows) -> Finding:
+    return Finding(
+        "scaling", "cause",
+        f"One layer is bad, {module}: {what}.",
+        "bad_layer", onset, _names(positions, rows),
+        "Compute this layer in BF16, and check its weights and its scaling state.",
+        _tensor_links(positions, rows, "saturation_rate"),
+    )  # fmt: skip
+
+
+def _clear(rows: TensorRows, factor: CommonFactor | None) -> Finding:
+    note = "" if factor is None else f" A loss scale of 2^{factor.bits:.0f} does no harm."
+    first, last = int(rows.steps[0]), int(rows.steps[-1])
+    return Finding(
+        "scaling", "clear",
+        f"All scales follow their amax and no tensor leaves its range in the steps {first} to {last}.{note}",
+    )  # fmt: skip
+
+
+def _only_module(positions: Sequence[int], rows: TensorRows) -> str:
+    """The layer that all these tensors belong to; empty if they are several, or the model has few layers."""
+    modules = {rows.tensors[position].module for position in positions}
+    return modules.pop() if len(modules) == 1 and _modules(rows) >= LEAST_MODULES else ""
+
+
+def _modules(rows: TensorRows) -> int:
+    return len(set(rows.modules.tolist()))
+
+
+def _counted(positions: Sequence[int], rows: TensorRows) -> str:
+    roles = {rows.tensors[position].role for position in positions}
+    role = f"{roles.pop()} " if len(roles) == 1 else ""
+    return f"{count(len(positions), f'{role}tensor')} of {len(rows.tensors)}"
+
+
+def _first(leaving: Leaving, rows: TensorRows) -> str:
+    interval = f" [{leaving.low}, {leaving.high}]" if leaving.low != leaving.high else ""
+    return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset}{interval}"
+
+
+def _factor(bits: float) -> str:
+    factor = 2.0 ** min(abs(bits), 60.0)
+    return f"{factor:.3g}" if factor < 1e4 else f"2^{abs(bits):.0f}"
+
+
+def _names(positions: Sequence[int], rows: TensorRows) -> tuple[str, ...]:
+    return tuple(rows.tensors[position].name for position in positions[:NAMED])
+
+
+def _tensor_links(positions: Sequence[int], rows: TensorRows, statistic: str) -> tuple[Link, ...]:
+    names = [rows.tensors[position].name for position in positions[:SHOWN]]
+    return tuple(Link("tensor", name, {"tensor": name, "statistic": statistic}) for name in names)

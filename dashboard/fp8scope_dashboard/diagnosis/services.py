@@ -1,0 +1,125 @@
+"""Diagnose runs, store the results, and know which runs to diagnose."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+from uuid import UUID
+
+from django.db.models import Q
+from django.utils import timezone
+
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.progress import ReportStage, progress
+from fp8scope_dashboard.diagnosis import evaluation, product, reading, reference, software
+from fp8scope_dashboard.diagnosis.conclusion import Conclusion, conclude
+from fp8scope_dashboard.diagnosis.findings import Finding
+from fp8scope_dashboard.diagnosis.models import Diagnosis
+from fp8scope_dashboard.diagnosis.scaling import step as scaling
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.runs.models import Run, RunState
+
+# Verdicts on a loss or score that call for a diagnosis.
+IN_TROUBLE: Final = ("worse",)
+# Runs that one sweep starts.
+MOST_SWEPT: Final = 32
+
+
+def diagnose(run_id: UUID, *, again: bool = False) -> Diagnosis | None:
+    """Diagnose a run, unless its stored diagnosis has the same inputs. None if there is no such run.
+
+    Repeated and concurrent calls do no harm: each computes from the stored data.
+    """
+    run = Run.objects.select_related("project", "comparison", "diagnosis").filter(pk=run_id).first()
+    if run is None:
+        return None
+    inputs = reading.inputs_of(run)
+    stored: Diagnosis | None = getattr(run, "diagnosis", None)
+    if stored is not None and stored.inputs == inputs and not again:
+        return stored
+    began = time.perf_counter()
+    with progress(
+        run.id, "diagnosis", expected_seconds=stored.seconds if stored is not None else 0.0
+    ) as report:
+        conclusion = conclude_run(run, report)
+    diagnosis, _ = Diagnosis.objects.update_or_create(
+        run=run,
+        defaults={
+            "outcome": conclusion.outcome,
+            "cause": conclusion.cause,
+            "sentence": conclusion.sentence[:1000],
+            "result": conclusion.as_dict(),
+            "inputs": inputs,
+            "seconds": time.perf_counter() - began,
+            "diagnosed_at": timezone.now(),
+        },
+    )
+    run_changed(run.id, run.project_id, "comparison", run.last_step)
+    return diagnosis
+
+
+def conclude_run(run: Run, report: ReportStage) -> Conclusion:
+    """Make all steps of the diagnosis, and conclude."""
+    report("Comparing the losses", 0.0)
+    baselines = reading.baselines_of(run)
+    resumes = reading.resumes_of(run)
+    shared = reference.compare_trouble(
+        reading.curve_of(run),
+        [reading.curve_of(each) for each in baselines],
+        reading.windows_of(run),
+        resumes,
+    )
+    report("Reading the tensors", 0.2)
+    scaled = _scaling(run, baselines, shared, resumes)
+    report("Concluding", 0.9)
+    return conclude(
+        shared,
+        software.examine(reading.environments_of(run), run.recipe),
+        scaled,
+        product.examine(reading.ranking_of(run)),
+        evaluation.examine(
+            reading.scores_of([run], run),
+            reading.scores_of(baselines) if baselines else [],
+            run.precision,
+            training_is_worse=shared.is_worse,
+        ),
+    )
+
+
+def _scaling(run: Run, baselines: list[Run], shared: reference.Reference, resumes: list[int]) -> Finding:
+    tensors = reading.tensors_of(run)
+    onset = shared.own[0].onset if shared.own else None
+    around = [step for step in (onset, *resumes) if step is not None]
+    between = reading.steps_to_read(run, len(tensors), around)
+    rows = reading.tensor_rows(run, tensors, between) if between else None
+    if rows is None:
+        return Finding("scaling", "unknown", "The run has no FP8 tensor telemetry to look at.")
+    beside = None
+    if baselines and between:
+        beside = reading.tensor_rows(baselines[0], reading.tensors_of(baselines[0]), between)
+    norms = reading.gradient_norms(run, baselines[0] if baselines else None)
+    training = scaling.Training(norms.bits, norms.steps, shared.is_worse, onset)
+    return scaling.examine(rows, run.recipe, beside, training)
+
+
+def undiagnosed_runs() -> list[UUID]:
+    """FP8 runs in trouble without a diagnosis of their present data, the latest first.
+
+    In trouble: the verdict is worse, an alert is open, or the run failed. Others are diagnosed when somebody
+    opens the page.
+    """
+    projects = lineage.active_projects()
+    runs = (
+        Run.objects.select_related("comparison", "diagnosis")
+        .filter(project__in=projects, precision="fp8")
+        # The events of the alerts' app, which is above this one.
+        .filter(Q(comparison__verdict__in=IN_TROUBLE) | Q(state=RunState.FAILED) | Q(events__state="open"))
+        .order_by("-heartbeat_at")
+        .distinct()
+    )
+    stale = []
+    for run in runs[: 8 * MOST_SWEPT]:
+        stored = getattr(run, "diagnosis", None)
+        if stored is None or stored.inputs != reading.inputs_of(run):
+            stale.append(run.id)
+    return stale[:MOST_SWEPT]

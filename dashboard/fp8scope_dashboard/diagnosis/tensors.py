@@ -1,0 +1,131 @@
+"""The statistics of a run's tensors over a window of steps, and the recipe of their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+Role = Literal["input", "weight", "grad_output"]
+LARGEST: Final[Mapping[str, float]] = {"e4m3": 448.0, "e5m2": 57_344.0}
+"""The largest finite value of each FP8 format."""
+
+Kind = Literal["delayed", "current", "blocks", "unknown"]
+# The length of a delayed history that a recipe does not state: Transformer Engine's default.
+LONG_HISTORY: Final = 1024
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of the run; `largest` is that of its format, NaN if it is not FP8."""
+
+    index: int
+    name: str
+    module: str
+    role: str
+    largest: float
+    numel: int = 0
+
+
+@dataclass(frozen=True)
+class TensorRows:
+    """N steps of T tensors, float64[T, N] each, NaN where nothing was observed.
+
+    Attributes:
+        steps: int64[N], increasing.
+        error: the quantisation error relative to the signal (noise to signal), known at sampled steps only.
+        begins: whether the window begins with the run, so that no history precedes it.
+    """
+
+    tensors: tuple[TensorInfo, ...]
+    steps: Int64s
+    amax: Floats
+    scale: Floats
+    saturated: Floats
+    underflow: Floats
+    nonfinite: Floats
+    numel: Floats
+    error: Floats
+    begins: bool = True
+
+    def share(self, counts: Floats) -> Floats:
+        """Counts over the number of elements; NaN for a tensor that was not observed."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.numel > 0, counts / self.numel, np.nan)
+
+    @property
+    def roles(self) -> NDArray[np.str_]:
+        return np.array([tensor.role for tensor in self.tensors], dtype=str)
+
+    @property
+    def modules(self) -> NDArray[np.str_]:
+        return np.array([tensor.module for tensor in self.tensors], dtype=str)
+
+    @property
+    def largest(self) -> Floats:
+        return np.array([tensor.largest for tensor in self.tensors])
+
+    @property
+    def calls(self) -> float:
+        """Quantisations of a weight in a step: more than one with gradient accumulation. 1 if unknown."""
+        sizes = np.array([tensor.numel for tensor in self.tensors], np.float64)
+        known = (self.roles == "weight") & (sizes > 0)
+        if not known.any():
+            return 1.0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratios = self.numel[known] / sizes[known][:, None]
+        ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
+        return max(1.0, float(np.median(ratios))) if len(ratios) else 1.0
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the scale of a tensor follows from its amax: s = M 2^-margin / amax.
+
+    Attributes:
+        kind: `delayed`, from the largest amax of the last `history` calls; `current`, from the tensor itself;
+            `blocks`, one scale for each row or block, of which the median is recorded.
+        interval: calls between two updates of a delayed scale.
+    """
+
+    kind: Kind = "unknown"
+    history: int = LONG_HISTORY
+    margin: float = 0.0
+    interval: int = 1
+    most_recent: bool = False
+    power_of_two: bool = False
+
+
+def scaling_of(recipe: Mapping[str, Any], role: str) -> Scaling:
+    """The scaling of a role under the recipe that the agent recorded; `unknown` for other libraries'."""
+    kind = recipe.get("recipe")
+    power_of_two = recipe.get("power_of_two") is True
+    if kind == "DelayedScaling":
+        return Scaling(
+            "delayed",
+            history=int(_number(recipe, "history_length", 16)),
+            margin=_number(recipe, "margin", 0),
+            interval=int(_number(recipe, "interval", 1)),
+            most_recent=recipe.get("amax_compute") == "most_recent",
+        )
+    if kind == "CurrentScaling":
+        return Scaling("current", margin=_number(recipe, "margin", 0), power_of_two=power_of_two)
+    if kind in ("RowwiseScaling", "BlockScaling", "MXFP8"):
+        return Scaling("blocks", power_of_two=power_of_two or kind == "MXFP8")
+    if kind == "torchao.float8":
+        cast = str(recipe.get(role, ""))
+        granularity: Kind = (
+            "blocks" if "rowwise" in cast else "current" if "tensorwise" in cast else "unknown"
+        )
+        return Scaling(granularity, power_of_two=power_of_two)
+    return Scaling()
+
+
+def _number(recipe: Mapping[str, Any], name: str, default: float) -> float:
+    value = recipe.get(name, default)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default

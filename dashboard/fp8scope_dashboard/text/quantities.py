@@ -1,0 +1,88 @@
+"""Speed, memory, gradient norm and cost in tokens as sentences, with their intervals."""
+
+from __future__ import annotations
+
+from fp8scope_dashboard.text.numbers import count
+
+Interval = tuple[float, float]
+
+COST_REFUSALS = {
+    "few_points": "The runs have too few losses in common for a slope.",
+    "not_finite": "A loss near the end is NaN or infinite.",
+    "level": "The baseline's loss is level: its slope cannot be told from zero, so a difference of the loss "
+    "has no equivalent in {axis}.",
+    "rising": "The baseline's loss is rising, so a difference of the loss has no equivalent in {axis}.",
+}
+MISSING_SPEED = "Both sides must log at least 15 steps with tokens_per_second or step_seconds."
+MISSING_MEMORY = "Both sides must log memory_peak, which needs a CUDA device."
+MISSING_NORM = "Both sides must log grad_norm at 15 steps or more, in a common range."
+
+
+def times(ratio: float, interval: Interval | None = None) -> str:
+    """`1.31x`, `1.31x [1.29, 1.33]`."""
+    bounds = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    return f"{ratio:.2f}x{bounds}"
+
+
+def share(more: float, interval: Interval) -> str:
+    """`1.8 % [1.2, 2.5] more`, `0.4 % [-0.2, 0.9] fewer`: the bounds have the sense of the word."""
+    word, sign = ("more", 1.0) if more >= 0.0 else ("fewer", -1.0)
+    low, high = sorted((sign * 100.0 * interval[0], sign * 100.0 * interval[1]))
+    digits = 1 if high - low >= 0.1 else 2
+    return f"{sign * 100.0 * more:.{digits}f} % [{low:.{digits}f}, {high:.{digits}f}] {word}"
+
+
+def faster(subject: str, ratio: float, interval: Interval | None) -> str:
+    """`FP8 is 1.31x [1.29, 1.33] faster`, or at what share of the speed of BF16 it runs."""
+    if ratio >= 1.0:
+        return f"{subject} is {times(ratio, interval)} faster"
+    return f"{subject} runs at {times(ratio, interval)} the speed of BF16"
+
+
+def cost(subject: str, more: float, interval: Interval, axis: str) -> str:
+    """`FP8 needs 1.8 % [1.2, 2.5] more tokens for the same loss.`"""
+    return f"{subject} needs {share(more, interval)} {axis} for the same loss."
+
+
+def cost_refused(refusal: str, axis: str, limit: float | None) -> str:
+    """Why the cost in tokens is unknown."""
+    if refusal == "beyond" and limit is not None:
+        word = "more" if limit > 0 else "fewer"
+        return (
+            f"The losses differ by more than the baseline gained in the last third of the range: more than "
+            f"{abs(100.0 * limit):.0f} % {word} {axis}, and the local slope says no more than that."
+        )
+    return COST_REFUSALS[refusal].format(axis=axis)
+
+
+def cost_basis(has_seeds: bool) -> str:
+    """What the interval of the cost includes."""
+    if has_seeds:
+        return "The interval includes the spread between seeds."
+    return "The interval holds for these runs; other seeds may differ more."
+
+
+def ratio_basis(source: str, points: int, runs: tuple[int, int]) -> str:
+    """What the interval of a ratio comes from."""
+    if source == "runs":
+        return f"The interval is that between runs ({runs[0]} against {runs[1]})."
+    return f"The interval is from the noise within the runs ({count(points, 'point')} each or more)."
+
+
+def headline(
+    subject: str,
+    speed: tuple[float, Interval | None] | None,
+    more: tuple[float, Interval] | None,
+    net: tuple[float, Interval | None] | None,
+    *,
+    axis: str,
+    reason: str,
+) -> str:
+    """Speed and cost in one sentence; what is missing is named, with the reason. Empty without both."""
+    if speed is not None and more is not None and net is not None:
+        return f"{faster(subject, *speed)} and needs {share(*more)} {axis}: {times(*net)} to the same loss."
+    if speed is not None:
+        return f"{faster(subject, *speed)}; how many more {axis} it needs is not known. {reason}"
+    if more is not None:
+        return f"{subject} needs {share(*more)} {axis} for the same loss; its speed is not known. {reason}"
+    return ""

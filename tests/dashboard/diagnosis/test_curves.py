@@ -1,0 +1,61 @@
+"""Trouble in losses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.diagnosis.curves import troubles
+
+Floats = NDArray[np.float64]
+
+
+def falling(points: int = 300, noise: float = 0.03, seed: int = 0) -> Floats:
+    noisy = np.random.default_rng(seed).normal(0.0, noise, points)
+    return 2.0 + 3.0 / np.sqrt(1.0 + np.arange(points) / 8.0) + noisy
+
+
+@pytest.mark.parametrize("points", [38, 100, 300, 2000])
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+def test_a_falling_loss_is_no_trouble(points: int, noise: float) -> None:
+    for seed in range(20):
+        assert troubles(np.arange(points), falling(points, noise, seed)) == []
+
+
+def test_autocorrelated_noise_is_no_trouble() -> None:
+    chance = np.random.default_rng(3)
+    for _ in range(20):
+        noise = np.zeros(400)
+        for t in range(1, 400):
+            noise[t] = 0.7 * noise[t - 1] + chance.normal(0.0, 0.03)
+        assert troubles(np.arange(400), falling(400, 0.0) + noise) == []
+
+
+def test_a_spike_is_a_jump_that_ends() -> None:
+    losses = falling()
+    losses[200:203] += 4.0
+    (trouble,) = troubles(np.arange(300), losses)
+    assert trouble.kind == "jump" and trouble.onset == 200 and trouble.until is not None
+    assert trouble.until - 202 <= 10 and trouble.size > 1.0
+
+
+def test_a_divergence_is_a_rise_that_lasts() -> None:
+    losses = falling() + np.maximum(0.0, np.arange(300) - 180) * 0.02
+    (trouble,) = troubles(np.arange(300), losses)
+    assert trouble.kind == "rise" and trouble.lasts and 180 <= trouble.onset <= 210
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    losses = falling()
+    losses[250:] = np.nan
+    (trouble,) = troubles(np.arange(1, 301), losses)
+    assert trouble.kind == "not_finite" and trouble.onset == 251 and trouble.lasts
+    losses[260:] = 2.2
+    (trouble,) = troubles(np.arange(1, 301), losses)
+    assert trouble.until == 260
+
+
+def test_short_and_empty_curves_have_none() -> None:
+    assert troubles(np.zeros(0, np.int64), np.zeros(0)) == []
+    assert troubles(np.arange(3), np.array([3.0, 2.0, 9.0])) == []
