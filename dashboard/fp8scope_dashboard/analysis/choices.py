@@ -19,6 +19,8 @@ from fp8scope_dashboard.runs.models import Choice, Run
 
 # Runs that one choice may change.
 MOST_RUNS = 1_000
+# Characters of a group's name.
+MAX_GROUP = 128
 # Choices that are kept of a run; older ones are deleted.
 MOST_CHOICES = 50
 
@@ -48,7 +50,7 @@ def choose_group(runs: Sequence[Run], name: str, *, user: User) -> list[Run]:
     Raises:
         ChoiceError: the name is empty or too long, or a run is in a group already.
     """
-    if not 1 <= len(name) <= Run._meta.get_field("group").max_length:
+    if not 1 <= len(name) <= MAX_GROUP:
         raise ChoiceError("The name of a group has 1 to 128 characters.")
     if grouped := next((run for run in runs if run.group), None):
         raise ChoiceError(f"“{grouped.name}” already is in the group “{grouped.group}”.")
