@@ -14,9 +14,11 @@ from fp8scope_dashboard.pages.views import (
     home,
     kin,
     progress,
+    readiness,
     run_controls,
     runs,
     settings,
+    tensor_changes,
 )
 
 
@@ -44,6 +46,9 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),
     path(RUN + "diagnosis/", diagnosis.diagnosis, name="diagnosis"),
     path(RUN + "events", events.run_events, name="run_events"),
+    path(RUN + "readiness/", readiness.readiness, name="readiness"),
+    path(RUN + "readiness/exponents.json", readiness.readiness_figure, name="readiness_figure"),
+    path(RUN + "changes", tensor_changes.changes, name="changes"),
     path(RUN + "ranks", runs.ranks, name="ranks"),
     path(RUN + "kin", kin.kin, name="run_kin"),
     path(RUN + "kin/baseline", kin.baseline_new, name="baseline_new"),
