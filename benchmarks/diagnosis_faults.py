@@ -29,6 +29,7 @@ from fp8scope_kernels import (
     Fp8Linear,
     Recipe,
     RowwiseScaling,
+    ScalingState,
     convert,
     fp8_layers,
 )
@@ -145,8 +146,7 @@ class Faulty(Trainer):
         ]
         if case.fault == "frozen" and step == case.at:
             for state in states:
-                if isinstance(state.recipe, DelayedScaling):
-                    state.recipe = replace(state.recipe, interval=NEVER)
+                _freeze(state)
         elif case.fault == "stale":
             for name, layer in layers.items():
                 for role in ("input", "weight", "grad_output"):
@@ -173,6 +173,15 @@ class Faulty(Trainer):
                     amax = state.amax_history.amax()
                     top = state.format.max
                     self.past.setdefault(f"{name}.{role}", []).append((top / amax.clamp_min(1e-30)).clone())
+
+
+def _freeze(state: ScalingState) -> None:
+    """Keep the present scale for good."""
+    if isinstance(state.recipe, DelayedScaling):
+        state.recipe = replace(state.recipe, interval=NEVER)
+    elif isinstance(state.recipe, CurrentScaling):
+        scale = state.scale.clone()
+        state.next_scale = lambda amax, update=True: scale  # type: ignore[method-assign]
 
 
 def _force(layer: Fp8Linear, power: int, *, first: bool) -> None:

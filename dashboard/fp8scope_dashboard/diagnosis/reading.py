@@ -32,6 +32,9 @@ MOST_STEPS: Final = 2_000
 MOST_BASELINES: Final = 3
 MOST_CURVE_POINTS: Final = 20_000
 MOST_WINDOWS: Final = 100
+# Of an overview of the whole run, and the share of the run in which updates are not settled.
+OVERVIEW_COLUMNS: Final = 64
+SETTLED_SHARE: Final = 0.1
 MOST_SCORES: Final = 500
 COUNTS: Final = ("amax", "scale", "saturated", "underflow", "nonfinite", "numel")
 ERRORS: Final = ("sq_error", "sq_signal")
@@ -87,7 +90,34 @@ def curve_of(run: Run) -> Curve:
     if len(rate):
         places = np.clip(np.searchsorted(rate.steps, loss.steps, side="right") - 1, 0, None)
         rates = rate.values[places]
-    return Curve(run.name, loss.steps, loss.values, run.seed, rates, str(run.id))
+    update, growth = update_ratio(run), weight_growth(run)
+    return Curve(run.name, loss.steps, loss.values, run.seed, rates, str(run.id), update, growth)
+
+
+def update_ratio(run: Run) -> float | None:
+    """Median ratio of update to weight over all matrices, after the first tenth of the run."""
+    if "update_ratio" not in run.statistics:
+        return None
+    ratios = queries.heatmap(run.id, "update_ratio", columns=OVERVIEW_COLUMNS)
+    edges = ratios.step_edges
+    later = edges[:-1] >= edges[0] + SETTLED_SHARE * (edges[-1] - edges[0])
+    values = ratios.values[:, later]
+    return float(np.nanmedian(values)) if np.isfinite(values).any() else None
+
+
+def weight_growth(run: Run) -> float | None:
+    """Median ratio of the weights' amax in the last part of the run to that in the first."""
+    if "amax" not in run.statistics:
+        return None
+    weights = Tensor.objects.filter(run=run, role="weight").order_by("index")[:MOST_TENSORS]
+    indices = list(weights.values_list("index", flat=True))
+    amax = queries.heatmap(run.id, "amax", tensors=indices, columns=OVERVIEW_COLUMNS).values
+    if amax.shape[1] < 2:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        growth = amax[:, -1] / amax[:, 0]
+    growth = growth[np.isfinite(growth)]
+    return float(np.median(growth)) if len(growth) else None
 
 
 def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:
