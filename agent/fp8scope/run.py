@@ -228,13 +228,18 @@ class Run:
         higher_is_better: bool = True,
         item_ids: Sequence[str] | None = None,
         clusters: Sequence[str] | None = None,
+        precision: str | None = None,
+        margin: float | None = None,
     ) -> None:
         """Record an evaluation's score of every item, so that its interval can be computed.
 
         `items`: a sequence, array or tensor of numbers; 0 or 1 for `kind="proportion"`, any finite number for
         `"mean"`. `step` defaults to the last one. `item_ids` pair the items with those of other runs.
-        `clusters` name items that belong together, such as questions about one text. An invalid evaluation is
-        left out, with one warning.
+        `clusters` name items that belong together, such as questions about one text.
+        `precision` is that of the evaluation's forward pass: "bf16", "fp8", "fp16" or "fp32". `margin` is the
+        largest difference of the score that counts as none, in the unit of the score (0.01 is one point of
+        accuracy); the dashboard has a default for each metric. An invalid evaluation is left out, with one
+        warning.
         """
         with self.guard.shield(f"recording the evaluation {name!r}"):
             if is_tensor(items):
@@ -248,6 +253,8 @@ class Run:
                 higher_is_better=higher_is_better,
                 item_ids=item_ids,
                 clusters=clusters,
+                precision=precision,
+                margin=margin,
             )
             if self._steps.active:
                 self.session.writers.put(Document(RecordKind.EVALUATION, lambda: dump_json(document)))

@@ -154,6 +154,15 @@ def test_an_evaluation_of_any_sequence(items: Any, run: Run, server: WireServer)
     assert stored["item_ids"] == ["a", "b", "c"] and stored["clusters"] == ["x", "x", "y"]
 
 
+def test_the_precision_and_the_margin_of_an_evaluation(run: Run, server: WireServer) -> None:
+    run.log_eval("heldout", "accuracy", [1, 0], precision="fp8", margin=0.02)
+    run.log_eval("heldout", "accuracy", [1, 0])
+    assert run.finish().errors == 0
+    first, second = server.run.evaluations
+    assert (first["precision"], first["margin"]) == ("fp8", 0.02)
+    assert "precision" not in second and "margin" not in second
+
+
 @pytest.mark.parametrize(
     ("items", "options"),
     [
@@ -167,6 +176,9 @@ def test_an_evaluation_of_any_sequence(items: Any, run: Run, server: WireServer)
         ([1.0, 0.0], {"item_ids": ["twice", "twice"]}),
         ([1.0], {"item_ids": ["x" * 129]}),
         ([1.0], {"step": -1}),
+        ([1.0], {"precision": "int8"}),
+        ([1.0], {"margin": 0.0}),
+        ([1.0], {"margin": float("nan")}),
         ([1.0] * 100_001, {}),
     ],
     ids=lambda value: str(value)[:20],

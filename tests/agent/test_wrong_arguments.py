@@ -173,6 +173,8 @@ CALLS: dict[str, Callable[[Run, Any], object]] = {
     "log_eval(step=value)": lambda run, value: run.log_eval("heldout", "accuracy", [0, 1], step=value),
     "log_eval(item_ids=value)": lambda run, value: run.log_eval("h", "accuracy", [0, 1], item_ids=value),
     "log_eval(clusters=value)": lambda run, value: run.log_eval("h", "accuracy", [0, 1], clusters=value),
+    "log_eval(precision=value)": lambda run, value: run.log_eval("h", "accuracy", [0, 1], precision=value),
+    "log_eval(margin=value)": lambda run, value: run.log_eval("h", "accuracy", [0, 1], margin=value),
     "watch(value)": lambda run, value: run.watch(value),
     "watch(every=value)": lambda run, value: run.watch(regression()[0], every=value),
     "watch(optimizer=value)": lambda run, value: run.watch(regression()[0], value),

@@ -99,10 +99,10 @@ def test_verdicts_appear_without_a_request(server: Server, worker: Worker) -> No
     assert finish(run).status == 201
 
     eventually(lambda: Comparison.objects.filter(run=run.run, verdict="within").exists())
-    eventually(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="inside").exists())
+    eventually(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="equivalent").exists())
     answer = run.request("GET").json
     assert answer["comparison"]["verdict"] == "within" and answer["comparison"]["k_baseline"] == 3
-    assert answer["evaluations"][0]["verdict"] == "inside" and answer["events"] == []
+    assert answer["evaluations"][0]["verdict"] == "equivalent" and answer["events"] == []
 
 
 def finish(client: WireClient) -> Answer:
@@ -118,5 +118,5 @@ def finish(client: WireClient) -> Answer:
 
 def evaluate(client: WireClient, right: int) -> Answer:
     scores = {"writer": str(client.writer), "seq": 1, "step": 60, "name": "heldout", "metric": "accuracy"}
-    scores |= {"kind": "proportion", "items": [1] * right + [0] * (100 - right)}
+    scores |= {"kind": "proportion", "items": [1] * right + [0] * (100 - right), "margin": 0.1}
     return client.request("POST", "/evaluations", json=scores)

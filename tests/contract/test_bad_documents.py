@@ -86,6 +86,8 @@ EVALUATION = {"seq": 0, "step": 1, "name": "task", "metric": "accuracy", "kind":
     "change",
     [
         {"kind": "median"},
+        {"precision": "int8"},
+        {"margin": 0},
         {"items": []},
         {"items": ["high"]},
         {"items": [None]},

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 ScoreKind = Literal["proportion", "mean"]
+EvaluationPrecision = Literal["bf16", "fp8", "fp16", "fp32"]
 MAX_ITEMS = 100_000
 
 
@@ -20,6 +21,8 @@ def evaluation_document(
     higher_is_better: bool,
     item_ids: Sequence[str] | None,
     clusters: Sequence[str] | None,
+    precision: str | None = None,
+    margin: float | None = None,
 ) -> dict[str, Any]:
     """Return the document of one evaluation, without writer and seq. Raises ValueError if it is invalid."""
     if kind not in get_args(ScoreKind):
@@ -36,6 +39,8 @@ def evaluation_document(
         raise ValueError("item scores must be finite numbers")
     if kind == "proportion" and not all(value in (0.0, 1.0) for value in values):
         raise ValueError("the items of a proportion must be 0 or 1; use kind='mean' for other scores")
+    # Left out if unknown, so that servers without them accept the document.
+    optional = {"precision": _precision(precision), "margin": _margin(margin)}
     return {
         "step": int(step),
         "name": str(name),
@@ -45,7 +50,23 @@ def evaluation_document(
         "items": values,
         "item_ids": _labels("item_ids", item_ids, len(values)),
         "clusters": _labels("clusters", clusters, len(values)),
+        **{key: value for key, value in optional.items() if value is not None},
     }
+
+
+def _precision(precision: str | None) -> str | None:
+    if precision is not None and precision not in get_args(EvaluationPrecision):
+        allowed = ", ".join(get_args(EvaluationPrecision))
+        raise ValueError(f"precision must be one of {allowed}, got {precision!r}")
+    return precision
+
+
+def _margin(margin: float | None) -> float | None:
+    if margin is None:
+        return None
+    if not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"margin must be a positive number, got {margin!r}")
+    return float(margin)
 
 
 def _labels(what: str, labels: Sequence[str] | None, count: int) -> list[str] | None:

@@ -4,83 +4,161 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import numpy as np
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.coverage import Coverage, conclude
-from fp8scope_dashboard.analysis.judging import coverage_of_score
+from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
+from fp8scope_dashboard.analysis.judging import coverage_of_score, judged_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
-from fp8scope_dashboard.analysis.scores import Score, compare_scores
+from fp8scope_dashboard.analysis.scores import precision
+from fp8scope_dashboard.analysis.scores.summary import Summary, summarise
+from fp8scope_dashboard.analysis.scores.verdict import METHOD_VERSION, Score, ScoreComparison, Task, judge
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 
-# (name, metric, step): evaluations with the same task are comparable.
-Task = tuple[str, str, int]
+# (name, metric): evaluations with the same name and metric are comparable.
+TaskName = tuple[str, str]
+# Ids of the latest evaluations, by run, step and task.
+Latest = Mapping[UUID, Mapping[int, Mapping[TaskName, int]]]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """One task at one step: ids of the evaluations, the judged run's first, and what they cover."""
+
+    name: TaskName
+    arm: Sequence[int]
+    baselines: Sequence[int]
+    coverage: Coverage
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.arm, *self.baselines]
 
 
 def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
     """Compare the run's scores with its baseline group's at the same steps, where inputs have changed.
 
-    Returns the computed comparisons. Of several scores of a run for the same task, the latest counts.
+    All tasks of a step are one comparison, because their p-values are adjusted together. The other runs of
+    the run's seed group take part in the tasks that they have at the step. Returns the computed comparisons.
+    Of several scores of a run for the same task, the latest counts.
     """
     run = Run.objects.select_related("project").filter(pk=run_id).first()
     if run is None or not run.baseline:
         return []
-    baseline = {each.id: each for each in lineage.baseline_runs(run)}
-    ours, theirs = _latest_scores([run.id])[run.id], _latest_scores(list(baseline))
-    reached = lineage.reached_steps([run, *baseline.values()])
-    known = {
-        (row.name, row.metric, row.step): row.inputs
-        for row in EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
-    }
+    siblings, baselines = lineage.siblings(run), lineage.baseline_runs(run)
+    latest = _latest_scores([each.id for each in (run, *siblings, *baselines)])
+    reached = lineage.reached_steps([run, *baselines])
+    rows = EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
+    known = {(row.name, row.metric, row.step): row.inputs for row in rows}
     computed = []
-    for task, mine in ours.items():
-        scored = [each for each in baseline.values() if task in theirs[each.id]]
-        references = [theirs[each.id][task] for each in scored]
-        coverage = coverage_of_score(run, scored, reached, task[-1])
-        inputs = _digest([mine, *references], run.project.alpha, coverage)
-        if known.get(task) != inputs:
-            computed.append(_compare_scores(run, task, mine, references, inputs, coverage))
+    for step in sorted(latest[run.id]):
+        tasks = _inputs_at(step, run, siblings, baselines, latest, reached)
+        digest = _digest(tasks, run.project.alpha, run.project.margin)
+        if any(known.get((*task.name, step)) != digest for task in tasks):
+            computed += _compare_step(run, step, tasks, digest)
     if computed:
         run_changed(run.id, run.project_id, "comparison", run.last_step)
     return computed
 
 
-def _latest_scores(run_ids: Sequence[UUID]) -> dict[UUID, dict[Task, int]]:
-    """Ids of the latest evaluations by run and task."""
-    latest: dict[UUID, dict[Task, int]] = defaultdict(dict)
+def summary_of(run: Run, rows: Sequence[EvaluationComparison]) -> Summary:
+    """One verdict over the comparisons of a run at one step, as they are to be shown now."""
+    verdicts = [(f"{row.name} {row.metric}", judged_now(run, row).measured) for row in rows]
+    return summarise(verdicts, run.project.alpha)
+
+
+def _latest_scores(run_ids: Sequence[UUID]) -> Latest:
+    latest: dict[UUID, dict[int, dict[TaskName, int]]] = defaultdict(lambda: defaultdict(dict))
     rows = Evaluation.objects.filter(run_id__in=run_ids).order_by("id")
     for pk, run_id, name, metric, step in rows.values_list("id", "run_id", "name", "metric", "step"):
-        latest[run_id][name, metric, step] = pk
+        latest[run_id][step][name, metric] = pk
     return latest
 
 
-def _digest(evaluations: Iterable[int], alpha: float, coverage: Coverage) -> str:
+def _inputs_at(
+    step: int,
+    run: Run,
+    siblings: Sequence[Run],
+    baselines: Sequence[Run],
+    latest: Latest,
+    reached: Mapping[UUID, int | None],
+) -> list[_Inputs]:
+    tasks = []
+    for name, mine in sorted(latest[run.id][step].items()):
+        scored = [each for each in baselines if name in latest[each.id][step]]
+        others = [latest[each.id][step][name] for each in siblings if name in latest[each.id][step]]
+        references = [latest[each.id][step][name] for each in scored]
+        coverage = coverage_of_score(run, scored, reached, step)
+        tasks.append(_Inputs(name, [mine, *others], references, coverage))
+    return tasks
+
+
+def _digest(tasks: Sequence[_Inputs], alpha: float, margin: float) -> str:
     # Without `reached`, which changes with every row of a running run: its scores would always be compared
     # again.
-    steady = replace(coverage, reached=None, baseline=replace(coverage.baseline, reached=None))
-    return hashlib.sha256(f"{list(evaluations)} {alpha} {steady}".encode()).hexdigest()
+    steady = [
+        (task.arm, task.baselines, replace(task.coverage, reached=None, baseline=_steady(task.coverage)))
+        for task in tasks
+    ]
+    return hashlib.sha256(f"{METHOD_VERSION} {alpha} {margin} {steady}".encode()).hexdigest()
 
 
-def _compare_scores(
-    run: Run, task: Task, mine: int, references: Sequence[int], inputs: str, coverage: Coverage
-) -> EvaluationComparison:
-    evaluations = Evaluation.objects.in_bulk([mine, *references])
-    result = compare_scores(
-        _score(evaluations[mine]),
-        [_score(evaluations[reference]) for reference in references],
-        proportion=evaluations[mine].kind == "proportion",
-        alpha=run.project.alpha,
-        higher_is_better=evaluations[mine].higher_is_better,
+def _steady(coverage: Coverage) -> BaselineArm:
+    return replace(coverage.baseline, reached=None)
+
+
+def _compare_step(run: Run, step: int, tasks: Sequence[_Inputs], digest: str) -> list[EvaluationComparison]:
+    stored = Evaluation.objects.in_bulk([pk for task in tasks for pk in task.ids])
+    results = judge(
+        [_task(inputs, stored) for inputs in tasks], alpha=run.project.alpha, loss_margin=run.project.margin
     )
-    judgement = conclude(result.verdict, coverage)
-    name, metric, step = task
+    return [
+        _store(run, step, inputs, _with_warnings(run, inputs, stored, result), digest)
+        for inputs, result in zip(tasks, results, strict=True)
+    ]
+
+
+def _task(inputs: _Inputs, stored: Mapping[int, Evaluation]) -> Task:
+    mine = stored[inputs.arm[0]]
+    margins = [stored[pk].margin for pk in inputs.ids]
+    return Task(
+        mine.name,
+        mine.metric,
+        mine.kind,
+        mine.higher_is_better,
+        [score_of(stored[pk]) for pk in inputs.arm],
+        [score_of(stored[pk]) for pk in inputs.baselines],
+        next((margin for margin in margins if margin is not None), None),
+    )
+
+
+def score_of(evaluation: Evaluation) -> Score:
+    """The stored scores as arrays."""
+    items = np.asarray(evaluation.items, dtype=np.float64)
+    return Score(items, evaluation.item_ids, evaluation.clusters)
+
+
+def _with_warnings(
+    run: Run, inputs: _Inputs, stored: Mapping[int, Evaluation], result: ScoreComparison
+) -> ScoreComparison:
+    baseline = [stored[pk].precision for pk in inputs.baselines]
+    return replace(
+        result, warnings=precision.warnings_of(run.precision, stored[inputs.arm[0]].precision, baseline)
+    )
+
+
+def _store(
+    run: Run, step: int, inputs: _Inputs, result: ScoreComparison, digest: str
+) -> EvaluationComparison:
+    judgement = conclude(result.verdict, inputs.coverage)
+    name, metric = inputs.name
     comparison, _ = EvaluationComparison.objects.update_or_create(
         run=run,
         name=name,
@@ -89,13 +167,8 @@ def _compare_scores(
         defaults={
             "verdict": judgement.verdict,
             "result": {**result.as_dict(), **judgement.as_dict()},
-            "inputs": inputs,
+            "inputs": digest,
             "computed_at": timezone.now(),
         },
     )
     return comparison
-
-
-def _score(evaluation: Evaluation) -> Score:
-    items = np.asarray(evaluation.items, dtype=np.float64)
-    return Score(items, evaluation.item_ids, evaluation.clusters)

@@ -122,6 +122,8 @@ def send_evaluation(
         items=body.items,
         item_ids=body.item_ids,
         clusters=body.clusters,
+        precision=body.precision,
+        margin=body.margin,
     )
     return take(request, run, body, "evaluation", partial(store_evaluation, scores=scores), known)
 

@@ -11,6 +11,7 @@ from ninja import Router, Status
 
 from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.analysis.judging import judged_now
+from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.api.auth import project_of, run_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.runs import catalogue, services
@@ -125,6 +126,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "project": stored.project.slug,
         "comparison": _comparison(stored),
         "evaluations": _evaluations(stored),
+        "evaluations_summary": _evaluations_summary(stored),
         "events": alerts_after(stored.id, 0)[-LATEST:],
         "url": services.page_url(stored),
     }
@@ -152,6 +154,15 @@ def _comparison(run: Run) -> dict[str, Any] | None:
         **comparison.result,
         **judged_now(run, comparison).as_dict(),
     }
+
+
+def _evaluations_summary(run: Run) -> dict[str, Any] | None:
+    """One verdict over the tasks of the last compared checkpoint."""
+    last = run.evaluation_comparisons.order_by("-step").first()
+    if last is None:
+        return None
+    rows = list(run.evaluation_comparisons.filter(step=last.step).order_by("name", "metric"))
+    return {"step": last.step, **summary_of(run, rows).as_dict()}
 
 
 def _evaluations(run: Run) -> list[dict[str, Any]]:

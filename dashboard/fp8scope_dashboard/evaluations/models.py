@@ -23,6 +23,15 @@ class Evaluation(models.Model):
     items = ArrayField(models.FloatField())
     item_ids = ArrayField(models.CharField(max_length=128), null=True, blank=True)
     clusters = ArrayField(models.CharField(max_length=128), null=True, blank=True)
+    precision = models.CharField(
+        max_length=16,
+        null=True,
+        blank=True,
+        help_text="Of the forward pass, e.g. bf16; null if unknown.",
+    )
+    margin = models.FloatField(
+        null=True, blank=True, help_text="Largest difference that counts as none; null for the default."
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

@@ -26,6 +26,8 @@ class Scores:
     items: Sequence[float]
     item_ids: Sequence[str] | None
     clusters: Sequence[str] | None
+    precision: str | None = None
+    margin: float | None = None
 
 
 @transaction.atomic
@@ -50,6 +52,8 @@ def store_evaluation(run: Run, message: dedup.MessageId, scores: Scores) -> bool
         items=list(scores.items),
         item_ids=None if scores.item_ids is None else list(scores.item_ids),
         clusters=None if scores.clusters is None else list(scores.clusters),
+        precision=scores.precision,
+        margin=scores.margin,
     )
     runs.note_life(run, writer)
     run_changed(run.id, run.project_id, "evaluation", scores.step)

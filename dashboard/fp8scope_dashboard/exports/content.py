@@ -38,7 +38,10 @@ DOCUMENTS: Final[tuple[type[Evaluation | Report | Event | Command], ...]] = (
     Command,
 )
 REPORT = ("step", "kind", "document")
-SCORES = ("step", "name", "metric", "kind", "higher_is_better", "items", "item_ids", "clusters")
+SCORES = (
+    *("step", "name", "metric", "kind", "higher_is_better", "items", "item_ids", "clusters"),
+    *("precision", "margin"),
+)
 
 
 @dataclass(frozen=True)

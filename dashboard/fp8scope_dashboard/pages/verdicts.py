@@ -28,6 +28,12 @@ LOSS_VERDICTS: Final[Mapping[str, Badge]] = {
     "inconclusive": Badge("Inconclusive", "warning", "question"),
     "insufficient": Badge("Too early to tell", "neutral", "clock"),
 }
+SCORE_VERDICTS: Final[Mapping[str, Badge]] = {
+    "equivalent": Badge("Equivalent to BF16", "good", "check"),
+    "worse": Badge("Worse than BF16", "danger", "cross"),
+    "better": Badge("Better than BF16", "good", "up"),
+    "cannot_tell": Badge("Cannot tell yet", "warning", "question"),
+}
 # Good verdicts on a part of a run, with another colour and icon than those on a whole run.
 SO_FAR: Final[Mapping[str, Badge]] = {
     "equivalent": Badge("Equivalent so far", "neutral", "clock"),
@@ -93,26 +99,16 @@ def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: 
     return NOT_COMPARED if has_baseline else NO_BASELINE
 
 
-def score_badge(judgement: Judgement, *, higher_is_better: bool) -> Badge:
-    """The badge of an evaluation's verdict. A score outside on the better side is only a warning."""
-    verdict = judgement.verdict
-    if verdict == "inside":
-        return Badge("Inside BF16's interval", "good", "check")
-    if verdict in (PENDING, INCOMPLETE):
-        return _inside_so_far(judgement)
-    if verdict in ("above", "below"):
-        better = (verdict == "above") == higher_is_better
-        return Badge(
-            f"{verdict.capitalize()} BF16's interval",
-            "warning" if better else "danger",
-            "up" if verdict == "above" else "down",
-        )
-    return Badge("Not enough data", "neutral", "clock")
+def score_badge(judgement: Judgement) -> Badge:
+    """The badge of an evaluation's verdict."""
+    if judgement.verdict in (PENDING, INCOMPLETE):
+        return _so_far(judgement)
+    return SCORE_VERDICTS.get(judgement.verdict, UNKNOWN)
 
 
-def _inside_so_far(judgement: Judgement) -> Badge:
-    """The badge of a score inside the interval at a checkpoint before the end of the run."""
+def _so_far(judgement: Judgement) -> Badge:
+    """The badge of an equivalent score at a checkpoint before the end of the run."""
     if is_dead(judgement.coverage.standing):
         return NOT_ALL_JUDGED
     share = percent_of(judgement.coverage)
-    return Badge(f"Inside at {share}" if share else "Inside so far", "neutral", "clock")
+    return Badge(f"Equivalent at {share}" if share else "Equivalent so far", "neutral", "clock")

@@ -60,19 +60,6 @@ def diverged(since: float, axis: str, broken: int, runs: int) -> str:
     return f"{subject} is NaN or infinite in the last compared window, since {position}."
 
 
-def score_against_baseline(
-    score: float, verdict: str, interval: tuple[float, float], seeds: int, detectable: float, power: float
-) -> str:
-    """The verdict on a score, and the smallest difference that the comparison could have found."""
-    low, high = interval
-    source = "one baseline run's items" if seeds == 1 else f"{seeds} baseline seeds"
-    return (
-        f"The score {number(score)} is {verdict} the interval from {source}, {number(low)} to "
-        f"{number(high)}. The comparison finds a true difference of {number(detectable)} with {power:.0%} "
-        "probability."
-    )
-
-
 def _relation(delta: float) -> str:
     return f"{percent(abs(delta))} {'above' if delta >= 0 else 'below'}"
 

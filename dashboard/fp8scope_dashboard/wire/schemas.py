@@ -89,6 +89,8 @@ class EvaluationIn(Schema):
     items: Annotated[list[FiniteFloat], Field(min_length=1, max_length=limits.EVALUATION_ITEMS)]
     item_ids: list[Label] | None = None
     clusters: list[Label] | None = None
+    precision: Literal["bf16", "fp8", "fp16", "fp32"] | None = None
+    margin: Annotated[FiniteFloat, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -182,6 +184,7 @@ class RunOut(Schema):
     summary: dict[str, Any]
     comparison: dict[str, Any] | None
     evaluations: list[dict[str, Any]]
+    evaluations_summary: dict[str, Any] | None
     events: list[Alert]
     url: str
 

@@ -15,7 +15,7 @@ from fp8scope_dashboard.analysis import lineage, services
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.reading import read_curve
-from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
+from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations, summary_of
 from fp8scope_dashboard.analysis.services import refresh
 from fp8scope_dashboard.runs.models import Run
 
@@ -174,8 +174,8 @@ def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> N
         mine.evaluation(step, [1.0] * right + [0.0] * (100 - right))
     computed = compare_evaluations(run.id)
     assert {(comparison.step, comparison.verdict) for comparison in computed} == {
-        (100, "incomplete"),
-        (200, "below"),
+        (100, "cannot_tell"),
+        (200, "worse"),
     }
     assert EvaluationComparison.objects.get(run=run, step=200).result["k_baseline"] == 3
     assert compare_evaluations(run.id) == []
@@ -189,7 +189,47 @@ def test_only_changed_scores_are_compared_again(arms: tuple[Run, list[Recorder]]
     compare_evaluations(run.id)
     baselines[0].evaluation(200, [1.0, 0.0, 0.0])
     (computed,) = compare_evaluations(run.id)
-    assert computed.step == 200 and computed.verdict == "inside"
+    assert computed.step == 200 and computed.verdict == "cannot_tell"
+
+
+def test_the_tasks_of_a_step_are_compared_together(arms: tuple[Run, list[Recorder]]) -> None:
+    """A new task changes the adjusted p-values of the others."""
+    run, baselines = arms
+    mine = Recorder(run)
+    names = [str(i) for i in range(400)]
+    for recorder, right in ((baselines[0], 200), (mine, 196)):
+        items = [1.0] * right + [0.0] * (400 - right)
+        recorder.evaluation(200, items, name="a", item_ids=names)
+    (alone,) = compare_evaluations(run.id)
+    assert alone.verdict == "worse" and alone.result["tasks"] == 1
+    for name in "bcde":
+        for recorder in (baselines[0], mine):
+            recorder.evaluation(200, [1.0, 0.0] * 200, name=name, item_ids=names)
+    together = compare_evaluations(run.id)
+    assert [row.result["tasks"] for row in together] == [5] * 5
+    assert together[0].verdict == "cannot_tell" and together[0].result["p_adjusted"] > 0.05
+    assert [row.result["measured"] for row in together[1:]] == ["equivalent"] * 4
+    assert summary_of(run, together).verdict == "cannot_tell"
+
+
+def test_seeds_of_the_fp8_arm_are_averaged(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    Run.objects.filter(pk=run.pk).update(group="fp8")
+    twin = Recorder(make_run(run.project, "fp8 2", group="fp8", baseline="bf16", precision="fp8"))
+    for recorder in (baselines[0], baselines[1], Recorder(run), twin):
+        recorder.evaluation(200, [1.0, 0.0] * 50)
+    (computed,) = compare_evaluations(run.id)
+    assert computed.result["k_run"] == 2 and computed.result["k_baseline"] == 2
+
+
+def test_the_precision_and_the_margin_of_an_evaluation(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    baselines[0].evaluation(200, [1.0, 0.0] * 50, precision="bf16", margin=0.2)
+    Recorder(run).evaluation(200, [1.0, 0.0] * 50, precision="fp16", margin=0.2)
+    (computed,) = compare_evaluations(run.id)
+    assert computed.result["margin"] == 0.2 and computed.verdict == "equivalent"
+    overflow, mismatch = computed.result["warnings"]
+    assert "overflow" in overflow and "the baseline in BF16" in mismatch
 
 
 def test_the_later_of_two_scores_of_a_step_counts(arms: tuple[Run, list[Recorder]]) -> None:
@@ -201,13 +241,13 @@ def test_the_later_of_two_scores_of_a_step_counts(arms: tuple[Run, list[Recorder
     assert EvaluationComparison.objects.get(run=run).result["score"] == pytest.approx(2 / 3)
 
 
-def test_scores_that_are_nan_are_on_the_worse_side(arms: tuple[Run, list[Recorder]]) -> None:
+def test_scores_that_are_nan_are_worse(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     for baseline in baselines:
         baseline.evaluation(100, [2.0, 2.5], metric="nll", kind="mean", higher_is_better=False)
     Recorder(run).evaluation(100, [math.nan, 2.0], metric="nll", kind="mean", higher_is_better=False)
     (computed,) = compare_evaluations(run.id)
-    assert computed.verdict == "above"
+    assert computed.verdict == "worse"
 
 
 def test_ignores_a_deleted_run(project: Project) -> None:

@@ -44,7 +44,7 @@ def event(**changes: Any) -> dict[str, Any]:
 
 def stored(**changes: Any) -> dict[str, Any]:
     """A response to GET /runs/{run}."""
-    score = {"name": "held-out text", "metric": "nll", "step": 100, "verdict": "inside", "score": 2.6}
+    score = {"name": "held-out text", "metric": "nll", "step": 100, "verdict": "equivalent", "score": 2.6}
     return {
         "comparison": {"verdict": "within", "to_step": 100, "delta": 0.01, "tolerance": 0.03},
         "evaluations": [score | {"interval": [2.5, 2.7], "baseline_score": 2.6, "baseline_interval": None}],

@@ -21,7 +21,7 @@ OUTCOME = Outcome(
     verdict="within",
     delta=0.0132,
     tolerance=0.0304,
-    scores=(Score("nll", "inside", 1.755, (1.637, 1.873), 1.74, (1.61, 1.87)),),
+    scores=(Score("nll", "equivalent", 1.755, (1.637, 1.873), 1.74, (1.61, 1.87)),),
     alerts=(Alert("saturation_rate", "warning", 240, 249, 9, 2.81, 0.84),),
     points_sent=154_800,
     points_stored=154_799,
@@ -39,7 +39,7 @@ def shown(*outcomes: Outcome) -> str:
 
 def test_it_works() -> None:
     text = shown(OUTCOME)
-    for words in ("1.586", "+1.32%", "3.04%", "within", "154,800", "154,799", "1.637 to 1.873", "inside"):
+    for words in ("1.586", "+1.32%", "3.04%", "within", "154,800", "154,799", "1.637 to 1.873", "equivalent"):
         assert words in text
     for words in ("saturation rate", "249", "9 steps, 2.8 s", "0.8 s"):
         assert words in text

@@ -59,7 +59,8 @@ def client(server: Server) -> WireClient:
     first.send(first.batch(1, [6, 7], scalars={"loss": [0.1, 0.2], "lr": [None, 1e-5]}))
     scores = {"writer": str(first.writer), "seq": 2, "step": 7, "name": "heldout", "metric": "accuracy",
               "kind": "proportion",
-              "items": [1, 0, 1], "item_ids": ["x", "y", "z"], "clusters": ["c", "c", "d"]}  # fmt: skip
+              "items": [1, 0, 1], "item_ids": ["x", "y", "z"], "clusters": ["c", "c", "d"],
+              "precision": "fp8", "margin": 0.02}  # fmt: skip
     assert first.request("POST", "/evaluations", json=scores).status == 201
     first.send(first.batch(3, [8], tensors={"amax": [[7.0, 8.0, 9.0]], "underflow": [[1.0, 2.0, None]]}))
     for seq, report in enumerate((BISECT, REFERENCE, ANNOTATION), start=4):

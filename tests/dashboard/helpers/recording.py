@@ -73,10 +73,12 @@ class Recorder:
         kind: str = "proportion",
         item_ids: Sequence[str] | None = None,
         higher_is_better: bool = True,
+        precision: str | None = None,
+        margin: float | None = None,
     ) -> None:
         """Send one evaluation."""
         message = identify(self.run.id, self.uuid, self.seq, "evaluation", str((step, name, items)).encode())
-        scores = Scores(step, name, metric, kind, higher_is_better, items, item_ids, None)
+        scores = Scores(step, name, metric, kind, higher_is_better, items, item_ids, None, precision, margin)
         assert store_evaluation(self.run, message, scores)
         self.seq += 1
 

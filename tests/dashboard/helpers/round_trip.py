@@ -25,7 +25,10 @@ from fp8scope_dashboard.telemetry import queries
 # Fields that an export and import must preserve.
 WRITER = ("uuid", "rank", "hostname", "attempt", "catalogue", "failed", "error")
 REPORT = ("writer", "step", "kind", "document")
-SCORES = ("writer", "step", "name", "metric", "kind", "items", "item_ids", "clusters")
+SCORES = (
+    *("writer", "step", "name", "metric", "kind", "items", "item_ids", "clusters"),
+    *("precision", "margin"),
+)
 RUN = (
     "name",
     "precision",

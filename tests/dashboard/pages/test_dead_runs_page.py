@@ -19,7 +19,7 @@ from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.runs.models import Run
 
 PLANNED = 600
-SCORES = [1.0, 0.0] * 50
+SCORES = [1.0, 0.0] * 250
 GREEN = re.compile(r"badge--good[^>]*>.{0,200}?</svg>\s*([^<]+)", re.DOTALL)
 Ending = Callable[[Recorder], None]
 
@@ -125,7 +125,7 @@ def test_a_running_run_is_not_shown_as_final(admin: Visitor) -> None:
     assert "Within tolerance so far" in texts["run"] and "Within tolerance so far" in texts["runs"]
     assert "so far: 12 % of the planned run" in texts["runs"]
     assert "Judged up to step 72 of 600 planned: 12 % of the planned run." in texts["run"]
-    assert "Inside at 12 %" in texts["evaluations"]
+    assert "Equivalent at 12 %" in texts["evaluations"]
 
 
 def test_each_state_has_a_label(admin: Visitor) -> None:

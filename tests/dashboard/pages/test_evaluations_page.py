@@ -10,6 +10,7 @@ from dashboard.helpers.visitors import Visitor
 from django.utils.html import escape
 
 from fp8scope_dashboard.analysis.models import EvaluationComparison
+from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
 
 
 def html(visitor: Visitor, **headers: str) -> str:
@@ -33,10 +34,36 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
 
 def test_verdicts_respect_the_direction_of_the_metric(admin: Visitor, seeded: Seeded) -> None:
     verdicts = dict(EvaluationComparison.objects.filter(run=seeded.faulty).values_list("metric", "verdict"))
-    assert verdicts == {"accuracy": "below", "nll": "above"}
+    assert verdicts == {"accuracy": "worse", "nll": "worse"}
     page = html(admin)
-    assert page.count("badge--danger") >= 2
-    assert "Below BF16" in page and "Above BF16" in page
+    assert page.count("badge--danger") >= 3
+    assert "Worse than BF16" in page and "Below BF16" not in page
+
+
+def test_one_sentence_covers_all_tasks(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin)
+    assert page.index("Over all tasks") < page.index("data-figure=")
+    assert "Worse than BF16 on 2 of 2 tasks: heldout accuracy, heldout nll." in page
+
+
+def test_a_table_says_what_the_evaluations_can_show(admin: Visitor, seeded: Seeded) -> None:
+    table = html(admin).split('id="power"')[1]
+    assert "Signal to noise" in table and "Monotonicity" in table
+    steps = EvaluationComparison.objects.filter(run=seeded.healthy, metric="accuracy").order_by("-step")
+    needs = steps[0].result["needs"]
+    assert needs is None or f"{needs['items']:,} items" in table or f"{needs['seeds']} seeds" in table
+
+
+def test_warns_of_other_precisions(admin: Visitor) -> None:
+    for name, fields, precision in (
+        ("bf16", {"precision": "bf16", "group": "bf16"}, "bf16"),
+        ("fp8", {"precision": "fp8", "baseline": "bf16"}, "fp16"),
+    ):
+        run = make_run(admin.project, name, **fields)
+        Recorder(run).evaluation(10, [1.0, 0.0] * 5, precision=precision)
+        compare_evaluations(run.id)
+    page = html(admin)
+    assert "values above 65,504 overflow there" in page and "the baseline in BF16" in page
 
 
 def test_the_chart_shows_every_run_and_the_baseline_band(admin: Visitor, seeded: Seeded) -> None:

@@ -108,30 +108,33 @@ def test_lists_the_baselines_that_runs_refer_to(admin: Visitor, stranger: Visito
 
 
 @pytest.mark.parametrize(
-    ("verdict", "higher", "tone"),
+    ("verdict", "label", "tone"),
     [
-        ("inside", True, "good"),
-        ("below", True, "danger"),
-        ("above", True, "warning"),
-        ("above", False, "danger"),
+        ("equivalent", "Equivalent to BF16", "good"),
+        ("worse", "Worse than BF16", "danger"),
+        ("better", "Better than BF16", "good"),
+        ("cannot_tell", "Cannot tell yet", "warning"),
+        ("splendid", "Unknown", "neutral"),
     ],
 )
-def test_badges_of_scores(verdict: str, higher: bool, tone: str) -> None:
-    assert score_badge(conclude(verdict, FULL), higher_is_better=higher).tone == tone
-    assert score_badge(conclude("insufficient", FULL), higher_is_better=higher).tone == "neutral"
+def test_badges_of_scores(verdict: str, label: str, tone: str) -> None:
+    badge = score_badge(conclude(verdict, FULL))
+    assert (badge.label, badge.tone) == (label, tone)
 
 
 @pytest.mark.parametrize(
     ("coverage", "label", "tone"),
     [
         (replace(FULL, standing="failed"), "Incomplete", "warning"),
-        (replace(FULL, judged=300.0), "Inside at 50 %", "neutral"),
-        (replace(FULL, standing="running", judged=300.0), "Inside at 50 %", "neutral"),
-        (replace(FULL, standing="running", judged=300.0, planned=None), "Inside so far", "neutral"),
+        (replace(FULL, judged=300.0), "Equivalent at 50 %", "neutral"),
+        (replace(FULL, standing="running", judged=300.0), "Equivalent at 50 %", "neutral"),
+        (replace(FULL, standing="running", judged=300.0, planned=None), "Equivalent so far", "neutral"),
     ],
 )
-def test_a_score_inside_on_part_of_the_run_is_not_good(coverage: Coverage, label: str, tone: str) -> None:
-    badge = score_badge(conclude("inside", coverage), higher_is_better=True)
+def test_an_equivalent_score_on_part_of_the_run_is_not_good(
+    coverage: Coverage, label: str, tone: str
+) -> None:
+    badge = score_badge(conclude("equivalent", coverage))
     assert (badge.label, badge.tone) == (label, tone)
 
 

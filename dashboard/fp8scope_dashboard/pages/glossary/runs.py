@@ -36,11 +36,33 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "The mean over an evaluation's items. The whisker is a confidence interval over items (Wilson for "
         "proportions); the blue band is the range of a further BF16 seed (Student-t over seeds), or the "
         "interval of the BF16 run if there is only one.",
+        "A score inside the band is no proof that there is no harm: the verdict uses the paired difference.",
+    ),
+    "score_verdict": Term(
+        "Verdict on scores",
+        "From the difference over the same items and the spread between seeds. Equivalent: its interval is "
+        "inside the margin. Worse or better: different beyond chance, adjusted for the number of tasks "
+        "(Holm). Cannot tell yet: neither; the text says how many items or seeds would do.",
+    ),
+    "margin_of_score": Term(
+        "Margin of a score",
+        "The largest difference that counts as none: one point of a hundred for accuracies, the project's "
+        "margin for losses, 1 % of BF16's score for other metrics; or margin= in run.log_eval.",
     ),
     "detectable": Term(
         "Smallest detectable",
-        "The smallest true difference that a test with this many items and seeds detects with 80 % "
-        "probability. Smaller differences may exist undetected.",
+        "The smallest true harm that a test with this many items and seeds detects with 80 % "
+        "probability. Smaller harms may exist undetected.",
+    ),
+    "signal_to_noise": Term(
+        "Signal to noise",
+        "BF16's score over the standard deviation between seeds: own seeds, or the published spread of the "
+        "benchmark. Evaluations with a small ratio say little about one run.",
+    ),
+    "monotonicity": Term(
+        "Monotonicity",
+        "Kendall's tau between checkpoint and score: 1 if every checkpoint is better than the one before, "
+        "near 0 if the score does not follow the training. It needs three checkpoints.",
     ),
     "reference_window": Term(
         "Reference window",

@@ -10,19 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fp8scope_dashboard.analysis.intervals import (
+from fp8scope_dashboard.analysis.scores.intervals import (
     Interval,
     clopper_pearson,
+    error_of_mean,
+    has_spread,
     mean_interval,
     prediction,
     smallest_detectable,
-    standard_error,
     student_t,
+    unseen,
     wilson,
 )
 
 ALPHA = 0.05
-TRIALS = 4000
+TRIALS = 1500
 # Five standard errors of a binomial share of TRIALS draws at 0.95: chance fails such a test once in 10^6.
 SLACK = 5 * math.sqrt(0.95 * 0.05 / TRIALS)
 
@@ -90,15 +92,15 @@ def test_refuses_impossible_counts(bad: tuple[int, int]) -> None:
 def test_the_standard_error_without_clusters_is_the_usual_one() -> None:
     items = np.random.default_rng(0).normal(size=100)
     expected = items.std(ddof=1) / 10
-    assert standard_error(items) == pytest.approx(expected)
-    assert standard_error(items, [str(i) for i in range(100)]) == pytest.approx(expected)
+    assert error_of_mean(items).value == pytest.approx(expected)
+    assert error_of_mean(items, [str(i) for i in range(100)]).value == pytest.approx(expected)
 
 
 def test_copies_of_items_in_a_cluster_do_not_narrow_the_interval() -> None:
     items = np.random.default_rng(1).normal(size=50)
     copied, names = np.repeat(items, 8), np.repeat([str(i) for i in range(50)], 8).tolist()
-    assert standard_error(copied, names) == pytest.approx(standard_error(items))
-    assert standard_error(copied) < standard_error(items) / 2
+    assert error_of_mean(copied, names).value == pytest.approx(error_of_mean(items).value)
+    assert error_of_mean(copied).value < error_of_mean(items).value / 2
 
 
 def test_the_mean_interval_covers() -> None:
@@ -159,14 +161,14 @@ def test_the_smallest_detectable_difference_of_many_items_is_the_normal_one() ->
 @pytest.mark.parametrize("items", [[], [1.0]])
 def test_one_item_has_no_standard_error(items: list[float]) -> None:
     with pytest.raises(ValueError, match="at least two"):
-        standard_error(np.array(items) if items else np.zeros(1))
+        error_of_mean(np.array(items) if items else np.zeros(1))
 
 
 def test_one_cluster_has_no_standard_error() -> None:
     with pytest.raises(ValueError, match="at least two"):
-        standard_error(np.arange(5.0), ["a"] * 5)
+        error_of_mean(np.arange(5.0), ["a"] * 5)
     with pytest.raises(ValueError, match="one name per item"):
-        standard_error(np.arange(5.0), ["a"] * 4)
+        error_of_mean(np.arange(5.0), ["a"] * 4)
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -179,3 +181,93 @@ def test_an_interval_contains_its_bounds() -> None:
     assert (
         Interval(0.0, 1.0).holds(0.0) and Interval(0.0, 1.0).holds(1.0) and not Interval(0.0, 1.0).holds(1.1)
     )
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 30])
+def test_the_mean_of_few_normal_items_covers(n: int) -> None:
+    """With the normal quantile, 5 items cover .88 and 2 items .70."""
+    draws = np.random.default_rng(n).normal(1.0, 2.0, size=(TRIALS, n))
+    covered = np.mean([mean_interval(row, ALPHA).holds(1.0) for row in draws])
+    assert abs(covered - 0.95) < SLACK
+
+
+@pytest.mark.parametrize("groups", [3, 5, 10])
+def test_few_clusters_cover(groups: int) -> None:
+    chance = np.random.default_rng(groups)
+    names = np.repeat([str(i) for i in range(groups)], 4).tolist()
+    covered = 0
+    for _ in range(1500):
+        items = np.repeat(chance.normal(size=groups), 4) + chance.normal(size=4 * groups)
+        covered += mean_interval(items, ALPHA, names).holds(0.0)
+    assert abs(covered / 1500 - 0.95) < 5 * math.sqrt(0.95 * 0.05 / 1500)
+
+
+def test_unequal_clusters_have_fewer_degrees_of_freedom() -> None:
+    """A cluster with nine tenths of the items leaves hardly one degree of freedom."""
+    names = ["big"] * 90 + [str(i) for i in range(10)]
+    error = error_of_mean(np.random.default_rng(0).normal(size=100), names)
+    assert error.units == 11 and error.freedom < 1.5
+    even = error_of_mean(np.arange(30.0), [str(i % 10) for i in range(30)])
+    assert even.freedom == pytest.approx(9.0)
+
+
+def test_the_clustered_error_is_cr2() -> None:
+    """Second witness: the general formula with matrices, (I - H_gg)^(-1/2) applied to each cluster."""
+    chance = np.random.default_rng(1)
+    names = np.repeat([0, 1, 2, 3], [2, 5, 3, 7])
+    items = chance.normal(size=17)
+    variance = 0.0
+    for cluster in range(4):
+        members = np.flatnonzero(names == cluster)
+        hat = np.full((len(members), len(members)), 1.0 / 17)
+        values, vectors = np.linalg.eigh(np.eye(len(members)) - hat)
+        adjusted = vectors @ np.diag(values**-0.5) @ vectors.T @ (items[members] - items.mean())
+        variance += adjusted.sum() ** 2
+    assert error_of_mean(items, [str(name) for name in names]).value == pytest.approx(
+        math.sqrt(variance) / 17
+    )
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=12), st.sampled_from([0.01, 0.05, 0.3]))
+def test_intervals_stay_within_the_range_of_the_metric(items: list[float], alpha: float) -> None:
+    values, limits = np.array(items), Interval(0.0, 1.0)
+    names = [str(i // 2) for i in range(len(items))]
+    bands = [
+        mean_interval(values, alpha, limits=limits),
+        student_t(values, alpha, limits),
+        prediction(values, alpha, limits=limits),
+        *([mean_interval(values, alpha, names, limits)] if len(set(names)) > 1 else []),
+    ]
+    for band in bands:
+        assert 0.0 <= band.low <= band.high <= 1.0
+
+
+def test_equal_items_do_not_have_an_interval_of_zero_width() -> None:
+    interval = mean_interval(np.ones(20), ALPHA, limits=Interval(0.0, 1.0))
+    assert interval.high == 1.0
+    assert interval.low == pytest.approx(clopper_pearson(20, 20, ALPHA).low)
+
+
+def test_the_degrees_of_freedom_are_those_of_the_covariance_matrix() -> None:
+    """Second witness: the whole matrix of the scaled residual sums, with independent and with equal items."""
+    sizes = np.array([2.0, 5.0, 3.0, 7.0, 1.0])
+    shares = sizes / sizes.sum()
+    expected = []
+    for working in (sizes, sizes**2):
+        scaled = (np.eye(5) - np.outer(shares, np.ones(5))) / np.sqrt(1.0 - shares)[:, None]
+        matrix = scaled @ np.diag(working) @ scaled.T
+        expected.append(np.trace(matrix) ** 2 / np.sum(matrix**2))
+    names = np.repeat(["a", "b", "c", "d", "e"], sizes.astype(int)).tolist()
+    error = error_of_mean(np.random.default_rng(0).normal(size=18), names)
+    assert error.freedom == pytest.approx(min(expected))
+
+
+def test_the_rule_of_three() -> None:
+    assert unseen(1000, 0.05) == pytest.approx(3 / 1000, rel=5e-3)
+
+
+def test_equal_scores_have_no_spread_even_with_rounding() -> None:
+    """The standard deviation of three times 0.1 is 1.7e-17, not 0."""
+    scores = np.array([0.1, 0.1, 0.1])
+    assert not has_spread(scores)
+    assert has_spread(scores + [0.0, 0.0, 1e-6])

@@ -1,0 +1,284 @@
+"""How often verdicts on scores are wrong, and what they find. Prints one JSON line per case.
+
+    python benchmarks/scores.py [--trials N] [--coverage] [--checks]
+
+Without an option: wrong 'worse' over ten tasks without a harm, power for a true harm of 2 % on 500 paired
+items, wrong 'equivalent' at the edge of the margin, and the verdict 'inside the baseline's interval' beside
+them. `--coverage`: of the intervals. `--checks`: published figures and second witnesses.
+
+Items are simulated: item i is right with probability p_i from a beta distribution of mean 0.6, independently
+in each run. `discordance` is the share of items that two runs of the same configuration answer differently, 2
+E[p (1 - p)]: 5 to 20 % for two pre-trainings, below 1 % for two models with nearly the same weights. A harm
+takes the same share of all right answers. A seed shifts a whole run by a further normal offset, `seed_sd`.
+Random choices have a fixed seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.scores import intervals, quality
+from fp8scope_dashboard.analysis.scores.differences import paired
+from fp8scope_dashboard.analysis.scores.verdict import Score, Task, compare_scores, judge
+
+Floats = NDArray[np.float64]
+ALPHA, MEAN, TASKS, SEED = 0.05, 0.6, 10, 0
+
+
+@dataclass(frozen=True)
+class Design:
+    """Arms of `run` and `baseline` runs over n items."""
+
+    run: int
+    baseline: int
+    n: int
+    discordance: float
+    seed_sd: float = 0.0
+
+    @property
+    def label(self) -> dict[str, object]:
+        """The design as fields of a JSON line."""
+        return {
+            "seeds": f"{self.run} v {self.baseline}",
+            "items": self.n,
+            "discordance": self.discordance,
+            "seed_sd": self.seed_sd,
+        }
+
+
+def draw(design: Design, harm: float, chance: np.random.Generator) -> Task:
+    """One task: an arm whose score is lower by `harm` in expectation, and its baseline."""
+    # 2 E[p (1 - p)] = 2 m (1 - m) s / (s + 1) for a beta distribution with a + b = s.
+    share = design.discordance / (2.0 * MEAN * (1.0 - MEAN))
+    total = share / (1.0 - share)
+    p = chance.beta(MEAN * total, (1.0 - MEAN) * total, design.n)
+
+    def seed(lost: float) -> Score:
+        shift = chance.normal(0.0, design.seed_sd) if design.seed_sd else 0.0
+        right = chance.random(design.n) < p
+        # An offset turns answers of either kind, so that the score moves by it on average.
+        rate = (lost - shift) / MEAN if lost >= shift else (shift - lost) / (1.0 - MEAN)
+        turned = chance.random(design.n) < rate
+        items = right & ~turned if lost >= shift else right | turned
+        return Score(items.astype(np.float64))
+
+    runs = [seed(harm) for _ in range(design.run)]
+    return Task("task", "accuracy", "proportion", True, runs, [seed(0.0) for _ in range(design.baseline)])
+
+
+def wrong_worse(trials: int) -> Iterator[dict[str, object]]:
+    """No harm in any of ten tasks: how often is any called worse."""
+    designs = [
+        Design(1, 1, 500, 0.005),
+        Design(1, 1, 500, 0.02),
+        Design(1, 1, 500, 0.2),
+        Design(1, 3, 500, 0.1),
+        Design(3, 3, 500, 0.1),
+        Design(1, 3, 1000, 0.1, 0.005),
+        Design(3, 3, 1000, 0.1, 0.01),
+    ]
+    for design in designs:
+        chance = np.random.default_rng(SEED)
+        wrong = outside = 0
+        for _ in range(trials):
+            results = judge([draw(design, 0.0, chance) for _ in range(TASKS)], alpha=ALPHA)
+            wrong += any(result.verdict == "worse" for result in results)
+            outside += any(_below(result.score, result.baseline_interval) for result in results)
+        yield {
+            "case": "no harm, ten tasks",
+            **design.label,
+            "wrong_worse": wrong / trials,
+            "old_below": outside / trials,
+            "goal": "wrong_worse <= 0.05",
+        }
+
+
+def power(trials: int) -> Iterator[dict[str, object]]:
+    """A true harm of 2 % on 500 paired items: how often is it found."""
+    harm = 0.02
+    designs = [
+        *(Design(1, 1, 500, discordance) for discordance in (0.001, 0.005, 0.02, 0.05, 0.1, 0.2)),
+        *(Design(3, 3, 500, discordance) for discordance in (0.005, 0.02, 0.05)),
+        *(Design(10, 10, 500, discordance) for discordance in (0.02, 0.05, 0.1)),
+    ]
+    for design in designs:
+        chance = np.random.default_rng(SEED)
+        results = [compare_scores(draw(design, harm, chance), alpha=ALPHA) for _ in range(trials)]
+        yield {
+            "case": "harm of 2 %",
+            **design.label,
+            "worse": np.mean([result.verdict == "worse" for result in results]),
+            "equivalent": np.mean([result.verdict == "equivalent" for result in results]),
+            "old_inside": np.mean([bool(result.inside) for result in results]),
+            "items_for_90": _items_for(harm, design, 0.9),
+        }
+    yield _power_of_means(trials, harm)
+
+
+def _power_of_means(trials: int, harm: float) -> dict[str, object]:
+    """The same for a score per item that is not 0 or 1, the log-likelihood of the right answer."""
+    chance = np.random.default_rng(SEED)
+    worse = 0
+    for _ in range(trials):
+        base = chance.gamma(4.0, 0.5, 500)
+        run = base * (1.0 + harm) + chance.normal(0.0, 0.2, 500)
+        worse += (
+            compare_scores(
+                Task("task", "nll", "mean", False, [Score(run)], [Score(base)]), alpha=ALPHA
+            ).verdict
+            == "worse"
+        )
+    return {
+        "case": "harm of 2 %, mean of log-likelihoods",
+        "seeds": "1 v 1",
+        "items": 500,
+        "worse": worse / trials,
+    }
+
+
+def _items_for(harm: float, design: Design, wanted: float) -> int:
+    """Items by which a one-sided paired test finds the harm with the wanted power."""
+    variance = design.discordance / 2.0 * (1.0 / design.run + 1.0 / design.baseline) + harm
+    quantiles = scipy.stats.norm.isf(ALPHA) + scipy.stats.norm.ppf(wanted)
+    return math.ceil(quantiles**2 * variance / harm**2)
+
+
+def wrong_equivalent(trials: int) -> Iterator[dict[str, object]]:
+    """A true harm of exactly the margin of 1 %: how often is it called equivalent."""
+    designs = [
+        Design(1, 1, 300, 0.0005),
+        Design(1, 1, 450, 0.0005),
+        Design(1, 1, 2000, 0.005),
+        Design(1, 1, 5000, 0.05),
+        Design(3, 3, 5000, 0.1),
+        Design(1, 3, 2000, 0.02),
+    ]
+    for design in designs:
+        chance = np.random.default_rng(SEED)
+        results = [compare_scores(draw(design, 0.01, chance), alpha=ALPHA) for _ in range(trials)]
+        yield {
+            "case": "harm at the margin of 1 %",
+            **design.label,
+            "wrong_equivalent": np.mean([result.verdict == "equivalent" for result in results]),
+            "goal": "wrong_equivalent <= 0.05",
+        }
+
+
+def right_equivalent(trials: int) -> Iterator[dict[str, object]]:
+    """No harm: how often is that shown."""
+    for design in (Design(1, 1, 500, 0.005), Design(1, 1, 2000, 0.02), Design(3, 3, 5000, 0.1)):
+        chance = np.random.default_rng(SEED)
+        results = [compare_scores(draw(design, 0.0, chance), alpha=ALPHA) for _ in range(trials)]
+        equivalent = np.mean([result.verdict == "equivalent" for result in results])
+        yield {"case": "no harm, one task", **design.label, "equivalent": equivalent}
+
+
+def _below(score: float | None, band: intervals.Interval | None) -> bool:
+    return score is not None and band is not None and score < band.low
+
+
+def coverage(trials: int) -> Iterator[dict[str, object]]:
+    """Coverage of the 95 % intervals, of the old quantile beside it."""
+    z = intervals.quantile(ALPHA)
+    for n in (2, 3, 5, 10, 30):
+        draws = np.random.default_rng(n).normal(0.0, 1.0, (trials, n))
+        covered = np.mean([intervals.mean_interval(row, ALPHA).holds(0.0) for row in draws])
+        errors = draws.std(axis=1, ddof=1) / math.sqrt(n)
+        old = np.mean(np.abs(draws.mean(axis=1)) <= z * errors)
+        yield _line("mean over items", n, covered, old)
+    for groups in (3, 5, 10, 30):
+        yield _clusters(groups, trials, equal=True)
+        yield _clusters(groups, trials, equal=False)
+    for seeds in (2, 3, 5, 10):
+        draws = np.random.default_rng(seeds).normal(0.6, 0.01, (trials, seeds + 1))
+        mean = np.mean([intervals.student_t(row[:-1], ALPHA).holds(0.6) for row in draws])
+        further = np.mean([intervals.prediction(row[:-1], ALPHA).holds(row[-1]) for row in draws])
+        yield _line("mean of seeds", seeds, mean)
+        yield _line("a further seed", seeds, further)
+    for n, discordance in ((100, 0.05), (500, 0.02), (500, 0.2)):
+        yield _paired(n, discordance, trials)
+
+
+def _clusters(groups: int, trials: int, *, equal: bool) -> dict[str, object]:
+    chance = np.random.default_rng(groups)
+    covered = 0
+    for _ in range(trials // 2):
+        sizes = np.full(groups, 4) if equal else chance.integers(2, 9, groups)
+        names = np.repeat(np.arange(groups), sizes)
+        items = chance.normal(size=groups)[names] + chance.normal(size=len(names))
+        covered += intervals.mean_interval(items, ALPHA, names.astype(str).tolist()).holds(0.0)
+    return _line("clusters" if equal else "clusters of 2 to 8 items", groups, covered / (trials // 2))
+
+
+def _paired(n: int, discordance: float, trials: int) -> dict[str, object]:
+    chance = np.random.default_rng(n)
+    covered = 0
+    for _ in range(trials // 2):
+        task = draw(Design(1, 1, n, discordance), 0.02, chance)
+        sides = [arm[0].items[None, :] for arm in (task.arm, task.baselines)]
+        covered += paired(*sides, proportion=True).interval(ALPHA).holds(-0.02)
+    return {**_line("paired difference", n, covered / (trials // 2)), "discordance": discordance}
+
+
+def _line(interval: str, size: int, covered: float, old: float | None = None) -> dict[str, object]:
+    line = {"interval": interval, "size": size, "coverage": round(float(covered), 4)}
+    return line if old is None else {**line, "old": round(float(old), 4)}
+
+
+def checks() -> Iterator[dict[str, object]]:
+    """Published figures, and scipy as the second witness."""
+    yield _check("Miller: questions for 3 points", quality.items_needed(0.03, 1 / 9), 969)
+    for samples, published in (((1, 1), 13.3), ((10, 10), 7.6)):
+        effect = 100 * quality.smallest_effect(198, 1 / 9, (1 / 6, 1 / 6), samples)
+        yield _check(f"Miller: smallest effect with 198 questions, K = {samples[0]}", effect, published)
+    # The mean of SIQA is about 46 per cent; the width hardly depends on it.
+    for name, share, items, published in (("MMLU", 0.2586, 14_042, 0.72), ("SIQA", 0.46, 1_954, 2.21)):
+        yield _check(f"Madaan: half-width of {name}", 100 * quality.half_width(share, items), published)
+    chance = np.random.default_rng(SEED)
+    run, baseline = chance.normal(0.0, 1.0, (1, 40)), chance.normal(0.3, 1.0, (1, 40))
+    witness = float(scipy.stats.ttest_rel(run[0], baseline[0]).pvalue)
+    yield _check("scipy: paired t", 2 * paired(run, baseline).p_below(), witness)
+    wilson = scipy.stats.binomtest(37, 50).proportion_ci(0.95, method="wilson")
+    yield _check("scipy: Wilson, lower", intervals.wilson(37, 50, ALPHA).low, wilson.low)
+    exact = scipy.stats.binomtest(37, 50).proportion_ci(0.95, method="exact")
+    yield _check("scipy: Clopper-Pearson, upper", intervals.clopper_pearson(37, 50, ALPHA).high, exact.high)
+
+
+def _check(name: str, value: float, expected: float) -> dict[str, object]:
+    return {"check": name, "value": value, "expected": expected}
+
+
+def main() -> None:
+    """Print one JSON line per case."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=400)
+    parser.add_argument("--coverage", action="store_true")
+    parser.add_argument("--checks", action="store_true")
+    options = parser.parse_args()
+    cases: list[Callable[[int], Iterator[dict[str, object]]]] = [
+        wrong_worse,
+        power,
+        wrong_equivalent,
+        right_equivalent,
+    ]
+    if options.coverage:
+        cases = [lambda trials: coverage(10 * trials)]
+    if options.checks:
+        cases = [lambda _: checks()]
+    for case in cases:
+        for line in case(options.trials):
+            print(json.dumps(line, default=float), flush=True)
+
+
+if __name__ == "__main__":
+    main()

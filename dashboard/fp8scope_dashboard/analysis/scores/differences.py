@@ -1,0 +1,255 @@
+"""Differences between the scores of two arms over the same items, or over different items.
+
+An arm is float64[K, n]: K runs that differ in their seed, over n items. The difference of an item is that of
+the arms' means over their runs. Further variance, of the seeds, may be added to that over items.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.scores.intervals import (
+    Interval,
+    around,
+    clopper_pearson,
+    error_of_mean,
+    quantile,
+    unseen,
+)
+
+Floats = NDArray[np.float64]
+
+# With so few differing items, all 2^m assignments of signs are counted.
+FEW = 16
+
+
+@dataclass(frozen=True)
+class Discordant:
+    """Items that exactly one of two runs has right, of n."""
+
+    only_run: int
+    only_baseline: int
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Score of the run minus score of the baseline, over items.
+
+    Attributes:
+        variance: of the mean difference, over items.
+        freedom: degrees of freedom of `variance`.
+        units: independent items or clusters.
+        span: the largest change of an item; bounds what `units` equal items did not show.
+        discordant: for 0/1 items of two single runs without clusters.
+        nonzero: the differences of items, if they are few and exactly exchangeable; else None.
+        further: variance of the seeds, which is added to `variance`.
+        further_noise: square of that variance over its degrees of freedom; its part of Satterthwaite's rule.
+    """
+
+    method: str
+    mean: float
+    variance: float
+    freedom: float
+    units: int
+    span: float
+    discordant: Discordant | None = None
+    nonzero: Floats | None = None
+    further: float = 0.0
+    further_noise: float = 0.0
+
+    def with_further(self, variance: float, noise: float) -> Difference:
+        """The difference with the variance of seeds added."""
+        return replace(self, further=variance, further_noise=noise)
+
+    @property
+    def error(self) -> float:
+        """Standard error, seeds included. Equal items have the error of an event seen once in n + 1."""
+        items = self.variance if self.variance > 0.0 else (self.span / (self.units + 1.0)) ** 2
+        return math.sqrt(items + self.further)
+
+    @property
+    def total_freedom(self) -> float:
+        """Satterthwaite's degrees of freedom of the two variances."""
+        total = self.variance + self.further
+        parts = self.variance**2 / self.freedom + self.further_noise
+        return self.freedom if parts == 0.0 else total**2 / parts
+
+    def interval(self, alpha: float) -> Interval:
+        """Two-sided interval at level 1 - alpha; never of zero width."""
+        critical = quantile(alpha, self.total_freedom)
+        if self.discordant is not None:
+            if self.further == 0.0:
+                critical = quantile(alpha)
+            return _score_interval(self.discordant, critical, self.further, alpha)
+        if self.variance == 0.0:
+            half = math.hypot(self.span * unseen(self.units, alpha / 2.0), critical * math.sqrt(self.further))
+            return around(self.mean, half)
+        return around(self.mean, critical * math.sqrt(self.variance + self.further))
+
+    def p_below(self) -> float:
+        """One-sided p-value of 'the true difference is 0 or more'; small if the run scores less."""
+        return self._p_of(-1.0)
+
+    def p_above(self) -> float:
+        """One-sided p-value of 'the true difference is 0 or less'."""
+        return self._p_of(1.0)
+
+    def _p_of(self, side: float) -> float:
+        variance = self.variance
+        if self.discordant is not None:
+            # The variance under the hypothesis of no difference, as in McNemar's test.
+            differing = self.discordant.only_run + self.discordant.only_baseline
+            variance = differing / self.discordant.n**2
+        total = variance + self.further
+        if total == 0.0:
+            # Equal differences other than 0: as likely as n events without an exception.
+            return 1.0 if side * self.mean <= 0.0 else max(0.5**self.units, 1e-300)
+        ratio = side * self.mean / math.sqrt(total)
+        if self.discordant is not None:
+            if self.further == 0.0:
+                return mid_p(self.discordant, side)
+            return max(mid_p(self.discordant, side), float(scipy.stats.t.sf(ratio, self.total_freedom)))
+        p = float(scipy.stats.t.sf(ratio, self.total_freedom))
+        return p if self.nonzero is None else max(p, sign_flip(side * self.nonzero))
+
+
+def mid_p(discordant: Discordant, side: float) -> float:
+    """One-sided mid-p value of McNemar's test (Lancaster, 1961; Fagerland, Lydersen and Laake, 2013).
+
+    Without a difference, discordant items are tosses of a fair coin. The mid-p value counts the observed
+    outcome half; its size is close to nominal, where the exact test's is far below.
+    """
+    wins = discordant.only_run if side > 0 else discordant.only_baseline
+    n = discordant.only_run + discordant.only_baseline
+    if n == 0:
+        return 1.0
+    tail = float(scipy.stats.binom.sf(wins, n, 0.5)) + 0.5 * float(scipy.stats.binom.pmf(wins, n, 0.5))
+    return min(1.0, tail)
+
+
+def mcnemar(discordant: Discordant) -> float:
+    """Exact two-sided p-value of two runs being correct equally often on the same items (McNemar, 1947)."""
+    differing = discordant.only_run + discordant.only_baseline
+    fewer = min(discordant.only_run, discordant.only_baseline)
+    return min(1.0, 2.0 * float(scipy.stats.binom.cdf(fewer, differing, 0.5))) if differing else 1.0
+
+
+def sign_flip(nonzero: Floats) -> float:
+    """One-sided mid-p value that the sum of m <= FEW differences is so large by chance (Fisher, 1935).
+
+    Without a difference between the arms, each difference is as likely to have the other sign.
+    """
+    sums = np.zeros(1)
+    for size in np.abs(nonzero):
+        sums = np.concatenate([sums + size, sums - size])
+    observed = float(nonzero.sum())
+    slack = 1e-9 * float(np.abs(nonzero).sum())
+    above = float(np.mean(sums > observed + slack))
+    return above + 0.5 * float(np.mean(np.abs(sums - observed) <= slack))
+
+
+def paired(
+    run: Floats, baseline: Floats, *, clusters: Sequence[str] | None = None, proportion: bool = False
+) -> Difference:
+    """Difference of two arms, float64[K, n] each, over the same n items.
+
+    The difficulty of each item cancels. The variance is that of the differences per item; with clusters it is
+    clustered (see `error_of_mean`).
+    """
+    differences = run.mean(axis=0) - baseline.mean(axis=0)
+    error = error_of_mean(differences, clusters)
+    nonzero = differences[np.abs(differences) > 1e-12]
+    result = Difference(
+        "paired differences" if clusters is None else "paired differences, clustered",
+        float(differences.mean()),
+        error.value**2,
+        error.freedom,
+        error.units,
+        1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), np.abs(differences).max())),
+    )
+    if not proportion or clusters is not None:
+        return result
+    if len(run) == len(baseline) == 1:
+        counts = Discordant(int(np.sum(differences > 0.5)), int(np.sum(differences < -0.5)), run.shape[1])
+        return replace(result, method="paired, McNemar", discordant=counts)
+    # Two further items, of which each arm has one right and the other wrong (Bonett and Price, 2012), widen
+    # the interval where few items differ.
+    n = len(differences)
+    sum_of_squares = float(np.sum((differences - differences.mean()) ** 2))
+    widened = (sum_of_squares + 2.0 / max(len(run), len(baseline))) / (n * (n + 2.0))
+    return replace(
+        result,
+        variance=widened,
+        nonzero=nonzero if 0 < len(nonzero) <= FEW else None,
+    )
+
+
+def unpaired(
+    run: Floats,
+    baseline: Floats,
+    *,
+    clusters: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
+    proportion: bool = False,
+) -> Difference:
+    """Difference of two arms over different items, float64[K, n] and float64[K', n'].
+
+    Sum of the two variances, with Welch's degrees of freedom. For 0/1 items, a right and a wrong item are
+    added to each arm (Agresti and Caffo, 2000), so that the interval is not of zero width.
+    """
+    means = [side.mean(axis=0) for side in (run, baseline)]
+    padded = [
+        np.concatenate([mean, [0.0, 1.0]]) if proportion and names is None else mean
+        for mean, names in zip(means, clusters, strict=True)
+    ]
+    errors = [error_of_mean(mean, names) for mean, names in zip(padded, clusters, strict=True)]
+    variances = [error.value**2 for error in errors]
+    parts = sum(v * v / e.freedom for v, e in zip(variances, errors, strict=True))
+    return Difference(
+        "difference of means, other items",
+        float(means[0].mean() - means[1].mean()),
+        sum(variances),
+        sum(variances) ** 2 / parts if parts else min(error.freedom for error in errors),
+        min(error.units for error in errors),
+        1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline))),
+    )
+
+
+def _score_interval(counts: Discordant, critical: float, further: float, alpha: float) -> Interval:
+    """Score interval of a paired difference of proportions (Tango, 1998), with further variance.
+
+    The bounds are the differences delta with |b - c - n delta| = critical sqrt(n (2 q + delta (1 - delta)) +
+    n^2 further), where q is the restricted maximum-likelihood estimate of the share of items that only the
+    baseline has right. Where all changes went one way, the bound on the other side is at least that of the
+    exact binomial interval, because the score interval is narrow there.
+    """
+    b, c, n = counts.only_run, counts.only_baseline, counts.n
+    high = _score_bound(b, c, n, critical, further)
+    low = -_score_bound(c, b, n, critical, further)
+    if b == 0:
+        low = min(low, -clopper_pearson(c, n, alpha).high)
+    if c == 0:
+        high = max(high, clopper_pearson(b, n, alpha).high)
+    return Interval(low, high)
+
+
+def _score_bound(b: int, c: int, n: int, critical: float, further: float) -> float:
+    """The upper bound of `_score_interval`."""
+
+    def excess(delta: float) -> float:
+        linear = -b - c + (2.0 * n - b + c) * delta
+        root = math.sqrt(max(0.0, linear * linear + 8.0 * n * c * delta * (1.0 - delta)))
+        q = (root - linear) / (4.0 * n)
+        variance = n * max(0.0, 2.0 * q + delta * (1.0 - delta)) + n * n * further
+        return n * delta - (b - c) - critical * math.sqrt(variance)
+
+    estimate = (b - c) / n
+    if excess(1.0) <= 0.0:
+        return 1.0
+    return float(scipy.optimize.brentq(excess, estimate, 1.0, xtol=1e-10))

@@ -1,0 +1,133 @@
+"""How much a score differs between runs that differ only in their seed, beyond what their items explain.
+
+The score of a run is the mean of its items plus an offset of the run. Two runs differ in single items, which
+the variance over items of their paired difference contains already. A comparison has to add the offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.scores.intervals import ROUNDING, cluster_index
+from fp8scope_dashboard.analysis.scores.public_spreads import SEEDS, spread_of
+
+Floats = NDArray[np.float64]
+
+Source = Literal["own", "public", "unknown"]
+# Size of the test by which a task's seeds spread more than those of the other tasks.
+OUTLYING = 0.05
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """The spread of a score between seeds.
+
+    Attributes:
+        value: standard deviation of the score of one run; None if unknown.
+        variance: the same squared, as used; pooling over tasks may change it.
+        by_items: variance of the score that differences in single items explain.
+        freedom: degrees of freedom of `variance`.
+        seeds: runs that it comes from.
+        benchmark: the name in the table of public spreads.
+    """
+
+    source: Source
+    value: float | None = None
+    variance: float = 0.0
+    by_items: float = 0.0
+    freedom: float = float("inf")
+    seeds: int = 0
+    benchmark: str = ""
+
+    def added_variance(self, run: int, baseline: int) -> tuple[float, float]:
+        """Variance of the difference between two arms' means beyond that over items, and its noise.
+
+        (1/K + 1/K') max(0, s^2 - e), with e the part of s^2 that items explain. The noise, for
+        Satterthwaite's rule, is that of all of s^2 although only its excess over e is added: by chance s^2
+        is small just where the error is underestimated.
+        """
+        factor = 1.0 / run + 1.0 / baseline
+        excess = max(0.0, self.variance - self.by_items)
+        return factor * excess, (factor * self.variance) ** 2 / self.freedom
+
+
+def own_spread(arms: Sequence[Floats], clusters: Sequence[str] | None = None) -> SeedSpread | None:
+    """The spread over own seeds, pooled within the arms, float64[K, n] each; None if no arm has two runs.
+
+    s^2 is the pooled variance of the runs' scores. e is the residual mean square of the two-way layout of
+    runs by items, over n (with clusters, of the sums per cluster): the variance that scores would have if
+    runs differed in single items only.
+    """
+    repeated = [arm for arm in arms if len(arm) >= 2]
+    if not repeated:
+        return None
+    freedom = sum(len(arm) - 1 for arm in repeated)
+    squares = by_items = 0.0
+    for arm in repeated:
+        scores = arm.mean(axis=1)
+        squares += float(np.sum((scores - scores.mean()) ** 2))
+        residuals = arm - arm.mean(axis=0) - (scores - scores.mean())[:, None]
+        by_items += _sum_of_squares(residuals, clusters) / arm.shape[1] ** 2
+    largest = max(float(np.abs(arm).max()) for arm in repeated)
+    if squares <= (ROUNDING * largest) ** 2:
+        squares = 0.0
+    variance = squares / freedom
+    return SeedSpread(
+        "own", variance**0.5, variance, by_items / freedom, freedom, sum(len(arm) for arm in repeated)
+    )
+
+
+def _sum_of_squares(residuals: Floats, clusters: Sequence[str] | None) -> float:
+    if clusters is None:
+        sums = residuals
+    else:
+        index, _ = cluster_index(clusters, residuals.shape[1])
+        sums = np.stack([np.bincount(index, weights=row) for row in residuals])
+    units = sums.shape[1]
+    return float(np.sum(sums**2)) * (units / (units - 1.0) if units > 1 else 1.0)
+
+
+def public_spread(task: str, variance_of_items: float) -> SeedSpread | None:
+    """The published spread of the benchmark with the task's name; None if there is none.
+
+    Args:
+        variance_of_items: of the differences per item between two runs; half of it is the variance that one
+            run adds to an item, and over the benchmark's number of items it explains part of its spread.
+    """
+    fact = spread_of(task)
+    if fact is None or fact.seed_sd is None:
+        return None
+    value = fact.seed_sd / 100.0
+    by_items = variance_of_items / 2.0 / fact.items
+    return SeedSpread("public", value, value**2, by_items, SEEDS - 1, SEEDS, fact.benchmark)
+
+
+def pooled(spreads: Sequence[SeedSpread]) -> list[SeedSpread]:
+    """The spreads of several tasks of the same runs, each with its variance from all tasks.
+
+    A few seeds of one task say little. The ratio s^2 / e is pooled over the tasks with own seeds, weighted by
+    their degrees of freedom; a task keeps its own variance if it exceeds the pooled one significantly (F
+    test). Tasks whose seeds differ in no item take no part.
+    """
+    own = [each for each in spreads if each.source == "own" and each.by_items > 0.0]
+    if len(own) < 2:
+        return list(spreads)
+    freedom = sum(each.freedom for each in own)
+    ratio = sum(each.freedom * each.variance / each.by_items for each in own) / freedom
+
+    def with_pooled(each: SeedSpread) -> SeedSpread:
+        if each.source != "own" or each.by_items <= 0.0:
+            return each
+        expected = ratio * each.by_items
+        limit = float(scipy.stats.f.isf(OUTLYING, each.freedom, freedom)) * expected
+        if each.variance > limit:
+            return each
+        return replace(each, variance=expected, freedom=freedom)
+
+    return [with_pooled(each) for each in spreads]

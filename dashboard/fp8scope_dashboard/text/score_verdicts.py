@@ -1,0 +1,137 @@
+"""Verdicts on scores as sentences, with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fp8scope_dashboard.text.numbers import count, number, percent
+
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the sentences on one score say; `result` is a stored result, see `analysis.scores.verdict`."""
+
+    result: Mapping[str, Any]
+    in_percent: bool
+    alpha: float
+
+    def size(self, value: float) -> str:
+        """A difference without its sign, in points of a hundred for proportions."""
+        return percent(abs(value)) if self.in_percent else number(abs(value))
+
+    def signed(self, value: float) -> str:
+        """A difference with its sign."""
+        return f"{MINUS if value < 0 else '+'}{self.size(value)}"
+
+
+def explain(facts: Facts) -> str:
+    """The verdict, what it rests on, and what it could not have seen."""
+    result = facts.result
+    sentences = [_difference(facts), _conclusion(facts), _inside(facts), _seeds(facts)]
+    if result["needs"] is not None:
+        sentences.append(_needs(facts))
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _difference(facts: Facts) -> str:
+    result = facts.result
+    low, high = result["difference_interval"]
+    runs = "" if result["k_run"] <= 1 else f" (mean of {result['k_run']} runs)"
+    return (
+        f"The difference to BF16 is {facts.signed(result['difference'])}{runs}, "
+        f"{1.0 - 2.0 * facts.alpha:.0%} interval {facts.signed(low)} to {facts.signed(high)}:"
+    )
+
+
+def _conclusion(facts: Facts) -> str:
+    result = facts.result
+    margin = f"the margin of ±{facts.size(result['margin'])}"
+    of_tasks = "" if result["tasks"] == 1 else f", adjusted for {result['tasks']} tasks"
+    if result["verdict"] == "equivalent":
+        return f"inside {margin}, so the two are equivalent."
+    if result["verdict"] == "worse":
+        return f"worse (p = {result['p_adjusted']:.2g}{of_tasks})."
+    if result["verdict"] == "better":
+        return f"better, beyond chance{of_tasks}."
+    return f"neither inside {margin} nor different beyond chance{of_tasks}."
+
+
+def _inside(facts: Facts) -> str:
+    """Practice's own criterion as a fact, and the harm that the comparison could have missed."""
+    result = facts.result
+    detectable = facts.size(result["smallest_detectable"])
+    if result["inside"]:
+        return (
+            f"The score is inside BF16's {1.0 - facts.alpha:.0%} interval; a harm below {detectable} could "
+            "not have been seen."
+        )
+    low, high = result["baseline_interval"]
+    return (
+        f"The score {number(result['score'])} is outside BF16's {1.0 - facts.alpha:.0%} interval, "
+        f"{number(low)} to {number(high)}; the smallest detectable harm is {detectable}."
+    )
+
+
+def _seeds(facts: Facts) -> str:
+    spread = facts.result["seed_spread"]
+    if spread["source"] == "own":
+        return f"Seed spread from {spread['seeds']} own runs: {facts.size(spread['value'])}."
+    if spread["source"] == "public":
+        return (
+            f"There are no own seeds, so the public seed spread of {spread['benchmark']} is used: "
+            f"±{facts.size(spread['value'])} (7B models, Madaan et al. 2024)."
+        )
+    return "No own seeds and no public spread for this task: the spread between seeds is not included."
+
+
+def _needs(facts: Facts) -> str:
+    needs = facts.result["needs"]
+    ways = []
+    if needs["items"] is not None and needs["items"] > facts.result["n"]:
+        ways.append(f"about {needs['items']:,} items")
+    if needs["seeds"] is not None and needs["seeds"] > 1:
+        ways.append(f"about {count(needs['seeds'], 'seed')} in each arm")
+    if not ways:
+        return ""
+    return f"To see a difference of {facts.size(facts.result['margin'])}: {' or '.join(ways)}."
+
+
+def too_few_tasks() -> str:
+    """Why there is no summary."""
+    return "No task has been compared with BF16 yet."
+
+
+def summary(verdict: str, counts: Mapping[str, int], worse: Sequence[str], alpha: float) -> str:
+    """One sentence about all tasks of a comparison, with its error rate.
+
+    Args:
+        counts: tasks by verdict.
+        worse: names of the worse tasks.
+    """
+    tasks = sum(counts.values())
+    of_tasks = f"{tasks} tasks" if tasks > 1 else "the one task"
+    listed = ", ".join(worse[:3]) + (f" and {len(worse) - 3} more" if len(worse) > 3 else "")
+    error = f"{alpha:.0%}"
+    if verdict == "worse":
+        return (
+            f"Worse than BF16 on {counts['worse']} of {of_tasks}: {listed}. The probability that any task is "
+            f"called worse without a harm is at most {error}."
+        )
+    if verdict == "equivalent":
+        return (
+            f"Equivalent to BF16 on {'all ' if tasks > 1 else ''}{of_tasks}. If one of them were off by its "
+            f"margin, this would be said with at most {error} probability."
+        )
+    if verdict == "better":
+        return (
+            f"Not worse than BF16 on any of {of_tasks}: better on {counts['better']}, equivalent on "
+            f"{counts.get('equivalent', 0)}."
+        )
+    return (
+        f"Cannot tell yet for {counts['cannot_tell']} of {of_tasks}; no task is worse (error rate over all "
+        f"tasks at most {error}), but smaller harms are possible."
+    )

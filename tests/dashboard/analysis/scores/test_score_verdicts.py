@@ -1,0 +1,266 @@
+"""The three-way verdict on scores, over one task and over several."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.analysis.scores.summary import summarise
+from fp8scope_dashboard.analysis.scores.verdict import (
+    Score,
+    ScoreComparison,
+    Task,
+    baseline_interval,
+    compare_scores,
+    holm,
+    item_interval,
+    judge,
+)
+
+ALPHA = 0.05
+
+
+def answers(right: int, n: int = 100, **fields: Any) -> Score:
+    return Score(np.repeat([1.0, 0.0], [right, n - right]), **fields)
+
+
+def proportion(arm: list[Score], baselines: list[Score], **fields: Any) -> Task:
+    task = Task("heldout", "accuracy", "proportion", higher_is_better=True, arm=arm, baselines=baselines)
+    return replace(task, **fields)
+
+
+def mean(arm: list[Score], baselines: list[Score], **fields: Any) -> Task:
+    task = Task("heldout", "nll", "mean", higher_is_better=False, arm=arm, baselines=baselines)
+    return replace(task, **fields)
+
+
+def compared(task: Task) -> ScoreComparison:
+    return compare_scores(task, alpha=ALPHA)
+
+
+def flipped(score: Score, right: int, wrong: int) -> Score:
+    """The score with the first `wrong` right items made wrong, and the last `right` wrong ones right."""
+    items = score.items.copy()
+    items[:wrong] = 0.0
+    items[len(items) - right :] = 1.0
+    return Score(items, score.item_ids, score.clusters)
+
+
+def test_it_works() -> None:
+    base = answers(300, 500)
+    result = compared(proportion([flipped(base, 1, 13)], [base]))
+    assert result.verdict == "worse" and result.n == 500 and result.k_baseline == 1
+    assert result.score == pytest.approx(0.576) and result.difference == pytest.approx(-0.024)
+    assert result.margin == 0.01 and result.method_version == 2
+    assert "worse (p = " in result.explanation
+
+
+def test_a_harm_inside_the_interval_of_bf16_is_no_all_clear() -> None:
+    """The green check that stood beside a paired test with p = 2e-6."""
+    base = answers(300, 500)
+    result = compared(proportion([flipped(base, 0, 19)], [base]))
+    assert result.inside is True and result.verdict == "worse"
+    assert result.p_value is not None and result.p_value < 1e-5
+    assert "inside BF16's 95% interval; a harm below" in result.explanation
+
+
+def test_a_few_items_cannot_tell_and_say_what_would() -> None:
+    result = compared(proportion([answers(60)], [answers(61)]))
+    assert result.verdict == "cannot_tell" and result.inside is True
+    assert result.needs is not None and (result.needs["items"] or 0) > 100
+    assert "items" in result.explanation and "could not have been seen" in result.explanation
+
+
+def test_equal_items_are_equivalent_if_there_are_enough() -> None:
+    assert compared(proportion([answers(400, 500)], [answers(400, 500)])).verdict == "equivalent"
+    assert compared(proportion([answers(80)], [answers(80)])).verdict == "cannot_tell"
+
+
+@pytest.mark.parametrize(("higher", "verdict"), [(True, "better"), (False, "worse")])
+def test_better_and_worse_follow_the_metric(higher: bool, verdict: str) -> None:
+    base = answers(300, 500)
+    task = proportion([flipped(base, 30, 0)], [base], higher_is_better=higher)
+    assert compared(task).verdict == verdict
+
+
+def test_a_margin_of_the_evaluation_replaces_the_default() -> None:
+    base = answers(300, 500)
+    task = proportion([flipped(base, 5, 5)], [base], margin=0.05)
+    assert compared(task).verdict == "equivalent" and compared(task).margin == 0.05
+
+
+def test_the_margin_of_a_loss_is_that_of_the_project() -> None:
+    items = np.random.default_rng(0).normal(2.0, 0.5, 400)
+    task = mean([Score(items * 1.001)], [Score(items)])
+    result = compare_scores(task, alpha=ALPHA, loss_margin=0.0025)
+    assert result.verdict == "equivalent" and result.margin == pytest.approx(0.0025 * items.mean())
+    assert compare_scores(task, alpha=ALPHA, loss_margin=0.0005).verdict == "worse"
+
+
+def test_items_are_paired_by_name_in_any_order() -> None:
+    names = [str(i) for i in range(100)]
+    baseline = answers(60, item_ids=names)
+    shuffled = np.random.default_rng(0).permutation(100)
+    run = Score(baseline.items[shuffled], item_ids=[names[i] for i in shuffled])
+    result = compared(proportion([run], [baseline]))
+    assert "paired" in result.method and result.difference == 0.0
+    assert result.difference_interval is not None and result.difference_interval.high < 0.03
+
+
+def test_items_without_a_partner_are_left_out_of_the_pairs() -> None:
+    baseline = answers(60, item_ids=[str(i) for i in range(100)])
+    run = answers(60, item_ids=[str(i) for i in range(50, 150)])
+    # Items 50 to 99 are common: all are right in the run, ten of fifty in the baseline.
+    assert compared(proportion([run], [baseline])).difference == pytest.approx(0.8)
+    strangers = answers(60, item_ids=[f"other {i}" for i in range(100)])
+    lost = compared(proportion([strangers], [baseline]))
+    assert lost.verdict == "cannot_tell" and "in common" in lost.explanation
+
+
+def test_other_items_are_compared_without_pairs() -> None:
+    result = compared(proportion([answers(60)], [answers(90, 150)]))
+    assert "other items" in result.method and result.difference == pytest.approx(0.0)
+
+
+def test_three_equal_scores_do_not_give_a_band_of_zero_width() -> None:
+    """Their standard deviation is 1e-17 by rounding; the old band excluded every other score."""
+    items = np.array([0.1, 0.2, 0.4] * 30)
+    seeds = [Score(np.random.default_rng(seed).permutation(items)) for seed in range(3)]
+    band, _ = baseline_interval(seeds, ALPHA, proportion=False)
+    assert band.high - band.low > 0.03
+    result = compared(mean([Score(items + 1e-4)], seeds))
+    assert result.inside is True
+
+
+def test_bands_stay_within_zero_and_one() -> None:
+    seeds = [answers(96), answers(99), answers(90)]
+    result = compared(proportion([answers(97)], seeds))
+    assert result.baseline_interval is not None and result.baseline_interval.high == 1.0
+    names = [str(i // 25) for i in range(100)]
+    clustered, _ = item_interval(answers(98, clusters=names), ALPHA, proportion=True)
+    assert clustered.high == 1.0 and clustered.low > 0.0
+
+
+def test_clusters_widen_the_interval_of_the_difference() -> None:
+    names = [str(i // 10) for i in range(500)]
+    base = answers(300, 500, clusters=names)
+    plain = compared(proportion([flipped(answers(300, 500), 0, 20)], [answers(300, 500)]))
+    clustered = compared(proportion([flipped(base, 0, 20)], [base]))
+    assert plain.difference_interval is not None and clustered.difference_interval is not None
+    assert np.ptp(clustered.difference_interval) > 2 * np.ptp(plain.difference_interval)
+
+
+def test_the_spread_between_seeds_counts() -> None:
+    """Seeds whose scores differ by points make a loss of two points unremarkable."""
+    chance = np.random.default_rng(1)
+    seeds = [Score((chance.random(2000) < share).astype(float)) for share in (0.55, 0.60, 0.65)]
+    run = Score((chance.random(2000) < 0.58).astype(float))
+    result = compared(proportion([run], seeds))
+    assert result.verdict == "cannot_tell" and result.seed_spread is not None
+    assert result.seed_spread["source"] == "own" and result.seed_spread["value"] > 0.03
+    alone = compared(proportion([run], [seeds[1]]))
+    assert alone.difference_interval is not None and result.difference_interval is not None
+    assert np.ptp(result.difference_interval) > 2 * np.ptp(alone.difference_interval)
+
+
+def test_without_own_seeds_the_public_spread_of_the_benchmark_is_used() -> None:
+    base = answers(300, 500)
+    known = compared(proportion([flipped(base, 0, 10)], [base], name="AGIEval"))
+    unknown = compared(proportion([flipped(base, 0, 10)], [base], name="ours"))
+    assert (unknown.verdict, known.verdict) == ("worse", "cannot_tell")
+    assert "public seed spread of AGIEval is used: ±1.63 %" in known.explanation
+    assert "Madaan et al. 2024" in known.explanation
+    assert "spread between seeds is not included" in unknown.explanation
+
+
+def test_other_runs_of_the_seed_group_take_part() -> None:
+    chance = np.random.default_rng(0)
+    chances = chance.beta(0.5, 0.3, 1000)
+
+    def seed(harm: float = 0.0) -> Score:
+        return Score((chance.random(1000) < chances - harm).astype(float))
+
+    result = compared(proportion([seed() for _ in range(4)], [seed() for _ in range(4)]))
+    assert result.k_run == 4 and "mean of 4 runs" in result.explanation
+    assert result.smallest_detectable is not None and result.smallest_detectable < 0.03
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_score_that_is_not_finite_is_worse(higher: bool) -> None:
+    run = Score(np.array([math.nan, 1.0, math.inf]))
+    result = compared(mean([run], [answers(60)], higher_is_better=higher))
+    assert result.verdict == "worse" and result.explanation.startswith("2 of 3 items")
+
+
+def test_a_score_without_a_baseline_has_an_interval() -> None:
+    result = compared(proportion([answers(60)], []))
+    assert result.verdict == "cannot_tell" and result.interval is not None
+    broken = Score(np.array([math.nan, 1.0]))
+    assert compared(proportion([answers(60)], [broken])).verdict == "cannot_tell"
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+def test_many_tasks_are_adjusted_for_their_number() -> None:
+    base = answers(300, 500)
+    suspect = proportion([flipped(base, 0, 6)], [base])
+    others = [proportion([flipped(base, 8, 8)], [base], name=f"task {i}") for i in range(9)]
+    assert compared(suspect).verdict == "worse"
+    results = judge([suspect, *others], alpha=ALPHA)
+    assert results[0].verdict == "cannot_tell" and results[0].tasks == 10
+    assert results[0].p_adjusted == pytest.approx(10 * (results[0].p_value or 0.0))
+    assert "adjusted for 10 tasks" in results[0].explanation
+
+
+def test_no_harm_is_rarely_called_worse_over_ten_tasks() -> None:
+    """Three seeds against three; the family-wise error is at most alpha, here within five standard errors."""
+    chance = np.random.default_rng(7)
+    wrong, trials = 0, 100
+    for _ in range(trials):
+        chances = chance.beta(0.3, 0.2, (10, 300))
+        tasks = [
+            proportion(
+                [Score((chance.random(300) < row).astype(float)) for _ in range(3)],
+                [Score((chance.random(300) < row).astype(float)) for _ in range(3)],
+                name=str(index),
+            )
+            for index, row in enumerate(chances)
+        ]
+        wrong += any(result.verdict == "worse" for result in judge(tasks, alpha=ALPHA))
+    assert wrong / trials <= ALPHA + 5 * math.sqrt(ALPHA * (1 - ALPHA) / trials)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "overall", "words"),
+    [
+        (["equivalent", "equivalent"], "equivalent", "Equivalent to BF16 on all 2 tasks."),
+        (["equivalent", "better"], "better", "better on 1, equivalent on 1"),
+        (["equivalent", "worse"], "worse", "Worse than BF16 on 1 of 2 tasks: task 1."),
+        (["equivalent", "cannot_tell"], "cannot_tell", "Cannot tell yet for 1 of 2 tasks"),
+        ([], "cannot_tell", "No task has been compared"),
+    ],
+)
+def test_summarises_the_tasks(verdicts: list[str], overall: str, words: str) -> None:
+    summary = summarise([(f"task {i}", verdict) for i, verdict in enumerate(verdicts)], ALPHA)
+    assert summary.verdict == overall and words in summary.explanation
+    if verdicts and overall != "better":
+        assert "at most 5%" in summary.explanation
+
+
+@given(
+    st.lists(st.lists(st.floats(allow_nan=True, width=32), max_size=5), min_size=1, max_size=4), st.booleans()
+)
+def test_any_input_gives_strict_json(items: list[list[float]], higher: bool) -> None:
+    run, *baselines = (Score(np.array(values, dtype=np.float64)) for values in items)
+    result = compared(mean([run], baselines, higher_is_better=higher))
+    assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["explanation"]
