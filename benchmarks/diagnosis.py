@@ -168,13 +168,14 @@ def main() -> None:
             "FP8SCOPE_URL": supervisor.url,
             "FP8SCOPE_TOKEN": token,
             "FP8SCOPE_DIR": str(Path(scratch) / "spool"),
-            "FP8SCOPE_LOG_LEVEL": "warning",
         }
         import django
         import torch
 
         django.setup()
         torch.set_num_threads(1)
+        # Of the agent; the servers' settings read a variable of this name, too.
+        os.environ["FP8SCOPE_LOG_LEVEL"] = "warning"
         known: dict[str, str] = {}
         lines = train_and_judge(fixed_cases(), known)
         from diagnosis_faults import Case

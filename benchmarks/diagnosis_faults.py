@@ -7,7 +7,6 @@ rate`, `data`) are injected into the BF16 arm too.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -181,7 +180,11 @@ def _freeze(state: ScalingState) -> None:
         state.recipe = replace(state.recipe, interval=NEVER)
     elif isinstance(state.recipe, CurrentScaling):
         scale = state.scale.clone()
-        state.next_scale = lambda amax, update=True: scale  # type: ignore[method-assign]
+
+        def frozen(amax: Tensor, *, update: bool = True) -> Tensor:
+            return scale
+
+        state.next_scale = frozen  # type: ignore[method-assign]
 
 
 def _force(layer: Fp8Linear, power: int, *, first: bool) -> None:
@@ -239,8 +242,6 @@ def _evaluate(run: fp8scope.Run, trainer: Faulty, case: Case) -> None:
     precision = "fp8" if case.recipe else "bf16"
     if case.fault == "evaluation" and case.recipe:
         precision = "fp16"
-    labels: dict[str, Any] = {"item_ids": trainer.corpus.items}
-    if "precision" in inspect.signature(run.log_eval).parameters:
-        labels["precision"] = precision
+    labels: dict[str, Any] = {"item_ids": trainer.corpus.items, "precision": precision}
     run.log_eval("held-out text", "accuracy", correct, kind="proportion", **labels)
     run.log_eval("held-out text", "nll", nll, kind="mean", higher_is_better=False, **labels)

@@ -38,12 +38,6 @@ SETTLED_SHARE: Final = 0.1
 MOST_SCORES: Final = 500
 COUNTS: Final = ("amax", "scale", "saturated", "underflow", "nonfinite", "numel")
 ERRORS: Final = ("sq_error", "sq_signal")
-# Of an evaluation; its items may be large.
-SCORE_FIELDS: Final = tuple(
-    field.name
-    for field in Evaluation._meta.concrete_fields
-    if field.name in ("id", "name", "metric", "step", "precision")
-)
 # A running run is diagnosed again after this many new rows, relative to what it had.
 GROWTH: Final = 0.1
 
@@ -211,7 +205,8 @@ def windows_of(run: Run) -> list[Window]:
 
 def scores_of(runs: Sequence[Run], verdicts_of: Run | None = None) -> list[Scored]:
     """The evaluations of these runs by step, without their items; with the verdicts on one of them."""
-    rows = Evaluation.objects.filter(run__in=runs).order_by("step", "id").only(*SCORE_FIELDS)
+    fields = ("name", "metric", "step", "precision")
+    rows = Evaluation.objects.filter(run__in=runs).order_by("step", "id").values_list(*fields)
     verdicts: Mapping[tuple[str, str, int], Any] = {}
     if verdicts_of is not None:
         compared = EvaluationComparison.objects.filter(run=verdicts_of)
@@ -220,15 +215,8 @@ def scores_of(runs: Sequence[Run], verdicts_of: Run | None = None) -> list[Score
             for name, metric, step, verdict in compared.values_list("name", "metric", "step", "verdict")
         }
     return [
-        Scored(
-            row.name,
-            row.metric,
-            row.step,
-            # Null for evaluations from before it was recorded.
-            getattr(row, "precision", None) or "",
-            str(verdicts.get((row.name, row.metric, row.step), "")),
-        )
-        for row in rows[:MOST_SCORES]
+        Scored(name, metric, step, precision or "", str(verdicts.get((name, metric, step), "")))
+        for name, metric, step, precision in rows[:MOST_SCORES]
     ]
 
 

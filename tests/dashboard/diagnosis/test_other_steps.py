@@ -155,7 +155,7 @@ def test_worse_scores_of_a_worse_training_are_no_fault_of_the_evaluation() -> No
 
 CLEAR = {
     step: Finding(step, "clear", "") for step in ("reference", "software", "scaling", "product", "evaluation")
-}  # type: ignore[arg-type]
+}
 FROZEN = Finding("scaling", "cause", "The scales are frozen.", "frozen_scale", 60)
 SHARED = Finding("reference", "not_fp8", "Not FP8: ...", "learning_rate", 50)
 PRECISION = Finding("evaluation", "cause", "Wrong precision.", "evaluation_precision")

@@ -268,8 +268,8 @@ def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorRows) -
     share = float(np.median([each.share for each in vanishing]))
     return Finding(
         "scaling", "cause",
-        f"The gradients underflow: {share:.0%} of the elements of {len(positions)} of {gradients} grad_output "
-        f"tensors become zero, {_first(vanishing[0], rows)}.",
+        f"The gradients underflow: {share:.0%} of the elements of {len(positions)} of {gradients} "
+        f"grad_output tensors become zero, {_first(vanishing[0], rows)}.",
         "underflow", vanishing[0].onset, _names(positions, rows),
         "Use E5M2 or block scaling for the gradients, or a larger loss scale.",
         _tensor_links(positions, rows, "underflow_rate"),
