@@ -4,14 +4,17 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# Two steps into one environment: the package with what the demo needs, then what tests and benchmarks need.
+# Without --no-compile pip spends a minute on the bytecode of modules of which few are ever imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Three steps into one environment: the package with what the demo needs, the tools of `make check`, then what
+# tests and benchmarks need besides.
 PACKAGE := .venv/.package
+DEV := .venv/.dev
 TOOLS := .venv/.tools
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: help install kernels demo up test test-gpu bench-gpu lint format types check browser bench lowest clean
+.PHONY: help install kernels demo up test test-gpu bench-gpu lint format types django check browser bench lowest clean
 
 help:
 	@echo "To see it:"
@@ -45,8 +48,12 @@ $(PACKAGE): pyproject.toml constraints.txt $(KERNELS)
 	@touch $@
 
 # The package is there already: pip adds what its other extras name, and builds nothing again.
-$(TOOLS): $(PACKAGE)
-	$(PIP) 'fp8scope[dev,frameworks,benchmarks]'
+$(DEV): $(PACKAGE)
+	$(PIP) 'fp8scope[dev,benchmarks]'
+	@touch $@
+
+$(TOOLS): $(DEV)
+	$(PIP) 'fp8scope[frameworks]'
 	@touch $@
 
 # The kernels alone, into the source tree: any Python will do, with a C++ compiler or the package ziglang.
@@ -79,20 +86,23 @@ browser:
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 		echo "chromium is not installed: the browser tests will be skipped (Debian: apt-get install chromium)"
 
-check: lint types
-	$(BIN)/python manage.py check --deploy --fail-level WARNING
-	$(BIN)/python manage.py makemigrations --check --dry-run
+check: lint types django
 
-lint: $(TOOLS)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(TOOLS)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(TOOLS)
+types: $(DEV)
 	$(BIN)/mypy
+
+# The settings of the tests: those of production would wait for the database.
+django: $(DEV)
+	$(BIN)/python manage.py check --deploy --fail-level WARNING
+	$(BIN)/python manage.py makemigrations --check --dry-run --settings fp8scope_dashboard.settings.test
 
 # All but two: calibration.py needs a directory of loss curves, gpu_kernels.py a GPU (make bench-gpu). It takes hours.
 BENCHMARKS = agent_overhead bisection chaos compaction crash deletion eager_fallback fp6 growth ingest kill linear optimizer_state outage quantize query recipes spikes storage watching web_server

@@ -61,6 +61,17 @@ def _needs_servers(config: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """The test database; tests that commit are followed by a faster flush than Django's."""
+    from django.test import TransactionTestCase
+    from helpers.empty_database import empty_databases
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", empty_databases)
+        yield
+
+
+@pytest.fixture(scope="session")
 def web_process(
     django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
@@ -98,6 +109,9 @@ def worker(transactional_db: None, tmp_path: Path) -> Iterator[Worker]:
         yield Worker(process, log)
 
 
+LONGEST = ("e2e/test_demo.py", "kernels/triton/test_triton.py::test_it_works")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the demo first: it takes longest, and the other workers would wait for it at the end."""
-    items.sort(key=lambda item: "test_demo.py" not in item.nodeid)
+    """Run the longest tests first: at the end the other workers would wait for them."""
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONGEST))

@@ -191,6 +191,7 @@ def attach(
     include: "Selection | None" = None,
     scaler: "torch.amp.GradScaler | None" = None,
     overhead: "Overhead" = "default",
+    readiness: bool = False,
     **arguments: Any,
 ) -> "Run":
     """Begin a run and record every training step automatically.
@@ -204,16 +205,22 @@ def attach(
 
     `model` may be compiled or wrapped by DistributedDataParallel. Convert a model to FP8 before attaching it.
     Pass several models that are trained together as a mapping by name, and their optimizers under the same
-    names: a step is complete once every optimizer has stepped. `every`, `shadow`, `include`, `scaler` and
-    `overhead` (the largest share of the step time that watching may add; None: no limit) are passed to
-    `Run.watch`, `arguments` to `init`. `run.detach()` undoes this call.
+    names: a step is complete once every optimizer has stepped. `every`, `shadow`, `include`, `scaler`,
+    `readiness` and `overhead` (the largest share of the step time that watching may add; None: no limit) are
+    passed to `Run.watch`, `arguments` to `init`. `run.detach()` undoes this call.
 
     Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
     from fp8scope.autolog.attach import attach_run, check
     from fp8scope.observe.budget import check_overhead
 
-    watching: dict[str, Any] = {"every": every, "shadow": shadow, "include": include, "scaler": scaler}
+    watching: dict[str, Any] = {
+        "every": every,
+        "shadow": shadow,
+        "include": include,
+        "scaler": scaler,
+        "readiness": readiness,
+    }
     check(model, optimizer, reduction, tokens_per_step, watching)
     if overhead != "default":
         check_overhead(overhead)

@@ -40,7 +40,9 @@ def plain_config(config: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"config cannot be read ({type(error).__name__}: {error}).") from error
 
 
-def check_watch(every: object, shadow: object, include: object, scaler: object) -> None:
+def check_watch(
+    every: object, shadow: object, include: object, scaler: object, readiness: object = False
+) -> None:
     """Raise ConfigurationError if an argument of `Run.watch` is invalid."""
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
         raise ConfigurationError(f"every must be a whole number of steps, or 0 for never, got {every!r}.")
@@ -49,6 +51,8 @@ def check_watch(every: object, shadow: object, include: object, scaler: object) 
         _check_texts("include", include)
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise _wrong("scaler", "a GradScaler", scaler)
+    if not isinstance(readiness, bool):
+        raise _wrong("readiness", "True or False", readiness)
 
 
 def check_shadow(shadow: object) -> None:

@@ -112,6 +112,7 @@ class Run:
         include: "Selection | None" = None,
         scaler: "torch.amp.GradScaler | None" = None,
         overhead: Overhead = "default",
+        readiness: bool = False,
     ) -> int:
         """Observe `model` from the next step on; returns the number of tensors observed.
 
@@ -125,6 +126,9 @@ class Run:
         `shadow`: a recipe under which the linear layers' tensors are quantised as well, without changing the
         training. `include` selects other modules for it. `scaler`: the GradScaler whose factor is divided out
         of the gradients.
+
+        `readiness`: also record the exponents of these tensors, for the run's page of FP8 readiness. It casts
+        nothing and needs one more pass over each tensor in sampled steps. `shadow` records them anyway.
 
         `every`: expensive statistics are collected only on step 1 and every `every` steps after that (100;
         0: never). These are the shadow's casts, exponents and quantisation errors, and with `optimizer` also
@@ -152,6 +156,7 @@ class Run:
                     shadow=shadow or self.shadow,
                     include=include,
                     scaler=scaler,
+                    readiness=readiness is True,
                 )
         return count
 

@@ -57,7 +57,7 @@ VALUES: dict[str, Any] = {
     "what cannot be shown": {"entry": Unprintable()},
 }
 INIT = list(inspect.signature(fp8scope.init).parameters)
-ATTACH = ["tokens_per_step", "reduction", "every", "shadow", "include", "scaler"]
+ATTACH = ["tokens_per_step", "reduction", "every", "shadow", "include", "scaler", "readiness"]
 
 
 def begun_or_refused(begin: Callable[[], Run]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +12,15 @@ from random import Random
 import psycopg
 import pytest
 import urllib3
+from contract.helpers.migrated_cluster import MigratedCluster
 from contract.helpers.wire_client import Answer, WireClient
-from helpers.live_servers import process_environment, web_server
+from helpers.live_servers import web_server
 
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 
 DISK_BYTES = 220 << 20
 UNREACHABLE_REDIS = "redis://localhost:1/0"
 BANNER = "disk of the server’s database is full"
-MAKE_TOKEN = """
-import django; django.setup()
-from fp8scope_dashboard.accounts.services import create_project, create_token
-print(create_token(create_project("default", "Default"), "t")[1])
-"""
 
 
 @pytest.fixture
@@ -45,8 +40,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def postgres(disk: Path) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(disk / "postgres", durable=False)
+def postgres(disk: Path, migrated: MigratedCluster) -> Iterator[EmbeddedPostgres]:
+    server = migrated.copy(disk / "postgres", durable=False)
     server.start()
     yield server
     server.stop()
@@ -58,17 +53,6 @@ def environment(postgres: EmbeddedPostgres) -> dict[str, str]:
         "FP8SCOPE_DATABASE_DIR": "",
         "REDIS_URL": UNREACHABLE_REDIS,
     }
-
-
-@pytest.fixture
-def token(db: None, postgres: EmbeddedPostgres) -> str:
-    variables = {**process_environment(), **environment(postgres), "FP8SCOPE_BASE_URL": "http://localhost"}
-    migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
-    subprocess.run(migrate, env=variables, check=True)
-    created = subprocess.run(
-        [sys.executable, "-c", MAKE_TOKEN], env=variables, check=True, capture_output=True, text=True
-    )
-    return created.stdout.strip()
 
 
 def fill(disk: Path) -> Path:

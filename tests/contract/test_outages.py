@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from contract.helpers.migrated_cluster import MigratedCluster
 from contract.helpers.wire_client import Answer, WireClient
-from helpers.live_servers import process_environment, web_server
+from helpers.live_servers import web_server
 
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 
-MAKE_TOKEN = """
-import django; django.setup()
-from fp8scope_dashboard.accounts.services import create_project, create_token
-print(create_token(create_project("default", "Default"), "t")[1])
-"""
-
 
 @pytest.fixture
-def postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+def postgres(tmp_path: Path, migrated: MigratedCluster) -> Iterator[EmbeddedPostgres]:
     """A PostgreSQL for this test only, which can be stopped and started.
 
     It is as durable as in production. The shared one may acknowledge commits that a crash undoes.
     """
-    server = EmbeddedPostgres(tmp_path / "postgres")
+    server = migrated.copy(tmp_path / "postgres", durable=True)
     server.start()
     yield server
     server.stop()
@@ -52,18 +45,6 @@ def environment(postgres: EmbeddedPostgres, redis_url: str) -> dict[str, str]:
         "DATABASE_URL": postgres.url,
         "REDIS_URL": redis_url,
     }
-
-
-@pytest.fixture
-def token(db: None, postgres: EmbeddedPostgres) -> str:
-    variables = {**process_environment(), **environment(postgres, "redis://localhost:1/0")}
-    variables["FP8SCOPE_BASE_URL"] = "http://localhost"
-    migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
-    subprocess.run(migrate, env=variables, check=True)
-    created = subprocess.run(
-        [sys.executable, "-c", MAKE_TOKEN], env=variables, check=True, capture_output=True, text=True
-    )
-    return created.stdout.strip()
 
 
 def rows_stored(postgres: EmbeddedPostgres) -> object:

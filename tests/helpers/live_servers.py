@@ -20,7 +20,7 @@ from django.db import connection
 
 from fp8scope_dashboard.accounts.models import Project
 
-START_SECONDS = 60
+START_SECONDS = 150
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def _answers(url: str) -> bool:
     try:
         # A redirect to https, or a refused host name, is an answer too.
-        return urllib3.request("GET", f"{url}/api/v1/openapi.json", retries=False, timeout=10).status < 500
+        return urllib3.request("GET", f"{url}/api/v1/openapi.json", retries=False, timeout=30).status < 500
     except urllib3.exceptions.HTTPError:
         return False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fp8scope.step import Step
 
 
-class Fp8scopeTracker(GeneralTracker):  # type: ignore[misc]
+class Fp8scopeTracker(GeneralTracker):
     """Records the values of `accelerator.log` as scalars of a run.
 
     `run` is a run that has already begun, with `fp8scope.attach(model, optimizer)` after

@@ -102,7 +102,7 @@ class Fp8scopeCallback(TrainerCallback):
 
 def _facts(args: TrainingArguments, state: TrainerState, model: nn.Module) -> dict[str, Any]:
     """Return what the Trainer knows about the run, as arguments of `fp8scope.init`."""
-    config: dict[str, Any] = {"trainer": args.to_dict()}  # type: ignore[no-untyped-call]
+    config: dict[str, Any] = {"trainer": args.to_dict()}
     settings: Any = getattr(unwrapped(model), "config", None)
     if hasattr(settings, "to_dict"):
         config["model"] = settings.to_dict()

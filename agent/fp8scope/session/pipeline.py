@@ -214,7 +214,8 @@ class Pipeline:
         if recorded:
             # `_keep` empties the spool for a moment: that does not mean that everything was sent.
             with self._keeping:
-                self._complete = self._complete or sender.is_done()
+                if sender.is_done():
+                    self._complete = True
             if self._complete:
                 self.sending.stop()
             pause = min(pause, CLOSING_PAUSE)

@@ -132,6 +132,7 @@ class Session:
         shadow: "Recipe | None",
         include: "Selection | None",
         scaler: "torch.amp.GradScaler | None",
+        readiness: bool = False,
     ) -> int:
         """Observe a model from the next step on; see `Run.watch`."""
         # Needs torch.
@@ -141,7 +142,8 @@ class Session:
         self.steps.measures.watch(model, optimizer)
         if every is not None:
             collector.every = whole_steps(every)
-        count = collector.watch(model, optimizer, Watching(shadow=shadow, include=include, scaler=scaler))
+        how = Watching(shadow=shadow, readiness=readiness, include=include, scaler=scaler)
+        count = collector.watch(model, optimizer, how)
         if count == 0:
             self.guard.warn_once("watch", "no FP8 layer found in the model, and none that could be one.")
         elif (recipe := collector.recipe) and not document["recipe"]:

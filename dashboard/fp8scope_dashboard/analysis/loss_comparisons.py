@@ -41,14 +41,15 @@ def compare(run_id: UUID) -> Comparison | None:
         result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha)
         judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
         report("Computing costs and savings", 0.9)
-        quantities = quantities_of(run, mine, others, result.as_dict())
+        stored = result.as_dict()
+        quantities = quantities_of(run, mine, others, stored)
     comparison, _ = Comparison.objects.update_or_create(
         run=run,
         defaults={
             "baseline": run.baseline,
             "to_step": run.last_step or 0,
             "verdict": judgement.verdict,
-            "result": {**result.as_dict(), **judgement.as_dict(), "quantities": quantities},
+            "result": {**stored, **judgement.as_dict(), "quantities": quantities},
             "inputs": inputs,
             "seconds": time.perf_counter() - began,
             "computed_at": timezone.now(),

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
 import numpy as np
 
 from fp8scope_dashboard.analysis.alignment import Curve
+from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import ScalarMeans
 
@@ -25,6 +27,10 @@ STORED_STRIDE: Final = 64
 """The smallest buckets that the store keeps."""
 SCALARS: Final = ("grad_norm", "tokens_per_second", "step_seconds", "memory_peak", "memory_reserved")
 """Read together with the loss, for the quantities."""
+COARSER: Final = 8
+"""Steps per bucket of these scalars of a long run, in buckets of its loss."""
+MOST_KEPT: Final = 32
+"""Runs that a worker keeps in memory: finished baselines are read once. At most 1 MB each."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ def stride_of(steps: int) -> int:
 
 def read_curve(run_id: UUID) -> Curve:
     """A run's loss, with tokens if it logs them wherever it logs a loss."""
-    return read_run(run_id).curve
+    (reading,), _ = read_arms([run_id], [])
+    return reading.curve
 
 
 def read_arms(ours: Sequence[UUID], theirs: Sequence[UUID]) -> tuple[list[Reading], list[Reading]]:
@@ -56,35 +63,56 @@ def read_arms(ours: Sequence[UUID], theirs: Sequence[UUID]) -> tuple[list[Readin
 
     The buckets follow from that range, so that a short run is compared step by step with a long baseline.
     """
-    ends = {run_id: _end(run_id) for run_id in {*ours, *theirs}}
-    shared = min(ends[ours[0]], max((ends[run_id] for run_id in theirs), default=0))
-    readings = {run_id: _read(run_id, shared, ends[run_id]) for run_id in ends}
+    stored = Run.objects.filter(pk__in={*ours, *theirs}).values_list("pk", "rows_stored")
+    # Read before the rows, so that rows that arrive meanwhile are read again by the next call.
+    rows: dict[UUID, int] = dict(stored)
+    ends = {run_id: _end(run_id, rows.get(run_id, 0)) for run_id in {*ours, *theirs}}
+    others = [ends[run_id] for run_id in theirs] or [ends[ours[0]]]
+    shared = min(ends[ours[0]], max(others))
+    readings = {}
+    for run_id, end in ends.items():
+        near, far = stride_of(shared), stride_of(end)
+        border = -(-(shared + 1) // far) * far
+        is_longer = near != far and border <= end
+        readings[run_id] = _read(run_id, rows.get(run_id, 0), near, (border, far) if is_longer else None)
     return [readings[run_id] for run_id in ours], [readings[run_id] for run_id in theirs]
 
 
-def read_run(run_id: UUID) -> Reading:
-    """One run by itself."""
-    end = _end(run_id)
-    return _read(run_id, end, end)
-
-
-def _end(run_id: UUID) -> int:
+@lru_cache(maxsize=4 * MOST_KEPT)
+def _end(run_id: UUID, rows_stored: int) -> int:
+    """The last step of a run; 0 if it has none."""
     steps = queries.step_range(run_id)
     return 0 if steps is None else steps[1]
 
 
-def _read(run_id: UUID, shared: int, end: int) -> Reading:
-    """Fine buckets up to the step `shared`, and coarser ones behind it if the run goes on for long."""
-    names = ("loss", "tokens", *SCALARS)
-    near, far = stride_of(shared), stride_of(end)
-    border = -(-(shared + 1) // far) * far
-    if near == far or border > end:
-        return _reading(queries.scalar_means(run_id, names, near))
+@lru_cache(maxsize=MOST_KEPT)
+def _read(run_id: UUID, rows_stored: int, near: int, rest: tuple[int, int] | None) -> Reading:
+    """A run in buckets of `near` steps.
+
+    Args:
+        rows_stored: grows with every row that is stored, so the result for the same number stays the same.
+        rest: from which step on buckets have which (larger) number of steps, if the run goes on for long.
+    """
+    if rest is None:
+        return _reading(queries.scalar_means(run_id, _strides(near)))
+    border, far = rest
     parts = (
-        queries.scalar_means(run_id, names, near, last=border - 1),
-        queries.scalar_means(run_id, names, far, first=border),
+        queries.scalar_means(run_id, _strides(near), last=border - 1),
+        queries.scalar_means(run_id, dict.fromkeys(_strides(far), far), first=border),
     )
-    return _reading({name: _joined(parts[0][name], parts[1][name]) for name in names})
+    return _reading({name: _joined(parts[0][name], parts[1][name]) for name in parts[0]})
+
+
+def forget() -> None:
+    """Drop the runs in memory, for tests of the store."""
+    _read.cache_clear()
+    _end.cache_clear()
+
+
+def _strides(stride: int) -> dict[str, int]:
+    """The buckets of each scalar: those of the quantities are coarser, if the store keeps them."""
+    coarse = stride if stride < STORED_STRIDE else stride * COARSER
+    return {"loss": stride, "tokens": stride, **dict.fromkeys(SCALARS, coarse)}
 
 
 def _joined(first: ScalarMeans, second: ScalarMeans) -> ScalarMeans:

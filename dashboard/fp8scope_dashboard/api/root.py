@@ -15,6 +15,7 @@ from fp8scope_dashboard.api.control import router as control
 from fp8scope_dashboard.api.diagnosis import router as diagnosis
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
+from fp8scope_dashboard.api.readiness import router as readiness
 from fp8scope_dashboard.api.runs import router as runs
 from fp8scope_dashboard.api.telemetry import router as telemetry
 from fp8scope_dashboard.runs.services import TooManyWritersError
@@ -43,6 +44,7 @@ api.add_router("", ingest)
 api.add_router("", exports)
 api.add_router("", control)
 api.add_router("", telemetry)
+api.add_router("", readiness)
 
 
 @api.exception_handler(RefusalError)

@@ -13,9 +13,11 @@ from fp8scope_dashboard.pages.views import (
     figures,
     home,
     progress,
+    readiness,
     run_controls,
     runs,
     settings,
+    tensor_changes,
 )
 
 
@@ -38,6 +40,9 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),
     path(RUN + "diagnosis/", diagnosis.diagnosis, name="diagnosis"),
     path(RUN + "events", events.run_events, name="run_events"),
+    path(RUN + "readiness/", readiness.readiness, name="readiness"),
+    path(RUN + "readiness/exponents.json", readiness.readiness_figure, name="readiness_figure"),
+    path(RUN + "changes", tensor_changes.changes, name="changes"),
     path(RUN + "ranks", runs.ranks, name="ranks"),
     path(RUN + "loss.svg", runs.spark, name="spark"),
     path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),

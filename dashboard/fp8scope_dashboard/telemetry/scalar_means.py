@@ -7,7 +7,7 @@ cost depends on the number of buckets and on the rows since the last compaction,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -21,7 +21,7 @@ from fp8scope_dashboard.telemetry.codec import SCALAR, Float64s, Int64s
 from fp8scope_dashboard.telemetry.coverage import Cover, cover
 from fp8scope_dashboard.telemetry.rank_merge import Merged, first_of_each_step
 from fp8scope_dashboard.telemetry.rollups.read import Rolled
-from fp8scope_dashboard.telemetry.writers import Stored, stored_of
+from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of
 
 PARTS: Final = ("sum", "count", "undefined", "last")
 
@@ -49,58 +49,71 @@ class ScalarMeans:
 
 def scalar_means(
     run_id: UUID,
-    names: Sequence[str],
-    stride: int,
+    strides: Mapping[str, int],
     *,
     first: int | None = None,
     last: int | None = None,
 ) -> dict[str, ScalarMeans]:
-    """Read scalars over the steps first..last (inclusive; all by default) in buckets of `stride` steps.
+    """Read scalars over the steps first..last (inclusive; all by default) in buckets.
 
-    Bucket j holds the steps j * stride <= step < (j + 1) * stride. Which writer counts is as in
+    Bucket j of stride n holds the steps j * n <= step < (j + 1) * n. Which writer counts is as in
     `series.scalar`. The result does not depend on what is compacted.
 
     Args:
-        stride: a power of two. Below telemetry.aggregates.FINEST, every row is read.
-        first: a multiple of `stride`.
+        strides: steps per bucket by scalar, each a power of two. Below telemetry.aggregates.FINEST, every row
+            is read.
+        first: a multiple of all strides.
 
     Raises:
-        ValueError: `stride` is not a power of two, or `first` not a multiple of it.
+        ValueError: a stride is not a power of two, or `first` is not a multiple of it.
     """
-    if stride < 1 or stride & (stride - 1):
-        raise ValueError(f"stride must be a power of two, not {stride}")
-    if first is not None and first % stride:
-        raise ValueError(f"first must be a multiple of the stride {stride}, not {first}")
+    for stride in strides.values():
+        if stride < 1 or stride & (stride - 1):
+            raise ValueError(f"stride must be a power of two, not {stride}")
+        if first is not None and first % stride:
+            raise ValueError(f"first must be a multiple of the stride {stride}, not {first}")
     stored = stored_of(run_id)
+    buckets = {name: _Buckets(stride) for name, stride in strides.items()}
     if stored.steps is None:
-        return {name: _means(_Buckets(stride), 0) for name in names}
+        return {name: _means(each, 0) for name, each in buckets.items()}
     low = stored.steps[0] if first is None else max(first, stored.steps[0])
     high = stored.steps[1] if last is None else min(last, stored.steps[1])
-    buckets = {name: _Buckets(stride) for name in names}
     if low <= high:
-        columns = [SCALAR + name for name in names]
-        covered = _cover(run_id, columns, low, high, stride)
+        _fill(run_id, buckets, low, high, stored)
+    return {name: _means(each, high) for name, each in buckets.items()}
+
+
+def _fill(run_id: UUID, buckets: dict[str, _Buckets], low: int, high: int, stored: Stored) -> None:
+    """Add the steps low..high: roll-ups by stride, and the rows that they do not cover."""
+    # By intervals of rows: usually those of all strides are the same, and are read once.
+    raw: dict[tuple[Interval, ...], list[str]] = {}
+    for stride in {each.stride for each in buckets.values()}:
+        names = [name for name, each in buckets.items() if each.stride == stride]
+        covered = _cover(run_id, [SCALAR + name for name in names], low, high, stride)
         for rolled in covered.rolled:
             for name in names:
                 buckets[name].add_rolled(rolled, rolled.values[SCALAR + name])
-        for name, merged in _rows(run_id, names, covered, stored).items():
+        raw.setdefault(tuple(covered.raw), []).extend(names)
+    for between, names in raw.items():
+        for name, merged in _rows(run_id, names, between, stored).items():
             buckets[name].add_rows(merged.steps, merged.values[name])
-    return {name: _means(buckets[name], high) for name in names}
 
 
 def _cover(run_id: UUID, columns: list[str], low: int, high: int, stride: int) -> Cover:
     """Roll-ups of at most `stride` steps, and the steps that they do not cover."""
-    usable = [each for each in STRIDES if each <= stride and stride % each == 0]
+    usable = [each for each in STRIDES if each <= stride]
     if not usable:
         return Cover([], [(low, high)])
     return cover(run_id, columns, np.zeros(1, np.int64), PARTS, low // FINEST * FINEST, high, usable[-1])
 
 
-def _rows(run_id: UUID, names: Sequence[str], covered: Cover, stored: Stored) -> dict[str, Merged]:
-    """The rows of the steps that no roll-up covers, one per step."""
-    if not covered.raw:
+def _rows(
+    run_id: UUID, names: Sequence[str], between: Sequence[Interval], stored: Stored
+) -> dict[str, Merged]:
+    """The rows of some steps, one per step."""
+    if not between:
         return {}
-    writers = list(rows.scalars_parts(run_id, tuple(names), *covered.raw, known=stored.sources, timed=False))
+    writers = list(rows.scalars_parts(run_id, tuple(names), *between, known=stored.sources, timed=False))
     return {name: first_of_each_step([parts[name] for parts in writers]) for name in names if writers}
 
 

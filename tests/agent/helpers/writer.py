@@ -21,3 +21,10 @@ def spool_of(run: Run) -> Spool:
 def join_sender(run: Run, timeout: float = 30.0) -> bool:
     """Wait for the end of the sender's thread; whether it has ended."""
     return run.session.writers.pipeline.sending.join(time.monotonic() + timeout)
+
+
+def rows_acknowledged(run: Run) -> int:
+    """The rows that the server has stored, as far as the writer knows: it has received the answers."""
+    sender = run.session.writers.pipeline.sender
+    assert sender is not None
+    return sender.cursor.progress.rows_sent

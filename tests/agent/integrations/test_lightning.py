@@ -40,7 +40,7 @@ def trainer(folder: Path, callback: Fp8scopeCallback, **settings: Any) -> lightn
     return lightning.Trainer(**(arguments | settings), callbacks=[callback])
 
 
-class Watched(demo.NextByte):  # type: ignore[misc,name-defined]
+class Watched(demo.NextByte):  # type: ignore[name-defined]
     """Keeps the losses, and logs some values."""
 
     def __init__(self) -> None:

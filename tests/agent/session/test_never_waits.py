@@ -84,7 +84,7 @@ def test_the_counter_would_see_an_item() -> None:
 
 
 class OurWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the operators of WAITING that the agent calls from hooks, from the autograd engine or from the step.
+    """Collects the operators of WAITING that the agent calls: from hooks, the autograd engine or the step.
 
     Operators that the training calls itself do not count. Nor do the kernels' reads of a scale on the CPU,
     which do not wait. On a device the kernels use another path, which tests/gpu covers.

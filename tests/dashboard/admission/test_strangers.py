@@ -62,10 +62,11 @@ def test_it_works(production: Server) -> None:
     client = registered(production)
     assert beat(client)[0].status == 200
     with sign_in_flood(production.url, 30) as statuses:
-        time.sleep(2)
+        time.sleep(1)
         beats = []
-        until = time.monotonic() + 6
-        while time.monotonic() < until:
+        until = time.monotonic() + 3
+        while time.monotonic() < until or sum(statuses.values()) <= 100:
+            assert time.monotonic() < until + 60
             beats.append(beat(client))
             began = time.monotonic()
             assert (
@@ -85,7 +86,7 @@ def test_a_flood_from_many_addresses_gets_503(production: Server) -> None:
     statuses: list[int] = []
 
     def attack(number: int) -> None:
-        for attempt in range(5):
+        for attempt in range(3):
             headers = {"X-Forwarded-For": f"203.0.{number}.{attempt}"}
             statuses.append(sign_in(production.url, f"name-{number}-{attempt}", headers=headers))
 

@@ -1,10 +1,19 @@
 """The settings of the tests with features of production: slow hashes, a connection pool, known hosts."""
 
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
+
 from fp8scope_dashboard.settings.test import *  # noqa: F403
 from fp8scope_dashboard.settings.test import DATABASES
 
+
+class SlowHasher(PBKDF2PasswordHasher):
+    """Slow in comparison with everything else that a request does, but not as slow as in production."""
+
+    iterations = PBKDF2PasswordHasher.iterations // 4
+
+
 PASSWORD_HASHERS = [
-    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+    "dashboard.helpers.production_settings.SlowHasher",
     # The hasher of the test process, which creates the users.
     "django.contrib.auth.hashers.MD5PasswordHasher",
 ]

@@ -32,14 +32,19 @@ class Recorder:
     seq: int = 0
 
     def __post_init__(self) -> None:
-        indices = [self._tensor(name) for name in self.tensors]
+        known = dict(Tensor.objects.filter(run=self.run).values_list("name", "index"))
+        added = [name for name in dict.fromkeys(self.tensors) if name not in known]
+        for index, name in enumerate(added, len(known)):
+            known[name] = index
+        Tensor.objects.bulk_create([self._tensor(name, known[name]) for name in added])
+        indices = [known[name] for name in self.tensors]
         Writer.objects.create(run=self.run, uuid=self.uuid, rank=self.rank, catalogue=indices)
 
-    def _tensor(self, name: str) -> int:
-        count = Tensor.objects.filter(run=self.run).count()
+    def _tensor(self, name: str, index: int) -> Tensor:
         module, _, role = name.rpartition(".")
-        fields = {"index": count, "module": module, "role": role, "format": "e4m3", "numel": 1000}
-        return Tensor.objects.get_or_create(run=self.run, name=name, defaults=fields)[0].index
+        return Tensor(
+            run=self.run, name=name, index=index, module=module, role=role, format="e4m3", numel=1000
+        )
 
     def rows(
         self,

@@ -21,7 +21,7 @@ FORM = {
 }
 
 
-def connect(url: str, timeout: float = 60.0) -> http.client.HTTPConnection:
+def connect(url: str, timeout: float = 120.0) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(str(urlsplit(url).hostname), urlsplit(url).port, timeout=timeout)
 
 

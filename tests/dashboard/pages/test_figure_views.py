@@ -44,11 +44,13 @@ def test_downsampling_keeps_a_spike_of_one_step(admin: Visitor) -> None:
         assert len(trace_values(line["y"])) <= POINTS and 2.9 in trace_values(line["y"])
 
 
-@pytest.mark.parametrize(("axis", "last"), [("step", 149.0), ("tokens", 150.0 * 2048), ("time", 14.9 / 60)])
-def test_draws_over_steps_tokens_or_time(admin: Visitor, seeded: Seeded, axis: str, last: float) -> None:
-    query = {"x": axis, "smooth": "0", "baseline": "0"}
-    line, *_ = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)["figure"]["data"]
-    assert trace_values(line["x"])[-1] == pytest.approx(last)
+def test_draws_over_steps_tokens_or_time(admin: Visitor, seeded: Seeded, subtests: pytest.Subtests) -> None:
+    for axis, last in (("step", 149.0), ("tokens", 150.0 * 2048), ("time", 14.9 / 60)):
+        with subtests.test(axis=axis):
+            query = {"x": axis, "smooth": "0", "baseline": "0"}
+            answer = get_json(admin, f"runs/{seeded.healthy.id}/figures/loss.json", **query)
+            line, *_ = answer["figure"]["data"]
+            assert trace_values(line["x"])[-1] == pytest.approx(last)
 
 
 def test_draws_a_range_of_steps(admin: Visitor, seeded: Seeded) -> None:
@@ -57,20 +59,22 @@ def test_draws_a_range_of_steps(admin: Visitor, seeded: Seeded) -> None:
     assert trace_values(line["x"]).tolist() == list(range(20, 31))
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"first": "nan", "last": "1e400"},
-        {"first": "x" * 500},
-        {"first": str(10**30)},
-        {"theme": "<x>", "x": "y", "compact": "2", "smooth": "?", "log": "!"},
-        {"statistic": "nothing", "name": "nothing", "tensor": "-1"},
-        {"tensor": "²", "role": "x" * 900, "filter": "%_" * 300},
-    ],
-)
-@pytest.mark.parametrize("name", ["loss", "scalar", "heatmap", "tensor"])
-def test_ignores_invalid_parameters(admin: Visitor, seeded: Seeded, name: str, query: dict[str, str]) -> None:
-    get_json(admin, f"runs/{seeded.healthy.id}/figures/{name}.json", **query)
+INVALID: list[dict[str, str]] = [
+    {"first": "nan", "last": "1e400"},
+    {"first": "x" * 500},
+    {"first": str(10**30)},
+    {"theme": "<x>", "x": "y", "compact": "2", "smooth": "?", "log": "!"},
+    {"statistic": "nothing", "name": "nothing", "tensor": "-1"},
+    {"tensor": "²", "role": "x" * 900, "filter": "%_" * 300},
+]
+
+
+# Subtests, because storing the runs takes longer than all of these requests.
+def test_ignores_invalid_parameters(admin: Visitor, seeded: Seeded, subtests: pytest.Subtests) -> None:
+    for name in ("loss", "scalar", "heatmap", "tensor"):
+        for query in INVALID:
+            with subtests.test(name=name, query=query):
+                get_json(admin, f"runs/{seeded.healthy.id}/figures/{name}.json", **query)
 
 
 @pytest.mark.parametrize("name", ["loss", "scalar", "heatmap", "tensor"])
@@ -126,12 +130,13 @@ def test_filters_tensors(admin: Visitor, seeded: Seeded) -> None:
     assert "empty" in get_json(admin, path, filter="nothing like this")
 
 
-@pytest.mark.parametrize("tensor", [TENSORS[6], "6"])
-def test_draws_one_tensor(admin: Visitor, seeded: Seeded, tensor: str) -> None:
-    answer = get_json(admin, f"runs/{seeded.faulty.id}/figures/tensor.json", tensor=tensor)
-    names = {trace["name"] for trace in answer["figure"]["data"]}
-    assert {"amax", "largest representable", "overflow rate", "underflow rate"} <= names
-    assert TENSORS[6] in answer["summary"]
+def test_draws_one_tensor(admin: Visitor, seeded: Seeded, subtests: pytest.Subtests) -> None:
+    for tensor in (TENSORS[6], "6"):
+        with subtests.test(tensor=tensor):
+            answer = get_json(admin, f"runs/{seeded.faulty.id}/figures/tensor.json", tensor=tensor)
+            names = {trace["name"] for trace in answer["figure"]["data"]}
+            assert {"amax", "largest representable", "overflow rate", "underflow rate"} <= names
+            assert TENSORS[6] in answer["summary"]
 
 
 def test_light_and_dark_differ(admin: Visitor, seeded: Seeded) -> None:

@@ -230,8 +230,8 @@ def check_means(history: History, low: int, high: int) -> None:
     """Check bucket means against sums in a plain loop over all rows."""
     stored = queries.step_range(history.run)
     for stride in (1, 2, 64, 512):
-        for first, last in ((None, None), (low // stride * stride, high)):
-            means = queries.scalar_means(history.run, ("loss", "missing"), stride, first=first, last=last)
+        for first, last in ((None, None), (low // 512 * 512, high)):
+            means = queries.scalar_means(history.run, {"loss": stride, "missing": 64}, first=first, last=last)
             buckets: dict[int, list[float]] = {}
             for step, value in history.losses().items():
                 if first is None or first <= step <= high:

@@ -14,7 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
+"""Many charts are drawn within a second, but not beside three other test processes."""
 
 
 @dataclass
@@ -33,7 +34,10 @@ class Tab:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not done():
             if time.monotonic() > deadline:
-                pytest.fail(f"{event} did not happen. Messages on the console: {self.console_errors}")
+                pytest.fail(
+                    f"{event} did not happen. States of the figures: {self.figure_states()}. "
+                    f"Messages on the console: {self.console_errors}"
+                )
             self.page.wait_for_timeout(50)
 
     def draw_everything(self) -> None:
@@ -45,6 +49,15 @@ class Tab:
                 f"Drawing {figure.get_attribute('id')}",
             )
         self.page.evaluate("scrollTo(0, 0)")
+
+    def figure_states(self) -> dict[str, str]:
+        """Each figure's state; "unseen" until it has been near the window."""
+        script = """() => Object.fromEntries(
+            [...document.querySelectorAll("[data-figure]")]
+                .map((tag) => [tag.id, tag.dataset.state ?? "unseen"])
+        )"""
+        states: dict[str, str] = self.page.evaluate(script)
+        return states
 
     def points(self, figure: str) -> int:
         """The number of finite points of the longest line in the figure."""

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from fp8scope.observe.tensors.base import OnError, Source, unwrapped
 from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, StatisticsTable, StatisticsTables
+from fp8scope.observe.tensors.exponents import ExponentLayers
 from fp8scope.observe.tensors.layers import Fp8Layers, HighPrecisionLayers
 from fp8scope.observe.tensors.optimizer_state import OptimizerState
 from fp8scope.observe.tensors.shadow import ShadowLayers
@@ -36,6 +37,7 @@ class Watching:
     """Options of `Run.watch`."""
 
     shadow: Recipe | None = None
+    readiness: bool = False
     include: Selection | None = None
     scaler: Any = None
 
@@ -49,7 +51,9 @@ def sources_of(
     yield lambda: Float8Layers(model, tables, on_error)
     yield lambda: TransformerEngineLayers(model, tables, on_error)
     shadow = how.shadow
-    if shadow is None:
+    if shadow is None and how.readiness:
+        yield lambda: ExponentLayers(model, tables, on_error, include=how.include, scaler=how.scaler)
+    elif shadow is None:
         yield lambda: HighPrecisionLayers(model, tables, on_error)
     else:
         yield lambda: ShadowLayers(model, tables, on_error, shadow, include=how.include, scaler=how.scaler)

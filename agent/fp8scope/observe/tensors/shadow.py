@@ -69,7 +69,7 @@ class ShadowLayers:
         self.tensors = 0
         self._scales: dict[StatisticsTable, DelayedScales] = {}
         unscale = Unscale(scaler)
-        for path, layer in _chosen(model, include):
+        for path, layer in chosen_layers(model, include):
             table = tables.on(device_of(layer), capacity=FIRST_ROWS)
             if isinstance(recipe, DelayedScaling) and table not in self._scales:
                 self._scales[table] = DelayedScales(recipe, table)
@@ -98,7 +98,8 @@ class ShadowLayers:
 FIRST_ROWS = 256
 
 
-def _chosen(model: nn.Module, include: Selection | None) -> Iterable[tuple[str, nn.Module]]:
+def chosen_layers(model: nn.Module, include: Selection | None) -> Iterable[tuple[str, nn.Module]]:
+    """Return the modules that `include` selects, with their paths; by default the linear layers."""
     if include is None:
         return [(path, layer) for path, layer in candidate_layers(model) if not is_foreign(layer)]
     return [(path, module) for path, module in model.named_modules() if matches(include, path, module)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from fp8scope_dashboard.pages.glossary.quantities import QUANTITY_TERMS
 from fp8scope_dashboard.pages.glossary.runs import RUN_TERMS
 from fp8scope_dashboard.pages.glossary.steps import STEP_TERMS
 from fp8scope_dashboard.pages.glossary.tensors import TENSOR_TERMS
 from fp8scope_dashboard.pages.glossary.term import Term
 
-GLOSSARY: Final[Mapping[str, Term]] = {**RUN_TERMS, **STEP_TERMS, **TENSOR_TERMS}
+GLOSSARY: Final[Mapping[str, Term]] = {**RUN_TERMS, **QUANTITY_TERMS, **STEP_TERMS, **TENSOR_TERMS}
 
 
 def title(name: str) -> str:

@@ -89,6 +89,30 @@ TENSOR_TERMS: Final[Mapping[str, Term]] = {
         "the format at the scale of that step (the median scale if there is one per block).",
         "Elements right of the largest value saturate; elements left of the smallest subnormal become zero.",
     ),
+    "readiness": Term(
+        "FP8 readiness",
+        "What a format would do to each tensor of a sampled step, computed from its exponents and its amax. "
+        "Ready: at most 0.01 % of the elements saturate, at most 1 % flush to zero beyond what the format "
+        "takes from any tensor, and the error is at most twice what its mantissa costs.",
+        "A tensor that needs finer scaling is ready with a scale for each row or block.",
+    ),
+    "flushed": Term(
+        "Flushes to zero",
+        "Share of elements that are not zero and become zero: at most half of the smallest subnormal after "
+        "scaling. A range in brackets holds for every tensor with these exponents.",
+    ),
+    "what_if_error": Term(
+        "Error",
+        "Estimated Σ(x − q/s)² / Σx², for elements that are spread evenly between powers of two.",
+        "For normally distributed values, about 0.07 % in E4M3, 0.3 % in E5M2 and 1 % in FP4.",
+    ),
+    "false_discovery_rate": Term(
+        "False discovery rate",
+        "The tensors that changed are those whose last quarter of the last 1,000 steps differs from those "
+        "before, by a test that allows for noise that is correlated over steps. Of all tensors that are "
+        "named, at most this share is expected to be named by chance.",
+        "A drift that goes on is not a change.",
+    ),
     "numel": Term(
         "Elements", "Number of elements that were quantised in this step, to which all counts refer."
     ),

@@ -1,0 +1,113 @@
+"""What another number format would do to the tensors of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import numpy as np
+from django.http import HttpRequest
+from ninja import Query, Router
+
+from fp8scope_dashboard.analysis.run_readiness import sampled_tensors
+from fp8scope_dashboard.analysis.what_if import sentences
+from fp8scope_dashboard.analysis.what_if.distribution import Bounds
+from fp8scope_dashboard.analysis.what_if.readiness import (
+    METHOD_VERSION,
+    Readiness,
+    TensorReadiness,
+    default_budget,
+    judge,
+    smallest_set,
+    worst_first,
+)
+from fp8scope_dashboard.analysis.what_if.targets import MAX_BLOCK, MAX_MARGIN, make_target
+from fp8scope_dashboard.api.auth import check_run
+from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.wire import limits, schemas
+from fp8scope_dashboard.wire.errors import InvalidError
+
+MOST_TENSORS = 2_000
+
+router = Router(tags=["analysis"])
+Step = Annotated[
+    int | None, Query(ge=0, le=limits.LARGEST_INT, description="Default: the last sampled step.")
+]
+Margin = Annotated[int, Query(ge=-MAX_MARGIN, le=MAX_MARGIN, description="Head room in powers of two.")]
+Block = Annotated[int, Query(ge=0, le=MAX_BLOCK, description="Elements that share a scale; 0: the default.")]
+Budget = Annotated[float | None, Query(gt=0, le=1, description="Mean error that is allowed.")]
+
+
+@router.get("/runs/{run}/readiness", response={200: dict[str, Any], ERRORS: schemas.ErrorOut})
+def get_readiness(
+    request: HttpRequest,
+    run: UUID,
+    format: Annotated[str, Query(max_length=512)] = "hybrid",
+    scaling: Annotated[str, Query(max_length=512)] = "current",
+    scale: Annotated[str, Query(max_length=512)] = "1",
+    margin: Margin = 0,
+    block: Block = 0,
+    step: Step = None,
+    error: Budget = None,
+    search: Annotated[str, Query(max_length=512)] = "",
+    limit: Annotated[int, Query(ge=1, le=MOST_TENSORS)] = 100,
+    offset: Annotated[int, Query(ge=0, le=limits.LARGEST_INT)] = 0,
+) -> dict[str, Any]:
+    """The effect of a format and its scales on the tensors of a sampled step, worst first.
+
+    Shares and errors are [low, estimate, high]: the low and high bounds hold for every tensor with the same
+    exponents. docs/readiness.md has the definitions.
+    """
+    check_run(request, run)
+    try:
+        target = make_target(format, scaling, scale, margin, block)
+    except ValueError as problem:
+        raise InvalidError(str(problem), "docs/readiness.md lists formats and scalings.") from None
+    sampled = sampled_tensors(run, step)
+    if sampled is None:
+        raise InvalidError(
+            "The run has no exponent histograms up to this step.",
+            "Record them with run.watch(model, readiness=True), with shadow=… or with FP8 layers.",
+        )
+    readiness = judge(sampled.tensors, target)
+    effect = readiness.effect
+    budget = default_budget(effect) if error is None else error
+    kept = smallest_set(effect.error.estimate, budget)
+    shown = [tensor for tensor in worst_first(readiness) if search.lower() in tensor.name.lower()]
+    known = np.isfinite(effect.error.estimate)
+    return {
+        "method_version": METHOD_VERSION,
+        "step": sampled.step,
+        "format": target.format.name,
+        "scaling": target.title,
+        "headline": sentences.headline(readiness),
+        "counts": {
+            verdict: len(readiness.having(verdict)) for verdict in ("ready", "finer", "bf16", "unknown")
+        },
+        "error": {
+            "mean": float(effect.error.estimate[known].mean()) if known.any() else None,
+            "budget": budget,
+            "keep_in_bf16": [sampled.tensors.names[i] for i in kept],
+        },
+        "total": len(shown),
+        "tensors": [_row(readiness, tensor) for tensor in shown[offset : offset + limit]],
+    }
+
+
+def _row(readiness: Readiness, tensor: TensorReadiness) -> dict[str, Any]:
+    effect, i = readiness.effect, tensor.index
+    return {
+        "name": tensor.name,
+        "verdict": tensor.verdict,
+        "reason": tensor.reason,
+        "finer": tensor.finer,
+        "saturated": _bounds(effect.saturated, i),
+        "flushed": _bounds(effect.flushed, i),
+        "error": _bounds(effect.error, i),
+        "scale": float(effect.scale[i]) if np.isfinite(effect.scale[i]) else None,
+    }
+
+
+def _bounds(bounds: Bounds, i: int) -> list[float] | None:
+    values = [float(part[i]) for part in (bounds.low, bounds.estimate, bounds.high)]
+    return values if np.isfinite(values).all() else None

@@ -1,0 +1,33 @@
+"""Terms about costs and savings of a run against its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fp8scope_dashboard.pages.glossary.term import Term
+
+QUANTITY_TERMS: Final[Mapping[str, Term]] = {
+    "net_speed": Term(
+        "Speed to the same loss",
+        "How many times faster the run reaches the baseline's loss: the throughput ratio divided by 1 + the "
+        "share of additional tokens.",
+    ),
+    "throughput_ratio": Term(
+        "Throughput",
+        "Tokens per second relative to the baseline. Each run counts with its typical step: pauses for "
+        "checkpoints, evaluations and sampled statistics do not count, nor do its first steps.",
+    ),
+    "tokens_cost": Term(
+        "Cost in tokens",
+        "How many more tokens the run needs for the baseline's loss: the difference of the losses over the "
+        "slope of the baseline's loss in the last third of the common range.",
+        "A level loss has no slope, so the cost is not known. The page says so.",
+    ),
+    "memory_ratio": Term("Memory", "The peak of the GPU memory in use, relative to the baseline's."),
+    "gradient_norm_delta": Term(
+        "Gradient norm",
+        "Relative difference of the geometric means of the gradient norm in the last third of the common "
+        "range.",
+    ),
+}

@@ -1,0 +1,58 @@
+"""Costs and savings of a run against its baseline, prepared for the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fp8scope_dashboard.text.quantities import share, times
+
+
+@dataclass(frozen=True)
+class QuantityRow:
+    """One quantity: its term in the glossary, its value with the interval, and what that rests on."""
+
+    term: str
+    value: str
+    explanation: str
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.value)
+
+
+def quantity_rows(stored: Mapping[str, Any]) -> list[QuantityRow]:
+    """The quantities of a comparison's result, the most important first; empty if there are none."""
+    if not stored.get("tokens_cost"):
+        return []
+    rows = []
+    net = stored.get("net")
+    if net:
+        rows.append(QuantityRow("net_speed", times(net["ratio"], net["interval"]), "Throughput by cost."))
+    rows += [
+        _ratio("throughput_ratio", stored["throughput"]),
+        _share("tokens_cost", stored["tokens_cost"]),
+        _ratio("memory_ratio", stored["memory"]),
+        _share("gradient_norm_delta", stored["gradient_norm"]),
+    ]
+    return rows
+
+
+def _ratio(term: str, entry: Mapping[str, Any]) -> QuantityRow:
+    value = "" if entry["ratio"] is None else times(entry["ratio"], entry["interval"])
+    return QuantityRow(term, value, str(entry["explanation"]))
+
+
+def _share(term: str, entry: Mapping[str, Any]) -> QuantityRow:
+    delta, interval = entry["delta"], entry["interval"]
+    if delta is None:
+        return QuantityRow(term, "", str(entry["explanation"]))
+    if term == "tokens_cost":
+        value = share(delta, interval) + f" {entry['axis']}"
+    else:
+        bounds = "" if interval is None else f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
+        value = f"{100 * delta:+.1f} %{bounds}"
+    # The first sentence of the cost repeats the value.
+    explanation = str(entry["explanation"]).partition(". ")[2] or str(entry["explanation"])
+    return QuantityRow(term, value, explanation if term == "tokens_cost" else str(entry["explanation"]))

@@ -1,0 +1,56 @@
+"""Costs and savings on the compare page, the run's page and in the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboard.helpers.seeding import Seeded
+from dashboard.helpers.visitors import Visitor
+
+from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.pages.quantities import quantity_rows
+
+
+def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
+    result = Comparison.objects.get(run=seeded.healthy).result["quantities"]
+    assert result["headline"].startswith("FP8 ") and result["method_version"] == 1
+    compare = viewer.client.get(viewer.address("compare/"), {"runs": str(seeded.healthy.id)}).content.decode()
+    head = viewer.client.get(viewer.address(f"runs/{seeded.healthy.id}/")).content.decode()
+    assert result["headline"] in compare and result["headline"] in head
+    # The headline comes before the explanation of the verdict.
+    explanation = Comparison.objects.get(run=seeded.healthy).result["explanation"][:40]
+    assert compare.index(result["headline"]) < compare.index(explanation)
+    assert "Costs and savings" in compare and "Throughput" in compare
+
+
+def test_a_run_without_a_result_shows_nothing(viewer: Visitor, seeded: Seeded) -> None:
+    Comparison.objects.filter(run=seeded.healthy).delete()
+    answer = viewer.client.get(viewer.address("compare/"), {"runs": str(seeded.healthy.id)})
+    assert answer.status_code == 200 and "Costs and savings" not in answer.content.decode()
+    answer = viewer.client.get(viewer.address(f"runs/{seeded.baselines[0].id}/"))
+    assert answer.status_code == 200 and 'class="headline"' not in answer.content.decode()
+
+
+def test_rows_say_why_a_quantity_is_missing() -> None:
+    missing: dict[str, Any] = {"interval": None, "n": 0}
+    rows = quantity_rows(
+        {
+            "net": None,
+            "throughput": {"ratio": 1.31, "interval": [1.29, 1.33], "n": 9, "explanation": "Why."},
+            "tokens_cost": {
+                "delta": 0.004,
+                "interval": [0.001, 0.007],
+                "axis": "steps",
+                "explanation": "A. B.",
+            },
+            "memory": {"ratio": None, "explanation": "No device.", **missing},
+            "gradient_norm": {"delta": -0.01, "interval": [-0.02, 0.0], "n": 9, "explanation": "C."},
+        }
+    )
+    assert [(row.term, row.value, row.explanation) for row in rows] == [
+        ("throughput_ratio", "1.31x [1.29, 1.33]", "Why."),
+        ("tokens_cost", "0.4 % [0.1, 0.7] more steps", "B."),
+        ("memory_ratio", "", "No device."),
+        ("gradient_norm_delta", "-1.0 % [-2.0, +0.0]", "C."),
+    ]
+    assert quantity_rows({}) == []
