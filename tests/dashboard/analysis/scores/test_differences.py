@@ -15,8 +15,8 @@ from scipy import stats
 from fp8scope_dashboard.analysis.scores.differences import (
     Difference,
     Discordant,
-    exact_p,
     mcnemar,
+    mid_p,
     paired,
     sign_flip,
     unpaired,
@@ -40,8 +40,8 @@ def test_it_works() -> None:
     result = pair(1, 2, 6)
     assert result.mean == pytest.approx(-1 / 6) and "McNemar" in result.method
     assert result.interval(ALPHA).low < -1 / 6 < result.interval(ALPHA).high
-    # Two or more of three tosses.
-    assert result.p_below() == pytest.approx(1 / 2)
+    # Two of three: P(X > 2) + P(X = 2) / 2 of three tosses.
+    assert result.p_below() == pytest.approx(1 / 8 + 3 / 16)
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
@@ -52,28 +52,32 @@ def test_mcnemar_is_the_two_sided_binomial_test(only_run: int, only_baseline: in
 
 
 @given(st.integers(0, 40), st.integers(0, 40))
-def test_the_one_sided_p_value_is_that_of_the_binomial_test(only_run: int, only_baseline: int) -> None:
+def test_the_mid_p_value_is_between_the_exact_ones(only_run: int, only_baseline: int) -> None:
     n = only_run + only_baseline
-    expected = stats.binomtest(only_run, n, alternative="greater").pvalue if n else 1.0
-    assert exact_p(Discordant(only_run, only_baseline, 100), 1.0) == pytest.approx(expected)
+    p = mid_p(Discordant(only_run, only_baseline, n), 1.0)
+    if n == 0:
+        assert p == 1.0
+        return
+    assert stats.binom.sf(only_run, n, 0.5) <= p <= stats.binom.sf(only_run - 1, n, 0.5)
+    assert p + mid_p(Discordant(only_run, only_baseline, n), -1.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("share", "alpha"), [(0.01, 0.05), (0.02, 0.05), (0.05, 0.05), (0.02, 0.005)])
-def test_the_exact_test_keeps_its_size(share: float, alpha: float) -> None:
+def test_the_mid_p_test_keeps_its_size(share: float, alpha: float) -> None:
     """Exact: the number of discordant items of 500 is binomial, half of them fall on each side."""
     size = 0.0
     for n in range(80):
         wins = np.arange(n + 1)
-        rejected = [exact_p(Discordant(int(k), n - int(k), 500), 1.0) <= alpha for k in wins]
+        rejected = [mid_p(Discordant(int(k), n - int(k), 500), 1.0) <= alpha for k in wins]
         size += stats.binom.pmf(n, 500, share) * float(stats.binom.pmf(wins, n, 0.5)[rejected].sum())
     assert size <= alpha
 
 
 @given(st.lists(st.sampled_from([-1.0, 1.0]), min_size=1, max_size=12))
-def test_sign_flips_of_equal_sizes_are_the_exact_test(signs: list[float]) -> None:
+def test_sign_flips_of_equal_sizes_are_the_mid_p_value(signs: list[float]) -> None:
     flips = np.array(signs)
     wins = int(np.sum(flips > 0))
-    assert sign_flip(flips) == pytest.approx(exact_p(Discordant(wins, len(signs) - wins, 50), 1.0))
+    assert sign_flip(flips) == pytest.approx(mid_p(Discordant(wins, len(signs) - wins, 50), 1.0))
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(30, 400))
