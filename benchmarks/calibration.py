@@ -26,9 +26,12 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import LossDetector, above_baseline, divergence, not_finite, spike
-from fp8scope_dashboard.analysis.alignment import Curve
-from fp8scope_dashboard.analysis.delta import compare_losses
-from fp8scope_dashboard.analysis.equivalence import judge_single, two_one_sided_tests
+from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.arms import EquivalenceTest, two_one_sided_tests
+from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, spread_of
+from fp8scope_dashboard.analysis.losses.verdict import compare_losses
+
+Floats = NDArray[np.float64]
 
 MARGIN, ALPHA, SEED = 0.0025, 0.05, 0
 # Shorter curves are too short for streaming detectors.
@@ -114,17 +117,17 @@ def _openings(detector: LossDetector, kind: str, curve: Curve) -> list[int]:
 def against_baseline(
     groups: Sequence[Group], seeds: int, trials: int, parameters: Parameters
 ) -> Iterator[dict[str, Any]]:
-    """One run against `seeds` others of its own group: every alarm and every 'over' is wrong."""
+    """One run against `seeds` others of its own group: every alarm and every 'worse' or 'better' is wrong."""
     chance = np.random.default_rng(SEED)
     for group in groups:
         if len(group.curves) < GROUP_RUNS:
             continue
-        alarms, over, excluded, delta = 0, 0, 0, []
+        alarms, wrong, excluded, delta = 0, 0, 0, []
         for _ in range(trials):
             run, *baseline = (group.curves[i] for i in chance.permutation(len(group.curves))[: seeds + 1])
             alarms += bool(_baseline_alarms(run, baseline, parameters))
             result = compare_losses([run], baseline, margin=MARGIN, alpha=ALPHA)
-            over += result.verdict == "over"
+            wrong += result.verdict in ("worse", "better")
             if result.noise_interval and result.delta is not None:
                 excluded += not result.noise_interval[0] <= 0.0 <= result.noise_interval[1]
                 delta.append(result.delta)
@@ -137,7 +140,7 @@ def against_baseline(
             "trials": trials,
             "above_baseline_alarm_rate": round(alarms / trials, 4),
             "bound": ALPHA,
-            "over_rate": round(over / trials, 4),
+            "wrong_rate": round(wrong / trials, 4),
             "noise_band_excludes_0_rate": round(excluded / trials, 4),
             "delta_sd": float(f"{np.std(delta):.3g}"),
         }
@@ -201,9 +204,7 @@ def finals(directory: Path, seeds: int, trials: int) -> Iterator[dict[str, Any]]
     verdicts: dict[str, int] = defaultdict(int)
     for _ in range(trials):
         values = chance.permutation(large[chance.integers(len(large))])
-        verdicts[judge_single(values[0], values[1 : seeds + 1], MARGIN)[0]] += 1
-        test = two_one_sided_tests(values[:seeds], values[seeds : 2 * seeds], MARGIN, ALPHA)
-        verdicts[test.verdict] += 1
+        verdicts[_test(values[:seeds], values[seeds : 2 * seeds]).verdict] += 1
     yield {
         "question": "verdicts on final validation losses, the same configuration in both arms",
         "groups": len(large),
@@ -213,8 +214,7 @@ def finals(directory: Path, seeds: int, trials: int) -> Iterator[dict[str, Any]]
     }
     for pair in sorted({name for name, _ in pairs}):
         fp8, bf16 = np.array(pairs[pair, "fp8"]), np.array(pairs[pair, "bf16"])
-        test = two_one_sided_tests(fp8, bf16, MARGIN, ALPHA)
-        single = [judge_single(value, bf16, MARGIN)[0] for value in fp8]
+        test = _test(fp8, bf16)
         yield {
             "question": "verdict on FP8 against BF16, final validation losses",
             "pair": pair,
@@ -223,8 +223,13 @@ def finals(directory: Path, seeds: int, trials: int) -> Iterator[dict[str, Any]]
             "verdict": test.verdict,
             "delta": float(f"{test.delta:.3g}"),
             "interval": [float(f"{bound:.3g}") for bound in test.interval],
-            "each_fp8_run_alone_within": single.count("within"),
         }
+
+
+def _test(run: Floats, baseline: Floats) -> EquivalenceTest:
+    scale = float(baseline.mean())
+    spread = spread_of([run / scale, baseline / scale], PUBLIC, seeds=len(baseline))
+    return two_one_sided_tests(run, baseline, MARGIN, ALPHA, spread, scale=scale)
 
 
 def main() -> None:

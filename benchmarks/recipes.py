@@ -8,8 +8,8 @@ same initial weights and on the same batches. Prints one JSON line per recipe:
     delta        relative difference of the mean loss of the last tenth of the steps to that of the BF16 run
                  with the same seed; mean over the seeds
     delta_range  the smallest and the largest of these differences
-    tolerance    max(margin, 3 s sqrt(1 + 1/K)), where s is the relative spread of the K BF16 runs
-    within       how many runs are within the tolerance of the BF16 runs' mean, judged as on a run's page
+    tolerance    the larger of the margin and the difference that two seeds rarely exceed, as on a run's page
+    within       how many runs are within the tolerance of the BF16 runs' mean
 """
 
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fp8scope.demo.train import Plan, Trainer
-from fp8scope_dashboard.analysis.equivalence import judge_single
+from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, spread_of
 from fp8scope_kernels import (
     MXFP8,
     BlockScaling,
@@ -60,7 +60,8 @@ def main() -> None:
     baseline = np.array([final_loss(None, seed, arguments.steps) for seed in seeds])
     for recipe in RECIPES:
         losses = np.array([final_loss(recipe, seed, arguments.steps) for seed in seeds])
-        verdicts = [judge_single(float(loss), baseline, arguments.margin) for loss in losses]
+        spread = spread_of([baseline / baseline.mean()], PUBLIC, seeds=len(baseline))
+        tolerance = max(arguments.margin, spread.quantile(0.05) * spread.error(1, len(baseline)))
         deltas = losses / baseline - 1
         line = {
             "benchmark": "recipes",
@@ -71,8 +72,8 @@ def main() -> None:
             "bf16_loss": round(float(baseline.mean()), 4),
             "delta": round(float(deltas.mean()), 5),
             "delta_range": [round(float(deltas.min()), 5), round(float(deltas.max()), 5)],
-            "tolerance": round(verdicts[0][2], 5),
-            "within": sum(verdict == "within" for verdict, _, _ in verdicts),
+            "tolerance": round(tolerance, 5),
+            "within": int((abs(losses / baseline.mean() - 1) <= tolerance).sum()),
         }
         print(json.dumps(line), flush=True)
 

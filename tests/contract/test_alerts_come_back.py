@@ -98,10 +98,10 @@ def test_verdicts_appear_without_a_request(server: Server, worker: Worker) -> No
     eventually(lambda: Comparison.objects.filter(run=run.run, verdict="pending").exists())
     assert finish(run).status == 201
 
-    eventually(lambda: Comparison.objects.filter(run=run.run, verdict="within").exists())
+    eventually(lambda: Comparison.objects.filter(run=run.run, verdict="equivalent").exists())
     eventually(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="equivalent").exists())
     answer = run.request("GET").json
-    assert answer["comparison"]["verdict"] == "within" and answer["comparison"]["k_baseline"] == 3
+    assert answer["comparison"]["verdict"] == "equivalent" and answer["comparison"]["k_baseline"] == 3
     assert answer["evaluations"][0]["verdict"] == "equivalent" and answer["events"] == []
 
 

@@ -21,7 +21,7 @@ Unit = Literal["steps", "tokens"]
 Plan = Literal["total_steps", "longest_run", "unknown"]
 
 # Good verdicts. Only these need all of the run: a measured difference remains one.
-GOOD: Final = frozenset({"equivalent", "within", "inside"})
+GOOD: Final = frozenset({"equivalent", "better"})
 # A good verdict becomes PENDING while a run continues, and INCOMPLETE if part of the run will never come.
 PENDING: Final = "pending"
 INCOMPLETE: Final = "incomplete"

@@ -7,7 +7,6 @@ from dataclasses import replace
 from uuid import UUID
 
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.alignment import Axis, Curve
 from fp8scope_dashboard.analysis.coverage import (
     GOOD,
     PENDING,
@@ -21,7 +20,8 @@ from fp8scope_dashboard.analysis.coverage import (
     is_dead,
     standing_of,
 )
-from fp8scope_dashboard.analysis.delta import LossComparison
+from fp8scope_dashboard.analysis.losses.alignment import Axis, Curve
+from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.runs.models import Run, RunState
 

@@ -26,7 +26,7 @@ MOST_GROUPS = 200
 # Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
 # Prefix of `Comparison.inputs`. Raise it when the result of a comparison gets a new field.
-VERSION = "v2"
+VERSION = "v3"
 
 
 def arm_named(names: Collection[str]) -> Q:

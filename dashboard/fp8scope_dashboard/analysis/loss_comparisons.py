@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from uuid import UUID
 
+import numpy as np
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.coverage import conclude
-from fp8scope_dashboard.analysis.delta import compare_losses
 from fp8scope_dashboard.analysis.judging import coverage_of_loss
+from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
+from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.analysis.progress import progress
 from fp8scope_dashboard.analysis.quantity_comparisons import quantities_of
 from fp8scope_dashboard.analysis.reading import read_arms
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, RunState
+
+# Comparisons whose baselines give the project's spread between seeds: the newest, if there are more.
+MOST_GROUPS = 64
 
 
 def compare(run_id: UUID) -> Comparison | None:
@@ -36,9 +43,12 @@ def compare(run_id: UUID) -> Comparison | None:
     with progress(run.id, "comparison", expected_seconds=latest.seconds if latest else 0.0) as report:
         report("Reading the losses", 0.0)
         mine, others = read_arms([each.id for each in arm], [each.id for each in baseline])
-        ours, theirs = ([reading.curve for reading in readings] for readings in (mine, others))
+        ours = [_planned(reading.curve, each) for reading, each in zip(mine, arm, strict=True)]
+        theirs = [_planned(reading.curve, each) for reading, each in zip(others, baseline, strict=True)]
         report("Comparing the losses", 0.7)
-        result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha)
+        result = compare_losses(
+            ours, theirs, margin=run.project.margin, alpha=run.project.alpha, prior=project_prior(run)
+        )
         judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
         report("Computing costs and savings", 0.9)
         stored = result.as_dict()
@@ -57,3 +67,19 @@ def compare(run_id: UUID) -> Comparison | None:
     )
     run_changed(run.id, run.project_id, "comparison", run.last_step)
     return comparison
+
+
+def project_prior(run: Run) -> Prior:
+    """The spread between seeds of the project's other baseline groups, for a run with few seeds."""
+    others = Comparison.objects.filter(run__project_id=run.project_id).exclude(baseline=run.baseline)
+    stored = others.order_by("-computed_at").values_list("baseline", "result__baseline_losses")
+    groups = {baseline: losses for baseline, losses in stored[:MOST_GROUPS] if losses}
+    return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
+
+
+def _planned(curve: Curve, run: Run) -> Curve:
+    """The curve with its run's name and the end of its schedule."""
+    planned = run.total_steps
+    if not planned and run.state == RunState.FINISHED and len(curve):
+        planned = int(curve.steps[-1])
+    return replace(curve, planned=planned, name=run.name)

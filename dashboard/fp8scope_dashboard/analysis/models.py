@@ -15,7 +15,7 @@ class Comparison(models.Model):
     baseline = models.CharField(max_length=128)
     to_step = models.BigIntegerField()
     verdict = models.CharField(max_length=32)
-    result = models.JSONField(help_text="analysis.delta.LossComparison as a dict")
+    result = models.JSONField(help_text="analysis.losses.result.LossComparison as a dict")
     inputs = models.CharField(max_length=128, default="", help_text="Summary of the inputs; see lineage.")
     seconds = models.FloatField(
         default=0.0, help_text="Duration of the computation. Slow comparisons are repeated less often."

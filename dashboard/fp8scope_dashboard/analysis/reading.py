@@ -16,7 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import Curve
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import ScalarMeans

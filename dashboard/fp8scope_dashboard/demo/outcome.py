@@ -10,7 +10,7 @@ from typing import Any
 from fp8scope_dashboard.demo.plan import BASELINE, HEALTHY, RunPlan
 from fp8scope_dashboard.demo.trainer import TrainerReport
 
-GOOD_VERDICTS = ("equivalent", "within")
+GOOD_VERDICTS = ("equivalent", "better")
 LOSS_ALERTS = ("loss_not_finite", "loss_divergence", "loss_spike", "above_baseline")
 SATURATION_ALERT = "saturation_rate"
 
@@ -108,7 +108,7 @@ def problems(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         if outcome.group == HEALTHY and outcome.verdict not in GOOD_VERDICTS:
             texts.append(
-                f"{outcome.name} has the verdict {outcome.verdict or 'none'} instead of equivalent or within."
+                f"{outcome.name} has the verdict {outcome.verdict or 'none'} instead of equivalent or better."
             )
         if outcome.fault_at is None:
             critical = [alert.kind for alert in outcome.alerts if alert.severity == "critical"]

@@ -47,6 +47,14 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     return f"{sign}{body}{THIN}%"
 
 
+def difference(value: float | None, unit: str, *, signed: bool = False) -> str:
+    """A difference of losses: as per cent, or in nats where the loss is near 0 (`unit` is 'nats')."""
+    if unit != "nats" or value is None:
+        return percent(value, signed=signed)
+    sign = "+" if signed and value > 0 else ""
+    return f"{sign}{number(value, 3)}{THIN}nats"
+
+
 def count(value: int | None) -> str:
     """A count in groups of three digits: 12 345."""
     return NOTHING if value is None else f"{value:,}".replace(",", THIN)

@@ -42,6 +42,8 @@ class Verdict:
     tolerance: float | None = None
     margin: float | None = None
     interval: tuple[float, float] | None = None
+    unit: str = "relative"
+    warnings: tuple[str, ...] = ()
     baseline: str = ""
     seeds: int = 0
     so_far: bool = False
@@ -181,6 +183,8 @@ def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
         tolerance=result.get("tolerance"),
         margin=result.get("margin"),
         interval=(interval[0], interval[1]) if interval else None,
+        unit=str(result.get("unit", "relative")),
+        warnings=tuple(result.get("warnings", ())),
         baseline=comparison.baseline,
         seeds=int(result.get("k_baseline") or 0),
         so_far=run.state == RunState.RUNNING,

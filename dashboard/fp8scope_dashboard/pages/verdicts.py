@@ -22,11 +22,9 @@ class Badge:
 
 LOSS_VERDICTS: Final[Mapping[str, Badge]] = {
     "equivalent": Badge("Equivalent to BF16", "good", "check"),
-    "within": Badge("Within tolerance", "good", "check"),
-    "different": Badge("Different from BF16", "danger", "cross"),
-    "over": Badge("Over tolerance", "danger", "cross"),
-    "inconclusive": Badge("Inconclusive", "warning", "question"),
-    "insufficient": Badge("Too early to tell", "neutral", "clock"),
+    "worse": Badge("Worse than BF16", "danger", "cross"),
+    "better": Badge("Better than BF16", "good", "check"),
+    "cannot_tell": Badge("Cannot tell yet", "neutral", "question"),
 }
 SCORE_VERDICTS: Final[Mapping[str, Badge]] = {
     "equivalent": Badge("Equivalent to BF16", "good", "check"),
@@ -37,7 +35,7 @@ SCORE_VERDICTS: Final[Mapping[str, Badge]] = {
 # Good verdicts on a part of a run, with another colour and icon than those on a whole run.
 SO_FAR: Final[Mapping[str, Badge]] = {
     "equivalent": Badge("Equivalent so far", "neutral", "clock"),
-    "within": Badge("Within tolerance so far", "neutral", "clock"),
+    "better": Badge("Better so far", "neutral", "clock"),
 }
 NOT_ALL_JUDGED = Badge("Incomplete", "warning", "question")
 TOO_LITTLE = Badge("Not enough data", "neutral", "question")
@@ -91,7 +89,7 @@ def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: 
             return SO_FAR.get(judgement.measured, UNKNOWN)
         if judgement.verdict == INCOMPLETE:
             return NOT_ALL_JUDGED
-        if judgement.verdict == "insufficient" and is_dead(judgement.coverage.standing):
+        if judgement.verdict == "cannot_tell" and is_dead(judgement.coverage.standing):
             return TOO_LITTLE
         return LOSS_VERDICTS.get(judgement.verdict, UNKNOWN)
     if is_baseline:

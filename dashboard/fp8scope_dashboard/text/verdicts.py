@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from fp8scope_dashboard.text.numbers import count, number, percent
 
 
@@ -10,58 +13,158 @@ def too_few_points(common: int, needed: int) -> str:
     return f"The runs have {count(common, 'point')} of loss in common; a verdict needs {needed}."
 
 
-def loss_of_one_run(
-    loss: float, delta: float, baseline_loss: float, seeds: int, *, tolerance: float, margin: float
-) -> str:
-    """The verdict on the loss of one run.
+SCHEDULE_UNKNOWN = (
+    "The run has gone further than its baseline, and the planned length of one of them is unknown: if their "
+    "schedules differ, so do their learning rates at the same step. Set total_steps in both."
+)
 
-    Args:
-        delta: relative difference of the loss from the baseline's.
-        seeds: number of baseline runs.
-        tolerance: the largest delta that is accepted; above `margin` it comes from the baseline's seeds.
+
+def schedules_differ(ratio: float, *, finals: bool) -> str:
+    """A warning that the run's schedule has `ratio` times the length of its baselines'."""
+    relation = f"{percent(abs(ratio - 1.0))} {'longer' if ratio > 1.0 else 'shorter'} than its baseline's"
+    consequence = (
+        "the final losses are compared, and the interval allows for the difference in length"
+        if finals
+        else "at the same step the learning rates differ, so there is no verdict before both have ended"
+    )
+    return f"The run's schedule is {relation}: {consequence}."
+
+
+def other_schedules(names: Sequence[str]) -> str:
+    """A warning that baselines were left out because of the length of their schedules."""
+    return f"Left out, because their schedules have other lengths: {_listed(names)}."
+
+
+def left_out(
+    *, short: Sequence[str], broken: Sequence[str], siblings: Sequence[str], left: int, of: int
+) -> list[str]:
+    """Warnings about the runs that a comparison does not use: `left` of `of` baselines remain."""
+    warnings = []
+    if short:
+        warnings.append(f"Left out, because they end before the compared range: {_listed(short)}.")
+    if broken:
+        warnings.append(f"Left out, because their loss is NaN or infinite at the end: {_listed(broken)}.")
+    if (short or broken) and left < 3:
+        warnings.append(
+            f"Of {count(of, 'baseline run')} {left} remain{'s' if left == 1 else ''}: too few to measure the "
+            "spread between seeds, so it also comes from other runs."
+        )
+    if siblings:
+        warnings.append(f"Runs of the same arm that ended early are left out: {_listed(siblings)}.")
+    return warnings
+
+
+def odd_seeds(names: Sequence[str], remaining: int) -> str:
+    """A warning that baselines were left out because they are far from the others."""
+    return (
+        f"Left out, because the loss is far from that of the other {remaining} baseline runs: "
+        f"{_listed(names)}. Did training diverge there?"
+    )
+
+
+def wide_spread(spread: str) -> str:
+    """A warning that the own seeds spread more than those of comparable runs."""
+    return (
+        f"The seeds spread by {spread}, far more than comparable runs do, so only their own spread is used. "
+        "One of them may have diverged."
+    )
+
+
+def recovered(number: int, first: int, last: int) -> str:
+    """A warning that the judged run's loss was not finite for a while."""
+    where = f"at step {first}" if number == 1 else f"at {number} points between steps {first} and {last}"
+    return f"The loss was NaN or infinite {where} and has recovered; these points are left out."
+
+
+@dataclass(frozen=True)
+class LossFacts:
+    """The numbers of a verdict on a loss.
+
+    Attributes:
+        relative: differences are fractions of the baseline's loss; otherwise nats.
+        arms: the interval is over seeds, at `level`; otherwise it is the anytime-valid one of a pair.
+        source: of the spread between seeds: own, project or public.
     """
-    held = "within" if abs(delta) <= tolerance else "over"
-    source = f"3 s sqrt(1 + 1/K) of the {seeds} baseline seeds" if tolerance > margin else "the margin"
+
+    verdict: str
+    relative: bool
+    arms: bool
+    loss: float
+    baseline_loss: float
+    runs: int
+    baselines: int
+    delta: float
+    interval: tuple[float, float]
+    level: float
+    tolerance: float
+    margin: float
+    source: str
+    detectable: float
+    steps: int | None
+    seeds: int | None
+
+    def amount(self, value: float) -> str:
+        """A difference with its unit."""
+        return percent(value) if self.relative else f"{number(value)} nats"
+
+
+def loss(facts: LossFacts) -> str:
+    """The verdict on a loss, what it rests on, and what it could not have seen."""
+    low, high = (facts.amount(bound) for bound in facts.interval)
+    kind = f"{facts.level:.0%} interval over seeds" if facts.arms else "anytime-valid interval of this pair"
+    subject = "the loss" if facts.runs == 1 else f"the mean loss of {count(facts.runs, 'run')}"
+    relation = "above" if facts.delta >= 0 else "below"
     return (
-        f"In the last compared window the loss is {number(loss)}, {_relation(delta)} "
-        f"{_baseline(baseline_loss, seeds)}: {held} the tolerance of {percent(tolerance)} ({source})."
+        f"In the last compared window {subject} is {number(facts.loss)}, {facts.amount(abs(facts.delta))} "
+        f"{relation} {_baseline(facts.baseline_loss, facts.baselines)}. The {kind}, {low} to {high}, is "
+        f"{_conclusion(facts)}."
     )
 
 
-def loss_over_seeds(
-    verdict: str,
-    delta: float,
-    interval: tuple[float, float],
-    *,
-    level: float,
-    margin: float,
-    runs: int,
-    baseline_loss: float,
-    seeds: int,
-) -> str:
-    """The verdict on the mean loss of several runs, `runs` against `seeds` baseline runs."""
-    allowed = f"the margin of ±{percent(margin)}"
-    conclusion = {
-        "equivalent": f"inside {allowed}, so the two are equivalent",
-        "different": f"wholly outside {allowed}, so the two differ",
-    }.get(verdict, f"neither inside nor wholly outside {allowed}; add seeds to decide")
-    low, high = interval
-    return (
-        f"In the last compared window the mean loss of {count(runs, 'run')} is {_relation(delta)} "
-        f"{_baseline(baseline_loss, seeds)}; the {level:.0%} interval over seeds, "
-        f"{percent(low)} to {percent(high)}, is {conclusion}."
-    )
+def _conclusion(facts: LossFacts) -> str:
+    allowed = _allowed(facts)
+    if facts.verdict == "equivalent":
+        unseen = f"A difference below {facts.amount(facts.detectable)} could have gone unseen"
+        return f"inside {allowed}, so the two are equivalent. {unseen}"
+    if facts.verdict in ("worse", "better"):
+        return (
+            f"wholly {'above' if facts.verdict == 'worse' else 'below'} {allowed}, so FP8 is {facts.verdict}"
+        )
+    inside = -facts.tolerance <= facts.interval[0] and facts.interval[1] <= facts.tolerance
+    if inside and not facts.arms:
+        return f"inside {allowed}, which is too wide to call the two equivalent. {_needed(facts)}"
+    return f"neither inside nor clearly outside {allowed}. {_needed(facts)}"
+
+
+def _allowed(facts: LossFacts) -> str:
+    if facts.tolerance <= facts.margin:
+        return f"the margin of ±{facts.amount(facts.margin)}"
+    whose = {"own": "the baseline's seeds", "project": "the project's seed groups"}
+    source = whose.get(facts.source, "public runs")
+    return f"±{facts.amount(facts.tolerance)}, which two seeds can differ by (spread of {source})"
+
+
+def _needed(facts: LossFacts) -> str:
+    ways = []
+    if facts.steps is not None:
+        ways.append(f"about {count(facts.steps, 'more step')}")
+    if facts.seeds is not None:
+        ways.append(f"{facts.seeds} seeds in each arm")
+    if not ways:
+        ways.append("only much more data")
+    return f"Cannot tell yet: {' or '.join(ways)} would decide"
 
 
 def diverged(since: float, axis: str, broken: int, runs: int) -> str:
     """The verdict where a loss is not finite since a step (or number of tokens)."""
     position = f"step {since:.0f}" if axis == "steps" else f"{since:.0f} tokens"
     subject = "The loss" if runs == 1 else f"The loss of {broken} of {count(runs, 'run')}"
-    return f"{subject} is NaN or infinite in the last compared window, since {position}."
+    return f"{subject} is NaN or infinite since {position}."
 
 
-def _relation(delta: float) -> str:
-    return f"{percent(abs(delta))} {'above' if delta >= 0 else 'below'}"
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
 def _baseline(loss: float, seeds: int) -> str:

@@ -23,19 +23,19 @@ from fp8scope_dashboard.analysis.coverage import (
 FINISHED = BaselineArm(("finished", "finished", "finished"), 600)
 FULL = Coverage("finished", 600.0, 600.0, plan="total_steps", reached=600, baseline=FINISHED)
 STANDINGS: tuple[Standing, ...] = ("running", "finished", "finished_early", "failed", "silent")
-VERDICTS = ("equivalent", "within", "inside", "different", "over", "inconclusive", "insufficient", "below")
+VERDICTS = ("equivalent", "better", "worse", "cannot_tell")
 
 
 def test_it_works() -> None:
-    judgement = conclude("within", FULL)
-    assert judgement.final and judgement.verdict == "within" and judgement.reason == ""
+    judgement = conclude("equivalent", FULL)
+    assert judgement.final and judgement.verdict == "equivalent" and judgement.reason == ""
     assert in_short(FULL) == "100 % of the planned run"
 
 
-def test_a_run_that_failed_at_step_72_of_600_is_not_within_tolerance() -> None:
+def test_a_run_that_failed_at_step_72_of_600_is_not_equivalent() -> None:
     coverage = replace(FULL, standing="failed", judged=72.0, reached=72)
-    judgement = conclude("within", coverage)
-    assert judgement.verdict == "incomplete" and not judgement.final and judgement.measured == "within"
+    judgement = conclude("equivalent", coverage)
+    assert judgement.verdict == "incomplete" and not judgement.final and judgement.measured == "equivalent"
     assert judgement.reason == "The run failed at step 72 of 600 planned."
     assert coverage.share == 0.12 and in_short(coverage) == "12 % of the planned run"
     assert in_full(coverage) == "Judged up to step 72 of 600 planned: 12 % of the planned run."
@@ -55,13 +55,13 @@ def test_a_dead_run_never_gets_a_good_verdict(standing: Standing, words: str) ->
 
 
 def test_the_verdict_on_a_running_run_is_pending() -> None:
-    judgement = conclude("within", replace(FULL, standing="running", judged=72.0, reached=72))
+    judgement = conclude("equivalent", replace(FULL, standing="running", judged=72.0, reached=72))
     assert judgement.verdict == "pending" and "not finished yet" in judgement.reason
 
 
 def test_an_incomplete_run_keeps_a_verdict_that_is_not_good() -> None:
     for standing in STANDINGS:
-        for measured in ("over", "different", "inconclusive", "insufficient", "below"):
+        for measured in ("worse", "cannot_tell"):
             assert conclude(measured, replace(FULL, standing=standing, judged=72.0)).verdict == measured
 
 
@@ -71,28 +71,28 @@ def test_an_incomplete_run_keeps_a_verdict_that_is_not_good() -> None:
         (("failed", "failed", "silent"), "incomplete", "2 failed, 1 went silent, the furthest at step 600"),
         (("finished_early",), "incomplete", "1 finished early"),
         (("failed", "running"), "pending", "The baseline has not finished yet."),
-        (("finished", "failed"), "within", ""),
+        (("finished", "failed"), "equivalent", ""),
         ((), "incomplete", "No baseline run could be used."),
     ],
 )
 def test_the_baseline_must_have_finished_as_well(
     standings: tuple[Standing, ...], verdict: str, words: str
 ) -> None:
-    judgement = conclude("within", replace(FULL, baseline=BaselineArm(standings, 600)))
+    judgement = conclude("equivalent", replace(FULL, baseline=BaselineArm(standings, 600)))
     assert judgement.verdict == verdict and words in judgement.reason
 
 
 def test_a_finished_run_is_judged_to_its_end() -> None:
-    short = conclude("within", replace(FULL, judged=540.0))
+    short = conclude("equivalent", replace(FULL, judged=540.0))
     assert short.verdict == "incomplete" and "up to step 540 only" in short.reason
-    assert conclude("within", replace(FULL, judged=540.0, waits=True)).verdict == "pending"
+    assert conclude("equivalent", replace(FULL, judged=540.0, waits=True)).verdict == "pending"
     # Steps that begin at 0, steps logged every 50 steps, and arms that end at almost the same token.
     for coverage in (
         replace(FULL, judged=599.0),
         replace(FULL, judged=550.0, gap=50.0),
         replace(FULL, judged=595.0),
     ):
-        assert conclude("within", coverage).final and coverage.share == 1.0
+        assert conclude("equivalent", coverage).final and coverage.share == 1.0
 
 
 def test_a_verdict_without_a_plan_is_not_final() -> None:
@@ -100,7 +100,7 @@ def test_a_verdict_without_a_plan_is_not_final() -> None:
     assert "plan is unknown" in in_full(coverage) and "600 steps: 50 %" in in_full(coverage)
     assert in_short(coverage) == "50 % of the longest run"
     unknown = replace(coverage, planned=None, plan="unknown")
-    assert unknown.share is None and not conclude("within", unknown).final
+    assert unknown.share is None and not conclude("equivalent", unknown).final
     assert "unknown" in in_full(unknown) and in_short(unknown) == "plan unknown"
 
 

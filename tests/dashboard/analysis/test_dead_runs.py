@@ -79,7 +79,7 @@ def test_it_works(project: Project) -> None:
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     record(run, PLANNED)
     loss, score = judged(run)
-    assert (loss.verdict, score.verdict) == ("within", "equivalent")
+    assert (loss.verdict, score.verdict) == ("equivalent", "equivalent")
     assert loss.result["final"] and loss.result["reason"] == ""
     coverage = loss.result["coverage"]
     assert coverage["share"] == 1.0 and coverage["judged"] == coverage["planned"] == 600.0
@@ -102,7 +102,7 @@ def test_a_run_that_ends_at_step_72_of_600_is_incomplete(
     record(run, 72, ending)
     loss, score = judged(run)
     assert (loss.verdict, score.verdict) == ("incomplete", "incomplete")
-    assert loss.result["measured"] == "within" and score.result["measured"] == "equivalent"
+    assert loss.result["measured"] == "equivalent" and score.result["measured"] == "equivalent"
     assert words in loss.result["reason"] and words in score.result["reason"]
     assert loss.result["coverage"]["share"] == pytest.approx(0.12)
     assert not loss.result["final"] and not score.result["final"]
@@ -117,9 +117,9 @@ def test_a_running_run_is_pending_until_it_finishes(project: Project) -> None:
     assert lineage.uncompared_runs() == []
     recorder.finish()
     # The page shows it at once; the sweeper compares the run again if the notification was lost.
-    assert judged_now(recorder.run, Comparison.objects.get(run=run)).verdict == "within"
+    assert judged_now(recorder.run, Comparison.objects.get(run=run)).verdict == "equivalent"
     assert lineage.uncompared_runs() == [run.id]
-    assert judged(run)[0].verdict == "within"
+    assert judged(run)[0].verdict == "equivalent"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_dead_baseline_seed_is_left_out_and_named(project: Project) -> None:
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     record(run, PLANNED)
     loss, _ = judged(run)
-    assert loss.verdict == "within" and loss.result["coverage"]["baseline"]["left_out"] == 1
+    assert loss.verdict == "equivalent" and loss.result["coverage"]["baseline"]["left_out"] == 1
 
 
 def test_the_longest_run_replaces_a_missing_plan(project: Project) -> None:
@@ -162,11 +162,11 @@ def test_the_longest_run_replaces_a_missing_plan(project: Project) -> None:
     record(short, 150)
     record(full, PLANNED)
     loss, score = judged(short)
-    assert (loss.verdict, score.verdict) == ("incomplete", "cannot_tell")
+    assert (loss.verdict, score.verdict) == ("cannot_tell", "cannot_tell")
     coverage = loss.result["coverage"]
     assert coverage["plan"] == "longest_run" and coverage["unit"] == "tokens"
     assert coverage["share"] == 0.25
-    assert [comparison.verdict for comparison in judged(full)] == ["within", "equivalent"]
+    assert [comparison.verdict for comparison in judged(full)] == ["equivalent", "equivalent"]
 
 
 def test_a_run_longer_than_its_baseline_is_judged_in_part(project: Project) -> None:
@@ -175,7 +175,8 @@ def test_a_run_longer_than_its_baseline_is_judged_in_part(project: Project) -> N
     run = make_run(project, baseline="bf16")
     record(run, PLANNED)
     loss, _ = judged(run)
-    assert loss.verdict == "incomplete" and loss.result["coverage"]["share"] == 0.5
+    assert loss.verdict == "cannot_tell" and loss.result["coverage"]["share"] == 0.5
+    assert "longer than its baseline's" in loss.result["warnings"][0]
     assert "covers the run up to 19200 tokens only" in loss.result["reason"]
 
 
@@ -205,7 +206,7 @@ def test_ignores_the_failure_of_an_earlier_attempt(project: Project) -> None:
     Run.objects.filter(pk=run.pk).update(state="running")
     again.finish()
     comparison = compare(run.id)
-    assert comparison is not None and comparison.verdict == "within"
+    assert comparison is not None and comparison.verdict == "equivalent"
 
 
 def test_a_later_attempt_may_plan_more_steps(project: Project) -> None:
@@ -219,7 +220,7 @@ def test_a_run_that_logs_every_tenth_step_counts_as_complete(project: Project) -
     baselines(project)
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     record(run, 599, first=0, every=10)
-    assert judged(run)[0].verdict == "within"
+    assert judged(run)[0].verdict == "equivalent"
 
 
 def test_comparisons_of_an_earlier_version_are_computed_again(project: Project) -> None:
@@ -229,5 +230,5 @@ def test_comparisons_of_an_earlier_version_are_computed_again(project: Project) 
     refresh(run.id)
     Run.objects.update(heartbeat_at="2020-01-01T00:00:00Z")
     assert lineage.uncompared_runs() == []
-    Comparison.objects.update(inputs="1800 rows, 3 scores, 0.0025, 0.05", result={"verdict": "within"})
+    Comparison.objects.update(inputs="1800 rows, 3 scores, 0.0025, 0.05", result={"verdict": "equivalent"})
     assert lineage.uncompared_runs() == [run.id]

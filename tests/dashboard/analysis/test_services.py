@@ -52,9 +52,11 @@ def arms(project: Project) -> tuple[Run, list[Recorder]]:
 def test_it_works(arms: tuple[Run, list[Recorder]]) -> None:
     run, _ = arms
     comparison = compare(run.id)
-    assert comparison is not None and comparison.verdict == "within"
+    assert comparison is not None and comparison.verdict == "equivalent"
     result = Comparison.objects.get(run=run).result
-    assert result["verdict"] == "within" and result["k_baseline"] == 3 and result["aligned_on"] == "tokens"
+    assert (
+        result["verdict"] == "equivalent" and result["k_baseline"] == 3 and result["aligned_on"] == "tokens"
+    )
     assert result["delta"] == pytest.approx(0.001, abs=1e-4) and result["margin"] == 0.0025
     assert set(result) >= {
         "method", "interval", "tolerance", "k_run", "window", "loss", "baseline_loss", "explanation", "curve"
@@ -142,7 +144,7 @@ def test_the_explanation_names_a_missing_baseline(project: Project) -> None:
     run = make_run(project, baseline="bf16")
     record(run)
     comparison = compare(run.id)
-    assert comparison is not None and comparison.verdict == "insufficient"
+    assert comparison is not None and comparison.verdict == "cannot_tell"
     assert "no run with a loss yet" in comparison.result["explanation"]
 
 
@@ -152,7 +154,7 @@ def test_a_diverged_run_is_over_and_can_be_stored(arms: tuple[Run, list[Recorder
     losses = np.where(STEPS > 150, math.nan, 2.0)
     Recorder(broken).rows(STEPS, {"loss": losses})
     comparison = compare(broken.id)
-    assert comparison is not None and comparison.verdict == "over" and comparison.result["delta"] is None
+    assert comparison is not None and comparison.verdict == "worse" and comparison.result["delta"] is None
 
 
 def test_tokens_count_only_where_every_loss_has_them(project: Project) -> None:

@@ -46,7 +46,7 @@ def stored(**changes: Any) -> dict[str, Any]:
     """A response to GET /runs/{run}."""
     score = {"name": "held-out text", "metric": "nll", "step": 100, "verdict": "equivalent", "score": 2.6}
     return {
-        "comparison": {"verdict": "within", "to_step": 100, "delta": 0.01, "tolerance": 0.03},
+        "comparison": {"verdict": "equivalent", "to_step": 100, "delta": 0.01, "tolerance": 0.03},
         "evaluations": [score | {"interval": [2.5, 2.7], "baseline_score": 2.6, "baseline_interval": None}],
         "events": [],
         "points_stored": 600,
@@ -57,7 +57,7 @@ def stored(**changes: Any) -> dict[str, Any]:
 def healthy() -> list[Outcome]:
     """The outcomes of a demo without problems."""
     baselines = [outcome_of(plan, report(), stored(comparison=None, evaluations=[])) for plan in PLANS[:3]]
-    faulty = replace(outcome_of(FAULTY, report(), stored()), alerts=(SATURATION, DIVERGENCE), verdict="over")
+    faulty = replace(outcome_of(FAULTY, report(), stored()), alerts=(SATURATION, DIVERGENCE), verdict="worse")
     return [*baselines, outcome_of(FP8, report(), stored()), faulty]
 
 
@@ -69,7 +69,7 @@ def test_it_works() -> None:
     assert problems(healthy()) == []
     outcome = healthy()[3]
     assert (outcome.verdict, outcome.delta, outcome.tolerance, outcome.final_loss) == (
-        "within",
+        "equivalent",
         0.01,
         0.03,
         2.5,
@@ -96,16 +96,14 @@ def test_a_step_without_a_time_has_no_lag() -> None:
     assert outcome_of(FP8, report(), stored(events=[event(step=101)])).alerts[0].lag is None
 
 
-@pytest.mark.parametrize(
-    "verdict", ["over", "different", "inconclusive", "insufficient", "pending", "incomplete", ""]
-)
+@pytest.mark.parametrize("verdict", ["worse", "cannot_tell", "pending", "incomplete", ""])
 def test_a_healthy_run_must_be_judged_good(verdict: str) -> None:
     messages = problems(changed(FP8.name, verdict=verdict))
     assert len(messages) == 1
     assert (verdict or "none") in messages[0]
 
 
-@pytest.mark.parametrize("verdict", ["equivalent", "within"])
+@pytest.mark.parametrize("verdict", ["equivalent", "better"])
 def test_accepts_either_good_verdict(verdict: str) -> None:
     assert problems(changed(FP8.name, verdict=verdict)) == []
 
@@ -143,7 +141,7 @@ def test_every_point_sent_must_be_stored(index: int, sent: int, kept: int) -> No
 def test_a_run_is_judged_once_its_last_step_is() -> None:
     assert is_judged(FP8, stored())
     assert not is_judged(FP8, stored(comparison=None))
-    assert not is_judged(FP8, stored(comparison={"verdict": "within", "to_step": 99}))
+    assert not is_judged(FP8, stored(comparison={"verdict": "equivalent", "to_step": 99}))
     assert not is_judged(FP8, stored(comparison={"verdict": "pending", "to_step": 100}))
     assert not is_judged(FP8, stored(evaluations=[stored()["evaluations"][0] | {"verdict": "pending"}]))
     assert not is_judged(FP8, stored(evaluations=[]))
@@ -163,6 +161,6 @@ def test_keeps_only_the_last_scores() -> None:
 
 def test_keeps_an_insufficient_verdict() -> None:
     outcome = outcome_of(
-        FP8, report(), stored(comparison={"verdict": "insufficient", "delta": None, "to_step": 100})
+        FP8, report(), stored(comparison={"verdict": "cannot_tell", "delta": None, "to_step": 100})
     )
-    assert (outcome.verdict, outcome.delta) == ("insufficient", None)
+    assert (outcome.verdict, outcome.delta) == ("cannot_tell", None)

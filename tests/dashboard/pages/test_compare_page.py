@@ -30,14 +30,14 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin)
     assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == 5
     assert escape(seeded.healthy.comparison.result["explanation"]) in page
-    assert "Over tolerance" in page
+    assert "Worse than BF16" in page
 
 
 def test_the_address_selects_the_runs(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin, f"compare/?runs={seeded.healthy.id}&runs={seeded.baselines[0].id}")
     assert f'value="{seeded.healthy.id}" checked' in page
     assert f'value="{seeded.faulty.id}">' in page
-    assert "Over tolerance" not in page
+    assert "Worse than BF16" not in page
 
 
 def test_ignores_invalid_and_foreign_runs_in_the_address(

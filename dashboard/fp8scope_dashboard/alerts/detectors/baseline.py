@@ -24,7 +24,7 @@ resolved alarm a new process starts. The i-th process alarms at 1/a_i with a_i =
 bound all processes of a run together give *any* false alarm with probability at most alpha.
 
 **Margin.** H0 is false for equal configurations too, because two seeds differ by a persistent offset. Hence
-m_j is the tolerance of `analysis.equivalence`, max(margin, 3 s_j sqrt(1 + 1/K)). s_j is the relative SD
+m_j is max(margin, 3 s_j sqrt(1 + 1/K)). s_j is the relative SD
 between the block means of K >= 3 seeds; its square is averaged exponentially over blocks up to j, because
 the SD of three seeds in one block is a poor estimate. With fewer seeds m_j is the margin, or uses the last
 s_j if there were three seeds before.
@@ -43,13 +43,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words, percent
-from fp8scope_dashboard.analysis.equivalence import SEEDS_FOR_SPREAD, SPREAD_FACTOR
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]
 
 BETS = (0.2, 0.4, 0.6, 0.8, 0.95)
+# With at least so many baseline seeds their spread, times the factor, widens the margin.
+SEEDS_FOR_SPREAD = 3
+SPREAD_FACTOR = 3.0
 # Weight of a new block in the average of the squared spread between seeds.
 SPREAD_WEIGHT = 0.05
 

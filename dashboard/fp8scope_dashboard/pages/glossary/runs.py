@@ -10,22 +10,27 @@ from fp8scope_dashboard.pages.glossary.term import Term
 RUN_TERMS: Final[Mapping[str, Term]] = {
     "verdict": Term(
         "Verdict",
-        "Compares the loss in the final tenth of the common range with the baseline group. With two or "
-        "more runs on each side: an equivalence test (two one-sided t-tests over seeds) against the "
-        "project's margin. With one FP8 run: within or over the tolerance, without a p-value.",
-        "Inconclusive: these seeds cannot decide; more seeds can. Incomplete: the compared steps show no "
-        "difference, but the run or its baseline failed, went silent or stopped before the planned end.",
+        "Compares the loss at the end of the common range with the baseline group: equivalent, worse, "
+        "better, or cannot tell yet. With two or more runs on each side: an equivalence test (two "
+        "one-sided t-tests over seeds) against the project's margin. With one run: an interval that stays "
+        "valid however often "
+        "you look, against the tolerance.",
+        "Cannot tell yet: the interval reaches across the limit; the text says how many more steps or seeds "
+        "would decide. Incomplete: the compared steps show no harm, but the run or its baseline failed, went "
+        "silent or stopped before the planned end.",
     ),
     "delta": Term(
         "Delta",
         "Relative difference of the loss: (FP8 − BF16) / |BF16|, aligned on tokens if both runs log them, "
         "else on steps. Above zero, FP8 is worse.",
-        "The shaded band is the noise within this pair of runs. It does not include variation over seeds.",
+        "The shaded band is the anytime-valid interval of this pair of runs at each point: what a look there "
+        "would have shown. It narrows as the run goes on, and does not include variation over seeds.",
     ),
     "tolerance": Term(
         "Tolerance",
-        "The larger of the project's margin and 3 s √(1 + 1/K), with s the standard deviation of K ≥ 3 "
-        "baseline seeds: the range in which another BF16 seed can fall by chance.",
+        "The larger of the project's margin and the difference that two seeds of one configuration rarely "
+        "exceed. The spread between seeds comes from the baseline's seeds, the project's other groups and "
+        "public runs: few seeds of your own are not helpless.",
     ),
     "margin": Term(
         "Margin",

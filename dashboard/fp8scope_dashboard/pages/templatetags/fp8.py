@@ -38,6 +38,16 @@ def signed_percent(value: float | None) -> str:
 
 
 @register.filter
+def difference(value: float | None, unit: str) -> str:
+    return formatting.difference(value, unit)
+
+
+@register.filter
+def signed_difference(value: float | None, unit: str) -> str:
+    return formatting.difference(value, unit, signed=True)
+
+
+@register.filter
 def count(value: int | None) -> str:
     return formatting.count(value)
 

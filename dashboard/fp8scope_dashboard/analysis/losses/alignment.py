@@ -1,14 +1,14 @@
 """Align the loss curves of several runs on one axis.
 
 Curves are aligned on tokens if every run logs them, else on steps, over their common range. If the runs
-logged at the same points (and saw the same data in the same order), the noise of the batches cancels in the
-difference: it is paired.
+logged at the same points and saw the same data in the same order, the noise of the batches cancels in the
+difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.text.numbers import LARGEST
 
 Axis = Literal["tokens", "steps"]
+# 'data': the hashes of the batches are equal at all shared points; 'steps': the runs share points, and their
+# data is unknown; 'no': other points, or other data at the same points.
+Pairing = Literal["data", "steps", "no"]
 Floats = NDArray[np.float64]
 
 # With at least this share of common points (of the run with the fewest points), only those are used.
@@ -31,14 +34,26 @@ class Curve:
         steps: int64[N], ascending, each step once.
         losses: float64[N]; may hold NaN and infinities.
         tokens: float64[N], tokens seen at the end of each step, or None if the run does not log them.
+        data_hash: float64[N], hash of the batch of each step (an exact integer; NaN where it is unknown), or
+            None if the run does not log it.
+        planned: the step at which the run's schedule ends: its planned steps, or the last step of a run that
+            finished without a plan. None if unknown.
+        name: of the run, for warnings.
     """
 
     steps: NDArray[np.int64]
     losses: Floats
     tokens: Floats | None = None
+    data_hash: Floats | None = None
+    planned: int | None = None
+    name: str = ""
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def label(self, index: int) -> str:
+        """The run's name, or its number in a sequence."""
+        return self.name or f"run {index + 1}"
 
     def on(self, axis: Axis) -> Floats:
         """The curve's x values on an axis, float64[N], strictly ascending for a curve made by `clean`."""
@@ -57,14 +72,16 @@ class Aligned:
         axis: the unit of x.
         x: float64[M], ascending.
         losses: float64[R, M], one row per run, in the order given.
-        paired: True if each value is the run's loss at that point. False if it is a mean over the points
+        shared: True if each value is the run's loss at that point. False if it is a mean over the points
             since the previous x, because the runs logged at different points.
+        paired: how far the noise of the batches cancels in a difference of two rows.
     """
 
     axis: Axis
     x: Floats
     losses: Floats
-    paired: bool
+    shared: bool
+    paired: Pairing
 
 
 def clean(curve: Curve) -> Curve:
@@ -78,7 +95,13 @@ def clean(curve: Curve) -> Curve:
     if tokens is not None and not (np.isfinite(tokens).all() and (np.diff(tokens) > 0).all()):
         tokens = None
     losses = curve.losses[first]
-    return Curve(steps, np.where(np.abs(losses) > LARGEST, np.copysign(np.inf, losses), losses), tokens)
+    return replace(
+        curve,
+        steps=steps,
+        losses=np.where(np.abs(losses) > LARGEST, np.copysign(np.inf, losses), losses),
+        tokens=tokens,
+        data_hash=None if curve.data_hash is None else curve.data_hash[first],
+    )
 
 
 def choose_axis(curves: Sequence[Curve]) -> Axis:
@@ -97,7 +120,7 @@ def align(curves: Sequence[Curve]) -> Aligned:
     axis = choose_axis(curves)
     xs = [curve.on(axis) for curve in curves]
     if any(len(x) == 0 for x in xs):
-        return Aligned(axis, np.empty(0), np.empty((len(curves), 0)), paired=True)
+        return Aligned(axis, np.empty(0), np.empty((len(curves), 0)), shared=True, paired="no")
     low = max(x[0] for x in xs)
     high = min(x[-1] for x in xs)
     inside = [(x >= low) & (x <= high) for x in xs]
@@ -108,10 +131,27 @@ def align(curves: Sequence[Curve]) -> Aligned:
     for x in xs[1:]:
         shared = np.intersect1d(shared, x, assume_unique=True)
     if len(shared) >= SHARED_FRACTION * len(fewest):
-        rows = [loss[np.searchsorted(x, shared)] for x, loss in zip(xs, losses, strict=True)]
-        return Aligned(axis, shared, _stack(rows, len(shared)), paired=True)
+        at = [np.searchsorted(x, shared) for x in xs]
+        rows = [loss[indices] for loss, indices in zip(losses, at, strict=True)]
+        hashes = [
+            None if curve.data_hash is None else curve.data_hash[mask][indices]
+            for curve, mask, indices in zip(curves, inside, at, strict=True)
+        ]
+        return Aligned(axis, shared, _stack(rows, len(shared)), True, _pairing(hashes))
     rows = [_bin_means(x, loss, fewest) for x, loss in zip(xs, losses, strict=True)]
     return _without_empty_bins(axis, fewest, _stack(rows, len(fewest)), xs)
+
+
+def _pairing(hashes: Sequence[Floats | None]) -> Pairing:
+    """How runs are paired at shared points, from the hashes of their batches at these points."""
+    known = [each for each in hashes if each is not None]
+    if len(known) < len(hashes) or not len(known[0]):
+        return "steps"
+    logged = np.logical_not(np.isnan(known).any(axis=0))
+    if not logged.any():
+        return "steps"
+    first = known[0][logged]
+    return "data" if all(np.array_equal(each[logged], first) for each in known[1:]) else "no"
 
 
 def _stack(rows: Sequence[Floats], width: int) -> Floats:
@@ -131,4 +171,4 @@ def _without_empty_bins(axis: Axis, edges: Floats, losses: Floats, xs: Sequence[
     filled = np.ones(len(edges), dtype=bool)
     for x in xs:
         filled[np.setdiff1d(np.arange(len(edges)), np.searchsorted(edges, x, side="left"))] = False
-    return Aligned(axis, edges[filled], losses[:, filled], paired=False)
+    return Aligned(axis, edges[filled], losses[:, filled], shared=False, paired="no")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.analysis.alignment import Curve, align, clean
+from fp8scope_dashboard.analysis.losses.alignment import Curve, align, clean
 
 
 def steps_only(first: int, last: int, every: int = 1) -> Curve:
@@ -19,7 +19,7 @@ def steps_only(first: int, last: int, every: int = 1) -> Curve:
 
 def test_it_works() -> None:
     aligned = align([steps_only(0, 100), steps_only(50, 200)])
-    assert aligned.axis == "steps" and aligned.paired
+    assert aligned.axis == "steps" and aligned.shared and aligned.paired == "steps"
     assert aligned.x[0] == 50 and aligned.x[-1] == 100
     assert np.array_equal(aligned.losses[0], aligned.losses[1])
 
@@ -36,7 +36,7 @@ def test_averages_over_the_intervals_of_the_sparsest_run() -> None:
     fine = Curve(np.arange(100), np.arange(100.0), np.arange(100.0))
     coarse = Curve(np.arange(11), np.arange(11.0), 8.9 * np.arange(11.0))
     aligned = align([fine, coarse])
-    assert not aligned.paired and np.array_equal(aligned.x, 8.9 * np.arange(11.0))
+    assert not aligned.shared and aligned.paired == "no" and np.array_equal(aligned.x, 8.9 * np.arange(11.0))
     # The interval (8.9, 17.8] contains the points 9 to 17.
     assert aligned.losses[0, 2] == pytest.approx(13.0) and aligned.losses[1, 2] == 2.0
 
@@ -44,12 +44,12 @@ def test_averages_over_the_intervals_of_the_sparsest_run() -> None:
 def test_few_shared_points_are_not_paired() -> None:
     every_third, every_fourth = steps_only(0, 120, 3), steps_only(0, 120, 4)
     aligned = align([every_third, every_fourth])
-    assert not aligned.paired and len(aligned.x) == 31
+    assert not aligned.shared and len(aligned.x) == 31
 
 
 def test_logging_every_tenth_step_pairs_with_every_step() -> None:
     aligned = align([steps_only(0, 100), steps_only(0, 100, 10)])
-    assert aligned.paired and len(aligned.x) == 11
+    assert aligned.shared and len(aligned.x) == 11
 
 
 def test_curves_without_a_common_range_give_no_points() -> None:
@@ -60,7 +60,7 @@ def test_curves_without_a_common_range_give_no_points() -> None:
 def test_a_nan_stays_where_it_was_logged() -> None:
     fine = Curve(np.arange(100), np.where(np.arange(100) == 15, math.nan, 1.0))
     aligned = align([fine, steps_only(0, 99, 9)])
-    assert aligned.paired
+    assert aligned.shared
     binned = align([fine, Curve(np.arange(0, 95, 2) + 3, np.ones(48)), steps_only(2, 90, 8)])
     assert np.isnan(binned.losses[0]).sum() == 1
 
@@ -89,3 +89,23 @@ def test_aligned_points_ascend_within_the_common_range(logged: list[set[int]]) -
 def test_aligning_no_curve_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         align([])
+
+
+@pytest.mark.parametrize(
+    ("hashes", "pairing"),
+    [((7.0, 7.0), "data"), ((7.0, 8.0), "no"), ((7.0, None), "steps"), ((None, None), "steps")],
+)
+def test_runs_are_paired_by_the_hashes_of_their_batches(
+    hashes: tuple[float | None, float | None], pairing: str
+) -> None:
+    """Shared steps alone do not show that the runs saw the same data."""
+    steps = np.arange(30)
+    curves = [
+        Curve(
+            steps, np.ones(30), None, None if first is None else np.asarray(steps * 1e15 + first, np.float64)
+        )
+        for first in hashes
+    ]
+    assert align(curves).paired == pairing
+    unknown = Curve(steps, np.ones(30), None, np.full(30, math.nan))
+    assert align([unknown, curves[0]]).paired == "steps"

@@ -1,0 +1,250 @@
+"""How often verdicts on losses are wrong, and what harm they see, on real and simulated curves.
+
+    python benchmarks/verdicts.py --curves DIRECTORY [--trials N] [--looks N] [--prior]
+
+DIRECTORY contains public training-loss curves. Each dataset has two files: `*_loss.csv.gz` (run_id, step,
+loss) and `*_runs.csv` (run_id and `group` or `test_case`; optionally `precision_pair` and `precision_arm`,
+`index_origin`). Runs of one group have the same configuration, so every 'worse' or 'better' among them is
+wrong. Simulated groups need no directory. Prints one JSON line per group and mode:
+
+    group        name of the group, and the column of the loss
+    verdict      mode: 1v1 is one run against one baseline run, 3v3 three seeds against three
+    null_wrong   share of comparisons of equal configurations that are 'worse' or 'better' at any of the looks
+    power_H      share of comparisons that are 'worse' after the loss of the run is raised by H per cent
+    cannot_tell  share of comparisons of equal configurations that are undecided at the end
+    looks        comparisons during a run, at equal distances, the last at its end
+
+Lines of real FP8-BF16 pairs have the shares of all verdicts instead. `--prior` prints the spread between
+seeds, as estimated with each group left out, and nothing else. Random choices have a fixed seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.signal import lfilter
+from scipy.special import digamma, polygamma
+
+from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS
+from fp8scope_dashboard.analysis.losses.verdict import compare_losses
+
+MARGIN, ALPHA, SEED = 0.0025, 0.05, 0
+HARMS = {"power_0.25": 0.0025, "power_0.5": 0.005, "power_1": 0.01}
+MODES = ((1, 1), (1, 3), (3, 3))
+# Smaller groups in the public data are not re-runs: they contain several configurations under one name.
+GROUP_RUNS = 7
+# Runs of one group whose lengths differ by less than this share have one schedule.
+SAME_LENGTH = 0.02
+Draw = Callable[[np.random.Generator, int], list[Curve]]
+
+
+def read_groups(directory: Path, least: int) -> tuple[dict[str, list[Curve]], dict[str, list[list[Curve]]]]:
+    """Groups of equal runs, and pairs of arms (FP8, BF16), by name."""
+    groups: dict[str, list[Curve]] = defaultdict(list)
+    pairs: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(directory.glob("*_loss.csv.gz")):
+        dataset = max(
+            (p for p in directory.glob("*_runs.csv") if path.name.startswith(p.name[: -len("runs.csv")])),
+            key=lambda p: len(p.name),
+        )
+        with dataset.open(newline="") as file:
+            runs = {run["run_id"]: run for run in csv.DictReader(file)}
+        kind, curves = _curves(path)
+        for run_id, curve in curves.items():
+            run = runs[run_id]
+            # Series that count from 0 and from 1 do not align, so they are different groups.
+            name = run.get("group") or f"{run['test_case']} {run.get('index_origin', '')}".strip()
+            if len(curve) >= COMMON_POINTS:
+                groups[f"{name} ({kind})"].append(curve)
+            if run.get("precision_pair"):
+                pairs[f"{run['precision_pair']} ({kind})"][run["precision_arm"]].append(curve)
+    alike = {name: _of_one_length(curves) for name, curves in groups.items()}
+    large = {name: curves for name, curves in sorted(alike.items()) if len(curves) >= least}
+    arms = {name: [pair["fp8"], pair["bf16"]] for name, pair in sorted(pairs.items()) if len(pair) == 2}
+    return large, arms
+
+
+def _curves(path: Path) -> tuple[str, dict[str, Curve]]:
+    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    with gzip.open(path, "rt", newline="") as file:
+        reader = csv.reader(file)
+        kind = next(reader)[2]
+        for run_id, step, loss in reader:
+            points[run_id].append((int(step), float(loss)))
+    columns = {run_id: np.array(rows) for run_id, rows in points.items()}
+    return kind, {
+        run_id: Curve(rows[:, 0].astype(np.int64), rows[:, 1], planned=int(rows[:, 0].max()))
+        for run_id, rows in columns.items()
+    }
+
+
+def _of_one_length(curves: Sequence[Curve]) -> list[Curve]:
+    """The curves that end near the most common end."""
+    ends = Counter(int(curve.steps[-1]) for curve in curves)
+    end = max(ends, key=lambda each: sum(n for e, n in ends.items() if abs(e - each) <= SAME_LENGTH * each))
+    return [curve for curve in curves if abs(int(curve.steps[-1]) - end) <= SAME_LENGTH * end]
+
+
+def simulated() -> dict[str, Draw]:
+    """Groups of known configuration: noise that is not shared between runs, and offsets between seeds."""
+
+    def group(points: int, noise: float, rho: float, offset: float, every: int = 1) -> Draw:
+        steps = every * np.arange(1, points + 1)
+
+        def draw(chance: np.random.Generator, count: int) -> list[Curve]:
+            level = 1.2 + 1.5 * np.exp(-np.arange(points) / (0.15 * points))
+            return [
+                Curve(
+                    steps,
+                    level * (1.0 + offset * chance.normal() + noise * _autoregressive(chance, points, rho)),
+                    planned=int(steps[-1]),
+                )
+                for _ in range(count)
+            ]
+
+        return draw
+
+    return {
+        "simulated: 38 points, noise 5 %": group(38, 0.05, 0.0, 0.0, every=10),
+        "simulated: 38 points, noise 5 %, seeds .5 %": group(38, 0.05, 0.0, 0.005, every=10),
+        "simulated: 38 points, AR(1) .9, noise 3 %": group(38, 0.03, 0.9, 0.0, every=10),
+        "simulated: 300 points, AR(1) .3, noise 3 %": group(300, 0.03, 0.3, 0.0),
+        "simulated: 300 points, AR(1) .9, noise 3 %": group(300, 0.03, 0.9, 0.0),
+        "simulated: 1000 points, noise .2 %, seeds .05 %": group(1000, 0.002, 0.0, 0.0005),
+        "simulated: 1000 points, noise .2 %, seeds .1 %": group(1000, 0.002, 0.3, 0.001),
+    }
+
+
+def _autoregressive(chance: np.random.Generator, points: int, rho: float) -> np.ndarray:
+    noise = chance.normal(size=points + 100)
+    scale = float(np.sqrt(1.0 - rho * rho))
+    return np.asarray(scale * lfilter([1.0], [1.0, -rho], noise)[100:])
+
+
+def null_line(name: str, draw: Draw, mode: tuple[int, int], trials: int, looks: int) -> dict[str, Any]:
+    """The error rates and the power of one mode on one group."""
+    chance = np.random.default_rng(SEED)
+    wrong, at_end, undecided = 0, 0, 0
+    power: Counter[str] = Counter()
+    for _ in range(trials):
+        curves = draw(chance, sum(mode))
+        arms = curves[: mode[0]], curves[mode[0] :]
+        seen = [_verdict(*(_first(arm, look / looks) for arm in arms)) for look in range(1, looks + 1)]
+        mistaken = [verdict in ("worse", "better") for verdict in seen]
+        wrong, at_end = wrong + any(mistaken), at_end + mistaken[-1]
+        undecided += seen[-1] == "cannot_tell"
+        for label, harm in HARMS.items():
+            harmed = [replace(curve, losses=curve.losses * (1.0 + harm)) for curve in arms[0]]
+            power[label] += _verdict(harmed, arms[1]) == "worse"
+    return {
+        "group": name,
+        "verdict": f"{mode[0]}v{mode[1]}",
+        "null_wrong": round(wrong / trials, 4),
+        "null_wrong_at_end": round(at_end / trials, 4),
+        **{label: round(power[label] / trials, 4) for label in HARMS},
+        "cannot_tell": round(undecided / trials, 4),
+        "looks": looks,
+        "trials": trials,
+    }
+
+
+def _first(curves: Sequence[Curve], share: float) -> list[Curve]:
+    """The curves up to a share of their length."""
+    parts = []
+    for curve in curves:
+        kept = int(np.searchsorted(curve.steps, share * curve.steps[-1], side="right"))
+        parts.append(replace(curve, steps=curve.steps[:kept], losses=curve.losses[:kept]))
+    return parts
+
+
+def _verdict(runs: Sequence[Curve], baselines: Sequence[Curve]) -> str:
+    return compare_losses(runs, baselines, margin=MARGIN, alpha=ALPHA).verdict
+
+
+def pair_lines(name: str, arms: Sequence[list[Curve]]) -> Iterator[dict[str, Any]]:
+    """The verdicts on real FP8 runs: each alone, and all of them."""
+    fp8, bf16 = arms
+    for mode, verdicts in (
+        (f"1v{len(bf16)}", [_verdict([run], bf16) for run in fp8]),
+        (f"{len(fp8)}v{len(bf16)}", [_verdict(fp8, bf16)]),
+    ):
+        counts = Counter(verdicts)
+        yield {"group": name, "verdict": mode, "looks": 1, "verdicts": dict(sorted(counts.items()))}
+
+
+def prior_lines(groups: dict[str, list[Curve]]) -> Iterator[dict[str, Any]]:
+    """s0 and d0 of the spread between seeds (Smyth, 2004, moments of log variances), leaving groups out."""
+    estimates = {name: _log_variance(curves) for name, curves in groups.items()}
+    for left_out in (None, *groups):
+        kept = [estimate for name, estimate in estimates.items() if name != left_out]
+        if len(kept) < 3:
+            continue
+        logs, excess = np.array([log for log, _ in kept]), np.mean([noise for _, noise in kept])
+        between = max(float(logs.var(ddof=1)) - float(excess), 1e-3)
+        half = _inverse_trigamma(between)
+        spread = float(np.exp((logs.mean() + digamma(half) - np.log(half)) / 2.0))
+        yield {"left_out": left_out or "", "s0": round(spread, 6), "d0": round(2.0 * half, 2)}
+
+
+def _log_variance(curves: Sequence[Curve]) -> tuple[float, float]:
+    """The bias-corrected logarithm of the relative variance of final losses, and its sampling variance."""
+    finals = np.array([curve.losses[-max(5, len(curve) // 10) :].mean() for curve in curves])
+    half = (len(finals) - 1) / 2.0
+    variance = float(finals.var(ddof=1)) / float(finals.mean()) ** 2
+    return float(np.log(variance) - digamma(half) + np.log(half)), float(polygamma(1, half))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """x with trigamma(x) = value, by Newton's method."""
+    x = 0.5 + 1.0 / value
+    for _ in range(50):
+        step = polygamma(1, x) * (1.0 - polygamma(1, x) / value) / polygamma(2, x)
+        x += float(step)
+        if abs(step) < 1e-9 * x:
+            break
+    return x
+
+
+def _draw_from(curves: Sequence[Curve]) -> Draw:
+    return lambda chance, count: [curves[i] for i in chance.permutation(len(curves))[:count]]
+
+
+def main() -> None:
+    """Print the JSON lines."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--curves", type=Path)
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--looks", type=int, default=20)
+    parser.add_argument("--least-runs", type=int, default=GROUP_RUNS, help="runs of the smallest real group")
+    parser.add_argument("--prior", action="store_true")
+    arguments = parser.parse_args()
+    groups, pairs = read_groups(arguments.curves, arguments.least_runs) if arguments.curves else ({}, {})
+    if arguments.prior:
+        for line in prior_lines(groups):
+            print(json.dumps(line), flush=True)
+        return
+    draws = {**{name: _draw_from(curves) for name, curves in groups.items()}, **simulated()}
+    for name, draw in draws.items():
+        for mode in MODES:
+            if sum(mode) <= len(groups.get(name, range(sum(mode)))):
+                line = null_line(name, draw, mode, arguments.trials, arguments.looks)
+                print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
+    for name, arms in pairs.items():
+        for line in pair_lines(name, arms):
+            print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

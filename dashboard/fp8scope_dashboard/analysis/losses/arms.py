@@ -1,0 +1,129 @@
+"""Two one-sided tests of the equivalence of two arms' losses over seeds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.losses.seeds import Spread
+from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
+
+Floats = NDArray[np.float64]
+Verdict = Literal["equivalent", "worse", "better", "cannot_tell"]
+
+# The largest ratio of two usable numbers.
+LARGEST_ERROR = LARGEST / SMALLEST
+
+
+@dataclass(frozen=True)
+class EquivalenceTest:
+    """Result of two one-sided tests.
+
+    Attributes:
+        verdict: 'equivalent' if the interval lies within the margin, 'worse' or 'better' if it lies wholly
+            above or below, else 'cannot_tell'.
+        delta: difference of the arms' means, over `scale`.
+        interval: of delta, at level 1 - 2 alpha, which corresponds to two one-sided tests at alpha.
+        claim: of delta, for 'worse' and 'better': slightly wider, see `claim_quantile`.
+        error: standard error of delta.
+        p_value: of the hypothesis that the arms are not equivalent: the larger of the two one-sided p-values.
+        freedom: degrees of freedom.
+    """
+
+    verdict: Verdict
+    delta: float
+    interval: tuple[float, float]
+    claim: tuple[float, float]
+    error: float
+    p_value: float
+    freedom: float
+
+
+def standard_error(losses: Floats) -> float:
+    """Standard error of the mean of float64[K] losses, K >= 2."""
+    return float(np.std(losses, ddof=1)) / math.sqrt(len(losses))
+
+
+def student(alpha: float, freedom: float) -> float:
+    """The one-sided quantile of Student's t."""
+    if not math.isfinite(freedom):
+        return -float(scipy.special.ndtri(alpha))
+    return -float(scipy.special.stdtrit(freedom, alpha))
+
+
+def claim_quantile(alpha: float, freedom: float, margin: float) -> float:
+    """The quantile q with T(-q) + T(-q - 2 margin) = alpha, where `margin` is in standard errors.
+
+    At a difference of the margin, 'worse' is wrong with probability T(-q) and 'better' with T(-q - 2 margin).
+    Their sum is alpha: between the one-sided quantile (wide margins) and the two-sided one (no margin).
+    """
+    if not math.isfinite(margin):
+        return student(alpha, freedom)
+    low, high = student(alpha, freedom), student(alpha / 2.0, freedom)
+
+    def excess(quantile: float) -> float:
+        tails = (scipy.special.stdtr(freedom, -each) for each in (quantile, quantile + 2.0 * margin))
+        return float(sum(tails)) - alpha
+
+    return high if excess(high) >= 0.0 else float(scipy.optimize.brentq(excess, low, high, xtol=1e-9))
+
+
+def two_one_sided_tests(
+    run: Floats, baseline: Floats, margin: float, alpha: float, spread: Spread, *, scale: float
+) -> EquivalenceTest:
+    """Two one-sided tests (Schuirmann, 1987) of the difference of two arms' means.
+
+    Args:
+        run: float64[m] losses, one per seed, m >= 2.
+        baseline: float64[K] losses, one per seed, K >= 2.
+        margin: difference that counts as none, over `scale`.
+        alpha: size of each of the two tests, and of the claim 'worse' or 'better'.
+        spread: of the seeds on the same scale. The interval is the wider of Welch's (FP8 may change the
+            spread) and that with the pooled spread: three seeds agree by chance too often.
+        scale: what the difference is divided by: the baseline's mean, or 1 for nats.
+
+    If the scale is the baseline's mean, the error of the ratio comes from the delta method.
+
+    Raises:
+        ValueError: if an arm has fewer than two seeds.
+    """
+    if len(run) < 2 or len(baseline) < 2:
+        raise ValueError("A test over seeds needs at least two runs in each arm.")
+    reference = float(np.mean(baseline))
+    delta = float(np.mean(run)) / scale - reference / scale
+    ratio = 1.0 if scale == 1.0 or reference == 0.0 else float(np.mean(run)) / reference
+    # Standard errors, not variances: squares of large values overflow. An error at the bound is as large as
+    # delta can be, so the interval still exceeds the margin on both sides.
+    parts = [
+        min(factor * (standard_error(losses) / scale), LARGEST_ERROR)
+        for factor, losses in ((1.0, run), (abs(ratio), baseline))
+    ]
+    welch, pooled = math.hypot(*parts), spread.error(len(run), len(baseline))
+    freedom = math.inf
+    if welch > 0.0:
+        shares = [part / welch for part in parts]
+        freedom = 1.0 / (shares[0] ** 4 / (len(run) - 1) + shares[1] ** 4 / (len(baseline) - 1))
+    candidates = ((welch, freedom), (pooled, spread.freedom))
+    reach, error, freedom = max((student(alpha, f) * e, e, f) for e, f in candidates)
+    claim = claim_quantile(alpha, freedom, margin / error) * error
+    p_value = max(
+        float(scipy.special.stdtr(freedom, -(side * delta + margin) / error)) for side in (1.0, -1.0)
+    )
+    interval, claimed = (delta - reach, delta + reach), (delta - claim, delta + claim)
+    return EquivalenceTest(
+        conclusion(interval, claimed, margin), delta, interval, claimed, error, p_value, freedom
+    )
+
+
+def conclusion(interval: tuple[float, float], claim: tuple[float, float], tolerance: float) -> Verdict:
+    """The verdict from an interval (for 'equivalent') and one for the claim of a difference."""
+    if -tolerance <= interval[0] and interval[1] <= tolerance:
+        return "equivalent"
+    if claim[0] > tolerance:
+        return "worse"
+    return "better" if claim[1] < -tolerance else "cannot_tell"

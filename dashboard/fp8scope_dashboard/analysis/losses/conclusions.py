@@ -1,0 +1,191 @@
+"""The conclusion of a comparison: from one pair, from several seeds in both arms, or from final losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.arms import (
+    LARGEST_ERROR,
+    EquivalenceTest,
+    conclusion,
+    two_one_sided_tests,
+)
+from fp8scope_dashboard.analysis.losses.needs import seeds_needed, steps_needed
+from fp8scope_dashboard.analysis.losses.result import LossComparison
+from fp8scope_dashboard.analysis.losses.schedules import final_of
+from fp8scope_dashboard.analysis.losses.seeds import Prior, Spread, spread_of
+from fp8scope_dashboard.analysis.losses.selection import Selection
+from fp8scope_dashboard.analysis.losses.sequence import Looks
+
+Floats = NDArray[np.float64]
+
+# One pair is called equivalent only if the seeds' spread does not hide more than this many margins.
+MARGINS_OF_TOLERANCE = 2.0
+# Several arms: a difference must show in so many consecutive windows, unless the run has ended.
+PERSISTENCE = 3
+# Of a probability of 80 %, with which the smallest detectable difference would be found.
+POWER_QUANTILE = 0.8416212335729143
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a verdict is computed from.
+
+    Attributes:
+        ours, theirs: float64[m, n] and float64[K, n], losses at the compared points.
+        looks: the confidence sequence of the difference of their means, relative or in nats.
+        scale: the level that differences are relative to; 1 for nats.
+        prior: of the spread between seeds.
+    """
+
+    ours: Floats
+    theirs: Floats
+    looks: Looks
+    scale: float
+    spread: Spread
+    prior: Prior
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return len(self.ours), len(self.theirs)
+
+
+def of_pair(common: LossComparison, measured: Measured, alpha: float) -> LossComparison:
+    """One run in an arm: the anytime-valid interval of the pair against the tolerance.
+
+    The tolerance is the larger of the margin and the difference that two seeds of one configuration exceed
+    with probability alpha. One pair is 'equivalent' only if the tolerance is not far beyond the margin.
+    """
+    spread, looks = measured.spread, measured.looks
+    error = spread.error(*measured.counts)
+    delta, noise = float(looks.level[-1]), float(looks.error[-1])
+    half = min(float(looks.half[-1]), LARGEST_ERROR)
+    return _against_tolerance(
+        replace(common, method="anytime-valid interval of the pair against the spread between seeds"),
+        delta,
+        half,
+        max(common.margin, spread.quantile(alpha) * error),
+        math.hypot(noise, error),
+    )
+
+
+def _against_tolerance(
+    common: LossComparison, delta: float, half: float, tolerance: float, error: float
+) -> LossComparison:
+    interval = (delta - half, delta + half)
+    verdict = conclusion(interval, interval, tolerance)
+    if verdict == "equivalent" and tolerance > MARGINS_OF_TOLERANCE * common.margin:
+        verdict = "cannot_tell"
+    detectable = tolerance + half + POWER_QUANTILE * error
+    return replace(
+        common,
+        verdict=verdict,
+        tolerance=tolerance,
+        delta=delta,
+        interval=interval,
+        smallest_detectable=min(detectable, LARGEST_ERROR),
+    )
+
+
+def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: bool) -> LossComparison:
+    """Two or more runs in both arms: two one-sided tests over seeds.
+
+    While the run goes on, 'worse' and 'better' must hold in PERSISTENCE windows in a row: the noise of single
+    windows then rarely makes one of many looks wrong.
+    """
+    begin = int(measured.looks.start[-1])
+    size = measured.ours.shape[1] - begin
+    tests = [
+        _test(common, measured, slice(max(begin - back * size, 0), max(begin - back * size, 0) + size), alpha)
+        for back in range(1 if ended else PERSISTENCE)
+    ]
+    test = tests[0]
+    persists = all(each.verdict == test.verdict for each in tests)
+    verdict = test.verdict if persists or test.verdict == "equivalent" else "cannot_tell"
+    reach = (test.claim[1] - test.claim[0]) / 2.0
+    detectable = common.margin + reach + POWER_QUANTILE * test.error
+    return replace(
+        common,
+        verdict=verdict,
+        method="two one-sided t-tests over seeds",
+        tolerance=common.margin,
+        delta=test.delta,
+        interval=test.interval,
+        p_value=test.p_value,
+        smallest_detectable=min(detectable, LARGEST_ERROR),
+    )
+
+
+def _test(common: LossComparison, measured: Measured, part: slice, alpha: float) -> EquivalenceTest:
+    ours, theirs = (arm[:, part].mean(axis=1) for arm in (measured.ours, measured.theirs))
+    spread = spread_of(
+        [ours / measured.scale, theirs / measured.scale], measured.prior, seeds=measured.spread.seeds
+    )
+    return two_one_sided_tests(ours, theirs, common.margin, alpha, spread, scale=measured.scale)
+
+
+def of_finals(
+    common: LossComparison,
+    measured: Measured,
+    runs: Sequence[Curve],
+    baselines: Sequence[Curve],
+    selection: Selection,
+    alpha: float,
+    fraction: float,
+) -> LossComparison:
+    """Runs whose schedules have other lengths: each run's final loss, at its own end.
+
+    A longer training gives a lower loss by itself: the interval is widened on both sides by what the local
+    slope of the loss over the logarithm of its length predicts for the difference in length.
+    """
+    ours, theirs = (
+        [final_of(curve, common.aligned_on, fraction) for curve in arm] for arm in (runs, baselines)
+    )
+    mine = [each for each in ours if each is not None]
+    others = [each for each in theirs if each is not None]
+    if not mine or not others:
+        return common
+    scale = measured.scale
+    delta = float(np.mean([each.mean for each in mine]) - np.mean([each.mean for each in others])) / scale
+    noise = math.hypot(*(_mean_error([each.error for each in arm]) for arm in (mine, others))) / scale
+    slope = max(each.slope for each in (*mine, *others)) / scale
+    half = -float(scipy.special.ndtri(alpha / 2.0)) * noise + slope * abs(math.log(selection.ratio))
+    error = measured.spread.error(len(mine), len(others))
+    return _against_tolerance(
+        replace(
+            common,
+            method="final losses of schedules of different lengths",
+            loss=float(np.mean([each.mean for each in mine])),
+            baseline_loss=float(np.mean([each.mean for each in others])),
+        ),
+        delta,
+        half,
+        max(common.margin, measured.spread.quantile(alpha) * error),
+        math.hypot(noise, error),
+    )
+
+
+def _mean_error(errors: Sequence[float]) -> float:
+    """Standard error of the mean of independent values."""
+    return math.hypot(*errors) / len(errors)
+
+
+def with_needs(judged: LossComparison, measured: Measured, alpha: float) -> LossComparison:
+    """The comparison with what would decide it, if it is undecided."""
+    if judged.verdict != "cannot_tell" or judged.delta is None or judged.interval is None:
+        return judged
+    steps = None
+    if judged.p_value is None and judged.basis is not None and judged.tolerance is not None:
+        half = (judged.interval[1] - judged.interval[0]) / 2.0
+        points = measured.ours.shape[1]
+        steps = steps_needed(judged.delta, half, judged.tolerance, points, judged.basis.step_gap)
+    have = min(measured.counts)
+    count = seeds_needed(judged.delta, measured.spread, judged.margin, alpha, have)
+    return replace(judged, needs={"steps": steps, "seeds": count})

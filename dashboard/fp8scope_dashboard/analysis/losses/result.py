@@ -1,0 +1,88 @@
+"""The result of a comparison of losses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from fp8scope_dashboard.analysis.losses.alignment import Axis, Pairing
+from fp8scope_dashboard.analysis.losses.arms import Verdict
+
+# Raise it with every change that can give another result for the same curves.
+METHOD_VERSION: Final = 2
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The runs and the range that a comparison uses.
+
+    Attributes:
+        end: the last compared point, on `aligned_on`; `gap` is the usual distance between points there.
+        step: the first run's step at that point; `step_gap` is the usual distance between its last steps.
+        runs: indices of the runs that took part, in the sequence given to `compare_losses`.
+        baselines: indices of the baseline runs that took part.
+    """
+
+    end: float
+    gap: float
+    step: int
+    step_gap: float
+    runs: tuple[int, ...]
+    baselines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LossComparison:
+    """The verdict on a run's loss and the data that a page needs to show it.
+
+    Attributes:
+        unit: 'relative' (fractions of the baseline's loss), or 'nats' where that loss is near 0. It is that
+            of margin, tolerance, delta, the intervals, the spread, smallest_detectable and curve.
+        delta: difference in the window; None if a run diverged or there is too little data.
+        interval: one run in an arm: anytime-valid interval of this pair's delta; several: over seeds.
+        noise_interval: within-pair noise of delta in the window (HAC), without the price of looking;
+            bootstrap_interval: the same by the stationary bootstrap.
+        tolerance: the largest delta that counts as no difference: the margin, or the spread of the seeds.
+        smallest_detectable: the difference that would be found with 80 % probability.
+        needs: what would decide, if the verdict is 'cannot_tell': {"steps", "seeds"}, each a number or None.
+        window: first and last point of the window, on `aligned_on`.
+        curve: {"x", "delta", "low", "high"}: the confidence sequence, at most CURVE_POINTS values each;
+            "x_name" names x.
+        baseline_losses: the baseline runs' mean losses in the window, without odd seeds.
+        basis: the runs and the range that were compared; None with too little data.
+    """
+
+    verdict: Verdict
+    explanation: str
+    method: str = ""
+    method_version: int = METHOD_VERSION
+    unit: str = "relative"
+    margin: float = 0.0
+    tolerance: float | None = None
+    delta: float | None = None
+    interval: tuple[float, float] | None = None
+    noise_interval: tuple[float, float] | None = None
+    bootstrap_interval: tuple[float, float] | None = None
+    p_value: float | None = None
+    seed_spread: dict[str, Any] | None = None
+    smallest_detectable: float | None = None
+    needs: dict[str, int | None] | None = None
+    warnings: tuple[str, ...] = ()
+    k_run: int = 0
+    k_baseline: int = 0
+    aligned_on: Axis = "steps"
+    paired: Pairing = "no"
+    window: tuple[float, float] | None = None
+    loss: float | None = None
+    baseline_loss: float | None = None
+    baseline_losses: tuple[float, ...] = ()
+    curve: dict[str, Any] = field(default_factory=dict)
+    basis: Basis | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields but the basis, as JSON types; every number is finite."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(replace(self, basis=None)).items()
+            if key != "basis"
+        }

@@ -1,0 +1,95 @@
+"""An anytime-valid confidence sequence for the level of a difference at the end of a curve.
+
+Looking at a running training many times must not make a wrong verdict likely. The level is estimated on
+windows that start on a *fixed geometric grid*: start i is at a fixed point of the curve, whenever one looks,
+and its window grows with the run until start i + 1 takes over. Window i has the probability of error
+
+    alpha_i = alpha / ((i + 1) (i + 2)),   with sum over i of alpha_i = alpha,
+
+and within it the mean of m points is bounded at all m at once by Robbins' (1970) normal mixture,
+
+    z_m = sqrt((1 + 1/(m r)) log((1 + m r) / alpha_i^2)),   mean -+ z_m sigma / sqrt(m),
+
+where r is chosen so that the bound is tightest at the size at which the window is used. With an estimated
+long-run variance this is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and
+Ramdas (2024). Short curves are far from the asymptotic case, so z_m is replaced by the quantile of Student's
+t of the same probability, with the effective number of points of the variance's estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_of
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# The first window begins at this share of the first COMMON_POINTS points.
+COMMON_POINTS = 20
+FIRST_START = 0.7
+WINDOW_POINTS = 5
+LARGEST_QUANTILE = 1e12
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The confidence sequence at J looks.
+
+    Attributes:
+        stop: int64[J], number of points seen; start: int64[J], index of the window's first point.
+        level: float64[J], mean over the window; half: float64[J], half-width of its interval.
+        error: float64[J], standard error of the level, without the price of looking.
+    """
+
+    start: Indices
+    stop: Indices
+    level: Floats
+    half: Floats
+    error: Floats
+
+
+def mixture_quantile(points: Floats, tuned: Floats, alpha: Floats) -> Floats:
+    """z_m for m `points`; tightest at `tuned` points."""
+    log = -2.0 * np.log(alpha)
+    rate = (log + np.log(log) + 1.0) / tuned
+    scaled = points * rate
+    return np.asarray(np.sqrt((1.0 + 1.0 / scaled) * (np.log1p(scaled) + log)))
+
+
+def student_quantile(z: Floats, freedom: Floats) -> Floats:
+    """The quantile of Student's t at the probability of the normal quantile z."""
+    quantile = -scipy.special.stdtrit(freedom, scipy.special.ndtr(-z))
+    return np.asarray(np.minimum(np.nan_to_num(quantile, nan=LARGEST_QUANTILE), LARGEST_QUANTILE))
+
+
+def windows(x: Floats, stop: Indices, fraction: float) -> tuple[Indices, Indices]:
+    """The window of each look at x[:stop]: its first index, and its number on the grid.
+
+    A window covers at least `fraction` of the range from x[0], and at least WINDOW_POINTS points.
+    """
+    unit = max(FIRST_START * float(x[min(COMMON_POINTS, len(x)) - 1] - x[0]), np.finfo(np.float64).tiny)
+    reach = (1.0 - fraction) * (x[stop - 1] - x[0]) / unit
+    ratio = -np.log1p(-fraction)
+    with np.errstate(divide="ignore"):
+        number = np.floor(np.log(np.maximum(reach, 1.0)) / ratio + 1e-9).astype(np.int64)
+    begin = x[0] + unit * np.exp(ratio * number)
+    start = np.minimum(np.searchsorted(x, begin, side="left"), stop - WINDOW_POINTS)
+    return np.maximum(start, 0), number
+
+
+def sequence(x: Floats, difference: Floats, stop: Indices, *, alpha: float, fraction: float) -> Looks:
+    """The confidence sequence of a difference float64[n] at looks after `stop` points each (ascending)."""
+    start, number = windows(x, stop, fraction)
+    sums = Sums(difference, newey_west_lags(int(stop.max(initial=1))) + 1)
+    noise = noise_of(sums, stop)
+    points = (stop - start).astype(np.float64)
+    error = np.sqrt(noise.variance / points)
+    tuned = np.maximum(fraction * stop, WINDOW_POINTS)
+    spent = alpha / ((number + 1.0) * (number + 2.0))
+    quantile = student_quantile(mixture_quantile(points, tuned, spent), noise.freedom)
+    return Looks(start, stop, sums.means(start, stop), quantile * error + noise.drift, error)

@@ -1,0 +1,278 @@
+"""The verdict on a training loss: equivalent, worse, better, or cannot tell yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.losses.alignment import Aligned, Curve, align, clean
+from fp8scope_dashboard.analysis.losses.conclusions import (
+    Measured,
+    of_arms,
+    of_finals,
+    of_pair,
+    with_needs,
+)
+from fp8scope_dashboard.analysis.losses.noise import bootstrap_interval, hac_interval
+from fp8scope_dashboard.analysis.losses.result import Basis, LossComparison
+from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS, Prior, Spread, odd_seeds, spread_of
+from fp8scope_dashboard.analysis.losses.selection import Selection, select
+from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS, Looks, sequence, windows
+from fp8scope_dashboard.text import verdicts
+from fp8scope_dashboard.text.numbers import SMALLEST, percent, usable
+
+Floats = NDArray[np.float64]
+
+# The final window: late enough that the learning rate is at its lowest and the loss nearly level, so that its
+# mean is meaningful; long enough to average out the noise of the batches.
+WINDOW_FRACTION = 0.1
+CURVE_POINTS = 400
+# The usual distance between points is measured on this many points at the end.
+CADENCE_POINTS = 20
+# Losses within this many standard deviations of 0, or below this many nats, have no relative difference.
+DEVIATIONS_FROM_ZERO, NATS_FROM_ZERO = 3.0, 0.02
+# Early losses near 0 must not make relative differences huge: the least level, over that in the window.
+LEAST_LEVEL = 0.1
+
+
+def compare_losses(
+    runs: Sequence[Curve],
+    baselines: Sequence[Curve],
+    *,
+    margin: float,
+    alpha: float,
+    window_fraction: float = WINDOW_FRACTION,
+    prior: Prior = PUBLIC,
+) -> LossComparison:
+    """Compare an arm of runs that differ only in their seed with a baseline arm.
+
+    Args:
+        runs: the run to judge first, then others of its seed group.
+        baselines: the runs of the baseline group.
+        margin: relative difference that counts as none, > 0 (nats, where the loss is near 0).
+        alpha: probability of a wrong 'worse' or 'better' over a whole run, 0 < alpha <= 0.5.
+        window_fraction: least part of the common range, at its end, whose mean loss is compared.
+        prior: of the spread between seeds, from `seeds.pooled_prior`.
+
+    Raises:
+        ValueError: no run was given.
+    """
+    if not runs:
+        raise ValueError("Nothing to compare: give at least one run.")
+    runs = [clean(curve) for curve in runs]
+    baselines = [clean(curve) for curve in baselines]
+    logged = sum(1 for curve in baselines if len(curve))
+    nothing = LossComparison("cannot_tell", "", margin=margin, k_run=1, k_baseline=logged)
+    if not logged:
+        return replace(nothing, explanation="The baseline group has no run with a loss yet.")
+    if not len(runs[0]):
+        return replace(nothing, explanation="The run has not logged a loss yet.")
+    chosen = select(runs, baselines, COMMON_POINTS, 1.0 - window_fraction)
+    nothing = replace(nothing, k_baseline=len(chosen.baselines), warnings=tuple(chosen.warnings))
+    if not chosen.baselines:
+        return replace(nothing, explanation="No baseline run has a finite loss at its end.")
+    aligned = align([*(runs[i] for i in chosen.runs), *(baselines[i] for i in chosen.baselines)])
+    kept = usable(aligned.losses).all(axis=0)
+    nothing = replace(nothing, k_run=len(chosen.runs), aligned_on=aligned.axis, paired=aligned.paired)
+    warnings = (*nothing.warnings, *_lapses(runs[0], chosen))
+    usable_points = replace(aligned, x=aligned.x[kept], losses=aligned.losses[:, kept])
+    few = int(kept.sum()) < COMMON_POINTS
+    if few and not chosen.diverged:
+        return replace(nothing, explanation=verdicts.too_few_points(int(kept.sum()), COMMON_POINTS))
+    if few:
+        return _diverged(nothing, runs, chosen)
+    common, measured = _measure(
+        replace(nothing, warnings=warnings),
+        runs[0],
+        baselines,
+        chosen,
+        usable_points,
+        alpha,
+        window_fraction,
+        prior,
+    )
+    if chosen.diverged:
+        return _diverged(replace(nothing, curve=common.curve, basis=common.basis), runs, chosen)
+    if chosen.finals and common.basis is not None:
+        arms = [runs[i] for i in chosen.runs], [baselines[i] for i in common.basis.baselines]
+        judged = of_finals(common, measured, *arms, chosen, alpha, window_fraction)
+    elif min(measured.counts) >= 2:
+        judged = of_arms(common, measured, alpha, ended=chosen.ended)
+    else:
+        judged = of_pair(common, measured, alpha)
+    if chosen.uncertain:
+        judged = replace(judged, verdict="cannot_tell")
+    judged = with_needs(judged, measured, alpha)
+    return replace(judged, explanation=_explanation(judged, alpha))
+
+
+def _measure(
+    nothing: LossComparison,
+    run: Curve,
+    baselines: Sequence[Curve],
+    chosen: Selection,
+    aligned: Aligned,
+    alpha: float,
+    fraction: float,
+    prior: Prior,
+) -> tuple[LossComparison, Measured]:
+    """The measured difference of runs with enough points in common, without a verdict."""
+    points = len(aligned.x)
+    stop = np.unique(np.linspace(COMMON_POINTS, points, min(CURVE_POINTS, points)).astype(np.int64))
+    first = int(windows(aligned.x, stop[-1:], fraction)[0][0])
+    ours, theirs = aligned.losses[: len(chosen.runs)], aligned.losses[len(chosen.runs) :]
+    unit, scale = _scale(theirs, first)
+    if unit == "nats":
+        prior = PUBLIC_NATS
+    odd = odd_seeds(theirs[:, first:].mean(axis=1) / scale, prior)
+    theirs = np.delete(theirs, odd, axis=0)
+    if unit == "relative":
+        scale = abs(float(theirs[:, first:].mean()))
+    difference = _difference(ours, theirs, unit, scale)
+    looks = sequence(aligned.x, difference, stop, alpha=alpha, fraction=fraction)
+    means = [arm[:, first:].mean(axis=1) for arm in (ours, theirs)]
+    spread = spread_of([arm / scale for arm in means], prior, seeds=len(theirs))
+    spread = replace(spread, odd=tuple(chosen.baselines[i] for i in odd))
+    measured = Measured(ours, theirs, looks, scale, spread, prior)
+    pointwise = difference[first:]
+    common = replace(
+        nothing,
+        unit=unit,
+        k_baseline=len(theirs),
+        window=(float(aligned.x[first]), float(aligned.x[-1])),
+        loss=float(means[0].mean()),
+        baseline_loss=float(means[1].mean()),
+        baseline_losses=tuple(float(each) for each in means[1]),
+        noise_interval=hac_interval(pointwise, alpha),
+        bootstrap_interval=bootstrap_interval(pointwise, alpha),
+        seed_spread=spread.as_dict(),
+        warnings=(*nothing.warnings, *_seed_warnings(spread, baselines, unit)),
+        curve=_curve(aligned, looks),
+        basis=_basis(run, aligned, chosen, [i for i in chosen.baselines if i not in spread.odd]),
+    )
+    return common, measured
+
+
+def _scale(theirs: Floats, first: int) -> tuple[str, float]:
+    """The unit of the differences, and what they are divided by: the baseline's loss unless it is near 0."""
+    last = theirs[:, first:]
+    levels = last.mean(axis=1)
+    level = float(np.median(levels))
+    near = abs(level) < max(
+        NATS_FROM_ZERO, SMALLEST, DEVIATIONS_FROM_ZERO * float(np.median(last.std(axis=1)))
+    )
+    crosses = bool((levels * np.sign(level) <= 0.0).any())
+    return ("nats", 1.0) if crosses or near else ("relative", abs(float(levels.mean())))
+
+
+def _basis(run: Curve, aligned: Aligned, chosen: Selection, used: Sequence[int]) -> Basis:
+    last = aligned.x[-CADENCE_POINTS:]
+    at = np.searchsorted(run.on(aligned.axis), last, side="right") - 1
+    steps = run.steps[at.clip(min=0)]
+    return Basis(
+        end=float(last[-1]),
+        gap=float(np.median(np.diff(last))),
+        step=int(steps[-1]),
+        step_gap=max(1.0, float(np.median(np.diff(steps)))),
+        runs=chosen.runs,
+        baselines=tuple(used),
+    )
+
+
+def _difference(ours: Floats, theirs: Floats, unit: str, scale: float) -> Floats:
+    """The difference of the arms' means at each point: in nats, or over the local level of the baseline.
+
+    The level is a moving mean: dividing by single noisy losses would bias the mean, and dividing by one level
+    would turn a constant relative difference into a trend.
+    """
+    baseline = theirs.mean(axis=0)
+    difference = ours.mean(axis=0) - baseline
+    if unit == "nats":
+        return np.asarray(difference)
+    half = max(2, len(baseline) // 40)
+    sums = np.concatenate([[0.0], np.cumsum(baseline)])
+    start = np.maximum(np.arange(len(baseline)) - half, 0)
+    stop = np.minimum(np.arange(len(baseline)) + half + 1, len(baseline))
+    level = np.abs(sums[stop] - sums[start]) / (stop - start)
+    return np.asarray(difference / np.maximum(level, LEAST_LEVEL * scale))
+
+
+def _curve(aligned: Aligned, looks: Looks) -> dict[str, Any]:
+    """The confidence sequence as a page draws it: what a look at each point would have shown."""
+    finite = usable(looks.level) & usable(looks.half)
+    level, half = looks.level[finite], looks.half[finite]
+    return {
+        "x_name": aligned.axis,
+        "x": aligned.x[looks.stop - 1][finite].tolist(),
+        "delta": level.tolist(),
+        "low": (level - half).tolist(),
+        "high": (level + half).tolist(),
+    }
+
+
+def _lapses(run: Curve, chosen: Selection) -> tuple[str, ...]:
+    """A warning if the judged run's loss was not finite and has recovered."""
+    broken = np.flatnonzero(~np.isfinite(run.losses))
+    if not len(broken) or 0 in chosen.diverged:
+        return ()
+    first, last = (int(run.steps[broken[i]]) for i in (0, -1))
+    return (verdicts.recovered(len(broken), first, last),)
+
+
+def _seed_warnings(spread: Spread, baselines: Sequence[Curve], unit: str) -> list[str]:
+    warnings = []
+    if spread.odd:
+        warnings.append(verdicts.odd_seeds([baselines[i].label(i) for i in spread.odd], spread.seeds))
+    if spread.conflict and unit == "relative":
+        warnings.append(verdicts.wide_spread(percent(spread.value)))
+    return warnings
+
+
+def _diverged(nothing: LossComparison, runs: Sequence[Curve], chosen: Selection) -> LossComparison:
+    first = runs[chosen.diverged[0]]
+    since = float(first.on(chosen.axis)[_broken_since(first.losses)])
+    taking_part = len({*chosen.runs, *chosen.diverged})
+    return replace(
+        nothing,
+        verdict="worse",
+        method="loss not finite",
+        tolerance=nothing.margin,
+        k_run=taking_part,
+        explanation=verdicts.diverged(since, chosen.axis, len(chosen.diverged), taking_part),
+    )
+
+
+def _broken_since(losses: Floats) -> int:
+    """Index from which the loss is not finite to the end."""
+    finite = np.flatnonzero(np.isfinite(losses))
+    return int(finite[-1]) + 1 if len(finite) else 0
+
+
+def _explanation(judged: LossComparison, alpha: float) -> str:
+    if judged.delta is None or judged.interval is None or judged.seed_spread is None:
+        return "The runs have too few finite losses at their ends."
+    needs = judged.needs or {}
+    return verdicts.loss(
+        verdicts.LossFacts(
+            verdict=judged.verdict,
+            relative=judged.unit == "relative",
+            arms=judged.p_value is not None,
+            loss=judged.loss or 0.0,
+            baseline_loss=judged.baseline_loss or 0.0,
+            runs=judged.k_run,
+            baselines=judged.k_baseline,
+            delta=judged.delta,
+            interval=judged.interval,
+            level=1.0 - 2.0 * alpha,
+            tolerance=judged.tolerance or judged.margin,
+            margin=judged.margin,
+            source=judged.seed_spread["source"],
+            detectable=judged.smallest_detectable or 0.0,
+            steps=needs.get("steps"),
+            seeds=needs.get("seeds"),
+        )
+    )
