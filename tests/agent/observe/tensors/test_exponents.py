@@ -21,7 +21,7 @@ def model_of(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
 
 def train(model: nn.Module, x: Tensor) -> Tensor:
     loss: Tensor = model(x).float().square().mean()
-    loss.backward()
+    torch.autograd.backward(loss)
     return loss.detach()
 
 

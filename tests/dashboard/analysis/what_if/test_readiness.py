@@ -146,5 +146,5 @@ def test_scales_and_targets_are_read_from_texts() -> None:
             parse_scale(text)
     for wrong in ({"format": "fp7"}, {"scaling": "x"}, {"margin": 65}, {"block": -1}):
         with pytest.raises(ValueError, match="must be"):
-            make_target(**wrong)  # type: ignore[arg-type]
+            make_target(**wrong)
     assert make_target() == Target(make_target().format)
