@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
@@ -30,6 +31,7 @@ from fp8scope_dashboard.analysis.scores.differences import paired
 from fp8scope_dashboard.analysis.scores.verdict import Score, Task, compare_scores, judge
 
 Floats = NDArray[np.float64]
+Share = float | np.floating[Any]
 ALPHA, MEAN, TASKS, SEED = 0.05, 0.6, 10, 0
 
 
@@ -228,7 +230,7 @@ def _paired(n: int, discordance: float, trials: int) -> dict[str, object]:
     return {**_line("paired difference", n, covered / (trials // 2)), "discordance": discordance}
 
 
-def _line(interval: str, size: int, covered: float, old: float | None = None) -> dict[str, object]:
+def _line(interval: str, size: int, covered: Share, old: Share | None = None) -> dict[str, object]:
     line = {"interval": interval, "size": size, "coverage": round(float(covered), 4)}
     return line if old is None else {**line, "old": round(float(old), 4)}
 
