@@ -7,7 +7,6 @@ rate`, `data`) are injected into the BF16 arm too.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +28,7 @@ from fp8scope_kernels import (
     Fp8Linear,
     Recipe,
     RowwiseScaling,
+    ScalingState,
     convert,
     fp8_layers,
 )
@@ -145,8 +145,7 @@ class Faulty(Trainer):
         ]
         if case.fault == "frozen" and step == case.at:
             for state in states:
-                if isinstance(state.recipe, DelayedScaling):
-                    state.recipe = replace(state.recipe, interval=NEVER)
+                _freeze(state)
         elif case.fault == "stale":
             for name, layer in layers.items():
                 for role in ("input", "weight", "grad_output"):
@@ -173,6 +172,19 @@ class Faulty(Trainer):
                     amax = state.amax_history.amax()
                     top = state.format.max
                     self.past.setdefault(f"{name}.{role}", []).append((top / amax.clamp_min(1e-30)).clone())
+
+
+def _freeze(state: ScalingState) -> None:
+    """Keep the present scale for good."""
+    if isinstance(state.recipe, DelayedScaling):
+        state.recipe = replace(state.recipe, interval=NEVER)
+    elif isinstance(state.recipe, CurrentScaling):
+        scale = state.scale.clone()
+
+        def frozen(amax: Tensor, *, update: bool = True) -> Tensor:
+            return scale
+
+        state.next_scale = frozen  # type: ignore[method-assign]
 
 
 def _force(layer: Fp8Linear, power: int, *, first: bool) -> None:
@@ -230,8 +242,6 @@ def _evaluate(run: fp8scope.Run, trainer: Faulty, case: Case) -> None:
     precision = "fp8" if case.recipe else "bf16"
     if case.fault == "evaluation" and case.recipe:
         precision = "fp16"
-    labels: dict[str, Any] = {"item_ids": trainer.corpus.items}
-    if "precision" in inspect.signature(run.log_eval).parameters:
-        labels["precision"] = precision
+    labels: dict[str, Any] = {"item_ids": trainer.corpus.items, "precision": precision}
     run.log_eval("held-out text", "accuracy", correct, kind="proportion", **labels)
     run.log_eval("held-out text", "nll", nll, kind="mean", higher_is_better=False, **labels)

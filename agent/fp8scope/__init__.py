@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fp8scope.config import Settings
     from fp8scope.control.command_queue import Command
     from fp8scope.delivery.inbox import Alert
+    from fp8scope.observe.batch_hash import data_hash
     from fp8scope.observe.budget import Overhead
     from fp8scope.recording.finish_report import FinishReport
     from fp8scope.run import Run
@@ -58,6 +59,7 @@ __all__ = [
     "Step",
     "attach",
     "convert",
+    "data_hash",
     "finish",
     "init",
     "log",
@@ -72,6 +74,7 @@ _LATER = {
     "FinishReport": "fp8scope.recording.finish_report",
     "Run": "fp8scope.run",
     "Step": "fp8scope.step",
+    "data_hash": "fp8scope.observe.batch_hash",
 }
 
 
@@ -105,11 +108,15 @@ def init(
     resume: str | Mapping[str, Any] | None = None,
     commands: Sequence[str] | None = None,
     shadow: "Recipe | None" = None,
+    parent: str | Mapping[str, Any] | None = None,
+    relation: str = "",
+    data_hash: bool = False,
 ) -> "Run":
     """Begin a run. Returns immediately and does not wait for the server.
 
     `project` selects one of several logins; a token belongs to a single project. `group` is shared by runs
-    that differ only in their seed; `baseline` is the group to compare this run with. `precision` is `bf16`,
+    that differ only in their seed; `baseline` is the group to compare this run with, or the id of one run.
+    `precision` is `bf16`,
     `fp8`, ...; by default `watch` detects it. `directory` holds the data that the server has not yet
     acknowledged. `mode` is `online`, `offline` (record locally, for `fp8scope sync`) or `disabled`. Without a
     server address and token, `online` becomes `offline`.
@@ -124,10 +131,17 @@ def init(
 
     `shadow` is a recipe under which every watched model is also quantised for comparison; see `Run.watch`.
 
+    `parent` is the run that this new run comes from, by its id or the `state_dict()` in its checkpoint, and
+    `relation` says how: `resumed` (the default), or `reference` for a run that repeats a part of its parent
+    in another precision. A parent that the server does not know is no error.
+
+    `data_hash` logs a hash of the batches of each step, by which the dashboard recognises runs that train on
+    the same data. It hashes the inputs of the attached or watched model; see `fp8scope.data_hash`.
+
     Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
     given = dict(locals())
-    from fp8scope.arguments import check_init, plain_config
+    from fp8scope.arguments import check_init, parent_id, plain_config
     from fp8scope.config import settings_from
     from fp8scope.control.command_queue import check_allowed
     from fp8scope.guard import configure_logging
@@ -146,6 +160,8 @@ def init(
         "precision": precision or "unknown",
         "group": group,
         "baseline": baseline,
+        "parent": parent_id(parent),
+        "relation": relation or ("resumed" if parent else ""),
         "tags": [str(tag) for tag in ((tags,) if isinstance(tags, str) else tags)],
         "seed": whole("seed", seed),
         "total_steps": whole("total_steps", total_steps),
@@ -161,6 +177,8 @@ def init(
     exit_hooks.install()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
     run.shadow = shadow
+    if data_hash:
+        run.session.hash_batches()
     run.session.registration.look_up_repository()
     return run
 

@@ -8,7 +8,7 @@ from typing import Any
 from fp8scope.config import ArgumentTypeError, ConfigurationError
 from fp8scope.metadata.redaction import plain
 
-_TEXTS = ("project", "name", "group", "baseline", "precision", "url", "token", "mode")
+_TEXTS = ("project", "name", "group", "baseline", "relation", "precision", "url", "token", "mode")
 _OPTIONAL = ("project", "name", "precision", "url", "token", "mode")
 
 
@@ -29,7 +29,21 @@ def check_init(arguments: Mapping[str, Any]) -> None:
     resume = arguments["resume"]
     if resume is not None and not isinstance(resume, str | Mapping):
         raise _wrong("resume", 'a run\'s id, its state_dict() or "auto"', resume)
+    parent = arguments["parent"]
+    if parent is not None and not isinstance(parent, str | Mapping):
+        raise _wrong("parent", "a run's id or its state_dict()", parent)
+    if not isinstance(arguments["data_hash"], bool):
+        raise _wrong("data_hash", "True or False", arguments["data_hash"])
     check_shadow(arguments["shadow"])
+
+
+def parent_id(parent: str | Mapping[str, Any] | None) -> str:
+    """The id that `parent` names, as it is; empty for None. Raises ConfigurationError for another state."""
+    if not isinstance(parent, Mapping):
+        return parent or ""
+    if not isinstance(parent.get("run"), str):
+        raise ConfigurationError("parent is not a state that run.state_dict() returned.")
+    return str(parent["run"])
 
 
 def plain_config(config: Mapping[str, Any]) -> Any:

@@ -49,6 +49,8 @@ class ForwardHook:
         attachment = self._attachment()
         if attachment is not None and module.training and torch.is_grad_enabled() and not inside_backward():
             attachment.forward_begins(token_count(args, kwargs) if self._counts_tokens else 0)
+            if self._counts_tokens and attachment.hasher is not None:
+                attachment.hash_inputs((*args, *kwargs.values()))
 
     def __reduce__(self) -> tuple[type["ForwardHook"], tuple[()]]:
         return ForwardHook, ()
@@ -95,6 +97,7 @@ class Attachment:
         self._run = run
         self._steps = run.session.steps
         self._budget = run.session.steps.budget
+        self.hasher = run.session.hasher
         self._counts_inputs = counts_inputs
         self._reduction = reduction
         self._tokens_per_step = tokens_per_step
@@ -184,6 +187,13 @@ class Attachment:
         if step is not None and not self._tokens_per_step and self._inside_losses == 0:
             step.count_tokens(tokens)
 
+    def hash_inputs(self, inputs: Iterable[Any]) -> None:
+        """Add the inputs of a training forward pass to the step's `data_hash`, if that is asked for."""
+        if self.hasher is not None and self._step is not None and self._inside_losses == 0:
+            began = perf_counter()
+            self.hasher.add(self._step, inputs)
+            self._budget.fixed_seconds += perf_counter() - began
+
     def before_backward(self) -> Any:
         began = perf_counter()
         try:
@@ -233,6 +243,8 @@ class Attachment:
             self._pending = [(loss, reached) for loss, reached in self._pending if name not in reached]
             if self._step is not None and not self._tokens_per_step:
                 self._step.count_tokens(-self._step.tokens)
+            if self.hasher is not None:
+                self.hasher.forget()
 
     def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """Return the hooks before and after an optimizer's step. They do not keep the attachment alive."""

@@ -20,7 +20,7 @@ from fp8scope.cli.script import ProgramNotFoundError, find_module, find_script
 from fp8scope.config import ConfigurationError, overhead_from, settings_from
 from fp8scope.guard import configure_logging
 from fp8scope.process.open_runs import live_runs
-from fp8scope.recording.registration import blank_registration, check_registration
+from fp8scope.recording.registration import RELATIONS, blank_registration, check_registration
 
 if TYPE_CHECKING:
     from fp8scope.autolog.discovery import Discovery
@@ -102,7 +102,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--project", help="the project whose login to use")
     parser.add_argument("--name", help="the name of the run (default: the script and the time)")
     parser.add_argument("--group", default="", help="the group of runs that differ only in their seed")
-    parser.add_argument("--baseline", default="", help="the group to compare this run with")
+    parser.add_argument("--baseline", default="", help="the group, or the id of the run, to compare with")
+    parser.add_argument("--parent", default="", help="the id of the run that this new run comes from")
+    parser.add_argument(
+        "--relation", choices=RELATIONS, default="", help="how it comes from there (default: resumed)"
+    )
+    parser.add_argument(
+        "--data-hash", action="store_true", help="log a hash of each step's batches, to pair runs by data"
+    )
     parser.add_argument("--seed", type=int, help="the seed of the run")
     parser.add_argument("--tag", action="append", default=[], dest="tags", help="a tag; can be repeated")
     parser.add_argument(
@@ -127,7 +134,9 @@ def _check(options: argparse.Namespace) -> None:
         # For processes that the script starts, and for `init`.
         os.environ["FP8SCOPE_OVERHEAD"] = options.overhead
     settings_from(project=options.project, mode=options.mode)
-    given = {key: getattr(options, key) for key in ("group", "baseline", "seed", "tags")}
+    given = {
+        key: getattr(options, key) for key in ("group", "baseline", "parent", "relation", "seed", "tags")
+    }
     check_registration(blank_registration("a run" if options.name is None else options.name) | given)
     if options.tokens_per_step < 0:
         raise ConfigurationError(f"--tokens-per-step must not be negative, got {options.tokens_per_step}.")
@@ -186,6 +195,9 @@ class _Watching:
             "name": options.name,
             "group": options.group,
             "baseline": options.baseline,
+            "parent": options.parent,
+            "relation": options.relation,
+            "data_hash": options.data_hash or None,
             "seed": options.seed,
             "tags": options.tags,
             "mode": options.mode,

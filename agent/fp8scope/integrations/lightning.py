@@ -95,6 +95,7 @@ class Fp8scopeCallback(Callback):
         if attachment is not None:
             inputs = batch if isinstance(batch, tuple | list) else (batch,)
             attachment.forward_begins(token_count(inputs, {}))
+            attachment.hash_inputs(inputs)
             self._mark(DATA if self._waiting else OTHER)
             self._waiting = True
 

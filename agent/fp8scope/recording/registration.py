@@ -17,7 +17,9 @@ from fp8scope.scalars import is_tensor
 MAX_TAGS = 50
 SEND_SECONDS = 1.0
 """Changes of the registration are sent together, at most this often."""
-_TEXT_LIMITS = {"name": 200, "group": 128, "baseline": 128, "precision": 32}
+_TEXT_LIMITS = {"name": 200, "group": 128, "baseline": 128, "parent": 128, "precision": 32}
+RELATIONS = ("resumed", "reference")
+"""What a run can be to its parent."""
 
 
 def blank_registration(name: str) -> dict[str, Any]:
@@ -31,6 +33,8 @@ def blank_registration(name: str) -> dict[str, Any]:
         "tags": [],
         "group": "",
         "baseline": "",
+        "parent": "",
+        "relation": "",
         "seed": None,
         "total_steps": None,
         "created_at": datetime.now(UTC).isoformat(),
@@ -56,6 +60,12 @@ def check_registration(registration: Mapping[str, Any]) -> None:
         value = registration[key]
         if not isinstance(value, str) or len(value) > limit:
             raise ConfigurationError(f"{key} must be a text of at most {limit} characters, got {value!r}.")
+    if registration["relation"] not in ("", *RELATIONS):
+        raise ConfigurationError(
+            f"relation must be one of {', '.join(RELATIONS)}, got {registration['relation']!r}."
+        )
+    if registration["relation"] and not registration["parent"]:
+        raise ConfigurationError("relation needs parent: the id of the run that this one comes from.")
     if (registration["total_steps"] or 0) < 0:
         raise ConfigurationError(f"total_steps must not be negative, got {registration['total_steps']}.")
     if not registration["name"].strip():

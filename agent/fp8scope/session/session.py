@@ -1,7 +1,7 @@
 """A run's recording in this process: how it begins, is continued, and ends."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,6 +9,7 @@ from fp8scope.arguments import seconds
 from fp8scope.config import Settings
 from fp8scope.delivery.inbox import AlertQueue
 from fp8scope.guard import Guard
+from fp8scope.observe.batch_hash import BatchHasher, BatchHook
 from fp8scope.process.failure_report import failure, with_stack_of
 from fp8scope.process.threads import call_after_fork
 from fp8scope.recording.entries import Document, Origin
@@ -94,6 +95,9 @@ class Session:
         self.steps.number, self.steps.tokens = identity.step, identity.tokens
         self._resumed = identity.resumed
         self.rewinds = 0
+        self.hasher: BatchHasher | None = None
+        """Logs `data_hash`; None unless `init` was asked for it."""
+        self._hashes_model = False
         self._controller: Controller | None = None
 
     def start(self, controller: Controller) -> None:
@@ -139,6 +143,9 @@ class Session:
         from fp8scope.observe.tensors import Watching
 
         collector, document = self.steps.collector, self.registration.document
+        if self.hasher is not None and self.follower is None and not self._hashes_model:
+            self._hashes_model = True
+            model.register_forward_pre_hook(BatchHook(self), with_kwargs=True)
         self.steps.measures.watch(model, optimizer)
         if every is not None:
             collector.every = whole_steps(every)
@@ -152,6 +159,15 @@ class Session:
                 document["precision"] = "fp8"
             self.registration.send()
         return count
+
+    def hash_batches(self) -> None:
+        """Log the hash of the batches of each step from now on."""
+        self.hasher = BatchHasher(self.guard)
+
+    def hash_inputs(self, inputs: Iterable[Any]) -> None:
+        """Add the inputs of a forward pass to the `data_hash` of the open step, if there is one."""
+        if self.hasher is not None and self.steps.open is not None and self.follower is None:
+            self.hasher.add(self.steps.open, inputs)
 
     def send_report(self, kind: str, **fields: Any) -> None:
         """Send a report of this kind (docs/wire.md) for the current step, through the spool."""

@@ -23,6 +23,7 @@ MOST_SEEDS = 32
 MOST_DEPENDENTS = 64
 # Groups that `seed_groups` returns: the newest, if there are more.
 MOST_GROUPS = 200
+MOST_CHILDREN = 50
 # Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
 # Prefix of `Comparison.inputs`. Raise it when the result of a comparison gets a new field.
@@ -52,6 +53,29 @@ def baseline_runs(run: Run) -> list[Run]:
     return sorted(
         group.order_by("-created_at", "id")[:MOST_SEEDS], key=lambda each: (each.created_at, each.id)
     )
+
+
+def baseline_label(run: Run) -> str:
+    """What a run is compared with, for people: the name of the group, or that of the run."""
+    run_id = as_run_id(run.baseline)
+    if run_id is None:
+        return run.baseline
+    named = Run.objects.filter(project_id=run.project_id, pk=run_id).values_list("name", flat=True).first()
+    return named or run.baseline
+
+
+def parent_of(run: Run) -> Run | None:
+    """The run that a run comes from; None if it names none, or one that is not stored in the project."""
+    run_id = as_run_id(run.parent)
+    if run_id is None or run_id == run.pk:
+        return None
+    return Run.objects.filter(project_id=run.project_id, pk=run_id).first()
+
+
+def children_of(run: Run) -> list[Run]:
+    """The runs that come from a run, oldest first; the newest MOST_CHILDREN."""
+    children = Run.objects.filter(project_id=run.project_id, parent=str(run.pk)).exclude(pk=run.pk)
+    return list(children.order_by("-created_at", "id")[:MOST_CHILDREN])[::-1]
 
 
 def siblings(run: Run) -> list[Run]:

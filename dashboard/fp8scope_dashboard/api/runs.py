@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest
 from django.utils import timezone
-from ninja import Router, Status
+from ninja import Query, Router, Status
 
 from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.analysis.coverage import GOOD, INCOMPLETE, PENDING
@@ -17,6 +17,7 @@ from fp8scope_dashboard.api.auth import project_of, run_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.runs import catalogue, services
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.search import MAX_LENGTH, parse, search
 from fp8scope_dashboard.telemetry import deletion
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import (
@@ -130,6 +131,24 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "evaluations_summary": _evaluations_summary(stored),
         "events": alerts_after(stored.id, 0)[-LATEST:],
         "url": services.page_url(stored),
+    }
+
+
+@router.get("/runs", response={200: schemas.RunsOut, ERRORS: schemas.ErrorOut})
+def list_runs(
+    request: HttpRequest,
+    q: Annotated[str, Query(max_length=MAX_LENGTH)] = "",
+    offset: Annotated[int, Query(ge=0, le=limits.LARGEST_INT)] = 0,
+    limit: Annotated[int, Query(ge=1, le=LATEST)] = LATEST,
+) -> dict[str, Any]:
+    """The project's runs that match a query, newest first. The query is that of the page with the runs."""
+    query = parse(q)
+    runs = search(Run.objects.filter(project=project_of(request)), query)
+    newest = runs.defer("config", "environment", "summary", "error").order_by("-created_at", "id")
+    return {
+        "runs": list(newest[offset : offset + limit]),
+        "total": runs.count(),
+        "problems": list(query.problems),
     }
 
 

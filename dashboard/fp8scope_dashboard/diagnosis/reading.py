@@ -32,15 +32,12 @@ MOST_STEPS: Final = 2_000
 MOST_BASELINES: Final = 3
 MOST_CURVE_POINTS: Final = 20_000
 MOST_WINDOWS: Final = 100
+# Of an overview of the whole run, and the share of the run in which updates are not settled.
+OVERVIEW_COLUMNS: Final = 64
+SETTLED_SHARE: Final = 0.1
 MOST_SCORES: Final = 500
 COUNTS: Final = ("amax", "scale", "saturated", "underflow", "nonfinite", "numel")
 ERRORS: Final = ("sq_error", "sq_signal")
-# Of an evaluation; its items may be large.
-SCORE_FIELDS: Final = tuple(
-    field.name
-    for field in Evaluation._meta.concrete_fields
-    if field.name in ("id", "name", "metric", "step", "precision")
-)
 # A running run is diagnosed again after this many new rows, relative to what it had.
 GROWTH: Final = 0.1
 
@@ -87,7 +84,34 @@ def curve_of(run: Run) -> Curve:
     if len(rate):
         places = np.clip(np.searchsorted(rate.steps, loss.steps, side="right") - 1, 0, None)
         rates = rate.values[places]
-    return Curve(run.name, loss.steps, loss.values, run.seed, rates, str(run.id))
+    update, growth = update_ratio(run), weight_growth(run)
+    return Curve(run.name, loss.steps, loss.values, run.seed, rates, str(run.id), update, growth)
+
+
+def update_ratio(run: Run) -> float | None:
+    """Median ratio of update to weight over all matrices, after the first tenth of the run."""
+    if "update_ratio" not in run.statistics:
+        return None
+    ratios = queries.heatmap(run.id, "update_ratio", columns=OVERVIEW_COLUMNS)
+    edges = ratios.step_edges
+    later = edges[:-1] >= edges[0] + SETTLED_SHARE * (edges[-1] - edges[0])
+    values = ratios.values[:, later]
+    return float(np.nanmedian(values)) if np.isfinite(values).any() else None
+
+
+def weight_growth(run: Run) -> float | None:
+    """Median ratio of the weights' amax in the last part of the run to that in the first."""
+    if "amax" not in run.statistics:
+        return None
+    weights = Tensor.objects.filter(run=run, role="weight").order_by("index")[:MOST_TENSORS]
+    indices = list(weights.values_list("index", flat=True))
+    amax = queries.heatmap(run.id, "amax", tensors=indices, columns=OVERVIEW_COLUMNS).values
+    if amax.shape[1] < 2:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        growth = amax[:, -1] / amax[:, 0]
+    growth = growth[np.isfinite(growth)]
+    return float(np.median(growth)) if len(growth) else None
 
 
 def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:
@@ -181,7 +205,8 @@ def windows_of(run: Run) -> list[Window]:
 
 def scores_of(runs: Sequence[Run], verdicts_of: Run | None = None) -> list[Scored]:
     """The evaluations of these runs by step, without their items; with the verdicts on one of them."""
-    rows = Evaluation.objects.filter(run__in=runs).order_by("step", "id").only(*SCORE_FIELDS)
+    fields = ("name", "metric", "step", "precision")
+    rows = Evaluation.objects.filter(run__in=runs).order_by("step", "id").values_list(*fields)
     verdicts: Mapping[tuple[str, str, int], Any] = {}
     if verdicts_of is not None:
         compared = EvaluationComparison.objects.filter(run=verdicts_of)
@@ -190,15 +215,8 @@ def scores_of(runs: Sequence[Run], verdicts_of: Run | None = None) -> list[Score
             for name, metric, step, verdict in compared.values_list("name", "metric", "step", "verdict")
         }
     return [
-        Scored(
-            row.name,
-            row.metric,
-            row.step,
-            # Null for evaluations from before it was recorded.
-            getattr(row, "precision", None) or "",
-            str(verdicts.get((row.name, row.metric, row.step), "")),
-        )
-        for row in rows[:MOST_SCORES]
+        Scored(name, metric, step, precision or "", str(verdicts.get((name, metric, step), "")))
+        for name, metric, step, precision in rows[:MOST_SCORES]
     ]
 
 

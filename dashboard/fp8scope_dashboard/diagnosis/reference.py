@@ -15,6 +15,9 @@ from fp8scope_dashboard.diagnosis.tensors import Floats, Int64s
 # Two troubles are the same if they begin within 2 % of the run, or 3 steps.
 SAME_SHARE: Final = 0.02
 SAME_STEPS: Final = 3
+# A spike that recovers is shared, too, if BF16 has one of at least half its size at another step: the spikes
+# of an unstable training come at random.
+SAME_SIZE: Final = 0.5
 # The last fifth of the common steps decides whether the loss is worse at the end: by 1 %, and by four
 # standard errors, where one is doubled because neighbouring steps are correlated.
 LAST_SHARE: Final = 0.2
@@ -24,13 +27,26 @@ CORRELATED: Final = 2.0
 # A learning rate that rises by this factor within LR_STEPS before a jump explains the jump.
 RATE_RISES: Final = 1.5
 RATE_STEPS: Final = 5
+# A learning rate is too high without a rise where updates are this large, relative to the weights (1e-3 is
+# usual, and small models train well at 1e-2), or weights grow this much, while the loss hardly falls any more
+# after the first tenth of the run.
+LARGE_UPDATE: Final = 0.02
+WEIGHTS_GROW: Final = 3.0
+STALLED: Final = 0.9
+LEAST_POINTS: Final = 40
 # A jump in the first steps is the training settling, not its data.
 SETTLING: Final = 10
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's loss, and its learning rate where it is recorded: steps int64[n], float64[n]."""
+    """A run's loss: steps int64[n], losses float64[n].
+
+    Attributes:
+        rates: the learning rate at these steps.
+        update: median ratio of update to weight after the first tenth of the run.
+        growth: median ratio of the weights' amax at the end to that at the beginning.
+    """
 
     name: str
     steps: Int64s
@@ -38,6 +54,8 @@ class Curve:
     seed: int | None = None
     rates: Floats | None = None
     run: str = ""
+    update: float | None = None
+    growth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,10 @@ def compare_trouble(
     shared = [match for trouble in ours if (match := _match(trouble, run, arms)) is not None]
     own = tuple(trouble for trouble in ours if trouble not in [match.trouble for match in shared])
     links = (Link("compare", "Both arms"),)
+    if not shared and not worse and _is_driven_too_hard(run):
+        hard = [arm for arm, _ in arms if _is_driven_too_hard(arm)]
+        if hard and (2 * len(hard) >= len(arms) or run.seed in [arm.seed for arm in hard]):
+            return Reference(_too_hard(run, hard[0], links), True)
     if not ours:
         sentence = f"The run's loss has no spike and no rise; {_arms(len(arms))}."
         return Reference(Finding("reference", "clear", sentence, links=links), is_worse=worse)
@@ -107,6 +129,39 @@ def compare_trouble(
             Finding("reference", "clear", sentence, onset=first.onset, links=links), False, own, worse
         )
     return Reference(_not_fp8(run, shared, links), lasting, () if lasting else own, worse)
+
+
+def stalls(curve: Curve) -> bool:
+    """Whether the loss hardly falls between the second tenth and the last fifth of the run."""
+    finite = curve.losses[np.isfinite(curve.losses)]
+    if len(finite) < LEAST_POINTS:
+        return False
+    early = float(finite[len(finite) // 10 : len(finite) // 4].mean())
+    late = float(finite[-int(LAST_SHARE * len(finite)) :].mean())
+    return late > STALLED * early
+
+
+def _is_driven_too_hard(curve: Curve) -> bool:
+    large = curve.update is not None and curve.update >= LARGE_UPDATE
+    grown = curve.growth is not None and curve.growth >= WEIGHTS_GROW
+    return (large or grown) and stalls(curve)
+
+
+def _too_hard(run: Curve, arm: Curve, links: tuple[Link, ...]) -> Finding:
+    sizes = []
+    if arm.update is not None and arm.update >= LARGE_UPDATE:
+        sizes.append(f"each update changes the weights by {100.0 * arm.update:.1f} %")
+    if arm.growth is not None and arm.growth >= WEIGHTS_GROW:
+        sizes.append(f"the weights grow {arm.growth:.1f}-fold")
+    sentence = (
+        f"Not FP8: the BF16 run {arm.name} stalls like the FP8 run, and {' and '.join(sizes)}, so that the "
+        "learning rate is too high."
+    )
+    return Finding(
+        "reference", "not_fp8", sentence, "learning_rate", int(run.steps[0]), (),
+        "Lower the learning rate, or warm up for longer, in both arms.",
+        (*links, Link("run", arm.name, {"run": arm.run})),
+    )  # fmt: skip
 
 
 def is_worse(run: Curve, baselines: Sequence[Curve]) -> bool:
@@ -142,6 +197,7 @@ def _match(trouble: Trouble, run: Curve, arms: Sequence[tuple[Curve, list[Troubl
             if abs(each.onset - trouble.onset) <= near
             or (each.lasts and (trouble.lasts or each.onset <= trouble.onset + near))
             or _overlap(each, trouble)
+            or (not trouble.lasts and each.size >= SAME_SIZE * trouble.size)
         ]
         if same:
             # The nearest in time; of equals, the first.

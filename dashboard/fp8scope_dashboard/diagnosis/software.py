@@ -61,7 +61,7 @@ def examine(environments: Sequence[Mapping[str, Any]], recipe: Mapping[str, Any]
     mixed = _mixed(environments)
     if mixed:
         package, versions = mixed[0]
-        sentence = f"The ranks have different versions of {package}: {' and '.join(versions)}."
+        sentence = f"The processes of the run have different versions of {package}: {' and '.join(versions)}."
         return Finding(
             "software", "suspect", sentence, "mixed_versions",
             suggestion="Install the same versions on every node.", links=(Link("ranks", "Ranks"),),

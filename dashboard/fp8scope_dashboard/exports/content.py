@@ -28,7 +28,8 @@ FORMAT: Final = 3
 # Cells of a piece: 16 MB of float64.
 MOST_CELLS = 2_000_000
 REGISTRATION = (
-    "name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed", "summary",
+    "name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "parent", "relation",
+    "seed", "summary",
 )  # fmt: skip
 TENSOR_FIELDS = ("name", "module", "role", "format", "shape", "numel")
 DOCUMENTS: Final[tuple[type[Evaluation | Report | Event | Command], ...]] = (

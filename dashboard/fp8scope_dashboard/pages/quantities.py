@@ -29,7 +29,13 @@ def quantity_rows(stored: Mapping[str, Any]) -> list[QuantityRow]:
     rows = []
     net = stored.get("net")
     if net:
-        rows.append(QuantityRow("net_speed", times(net["ratio"], net["interval"]), "Throughput by cost."))
+        rows.append(
+            QuantityRow(
+                "net_speed",
+                times(net["ratio"], net["interval"]),
+                "Throughput divided by 1 + the cost in tokens.",
+            )
+        )
     rows += [
         _ratio("throughput_ratio", stored["throughput"]),
         _share("tokens_cost", stored["tokens_cost"]),

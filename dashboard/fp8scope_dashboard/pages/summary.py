@@ -10,6 +10,7 @@ from typing import Any
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Event, EventState, Severity
+from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
 from fp8scope_dashboard.analysis.judging import judged_now, standing_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
@@ -195,7 +196,9 @@ def _missing_verdict_reason(run: Run, is_baseline: bool) -> str:
     if is_baseline:
         return "Other runs are compared with this group."
     if run.baseline:
-        return f"The comparison with “{run.baseline}” starts once both sides have logged a loss."
+        return (
+            f"The comparison with “{lineage.baseline_label(run)}” starts once both sides have logged a loss."
+        )
     if run.precision == "bf16":
         if run.group:
             return f"To compare an FP8 run with this group, set its baseline=“{run.group}”."

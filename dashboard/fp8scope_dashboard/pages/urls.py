@@ -12,6 +12,7 @@ from fp8scope_dashboard.pages.views import (
     events,
     figures,
     home,
+    kin,
     progress,
     readiness,
     run_controls,
@@ -25,6 +26,11 @@ class CompareFigure(StringConverter):
     regex = "loss|delta"
 
 
+class ChoiceField(StringConverter):
+    regex = "baseline|group"
+
+
+register_converter(ChoiceField, "choice_field")
 register_converter(CompareFigure, "compare_figure")
 
 P = "p/<slug:slug>/"
@@ -44,6 +50,10 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "readiness/exponents.json", readiness.readiness_figure, name="readiness_figure"),
     path(RUN + "changes", tensor_changes.changes, name="changes"),
     path(RUN + "ranks", runs.ranks, name="ranks"),
+    path(RUN + "kin", kin.kin, name="run_kin"),
+    path(RUN + "kin/baseline", kin.baseline_new, name="baseline_new"),
+    path(RUN + "kin/group", kin.group_new, name="group_new"),
+    path(RUN + "kin/<choice_field:field>/undo", kin.choice_undo, name="choice_undo"),
     path(RUN + "loss.svg", runs.spark, name="spark"),
     path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),
     path(RUN + "commands", run_controls.commands, name="run_commands"),

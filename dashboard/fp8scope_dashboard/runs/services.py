@@ -27,6 +27,9 @@ MAX_WRITERS = 20_000
 # Characters of JSON.
 MAX_CONFIG = 8 << 20
 MAX_SUMMARY = 1 << 20
+# Packages of which all processes of a run should have the same version.
+VERSIONED = ("torch", "torchao", "transformer_engine", "triton", "fp8scope", "cuda", "cudnn", "driver")
+MOST_VERSIONS = 8
 
 
 class RunConflictError(Exception):
@@ -90,8 +93,8 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
     """
     environment, recipe = fields.get("environment") or {}, fields.get("recipe") or {}
     changes: dict[str, Any] = {}
-    if environment.keys() - run.environment.keys():
-        changes["environment"] = {**environment, **run.environment}
+    if (completed := _environment(run.environment, environment)) != run.environment:
+        changes["environment"] = completed
     if recipe and not run.recipe:
         changes |= {"recipe": recipe, "recipe_name": recipe_name(recipe)}
         if run.precision == "unknown":
@@ -117,6 +120,20 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
     for name, value in changes.items():
         setattr(run, name, value)
     return True
+
+
+def _environment(stored: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored environment with what another process adds, and the versions in which the two differ.
+
+    `mixed_versions` has all versions of a package that processes of the run have sent.
+    """
+    completed = {**sent, **stored}
+    mixed = dict(stored.get("mixed_versions") or {})
+    for name in VERSIONED:
+        versions = {str(each[name]) for each in (stored, sent) if each.get(name)}
+        if len(versions) > 1:
+            mixed[name] = sorted({*mixed.get(name, ()), *versions})[:MOST_VERSIONS]
+    return {**completed, "mixed_versions": mixed} if mixed else completed
 
 
 def _new_baseline(run: Run, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,9 @@ SUMMED: Final = frozenset(
     | {"sq_error", "sq_signal"}
 )
 SMALLEST: Final = frozenset({"scale_min"})
+# The scalar that adds up over the ranks, modulo a number below which float64 holds every integer.
+DATA_HASH: Final = "data_hash"
+DATA_HASH_MODULUS: Final = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,24 @@ def first_of_each_step(parts: Sequence[Part]) -> Merged:
     ranked = np.lexsort((-np.arange(len(steps)), order, steps))
     new = np.diff(steps[ranked], prepend=steps[ranked[0]] - 1) != 0
     return joined.rows(ranked[new])
+
+
+def data_hash_across_ranks(parts: Iterable[Part]) -> Merged:
+    """Add the ranks' hashes of their batches, at the steps that every rank has logged.
+
+    A step is represented within a rank as in `first_of_each_step`. There must be a part.
+    """
+    by_rank = _by_rank(sorted(parts, key=attrgetter("rank")))
+    ranks = [first_of_each_step(_observed(of_rank)) for of_rank in by_rank]
+    finite = [rank.rows(np.isfinite(rank.values[DATA_HASH])) for rank in ranks]
+    steps = finite[0].steps
+    for other in finite[1:]:
+        steps = np.intersect1d(steps, other.steps, assume_unique=True)
+    aligned = [rank.rows(np.searchsorted(rank.steps, steps)) for rank in finite]
+    total = np.zeros(len(steps), np.int64)
+    for rank in aligned:
+        total = (total + rank.values[DATA_HASH].astype(np.int64)) % DATA_HASH_MODULUS
+    return Merged(steps, aligned[0].times, {DATA_HASH: total.astype(np.float64)})
 
 
 def across_ranks(parts: Iterable[Part]) -> Merged | None:

@@ -16,7 +16,14 @@ from fp8scope_dashboard.telemetry.aggregates import STRIDES
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s
 from fp8scope_dashboard.telemetry.coverage import Cover, cover, merge_intervals
 from fp8scope_dashboard.telemetry.downsample import keep
-from fp8scope_dashboard.telemetry.rank_merge import across_ranks, derive, first_of_each_step, sources
+from fp8scope_dashboard.telemetry.rank_merge import (
+    DATA_HASH,
+    across_ranks,
+    data_hash_across_ranks,
+    derive,
+    first_of_each_step,
+    sources,
+)
 from fp8scope_dashboard.telemetry.rollups.read import Rolled
 from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of
 
@@ -55,7 +62,7 @@ def scalar(
     """Return a scalar over the steps first..last (inclusive; all by default).
 
     If several writers logged a step, the lowest rank counts, and of it the latest attempt. NaN and infinities
-    are values. The series is empty if there are none.
+    are values. The series is empty if there are none. The scalar `data_hash` adds up over the ranks.
 
     Args:
         points: thin the line to at most this many points; by default, return every step.
@@ -66,7 +73,7 @@ def scalar(
         parts = list(rows.scalar_parts(run_id, name, *between, known=stored.sources, timed=timed))
         if not parts:
             return _no_series()
-        merged = first_of_each_step(parts)
+        merged = data_hash_across_ranks(parts) if name == DATA_HASH else first_of_each_step(parts)
         return Series(merged.steps, merged.values[name], merged.times)
 
     return _line(run_id, SCALAR + name, 0, exact, first, last, points)

@@ -34,6 +34,8 @@ def share(more: float, interval: Interval) -> str:
 
 def faster(subject: str, ratio: float, interval: Interval | None) -> str:
     """`FP8 is 1.31x [1.29, 1.33] faster`, or at what share of the speed of BF16 it runs."""
+    if interval is not None and interval[0] <= 1.0 <= interval[1]:
+        return f"{subject} is as fast as BF16 ({times(ratio, interval)})"
     if ratio >= 1.0:
         return f"{subject} is {times(ratio, interval)} faster"
     return f"{subject} runs at {times(ratio, interval)} the speed of BF16"

@@ -189,6 +189,28 @@ class RunOut(Schema):
     url: str
 
 
+class RunSummary(Schema):
+    id: UUID
+    name: str
+    state: str
+    precision: str
+    recipe: dict[str, Any]
+    group: str
+    baseline: str
+    parent: str
+    relation: str
+    seed: int | None
+    tags: list[str]
+    last_step: int | None
+    created_at: datetime
+
+
+class RunsOut(Schema):
+    runs: list[RunSummary]
+    total: int
+    problems: list[str]
+
+
 class Deletion(Schema):
     done: bool
     share: float

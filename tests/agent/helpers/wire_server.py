@@ -126,7 +126,7 @@ class WireServer:
 
     def _register(self, run: str, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         known = {"name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "seed"}
-        known |= {"total_steps", "created_at", "summary", "replace_tags"}
+        known |= {"total_steps", "created_at", "summary", "replace_tags", "parent", "relation"}
         if not document.get("name") or set(document) - known:
             raise Refusal(422, "invalid", f"unknown fields {set(document) - known}")
         new = run not in self.runs

@@ -189,6 +189,10 @@ def test_groups_cover_all_values_once() -> None:
         values.sum()
     )
     assert group_medians(np.array([1.0, 9.0, 1.0, 2.0, 2.0, 50.0])).tolist() == [1.0, 2.0]
+    for count in (3, 100, 144, 200):
+        some = noisy(count, count)
+        expected = [np.median(part) for part in np.array_split(some, min(48, count // 3))]
+        np.testing.assert_array_equal(group_medians(some), expected)
 
 
 def test_arms_of_several_runs_are_compared_by_welch() -> None:
@@ -265,3 +269,4 @@ def test_the_headline_says_what_is_missing() -> None:
     assert headline("FP8", None, more, None, **arguments).startswith("FP8 needs 0.4 % [0.1, 0.7] more tokens")
     assert headline("FP8", None, None, None, **arguments) == ""
     assert faster("FP8", 0.9, None) == "FP8 runs at 0.90x the speed of BF16"
+    assert faster("FP8", 1.01, (0.99, 1.03)) == "FP8 is as fast as BF16 (1.01x [0.99, 1.03])"

@@ -271,3 +271,12 @@ def test_writers_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(services.TooManyWritersError):
         services.writer_of(run, uuid.uuid4())
     assert services.writer_of(run, known[0].uuid) == known[0]
+
+
+def test_collects_versions_that_differ_between_processes(project: Project) -> None:
+    run_id = uuid.uuid4()
+    for torch in ("2.8", "2.8", "2.9", "2.8"):
+        environment = {"torch": torch, "hostname": torch, "cuda": "12.6"}
+        services.register(run_id, project, {"name": "a", "environment": environment})
+    stored = Run.objects.get(pk=run_id).environment
+    assert stored["torch"] == "2.8" and stored["mixed_versions"] == {"torch": ["2.8", "2.9"]}

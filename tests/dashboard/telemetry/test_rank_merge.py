@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.telemetry.rank_merge import (
+    DATA_HASH_MODULUS,
     DERIVED,
     SUMMED,
     Part,
     across_ranks,
+    data_hash_across_ranks,
     derive,
     first_of_each_step,
     sources,
@@ -124,3 +126,30 @@ def test_a_stored_statistic_derives_from_itself() -> None:
     assert sources("amax") == ("amax",)
     values = np.array([[1.0]])
     assert derive("amax", {"amax": values}) is values
+
+
+def hashes(rank: int, order: int, values: dict[int, float]) -> Part:
+    steps = np.array(list(values), np.int64)
+    column = np.array(list(values.values()))
+    return Part(rank, order, steps, steps.astype("datetime64[us]"), {"data_hash": column})
+
+
+def test_hashes_of_batches_add_up_exactly() -> None:
+    large = float(DATA_HASH_MODULUS - 1)
+    parts = [
+        hashes(1, 1, {1: large, 2: 5.0, 3: 1.0}),
+        hashes(0, 0, {1: large, 2: 1.0}),
+        hashes(2, 2, {1: 4, 2: 0}),
+    ]
+    merged = data_hash_across_ranks(parts)
+    # In float64, 2 * (2**53 - 1) + 4 would not be exact. Step 3 is not known of every rank.
+    assert merged.steps.tolist() == [1, 2]
+    assert merged.values["data_hash"].tolist() == [(2 * (DATA_HASH_MODULUS - 1) + 4) % DATA_HASH_MODULUS, 6.0]
+
+
+def test_hashes_of_one_rank_stay() -> None:
+    merged = data_hash_across_ranks([hashes(0, 0, {1: 3.0, 2: math.nan}), hashes(0, 1, {1: 9.0, 4: 7.0})])
+    assert dict(zip(merged.steps.tolist(), merged.values["data_hash"].tolist(), strict=True)) == {
+        1: 3.0,
+        4: 7.0,
+    }

@@ -71,7 +71,11 @@ def group_means(values: Floats, most: int = MOST_GROUPS) -> Floats:
 def group_medians(values: Floats, smallest: int = 3, most: int = MOST_GROUPS) -> Floats:
     """Medians of groups of at least `smallest` neighbours, so that rare outliers do not count; float64[G]."""
     groups = int(min(most, max(1, len(values) // smallest)))
-    return np.array([np.median(part) for part in np.array_split(values, groups)])
+    size, longer = divmod(len(values), groups)
+    # The first groups have one value more, as in numpy.array_split.
+    border = longer * (size + 1)
+    parts = (values[:border].reshape(-1, size + 1), values[border:].reshape(-1, size))
+    return np.concatenate([np.median(part, axis=1) for part in parts if len(part)])
 
 
 def fit(design: Floats, values: Floats) -> Fit:

@@ -29,7 +29,7 @@ FaultKind = Literal["frozen", "reset", "offset", "stale"]
 TOLERANCE: Final = 0.03
 # Rows without which nothing is decided, and the shortest fault: two calls may differ by chance.
 LEAST_ROWS: Final = 16
-SHORTEST: Final = 4
+SHORTEST: Final = 3
 # Single fitting rows inside a fault are chance: an amax may return to an old value.
 GAP: Final = 3
 # A constant scale is frozen if the amax that it should follow has changed this often meanwhile.

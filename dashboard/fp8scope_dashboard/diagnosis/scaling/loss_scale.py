@@ -27,11 +27,16 @@ MAD_TO_SIGMA: Final = 1.4826
 
 @dataclass(frozen=True)
 class CommonFactor:
-    """All gradients are multiplied by 2^bits from `onset` on; `against` says in comparison with what."""
+    """All gradients are multiplied by 2^bits from `onset` on; `against` says in comparison with what.
+
+    `jumps`: the factor appears from one step to the next, within the run. A loss scaler changes its scale by
+    factors of 2 only.
+    """
 
     bits: float
     onset: int
     against: str
+    jumps: bool = False
 
 
 def common_factor(rows: TensorRows, reference: TensorRows | None) -> CommonFactor | None:
@@ -51,7 +56,9 @@ def _against(rows: TensorRows, reference: TensorRows) -> CommonFactor | None:
     if not len(runs) or lengths.max() < min(LEAST_ROWS, len(steps)):
         return None
     begin, end = runs[int(np.argmax(lengths >= min(LEAST_ROWS, len(steps))))]
-    return CommonFactor(float(np.median(bits[begin:end])), int(steps[begin]), "BF16")
+    before = bits[max(0, begin - 1 - LEAST_ROWS) : max(0, begin - 1)]
+    jumps = len(before) >= LEAST_ROWS // 2 and float(np.median(np.abs(before))) <= SPREAD
+    return CommonFactor(float(np.median(bits[begin:end])), int(steps[begin]), "BF16", jumps)
 
 
 def amax_ratios(
@@ -79,15 +86,16 @@ def _jump(rows: TensorRows) -> CommonFactor | None:
     gradients = rows.roles == "grad_output"
     if logarithms.shape[1] < 2 * LEAST_ROWS or not gradients.any():
         return None
-    bits, common = _common(np.diff(logarithms, axis=1), gradients)
-    for at in np.flatnonzero(common & (np.abs(bits) >= LEAST_FACTOR)) + 1:
+    # Single rows are noisy: the levels decide.
+    bits = np.nan_to_num(_medians(np.diff(logarithms, axis=1)[gradients], 0))
+    for at in np.flatnonzero(np.abs(bits) >= LEAST_FACTOR - SPREAD) + 1:
         before, after = logarithms[:, max(0, at - LEAST_ROWS) : at], logarithms[:, at : at + LEAST_ROWS]
         if min(before.shape[1], after.shape[1]) < LEAST_ROWS // 2:
             continue
         levels = _medians(after, 1) - _medians(before, 1)
         lasting, agrees = _common(levels[:, None], gradients)
         if agrees[0] and abs(lasting[0]) >= LEAST_FACTOR:
-            return CommonFactor(float(lasting[0]), int(rows.steps[at]), "the steps before")
+            return CommonFactor(float(lasting[0]), int(rows.steps[at]), "the steps before", True)
     return None
 
 

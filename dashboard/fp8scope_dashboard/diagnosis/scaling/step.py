@@ -27,6 +27,8 @@ WEIGHT_APART: Final = 3.0
 WEIGHT_ALIKE: Final = 1.0
 # The quantisation error of one layer against the median of its role.
 ERROR_APART: Final = 10.0
+# Scales that follow a margin of 0 or more clamp some elements: below this share only if the run is worse.
+HARMFUL_SHARE: Final = 0.05
 NAMED: Final = 10
 SHOWN: Final = 3
 
@@ -66,8 +68,9 @@ def examine(
     if factor is not None and harmful and not _moves_first(faults, rows):
         return _loss_scale(factor, rows, saturated, flushed)
     return (
-        _of_scales(faults, rows, scalings)
-        or _of_ranges(saturated, flushed, rows, scalings)
+        _of_static_gradients(faults, flushed, rows)
+        or _of_scales(faults, rows, scalings)
+        or _of_ranges(saturated, flushed, rows, scalings, training)
         or _of_one_layer(rows, reference)
         or _clear(rows, factor)
     )
@@ -120,6 +123,17 @@ def _of_scales(
     if kind == "offset":
         return _offset(chosen, rows, scalings, module)
     return _not_following(kind, chosen, rows, module)
+
+
+def _of_static_gradients(
+    faults: Mapping[int, ScaleFault], flushed: Sequence[Leaving], rows: TensorRows
+) -> Finding | None:
+    """Gradients whose scale never moved in the whole run, and which underflow: no scaling at all."""
+    static = [p for p, fault in faults.items() if fault.kind == "frozen" and fault.first <= SHOWN]
+    if len(static) < len(faults) or any(rows.tensors[p].role != "grad_output" for p in static):
+        return None
+    vanishing = [each for each in flushed if each.tensor in static]
+    return _underflow(vanishing, len(static), rows) if vanishing else None
 
 
 def _common_step(faults: Mapping[int, ScaleFault], rows: TensorRows) -> tuple[int, list[int]]:
@@ -214,33 +228,30 @@ def _of_ranges(
     flushed: Sequence[Leaving],
     rows: TensorRows,
     scalings: Mapping[str, Scaling],
+    training: Training,
 ) -> Finding | None:
     gradients = int((rows.roles == "grad_output").sum())
     # A head's gradients have tiny probabilities that may vanish without harm: one such tensor is no cause.
     vanishing = [each for each in flushed if rows.tensors[each.tensor].role == "grad_output"]
     if gradients >= 1 and len(vanishing) >= max(2, MOST * gradients):
-        positions = [each.tensor for each in vanishing]
-        share = float(np.median([each.share for each in vanishing]))
-        return Finding(
-            "scaling", "cause",
-            f"The gradients underflow: {share:.0%} of the elements of "
-            f"{count(len(positions), 'grad_output tensor')} "
-            f"of {gradients} become zero, {_first(vanishing[0], rows)}.",
-            "underflow", vanishing[0].onset, _names(positions, rows),
-            "Use E5M2 or block scaling for the gradients, or a larger loss scale.",
-            _tensor_links(positions, rows, "underflow_rate"),
-        )  # fmt: skip
+        return _underflow(vanishing, gradients, rows)
+    forward = [each for each in flushed if rows.tensors[each.tensor].role != "grad_output"]
+    if forward:
+        return _of_forward(forward, rows, scalings)
     if not saturated:
         return None
     positions = [each.tensor for each in saturated]
-    module = _only_module(positions, rows)
     share = max(each.share for each in saturated)
+    margins = {scalings[rows.tensors[p].role].margin for p in positions}
+    in_trouble = training.is_worse or training.trouble_at is not None
+    if min(margins) >= 0 and share < HARMFUL_SHARE and not in_trouble:
+        return None
+    module = _only_module(positions, rows)
     if module:
         what = (
             f"up to {share:.1%} of {rows.tensors[positions[0]].name} saturates, {_first(saturated[0], rows)}"
         )
         return _bad_layer(module, saturated[0].onset, what, positions, rows)
-    margins = {scalings[rows.tensors[p].role].margin for p in positions}
     return Finding(
         "scaling", "cause",
         f"The margin is too small ({min(margins):.0f}): up to {share:.1%} of the elements of "
@@ -249,6 +260,43 @@ def _of_ranges(
         "margin", saturated[0].onset, _names(positions, rows),
         "Use a margin of 1 or more, or current scaling, which needs no head room.",
         _tensor_links(positions, rows, "saturation_rate"),
+    )  # fmt: skip
+
+
+def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorRows) -> Finding:
+    positions = [each.tensor for each in vanishing]
+    share = float(np.median([each.share for each in vanishing]))
+    return Finding(
+        "scaling", "cause",
+        f"The gradients underflow: {share:.0%} of the elements of {len(positions)} of {gradients} "
+        f"grad_output tensors become zero, {_first(vanishing[0], rows)}.",
+        "underflow", vanishing[0].onset, _names(positions, rows),
+        "Use E5M2 or block scaling for the gradients, or a larger loss scale.",
+        _tensor_links(positions, rows, "underflow_rate"),
+    )  # fmt: skip
+
+
+def _of_forward(
+    forward: Sequence[Leaving], rows: TensorRows, scalings: Mapping[str, Scaling]
+) -> Finding | None:
+    """Inputs and weights that become zero: one layer's, or under a margin that is too large."""
+    positions = [each.tensor for each in forward]
+    share = max(each.share for each in forward)
+    module = _only_module(positions, rows)
+    if module:
+        name = rows.tensors[positions[0]].name
+        what = f"{share:.0%} of the elements of {name} become zero, {_first(forward[0], rows)}"
+        return _bad_layer(module, forward[0].onset, what, positions, rows)
+    margin = max(scalings[rows.tensors[p].role].margin for p in positions)
+    if margin <= 0:
+        return None
+    return Finding(
+        "scaling", "cause",
+        f"The margin is too large ({margin:.0f}): up to {share:.0%} of the elements of "
+        f"{_counted(positions, rows)} become zero, {_first(forward[0], rows)}.",
+        "margin_too_large", forward[0].onset, _names(positions, rows),
+        "Set the margin to 0.",
+        _tensor_links(positions, rows, "underflow_rate"),
     )  # fmt: skip
 
 
@@ -312,13 +360,16 @@ def _harms(
     flushed: Sequence[Leaving],
     training: Training,
 ) -> bool:
-    """Whether the loss scale does harm: gradients leave their range, or it is not divided out again."""
+    """Whether the loss scale does harm.
+
+    It jumps, gradients leave their range, it is not divided out again, or the run is worse than BF16.
+    """
     gradients = int((rows.roles == "grad_output").sum())
     leaving = {each.tensor for each in (*saturated, *flushed)}
     outside = sum(rows.tensors[position].role == "grad_output" for position in leaving)
     since = training.norm_bits[training.norm_steps >= factor.onset]
     undivided = bool(len(since)) and float(np.median(since)) * np.sign(factor.bits) >= 0.5 * abs(factor.bits)
-    return undivided or outside >= MOST * gradients or training.is_worse
+    return factor.jumps or undivided or outside >= MOST * gradients or training.is_worse
 
 
 def _loss_scale(

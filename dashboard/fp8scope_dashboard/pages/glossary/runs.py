@@ -113,6 +113,17 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "Alpha",
         "Probability of a false alarm over a whole run, and one minus the confidence level of the intervals.",
     ),
+    "baseline": Term(
+        "Baseline",
+        "The group of runs, usually in BF16, or the single run that this run is compared with. The training "
+        "script names it, or a member of the project chooses it here; a choice on the page wins until it is "
+        "undone. A suggestion is a run with the same configuration but for precision, recipe, seed, names, "
+        "paths and times. It is never used unless someone accepts it.",
+    ),
+    "seed_group": Term(
+        "Seed group",
+        "Runs that differ only in their seed. Their spread shows how far two runs differ by chance.",
+    ),
     "rank": Term(
         "Rank",
         "One process of a run that trains on several devices. The charts show the sum of all ranks' counts "

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.access import in_project, page
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
@@ -163,7 +164,7 @@ def _suggested(project: Project) -> list[Run]:
     newest = Comparison.objects.filter(run__project=project).order_by("-run__created_at").first()
     if newest is None:
         return list(reversed(runs.order_by("-created_at", "id")[:MOST_CHOSEN]))
-    involved = Q(group=newest.baseline) | Q(baseline=newest.baseline)
+    involved = lineage.arm_named([newest.baseline]) | Q(baseline=newest.baseline)
     latest = list(runs.filter(involved).order_by("-created_at", "id")[:MOST_CHOSEN])
     return sorted(latest, key=lambda run: (run.created_at, run.id))
 

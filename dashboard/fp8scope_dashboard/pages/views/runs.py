@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.core.paginator import Paginator
-from django.db.models import Count, Q
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import patch_cache_control
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.models import EventState
+from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.pages import run_controls
@@ -24,15 +25,16 @@ from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, summarise, verdict_of
 from fp8scope_dashboard.pages.verdicts import STATES, Badge, state_badge
+from fp8scope_dashboard.pages.views.kin import kin_context
 from fp8scope_dashboard.pages.views.progress import progress_context
 from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.runs.search import parse, search
 from fp8scope_dashboard.telemetry import queries
 
 RUNS_A_PAGE = 50
 # The most tensors that the search field suggests.
 MOST_SUGGESTED = 2_000
 SECONDARY = ("tokens_per_second", "step_seconds", "grad_norm", "learning_rate")
-SEARCH_LENGTH = 100
 TENSOR_NAME_LENGTH = 512
 SEEDS_COMPARED = 8
 
@@ -40,12 +42,12 @@ SEEDS_COMPARED = 8
 class Row:
     """One row of the list."""
 
-    def __init__(self, run: Run, arm: Arm, baselines: set[str]) -> None:
+    def __init__(self, run: Run, arm: Arm, baselines: set[str], open_events: int) -> None:
         self.run = run
         self.arm = arm
         self.state: Badge = state_badge(standing_now(run))
         self.verdict: Verdict = verdict_of(run, baselines)
-        self.open_events: int = run.open_events  # type: ignore[attr-defined]
+        self.open_events = open_events
 
     @property
     def progress(self) -> float | None:
@@ -57,31 +59,34 @@ class Row:
 @in_project()
 def project(request: HttpRequest, project: Project) -> HttpResponse:
     """The runs, newest first. A project without runs shows how to send the first."""
-    search = request.GET.get("q", "").strip()[:SEARCH_LENGTH]
+    query = parse(request.GET.get("q", ""))
     state = request.GET.get("state", "")
     runs = Run.objects.filter(project=project).select_related("comparison")
     total = runs.count()
-    if search:
-        runs = runs.filter(
-            Q(name__icontains=search) | Q(group__icontains=search) | Q(tags__contains=[search])
-        )
+    runs = search(runs, query)
     if state in STATES:
         runs = runs.filter(state=state)
-    is_open = Q(events__state=EventState.OPEN)
-    runs = runs.annotate(open_events=Count("events", filter=is_open)).order_by("-created_at", "id")
+    runs = runs.defer("config", "environment", "summary", "error").order_by("-created_at", "id")
     shown = Paginator(runs, RUNS_A_PAGE).get_page(request.GET.get("page"))
+    opened = _open_events(shown)
     arms, baselines = Arms(project), baseline_groups(project.pk)
     context: dict[str, Any] = {
-        "rows": [Row(run, arms.of(run), baselines) for run in shown],
+        "rows": [Row(run, arms.of(run), baselines, opened.get(run.id, 0)) for run in shown],
         "pages": shown,
         "total": total,
-        "search": search,
+        "search": query.text,
+        "problems": query.problems,
         "selected_state": state,
         "states": STATES,
         "server_url": settings.BASE_URL,
     }
     template = "pages/_runs.html" if request.headers.get("HX-Target") == "runs" else "pages/runs.html"
     return page(request, project, "runs", template, context)
+
+
+def _open_events(runs: Iterable[Run]) -> dict[UUID, int]:
+    events = Event.objects.filter(run__in=list(runs), state=EventState.OPEN).order_by()
+    return dict(events.values_list("run_id").annotate(Count("id")))
 
 
 @in_project()
@@ -91,7 +96,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     baselines = lineage.baseline_runs(shown)
     context: dict[str, Any] = {
         "summary": summarise(shown),
-        "run": shown,
+        **kin_context(shown),
         "state": state_badge(standing_now(shown)),
         "arm": Arms(project).of(shown),
         "compare_ids": [shown.id, *(baseline.id for baseline in baselines[-SEEDS_COMPARED:])],

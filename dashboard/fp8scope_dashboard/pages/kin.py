@@ -1,0 +1,90 @@
+"""What a run belongs to, for its page: baseline, seed group, the run before it, and those after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from django.db.models import Max
+
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.choices import current_choice
+from fp8scope_dashboard.analysis.suggestions import (
+    SuggestedGroup,
+    Suggestion,
+    suggested_baseline,
+    suggested_group,
+)
+from fp8scope_dashboard.runs.models import Choice, Relation, Run
+
+# Groups and runs that the form offers; the newest, if there are more.
+MOST_GROUPS = 200
+MOST_RUNS = 100
+MOST_SEEDS = 32
+
+FROM = {Relation.RESUMED: "Resumed from", Relation.REFERENCE: "Reference window of"}
+TO = {Relation.RESUMED: "Resumed by", Relation.REFERENCE: "Reference window"}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A related run, or the text of a parent that is not stored."""
+
+    relation: str
+    run: Run | None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class KinCard:
+    """What the card of related runs shows."""
+
+    baseline: str
+    choice: Choice | None = None
+    # The baseline that the training script names, if a person has chosen another.
+    overruled: str = ""
+    suggestion: Suggestion | None = None
+    group_choice: Choice | None = None
+    suggested_group: SuggestedGroup | None = None
+    links: list[Link] = field(default_factory=list)
+    seeds: list[Run] = field(default_factory=list)
+
+
+def kin_of(run: Run) -> KinCard:
+    """The kin of a run. The number of queries is bounded, and so is what they read."""
+    choice = current_choice(run, Choice.Field.BASELINE)
+    differs = choice is not None and run.agent_baseline != run.baseline
+    return KinCard(
+        baseline=lineage.baseline_label(run),
+        choice=choice,
+        overruled=run.agent_baseline if differs else "",
+        suggestion=suggested_baseline(run) if choice is None else None,
+        group_choice=current_choice(run, Choice.Field.GROUP),
+        suggested_group=suggested_group(run),
+        links=_links(run),
+        seeds=lineage.siblings(run)[-MOST_SEEDS:],
+    )
+
+
+def _links(run: Run) -> list[Link]:
+    links = []
+    if run.parent:
+        parent = lineage.parent_of(run)
+        links.append(Link(FROM.get(Relation(run.relation or "resumed"), ""), parent, run.parent))
+    for child in lineage.children_of(run):
+        links.append(Link(TO.get(Relation(child.relation or "resumed"), ""), child))
+    return links
+
+
+def offered_groups(run: Run) -> list[str]:
+    """The groups that can be the baseline of a run, the newest first."""
+    runs = Run.objects.filter(project_id=run.project_id).exclude(group__in=("", run.group)).order_by()
+    newest = runs.values_list("group").annotate(newest=Max("created_at")).order_by("-newest", "group")
+    return [group for group, _ in newest[:MOST_GROUPS]]
+
+
+def offered_runs(run: Run) -> list[Run]:
+    """Runs that can be the baseline of a run, the newest first; without those of its own group."""
+    runs = Run.objects.filter(project_id=run.project_id).exclude(pk=run.pk).only("id", "name", "precision")
+    if run.group:
+        runs = runs.exclude(group=run.group)
+    return list(runs.order_by("-created_at", "id")[:MOST_RUNS])

@@ -1,0 +1,189 @@
+"""The other steps on plain values, and the order in which they conclude."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.diagnosis import evaluation, product, software
+from fp8scope_dashboard.diagnosis.conclusion import CAUSES, NO_CAUSE, conclude
+from fp8scope_dashboard.diagnosis.evaluation import Scored
+from fp8scope_dashboard.diagnosis.findings import Finding
+from fp8scope_dashboard.diagnosis.product import Ranking
+from fp8scope_dashboard.diagnosis.reference import Curve, Reference, Window, compare_trouble, is_worse
+
+Floats = NDArray[np.float64]
+STEPS = np.arange(1, 301)
+
+
+def curve(name: str = "fp8", seed: int | None = 1, rise: Floats | float = 0.0, noise: int = 0) -> Curve:
+    loss = 2.0 + 3.0 / np.sqrt(1.0 + STEPS / 8.0) + np.random.default_rng(noise).normal(0.0, 0.02, 300)
+    return Curve(name, STEPS, loss + rise, seed)
+
+
+def spike(at: int, steps: int = 3) -> Floats:
+    return np.where((at <= STEPS) & (at + steps > STEPS), 4.0, 0.0)
+
+
+DIVERGES = 0.03 * np.maximum(0, STEPS - 150)
+
+
+def test_no_trouble_is_clear() -> None:
+    result = compare_trouble(curve(), [curve("bf16", noise=1)])
+    assert result.finding.outcome == "clear" and not result.own and not result.is_worse
+
+
+def test_the_same_spike_in_both_arms_is_the_data() -> None:
+    result = compare_trouble(curve(rise=spike(180)), [curve("bf16", rise=spike(180), noise=1)])
+    assert (result.finding.outcome, result.finding.cause, result.finding.onset) == ("not_fp8", "data", 180)
+    assert not result.lasting and not result.own
+
+
+def test_a_jump_after_a_jump_of_the_learning_rate_is_not_the_data() -> None:
+    rates = np.where(STEPS < 179, 1e-3, 1e-2)
+    run = Curve("fp8", STEPS, curve(rise=spike(180)).losses, 1, rates)
+    result = compare_trouble(run, [curve("bf16", rise=spike(180))])
+    assert result.finding.cause == "learning_rate"
+
+
+def test_both_arms_diverge() -> None:
+    result = compare_trouble(curve(rise=1.3 * DIVERGES), [curve("bf16", rise=DIVERGES, noise=1)])
+    assert result.lasting and result.finding.cause == "learning_rate" and "Not FP8" in result.finding.sentence
+
+
+def test_only_fp8_diverges() -> None:
+    result = compare_trouble(curve(rise=DIVERGES), [curve("bf16", noise=1), curve("bf16", 2, noise=2)])
+    assert result.finding.outcome == "clear" and result.own[0].lasts and result.is_worse
+
+
+def test_one_of_three_seeds_is_not_enough_unless_it_is_the_same_seed() -> None:
+    healthy = [curve("b", 2, noise=2), curve("c", 3, noise=3)]
+    for seed, expected in ((1, "not_fp8"), (4, "clear")):
+        arms = [curve("a", seed, rise=DIVERGES), *healthy]
+        assert compare_trouble(curve(rise=DIVERGES), arms).finding.outcome == expected
+
+
+def test_both_arms_stall_under_large_updates() -> None:
+    flat = 3.0 + np.random.default_rng(0).normal(0.0, 0.1, 300)
+    arms = [Curve(name, STEPS, flat, 1, update=0.04, growth=1.0) for name in ("fp8", "bf16")]
+    finding = compare_trouble(arms[0], arms[1:]).finding
+    assert finding.cause == "learning_rate" and "4.0 %" in finding.sentence
+    usual = [Curve(name, STEPS, flat, 1, update=0.002, growth=1.0) for name in ("fp8", "bf16")]
+    assert compare_trouble(usual[0], usual[1:]).finding.outcome == "clear"
+
+
+def test_without_baseline_a_reference_window_may_show_it() -> None:
+    run = curve(rise=DIVERGES)
+    assert compare_trouble(run, [], [Window(280, 290, "within")]).finding.outcome == "not_fp8"
+    assert compare_trouble(run, [], [Window(280, 290, "over")]).finding.outcome == "unknown"
+    assert "resume at step 150" in compare_trouble(run, [], [], [150]).finding.sentence
+
+
+def test_worse_needs_one_per_cent_and_four_errors() -> None:
+    assert not is_worse(curve(), [curve(noise=1)])
+    assert is_worse(curve(rise=0.1), [curve(noise=1)])
+    assert not is_worse(curve(rise=0.01), [curve(noise=1)])
+    nothing = Curve("fp8", np.zeros(0, np.int64), np.zeros(0))
+    assert not is_worse(nothing, [curve()]) and compare_trouble(nothing, [curve()]).finding.outcome == "clear"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "recipe", "suspect"),
+    [
+        ("transformer_engine", "1.7.0", {}, True),
+        ("transformer_engine", "1.8", {}, False),
+        ("transformer_engine", "2.19.0+cu13", {}, False),
+        ("torch", "2.7.1+cu126", {"recipe": "RowwiseScaling"}, True),
+        ("torch", "2.7.1+cu126", {"recipe": "DelayedScaling"}, False),
+        ("torch", "unknown", {}, False),
+    ],
+)
+def test_known_versions(package: str, version: str, recipe: dict[str, str], suspect: bool) -> None:
+    finding = software.examine([{package: version}], recipe)
+    assert finding.outcome == ("suspect" if suspect else "clear")
+    assert all(link.parts["address"].startswith("https://github.com/") for link in finding.links)
+
+
+def test_versions_that_differ_between_ranks() -> None:
+    finding = software.examine([{"torch": "2.8"}, {"torch": "2.9"}], {})
+    assert finding.cause == "mixed_versions" and "torch: 2.8 and 2.9" in finding.sentence
+    collected = {"torch": "2.8", "mixed_versions": {"torch": ["2.8", "2.9"]}}
+    assert software.examine([collected], {}).cause == "mixed_versions"
+    assert software.examine([], {}).outcome == "unknown"
+
+
+def test_one_product_that_stands_out() -> None:
+    flat = [("a", "dgrad", 0.02), ("b", "wgrad", 0.015)]
+    assert product.examine(Ranking(3, flat)).outcome == "clear"
+    finding = product.examine(Ranking(3, [("c", "dgrad", 0.7), ("c", "wgrad", 0.6), *flat]))
+    assert finding.cause == "bad_layer" and finding.tensors == ("c",)
+    assert product.examine(Ranking(3, [("c", "dgrad", float("nan")), *flat])).cause == "bad_layer"
+    assert product.examine(None).outcome == "unknown"
+
+
+def scored(precision: str = "", verdict: str = "", step: int = 100) -> Scored:
+    return Scored("heldout", "accuracy", step, precision, verdict)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [
+        (scored("fp8"), scored("bf16"), "clear"),
+        (scored("FP8-E4M3"), scored("bfloat16"), "clear"),
+        (scored("fp16"), scored("bf16"), "cause"),
+        (scored("bf16"), scored("bf16"), "cause"),
+        (scored("fp8"), scored("fp8"), "cause"),
+        (scored(), scored(), "clear"),
+        (scored(verdict="worse"), scored(), "suspect"),
+        (scored(verdict="equivalent"), scored(), "clear"),
+    ],
+)
+def test_the_precision_of_evaluations(ours: Scored, theirs: Scored, outcome: str) -> None:
+    finding = evaluation.examine([ours], [theirs], "fp8", training_is_worse=False)
+    assert finding.outcome == outcome
+    assert finding.cause == ("" if outcome == "clear" else "evaluation_precision")
+
+
+def test_worse_scores_of_a_worse_training_are_no_fault_of_the_evaluation() -> None:
+    finding = evaluation.examine([scored(verdict="worse")], [], "fp8", training_is_worse=True)
+    assert finding.outcome == "clear" and "Only 1 checkpoint" in finding.sentence
+    three = [scored(step=step) for step in (1, 2, 3)]
+    assert "Only" not in evaluation.examine(three, [], "fp8", training_is_worse=False).sentence
+    assert evaluation.examine([], [], "fp8", training_is_worse=False).outcome == "unknown"
+
+
+CLEAR = {
+    step: Finding(step, "clear", "") for step in ("reference", "software", "scaling", "product", "evaluation")
+}
+FROZEN = Finding("scaling", "cause", "The scales are frozen.", "frozen_scale", 60)
+SHARED = Finding("reference", "not_fp8", "Not FP8: ...", "learning_rate", 50)
+PRECISION = Finding("evaluation", "cause", "Wrong precision.", "evaluation_precision")
+VERSION = Finding("software", "suspect", "torch 2.7 is known.", "known_version")
+
+
+def concluded(reference: Reference, **findings: Finding) -> tuple[str, str]:
+    steps = {**CLEAR, **findings}
+    result = conclude(reference, steps["software"], steps["scaling"], steps["product"], steps["evaluation"])
+    assert result.cause in {*CAUSES, ""}
+    return result.cause, result.sentence
+
+
+def test_nothing_found_has_one_sentence() -> None:
+    assert concluded(Reference(CLEAR["reference"])) == ("", NO_CAUSE)
+
+
+def test_bf16_in_the_same_lasting_trouble_wins() -> None:
+    assert concluded(Reference(SHARED, lasting=True, is_worse=True), scaling=FROZEN)[0] == "learning_rate"
+    assert concluded(Reference(SHARED), scaling=FROZEN)[0] == "learning_rate"
+    # Both had it and recovered, but FP8 ends worse: that is FP8's.
+    assert concluded(Reference(SHARED, is_worse=True), scaling=FROZEN)[0] == "frozen_scale"
+
+
+def test_scaling_comes_before_evaluation_and_software() -> None:
+    calm, worse = Reference(CLEAR["reference"]), Reference(CLEAR["reference"], is_worse=True)
+    assert concluded(calm, scaling=FROZEN, evaluation=PRECISION, software=VERSION)[0] == "frozen_scale"
+    assert concluded(calm, evaluation=PRECISION, software=VERSION)[0] == "evaluation_precision"
+    assert concluded(calm, software=VERSION) == ("", NO_CAUSE)
+    cause, sentence = concluded(worse, software=VERSION)
+    assert cause == "known_version" and sentence.startswith("Possible cause: ")
