@@ -7,6 +7,7 @@ from typing import Any
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 
+from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.quantities import quantity_rows
 
@@ -21,6 +22,11 @@ def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
     explanation = Comparison.objects.get(run=seeded.healthy).result["explanation"][:40]
     assert compare.index(result["headline"]) < compare.index(explanation)
     assert "Costs and savings" in compare and "Throughput" in compare
+    token = create_token(viewer.project, "tests")[1]
+    answer = viewer.client.get(
+        f"/api/v1/runs/{seeded.healthy.id}", headers={"authorization": f"Bearer {token}"}
+    ).json()
+    assert answer["comparison"]["quantities"] == result
 
 
 def test_a_run_without_a_result_shows_nothing(viewer: Visitor, seeded: Seeded) -> None:
