@@ -49,7 +49,9 @@ class Trainer:
         self.steps = 0
         if self.collector is not None and every is not None:
             self.collector.every = every
-            watching = Watching(shadow=DelayedScaling() if kind == "shadow" else None)
+            watching = Watching(
+                shadow=DelayedScaling() if kind == "shadow" else None, readiness=kind == "readiness"
+            )
             self.collector.watch(self.model, self.optimizer if optimizer else None, watching)
 
     def step(self) -> float:
@@ -93,6 +95,7 @@ def main() -> None:
         "fp8": lambda every: Trainer("fp8", every),
         "fp8_with_optimizer": lambda every: Trainer("fp8", every, optimizer=True),
         "fp32": lambda every: Trainer("fp32", every),
+        "readiness": lambda every: Trainer("readiness", every),
         "shadow": lambda every: Trainer("shadow", every),
         "torchao_tensorwise": lambda every: Trainer("torchao", every),
     }

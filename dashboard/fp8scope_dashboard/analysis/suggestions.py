@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from fp8scope_dashboard.runs.models import Run, RunState
+from fp8scope_dashboard.runs.models import Relation, Run, RunState
 
 # Precisions of a baseline, the best first.
 BASELINE_PRECISIONS = ("bf16", "fp16", "fp32")
@@ -156,8 +156,9 @@ def suggested_group(run: Run) -> SuggestedGroup | None:
 
 
 def _equals(run: Run) -> list[Kin]:
-    """The newest runs of the project whose configuration is equal."""
+    """The newest runs of the project whose configuration is equal. A reference window is a part of a run."""
     same = Run.objects.filter(project_id=run.project_id, config_digest=run.config_digest).exclude(pk=run.pk)
+    same = same.exclude(relation=Relation.REFERENCE)
     narrow = same.defer("config", "environment", "summary", "error", "last_scalars")
     return [_kin(other) for other in narrow.order_by("-created_at", "id")[:MOST_KIN]]
 

@@ -157,7 +157,8 @@ class Answer:
             BADGES[tensor.verdict],
             tensor.reason,
             tensor.finer,
-            share(effect.saturated, i),
+            # The bounds of blocks are as wide as can be; the API has them.
+            share(effect.saturated, i, exact=self.question.target.per_tensor),
             share(effect.flushed, i),
             share(effect.error, i, exact=False),
             self.question.address(tensor=tensor.name),

@@ -34,10 +34,10 @@ def headline(readiness: Readiness) -> str:
 
 def kept_sentence(kept: Sequence[str], total: int, budget: float) -> str:
     """Which tensors to keep in BF16 for a mean error of at most `budget`."""
-    limit = f"a mean error of at most {percent(budget)}"
+    limit = f"By the error alone, for a mean of at most {percent(budget)},"
     if not kept:
-        return f"For {limit}, no tensor has to stay in BF16."
-    return f"For {limit}, keep {names(kept)} in BF16: the fewest of {count(total, 'tensor')} that are enough."
+        return f"{limit} no tensor has to stay in BF16."
+    return f"{limit} keep {names(kept)} in BF16: the fewest of {count(total, 'tensor')} that are enough."
 
 
 def names(of: Sequence[str]) -> str:

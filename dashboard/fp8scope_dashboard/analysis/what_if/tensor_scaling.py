@@ -15,6 +15,8 @@ that elements are spread evenly within a bin.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -115,9 +117,13 @@ def error(tensors: Distribution, format: NumberFormat, scale: Floats) -> Bounds:
 
 
 def floor_error(tensors: Distribution, format: NumberFormat, scale: Floats) -> Floats:
-    """The estimated error if the format had no limits of range: what its mantissa bits cost."""
+    """The estimated error if the format had no limits of range: what its mantissa bits cost.
+
+    Without the exact error of amax: if one element carries the tensor, that is 0 by chance.
+    """
     unlimited = NumberFormat(format.name, np.inf, -1000, format.mantissa_bits)
-    noise, signal = _estimated(tensors, unlimited, scale)
+    spread = replace(tensors, amax=np.full(len(tensors), np.nan))
+    noise, signal = _estimated(spread, unlimited, scale)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(signal > 0, noise / signal, np.nan)
 

@@ -178,8 +178,10 @@ def _limits(
             xanchor="right" if name == "largest" else "left",
             yanchor="top",
             xshift=-4 if name == "largest" else 4,
-            # These two lines are close to each other.
-            yshift=-14 if name == "smallest subnormal" else 0,
+            # These lines are close to each other; in FP4 and FP6, all three are.
+            yshift={"smallest subnormal": -14, "smallest normal": -28 if largest - normal < 8 else 0}.get(
+                name, 0
+            ),
             font={"size": 10 if compact else 11, "color": colour},
         )
 
