@@ -47,7 +47,7 @@ def examine(
     links = (Link("evaluations", "Evaluations"),)
     wrong = next((each for each in reversed(ours) if _mismatch(each.precision, precision)), None)
     if wrong is not None:
-        reference = {each.precision for each in theirs if each.task == wrong.task and each.precision}
+        reference = {each.precision.upper() for each in theirs if each.task == wrong.task and each.precision}
         versus = f", and the BF16 runs in {' and '.join(sorted(reference))}" if reference else ""
         sentence = (
             f"The evaluation is in the wrong precision: {wrong.name} {wrong.metric} at step {wrong.step} was "

@@ -13,7 +13,7 @@ from fp8scope_dashboard.diagnosis.findings import Finding, Link
 APART: Final = 4.0
 # Relative error of the gradient by one product in FP8; a working product is at about 1 %.
 LARGE: Final = 0.1
-HOW_TO: Final = "Call run.bisect, or run `fp8scope bisect` with the training script."
+HOW_TO: Final = "Call run.bisect, or start the training script with fp8scope bisect."
 
 
 @dataclass(frozen=True)

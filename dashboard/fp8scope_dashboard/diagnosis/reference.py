@@ -111,11 +111,11 @@ def compare_trouble(
         if hard and (2 * len(hard) >= len(arms) or run.seed in [arm.seed for arm in hard]):
             return Reference(_too_hard(run, hard[0], links), True)
     if not ours:
-        sentence = f"The run's loss has no spike and no rise; {_arms(len(arms))}."
+        sentence = f"The run's loss has no spike and no rise (compared with {_arms(len(arms))})."
         return Reference(Finding("reference", "clear", sentence, links=links), is_worse=worse)
     if not shared:
         sentence = (
-            f"The trouble is the FP8 run's alone: {_describe(ours[0])}; {_arms(len(arms))} do not show it."
+            f"The trouble is the FP8 run's alone: {_describe(ours[0])} (compared with {_arms(len(arms))})."
         )
         onset = ours[0].onset
         return Reference(Finding("reference", "clear", sentence, onset=onset, links=links), False, own, worse)
@@ -290,7 +290,7 @@ def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: 
 
 
 def _arms(number: int) -> str:
-    return "the BF16 run" if number == 1 else f"its {number} BF16 runs"
+    return "1 BF16 run" if number == 1 else f"{number} BF16 runs"
 
 
 def _describe(trouble: Trouble) -> str:

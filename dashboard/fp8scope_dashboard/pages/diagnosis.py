@@ -25,7 +25,7 @@ OUTCOMES: Final[Mapping[str, Badge]] = {
     "cause": Badge("Cause", "danger", "cross"),
     "not_fp8": Badge("Not FP8", "warning", "flag"),
     "suspect": Badge("Possible cause", "warning", "alert"),
-    "clear": Badge("Nothing found", "neutral", "check"),
+    "clear": Badge("Clear", "neutral", "check"),
     "unknown": Badge("No data", "neutral", "question"),
 }
 
