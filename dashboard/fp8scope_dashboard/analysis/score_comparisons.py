@@ -12,7 +12,7 @@ import numpy as np
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
+from fp8scope_dashboard.analysis.coverage import GOOD, BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.judging import coverage_of_score, judged_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.scores import precision
@@ -69,9 +69,18 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
 
 
 def summary_of(run: Run, rows: Sequence[EvaluationComparison]) -> Summary:
-    """One verdict over the comparisons of a run at one step, as they are to be shown now."""
-    verdicts = [(f"{row.name} {row.metric}", judged_now(run, row).measured) for row in rows]
-    return summarise(verdicts, run.project.alpha)
+    """One verdict over the comparisons of a run at one step, for the current state of the run.
+
+    As for a single score, an equivalence on a part of the run is `pending` or `incomplete`.
+    """
+    judged = [judged_now(run, row) for row in rows]
+    named = [f"{row.name} {row.metric}" for row in rows]
+    measured = [judgement.measured for judgement in judged]
+    summary = summarise(list(zip(named, measured, strict=True)), run.project.alpha)
+    in_part = next((each for each in judged if each.verdict != each.measured), None)
+    if in_part is None or summary.verdict not in GOOD:
+        return summary
+    return replace(summary, verdict=in_part.verdict, explanation=f"{summary.explanation} {in_part.reason}")
 
 
 def _latest_scores(run_ids: Sequence[UUID]) -> Latest:

@@ -10,7 +10,6 @@ from django.utils import timezone
 from ninja import Query, Router, Status
 
 from fp8scope_dashboard.alerts.services import alerts_after
-from fp8scope_dashboard.analysis.coverage import GOOD, INCOMPLETE, PENDING
 from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.api.auth import project_of, run_of
@@ -182,11 +181,7 @@ def _evaluations_summary(run: Run) -> dict[str, Any] | None:
     if last is None:
         return None
     rows = list(run.evaluation_comparisons.filter(step=last.step).order_by("name", "metric"))
-    summary = {"step": last.step, **summary_of(run, rows).as_dict()}
-    judged = {judged_now(run, row).verdict for row in rows}
-    # A good summary of a run that did not finish is not shown as good.
-    not_final = [verdict for verdict in (INCOMPLETE, PENDING) if verdict in judged]
-    return {**summary, "verdict": not_final[0]} if summary["verdict"] in GOOD and not_final else summary
+    return {"step": last.step, **summary_of(run, rows).as_dict()}
 
 
 def _evaluations(run: Run) -> list[dict[str, Any]]:

@@ -20,17 +20,11 @@ class Badge:
     icon: str
 
 
-LOSS_VERDICTS: Final[Mapping[str, Badge]] = {
+VERDICTS: Final[Mapping[str, Badge]] = {
     "equivalent": Badge("Equivalent to BF16", "good", "check"),
     "worse": Badge("Worse than BF16", "danger", "cross"),
     "better": Badge("Better than BF16", "good", "check"),
     "cannot_tell": Badge("Cannot tell yet", "neutral", "question"),
-}
-SCORE_VERDICTS: Final[Mapping[str, Badge]] = {
-    "equivalent": Badge("Equivalent to BF16", "good", "check"),
-    "worse": Badge("Worse than BF16", "danger", "cross"),
-    "better": Badge("Better than BF16", "good", "up"),
-    "cannot_tell": Badge("Cannot tell yet", "warning", "question"),
 }
 # Good verdicts on a part of a run, with another colour and icon than those on a whole run.
 SO_FAR: Final[Mapping[str, Badge]] = {
@@ -91,7 +85,7 @@ def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: 
             return NOT_ALL_JUDGED
         if judgement.verdict == "cannot_tell" and is_dead(judgement.coverage.standing):
             return TOO_LITTLE
-        return LOSS_VERDICTS.get(judgement.verdict, UNKNOWN)
+        return VERDICTS.get(judgement.verdict, UNKNOWN)
     if is_baseline:
         return IS_BASELINE
     return NOT_COMPARED if has_baseline else NO_BASELINE
@@ -101,12 +95,13 @@ def score_badge(judgement: Judgement) -> Badge:
     """The badge of an evaluation's verdict."""
     if judgement.verdict in (PENDING, INCOMPLETE):
         return _so_far(judgement)
-    return SCORE_VERDICTS.get(judgement.verdict, UNKNOWN)
+    return VERDICTS.get(judgement.verdict, UNKNOWN)
 
 
 def _so_far(judgement: Judgement) -> Badge:
-    """The badge of an equivalent score at a checkpoint before the end of the run."""
+    """The badge of a good score at a checkpoint before the end of the run."""
     if is_dead(judgement.coverage.standing):
         return NOT_ALL_JUDGED
     share = percent_of(judgement.coverage)
-    return Badge(f"Equivalent at {share}" if share else "Equivalent so far", "neutral", "clock")
+    word = judgement.measured.capitalize()
+    return Badge(f"{word} at {share}" if share else f"{word} so far", "neutral", "clock")

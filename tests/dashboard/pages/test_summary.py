@@ -13,7 +13,7 @@ from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.comparison_groups import FP8_SLOTS, Arms, arm_labels
 from fp8scope_dashboard.pages.summary import Gauge, baseline_groups, summarise, verdict_of
-from fp8scope_dashboard.pages.verdicts import LOSS_VERDICTS, SO_FAR, loss_badge, score_badge
+from fp8scope_dashboard.pages.verdicts import SO_FAR, VERDICTS, loss_badge, score_badge
 from fp8scope_dashboard.runs.models import Run, RunState
 
 FULL = Coverage(
@@ -62,7 +62,7 @@ def test_every_verdict_has_a_badge(admin: Visitor, verdict: str) -> None:
     result = conclude(verdict, FULL).as_dict()
     Comparison.objects.create(run=run, baseline="bf16", to_step=600, verdict=verdict, result=result)
     shown = verdict_of(Run.objects.select_related("comparison").get(), set())
-    assert shown.badge is LOSS_VERDICTS[verdict] and shown.gauge is None
+    assert shown.badge is VERDICTS[verdict] and shown.gauge is None
     assert shown.final and shown.share == "100 % of the planned run"
 
 
@@ -95,7 +95,7 @@ def test_a_verdict_so_far_looks_different_from_a_final_one() -> None:
     for measured, badge in SO_FAR.items():
         judgement = conclude(measured, replace(FULL, standing="running", judged=72.0))
         assert loss_badge(judgement, has_baseline=True, is_baseline=False) is badge
-        assert (badge.tone, badge.icon) != (LOSS_VERDICTS[measured].tone, LOSS_VERDICTS[measured].icon)
+        assert (badge.tone, badge.icon) != (VERDICTS[measured].tone, VERDICTS[measured].icon)
 
 
 def test_lists_the_baselines_that_runs_refer_to(admin: Visitor, stranger: Visitor) -> None:
@@ -111,7 +111,7 @@ def test_lists_the_baselines_that_runs_refer_to(admin: Visitor, stranger: Visito
         ("equivalent", "Equivalent to BF16", "good"),
         ("worse", "Worse than BF16", "danger"),
         ("better", "Better than BF16", "good"),
-        ("cannot_tell", "Cannot tell yet", "warning"),
+        ("cannot_tell", "Cannot tell yet", "neutral"),
         ("splendid", "Unknown", "neutral"),
     ],
 )

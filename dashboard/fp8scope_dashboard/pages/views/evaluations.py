@@ -25,7 +25,7 @@ from fp8scope_dashboard.pages.comparison_groups import Arm, Arms, arm_labels
 from fp8scope_dashboard.pages.figures.comparisons import ScoreBand, ScorePoint, scores_figure
 from fp8scope_dashboard.pages.formatting import number, percent
 from fp8scope_dashboard.pages.series_loading import Options
-from fp8scope_dashboard.pages.verdicts import SCORE_VERDICTS, UNKNOWN, Badge, score_badge
+from fp8scope_dashboard.pages.verdicts import UNKNOWN, VERDICTS, Badge, score_badge
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
@@ -115,11 +115,8 @@ def _overall(project: Project, arms: Arms) -> list[Overall]:
         last = [row for row in compared if row.step == compared[0].step]
         summary = summary_of(run, last)
         judged = [judged_now(run, row) for row in last]
-        # One badge for one task; of several, the summary's unless a task holds only for a part of the run.
-        part = next((each for each in judged if each.verdict != each.measured), None)
-        badge = SCORE_VERDICTS.get(summary.verdict, UNKNOWN)
-        if part is not None and summary.verdict == "equivalent":
-            badge = score_badge(part)
+        in_part = next((each for each in judged if each.verdict == summary.verdict), None)
+        badge = VERDICTS.get(summary.verdict) or (score_badge(in_part) if in_part else UNKNOWN)
         overall.append(Overall(run, arms.of(run), last[0].step, badge, summary.explanation))
     return overall
 

@@ -225,7 +225,7 @@ def test_many_tasks_are_adjusted_for_their_number() -> None:
 def test_no_harm_is_rarely_called_worse_over_ten_tasks() -> None:
     """Three seeds against three; the family-wise error is at most alpha, here within five standard errors."""
     chance = np.random.default_rng(7)
-    wrong, trials = 0, 100
+    wrong, trials = 0, 40
     for _ in range(trials):
         chances = chance.beta(0.3, 0.2, (10, 300))
         tasks = [
