@@ -1,6 +1,6 @@
 """How often verdicts on losses are wrong, and what harm they see, on real and simulated curves.
 
-    python benchmarks/verdicts.py --curves DIRECTORY [--trials N] [--looks N] [--prior]
+    python benchmarks/verdicts.py --curves DIRECTORY [--trials N] [--looks N] [--seconds S] [--prior]
 
 DIRECTORY contains public training-loss curves. Each dataset has two files: `*_loss.csv.gz` (run_id, step,
 loss) and `*_runs.csv` (run_id and `group` or `test_case`; optionally `precision_pair` and `precision_arm`,
@@ -13,6 +13,7 @@ wrong. Simulated groups need no directory. Prints one JSON line per group and mo
     power_H      share of comparisons that are 'worse' after the loss of the run is raised by H per cent
     cannot_tell  share of comparisons of equal configurations that are undecided at the end
     looks        comparisons during a run, at equal distances, the last at its end
+    trials       comparisons of the line: as many as its share of `--seconds` allows, at least 10
 
 Lines of real FP8-BF16 pairs have the shares of all verdicts instead. `--prior` prints the spread between
 seeds, as estimated with each group left out, and nothing else. Random choices have a fixed seed.
@@ -24,6 +25,7 @@ import argparse
 import csv
 import gzip
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -43,6 +45,7 @@ HARMS = {"power_0.25": 0.0025, "power_0.5": 0.005, "power_1": 0.01}
 MODES = ((1, 1), (1, 3), (3, 3))
 # Smaller groups in the public data are not re-runs: they contain several configurations under one name.
 GROUP_RUNS = 7
+LEAST_TRIALS = 10
 # Runs of one group whose lengths differ by less than this share have one schedule.
 SAME_LENGTH = 0.02
 Draw = Callable[[np.random.Generator, int], list[Curve]]
@@ -131,12 +134,16 @@ def _autoregressive(chance: np.random.Generator, points: int, rho: float) -> np.
     return np.asarray(scale * lfilter([1.0], [1.0, -rho], noise)[100:])
 
 
-def null_line(name: str, draw: Draw, mode: tuple[int, int], trials: int, looks: int) -> dict[str, Any]:
-    """The error rates and the power of one mode on one group."""
+def null_line(
+    name: str, draw: Draw, mode: tuple[int, int], most: int, looks: int, seconds: float
+) -> dict[str, Any]:
+    """The error rates and the power of one mode on one group, from at most `most` trials."""
     chance = np.random.default_rng(SEED)
-    wrong, at_end, undecided = 0, 0, 0
+    wrong, at_end, undecided, trials = 0, 0, 0, 0
     power: Counter[str] = Counter()
-    for _ in range(trials):
+    began = time.perf_counter()
+    while trials < most and (trials < LEAST_TRIALS or time.perf_counter() - began < seconds):
+        trials += 1
         curves = draw(chance, sum(mode))
         arms = curves[: mode[0]], curves[mode[0] :]
         seen = [_verdict(*(_first(arm, look / looks) for arm in arms)) for look in range(1, looks + 1)]
@@ -225,7 +232,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--curves", type=Path)
-    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--trials", type=int, default=200, help="most trials of one line")
+    parser.add_argument("--seconds", type=float, default=240.0, help="time for all lines together")
     parser.add_argument("--looks", type=int, default=20)
     parser.add_argument("--least-runs", type=int, default=GROUP_RUNS, help="runs of the smallest real group")
     parser.add_argument("--prior", action="store_true")
@@ -239,7 +247,8 @@ def main() -> None:
     for name, draw in draws.items():
         for mode in MODES:
             if sum(mode) <= len(groups.get(name, range(sum(mode)))):
-                line = null_line(name, draw, mode, arguments.trials, arguments.looks)
+                share = arguments.seconds / (len(draws) * len(MODES))
+                line = null_line(name, draw, mode, arguments.trials, arguments.looks, share)
                 print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
     for name, arms in pairs.items():
         for line in pair_lines(name, arms):

@@ -15,6 +15,7 @@ from typing import Final
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.alignment import Curve
 from fp8scope_dashboard.runs.models import Run
@@ -100,7 +101,7 @@ def _read(run_id: UUID, rows_stored: int, near: int, rest: tuple[int, int] | Non
         queries.scalar_means(run_id, _strides(near), last=border - 1),
         queries.scalar_means(run_id, dict.fromkeys(_strides(far), far), first=border),
     )
-    return _reading({name: _joined(parts[0][name], parts[1][name]) for name in parts[0]})
+    return _reading({name: _joined(parts[0][name], parts[1][name]) for name in parts[0] if name in parts[1]})
 
 
 def forget() -> None:
@@ -112,7 +113,8 @@ def forget() -> None:
 def _strides(stride: int) -> dict[str, int]:
     """The buckets of each scalar: those of the quantities are coarser, if the store keeps them."""
     coarse = stride if stride < STORED_STRIDE else stride * COARSER
-    return {"loss": stride, "tokens": stride, **dict.fromkeys(SCALARS, coarse)}
+    hashes = {"data_hash": 1} if stride == 1 else {}
+    return {"loss": stride, "tokens": stride, **hashes, **dict.fromkeys(SCALARS, coarse)}
 
 
 def _joined(first: ScalarMeans, second: ScalarMeans) -> ScalarMeans:
@@ -130,5 +132,15 @@ def _reading(means: Mapping[str, ScalarMeans]) -> Reading:
         and np.array_equal(tokens.ends[at], loss.ends)
         and bool((tokens.counts[at] >= loss.counts).all())
     )
-    curve = Curve(loss.ends, loss.means, tokens.last[at] if known else None)
+    curve = Curve(loss.ends, loss.means, tokens.last[at] if known else None, _hashes(means))
     return Reading(curve, {name: means[name] for name in SCALARS if len(means[name])})
+
+
+def _hashes(means: Mapping[str, ScalarMeans]) -> NDArray[np.float64] | None:
+    """The hash of the batch of each loss, NaN where it is unknown; None for runs without hashes."""
+    loss, hashes = means["loss"], means.get("data_hash")
+    if hashes is None or not len(hashes):
+        return None
+    at = np.searchsorted(hashes.ends, loss.ends).clip(max=len(hashes) - 1)
+    exact = (hashes.ends[at] == loss.ends) & (hashes.counts[at] == 1)
+    return np.where(exact, hashes.means[at], np.nan)

@@ -68,7 +68,8 @@ def examine(
             "evaluation", "cause", sentence, "evaluation_precision", crossed.step,
             suggestion="Evaluate the baseline in BF16.", links=links,
         )  # fmt: skip
-    worse = [each for each in ours if each.verdict == "worse"]
+    # With a known precision, worse scores are no sign of a wrong one.
+    worse = [each for each in ours if each.verdict == "worse" and not each.precision]
     if worse and not training_is_worse:
         each = worse[-1]
         sentence = (

@@ -136,6 +136,7 @@ def scored(precision: str = "", verdict: str = "", step: int = 100) -> Scored:
         (scored("fp8"), scored("fp8"), "cause"),
         (scored(), scored(), "clear"),
         (scored(verdict="worse"), scored(), "suspect"),
+        (scored("fp8", "worse"), scored("bf16"), "clear"),
         (scored(verdict="equivalent"), scored(), "clear"),
     ],
 )

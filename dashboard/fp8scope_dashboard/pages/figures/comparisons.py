@@ -20,7 +20,10 @@ LEAST_TOLERANCES, MOST_TOLERANCES = 1.6, 4.0
 
 @dataclass(frozen=True)
 class DeltaCurve:
-    """Relative difference of a run's loss to the baseline: float64[N] each, as fractions."""
+    """Difference of a run's loss to the baseline, float64[N] each: fractions of it, or nats.
+
+    `low` and `high` are the anytime-valid interval of a look at each point.
+    """
 
     name: str
     slot: Slot
@@ -39,9 +42,11 @@ def delta_figure(
     *,
     compact: bool = False,
     x_title: str = "tokens",
+    nats: bool = False,
 ) -> go.Figure:
-    """Each run's delta with its noise band; the margin as a green zone, wider tolerances as lines."""
-    figure = new_figure(theme, compact=compact, height=280, x_title=x_title, y_title="(FP8 − BF16) / BF16")
+    """Each run's delta with its narrowing band; the margin as a green zone, wider tolerances as lines."""
+    y_title = "FP8 − BF16, nats" if nats else "(FP8 − BF16) / BF16"
+    figure = new_figure(theme, compact=compact, height=280, x_title=x_title, y_title=y_title)
     figure.add_hrect(y0=-margin, y1=margin, fillcolor=faded(theme.good, 0.13), line_width=0, layer="below")
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1})
     tolerances = {curve.tolerance for curve in curves if curve.tolerance and curve.tolerance > margin}
@@ -50,11 +55,11 @@ def delta_figure(
             figure.add_hline(y=side, line={"color": theme.good, "width": 1.4, "dash": "dash"})
     low, high = _range(curves, max([margin, *tolerances]))
     for curve in curves:
-        _draw(figure, curve, theme)
+        _draw(figure, curve, theme, (2.0 * low - high, 2.0 * high - low))
         _mark_outside(figure, curve, low, high, theme)
     for first, last in {curve.window for curve in curves if curve.window is not None}:
         figure.add_vrect(x0=first, x1=last, fillcolor=faded(theme.muted, 0.1), line_width=0, layer="below")
-    figure.update_yaxes(tickformat="+.2~%", range=[low, high])
+    figure.update_yaxes(tickformat="+.3~g" if nats else "+.2~%", range=[low, high])
     figure.update_layout(showlegend=True)
     return figure
 
@@ -81,11 +86,12 @@ def _mark_outside(figure: go.Figure, curve: DeltaCurve, low: float, high: float,
             )
 
 
-def _draw(figure: go.Figure, curve: DeltaCurve, theme: Theme) -> None:
+def _draw(figure: go.Figure, curve: DeltaCurve, theme: Theme, limits: tuple[float, float]) -> None:
+    """Draw a curve and its band, which is far wider than the chart after few points: it ends at `limits`."""
     colour = theme.arms[curve.slot]
     figure.add_scatter(
         x=np.concatenate([curve.x, curve.x[::-1]]),
-        y=np.concatenate([curve.high, curve.low[::-1]]),
+        y=np.clip(np.concatenate([curve.high, curve.low[::-1]]), *limits),
         fill="toself",
         fillcolor=faded(colour, 0.16),
         line={"width": 0},
@@ -93,7 +99,7 @@ def _draw(figure: go.Figure, curve: DeltaCurve, theme: Theme) -> None:
         hoverinfo="skip",
         showlegend=False,
         legendgroup=curve.name,
-        name=f"{curve.name}, noise",
+        name=f"{curve.name}, interval",
     )
     figure.add_scatter(
         x=curve.x,

@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.comparisons import DeltaCurve, delta_figure
 from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
-from fp8scope_dashboard.pages.formatting import percent
+from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.series_loading import AXIS_TITLES, Options, loss_curves
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
@@ -111,19 +111,24 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpRespon
 def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpResponse:
     arms = Arms(project)
     curves, margins, x_name = [], [project.margin], "steps"
-    for run in runs:
-        result = _result(run)
-        curve = result.get("curve") or {}
-        if not curve.get("x"):
+    results = [(run, result) for run in runs if (result := _result(run)).get("curve", {}).get("x")]
+    # Differences in per cent and in nats have no common axis: those in nats are drawn if there are no others.
+    nats = bool(results) and all(result.get("unit") == "nats" for _, result in results)
+    for run, result in results:
+        if (result.get("unit") == "nats") != nats:
             continue
+        curve = result["curve"]
         x_name = curve.get("x_name", x_name)
         margins.append(float(result.get("margin") or project.margin))
         curves.append(_delta_curve(run, arms, result, curve))
     if not curves:
         return empty_answer(f"The delta needs an FP8 run with a baseline: {HOW_TO_SET_BASELINE}.")
-    drawn = delta_figure(curves, margins[-1], options.theme, compact=options.compact, x_title=x_name)
-    last = "; ".join(f"{curve.name} {percent(float(curve.delta[-1]), signed=True)}" for curve in curves)
-    return figure_answer(drawn, f"Relative difference to BF16 at the end: {last}.")
+    drawn = delta_figure(
+        curves, margins[-1], options.theme, compact=options.compact, x_title=x_name, nats=nats
+    )
+    unit = "nats" if nats else "relative"
+    last = "; ".join(f"{curve.name} {difference(curve.delta[-1], unit, signed=True)}" for curve in curves)
+    return figure_answer(drawn, f"Difference to BF16 at the end: {last}.")
 
 
 def _delta_curve(run: Run, arms: Arms, result: dict[str, Any], curve: dict[str, Any]) -> DeltaCurve:
