@@ -41,8 +41,8 @@ def unmerged_rows(
 
 def _observed(rows: Merged) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Which tensors have any value."""
-    seen = [~np.isnan(values).all(axis=1) for values in rows.values.values()]
-    return np.any(seen, axis=0)
+    seen = np.stack([~np.isnan(values).all(axis=1) for values in rows.values.values()])
+    return np.asarray(seen.any(axis=0), dtype=np.bool_)
 
 
 def _completed(rows: Merged, others: Merged) -> Merged:
