@@ -24,7 +24,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     for run in (*seeded.baselines, seeded.healthy, seeded.faulty):
         assert run.name in page and f"runs/{run.id}/loss.svg?rows={run.rows_stored}" in page
     assert page.count(">Baseline<") == 3
-    assert "Over tolerance" in page and "NaN" in page
+    assert "Worse than BF16" in page and "NaN" in page
     assert f"alerts/?run={seeded.faulty.id}" in page
 
 
@@ -86,7 +86,7 @@ def test_shows_the_head_of_a_healthy_run(admin: Visitor, seeded: Seeded) -> None
 
 def test_the_head_of_a_faulty_run_names_the_worst_tensors(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin, f"runs/{seeded.faulty.id}/")
-    assert "Over tolerance" in page and "Overflowing" in page
+    assert "Worse than BF16" in page and "Overflowing" in page
     assert 'data-tensor="blocks.' in page and "mlp.down.input" in page
     assert "Loss not finite" in page and "badge--danger" in page
 
