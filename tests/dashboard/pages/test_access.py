@@ -18,10 +18,19 @@ from fp8scope_dashboard.pages.urls import urlpatterns
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
 READ += ["evidence", "settings", "token_list", "ranks", "run_commands", "run_reports", "report_figure"]
-READ += ["run_data", "run_export"]
+READ += [
+    "run_data",
+    "run_export",
+    "diagnosis",
+    "readiness",
+    "readiness_figure",
+    "changes",
+    "run_kin",
+    "progress",
+]
 STREAMS = ["project_events", "run_events"]
 MEMBER = ["acknowledge", "mute", "token_create", "token_revoke", "rule_change", "command_new"]
-MEMBER += ["run_delete"]
+MEMBER += ["run_delete", "baseline_new", "group_new", "choice_undo"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 
 
@@ -50,7 +59,11 @@ class Addresses:
         route = str(next(entry.pattern for entry in urlpatterns if entry.name == name))
         arguments = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
         arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
-        arguments |= {"name": "bisect" if name == "report_figure" else "loss", "form": "csv"}
+        arguments |= {
+            "name": "bisect" if name == "report_figure" else "loss",
+            "form": "csv",
+            "field": "baseline",
+        }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
 
@@ -89,11 +102,12 @@ def test_a_member_of_another_project_gets_404(stranger: Visitor, addresses: Addr
 def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: Addresses) -> None:
     addresses.slug = stranger.project.slug
     cards = ("ranks", "run_commands", "run_reports", "report_figure", "run_data", "run_export")
+    cards += ("diagnosis", "readiness", "readiness_figure", "changes", "run_kin")
     for name in ("run", "spark", "figure", "evidence", "run_events", *cards):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (
         *("acknowledge", "mute", "token_revoke", "rule_change", "channel_change"),
-        *("command_new", "run_delete"),
+        *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
