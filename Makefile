@@ -4,8 +4,9 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# Without --no-compile pip spends a minute on the bytecode of modules of which few are ever imported.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# pip compiles the bytecode: where PYTHONDONTWRITEBYTECODE is set, each of the tests' many processes would compile
+# torch and Django again without it.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Three steps into one environment: the package with what the demo needs, the tools of `make check`, then what
 # tests and benchmarks need besides.
 PACKAGE := .venv/.package
