@@ -101,8 +101,8 @@ def test_a_member_of_another_project_gets_404(stranger: Visitor, addresses: Addr
 
 def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: Addresses) -> None:
     addresses.slug = stranger.project.slug
-    cards: tuple[str, ...] = ("ranks", "run_commands", "run_reports", "report_figure", "run_data", "run_export")
-    cards += ("diagnosis", "readiness", "readiness_figure", "changes", "run_kin")
+    cards: tuple[str, ...] = ("ranks", "run_commands", "run_reports", "report_figure", "run_data")
+    cards += ("run_export", "diagnosis", "readiness", "readiness_figure", "changes", "run_kin")
     for name in ("run", "spark", "figure", "evidence", "run_events", *cards):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (

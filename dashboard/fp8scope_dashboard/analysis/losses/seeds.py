@@ -36,9 +36,9 @@ class Prior:
     source: Source = "public"
 
 
-# Three times the spread of public training curves, with fewer degrees of freedom. Chosen, not fitted: they are
+# Three times the spread of public curves, with fewer degrees of freedom. Chosen, not fitted: those are
 # large pre-trainings, and small or short trainings, of which no public groups are at hand, spread more.
-# `benchmarks/verdicts.py --prior` estimates .00035 and 7 (.00034 to .00035 and 6 to 17 with a group left out).
+# `benchmarks/verdicts.py --prior` estimates .00035 and 7 (.00034 to .00035, 6 to 17 with a group left out).
 PUBLIC: Final = Prior(0.0011, 3.0)
 PUBLIC_NATS: Final = Prior(0.0036, 3.0)
 # Groups of one project differ too: their common spread never counts for more seeds than this.
