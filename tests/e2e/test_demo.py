@@ -41,6 +41,7 @@ def finished(tmp_path: Path) -> dict[str, Any]:
     return results | {"status": done.returncode, "output": done.stdout, "left": left_running(tmp_path)}
 
 
+@pytest.mark.slow
 def test_it_works(finished: dict[str, Any]) -> None:
     runs = {run["name"]: run for run in finished["runs"]}
     assert len(runs) == 5

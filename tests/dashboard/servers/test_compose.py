@@ -88,6 +88,7 @@ def commands(compose: dict[str, Any], tmp_path: Path) -> Iterator[Commands]:
     assert names_below(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_it_works(commands: Commands) -> None:
     """Each service starts with its command, passes its health check, and ends on SIGTERM."""
     running = {name: commands.start(name) for name in ("web", "worker", "beat")}

@@ -38,6 +38,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.slow
 def test_it_works() -> None:
     """Bit for bit the definition, in the interpreter: see tests/gpu/test_triton*.py."""
     files = sorted(str(path) for path in (ROOT / "tests/gpu").glob("test_triton*.py"))
