@@ -15,14 +15,12 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.evaluations.models import Evaluation
-from fp8scope_dashboard.runs.models import Run, RunState, Writer
+from fp8scope_dashboard.runs.models import Run, Writer
 
 # Runs of one arm that a comparison reads: the newest, if there are more.
 MOST_SEEDS = 32
 # Runs that one change causes to be compared again at once; the sweeper finds the others.
 MOST_DEPENDENTS = 64
-# Groups that `seed_groups` returns: the newest, if there are more.
-MOST_GROUPS = 200
 MOST_CHILDREN = 50
 # Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
@@ -98,22 +96,6 @@ def dependents(run: Run) -> list[UUID]:
         Run.objects.filter(involved, project_id=run.project_id).exclude(pk=run.pk).order_by("-heartbeat_at")
     )
     return list(runs.values_list("id", flat=True)[:MOST_DEPENDENTS])
-
-
-def seed_groups(project: Project) -> list[list[UUID]]:
-    """The finished runs of each group that has two or more, oldest first; the newest MOST_GROUPS groups.
-
-    Runs of a group with different baselines count apart, as in `siblings`.
-    """
-    finished = Run.objects.filter(project=project, state=RunState.FINISHED).exclude(group="").order_by()
-    arms = finished.values_list("group", "baseline").annotate(runs=Count("id"), newest=Max("created_at"))
-    seeded = list(arms.filter(runs__gte=2).order_by("-newest", "group", "baseline")[:MOST_GROUPS])
-    members: dict[tuple[str, str], list[UUID]] = {(group, baseline): [] for group, baseline, *_ in seeded}
-    listed = finished.filter(group__in={group for group, _ in members}).order_by("-created_at", "id")
-    for run_id, group, baseline in listed.values_list("id", "group", "baseline"):
-        if len(arm := members.get((group, baseline), [])) < MOST_SEEDS:
-            arm.append(run_id)
-    return [arm[::-1] for arm in members.values()]
 
 
 def reached_steps(runs: Iterable[Run]) -> dict[UUID, int | None]:

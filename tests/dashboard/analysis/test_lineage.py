@@ -22,27 +22,6 @@ def project() -> Project:
     return create_project("default", "Default")
 
 
-def test_groups_with_two_finished_runs_are_seed_groups(project: Project) -> None:
-    bf16 = [make_run(project, group="bf16", seed=seed, **FINISHED) for seed in range(3)]
-    fp8 = [make_run(project, group="fp8", baseline="bf16", **FINISHED) for _ in range(2)]
-    make_run(project, group="fp8", baseline="other", **FINISHED)
-    make_run(project, group="fp8", baseline="bf16")
-    make_run(project, group="single", **FINISHED)
-    for _ in range(2):
-        make_run(project, **FINISHED)
-    make_run(create_project("other", "Other"), group="bf16", **FINISHED)
-    newest_first = [[run.id for run in fp8], [run.id for run in bf16]]
-    assert lineage.seed_groups(project) == newest_first
-
-
-def test_seed_groups_are_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage, "MOST_GROUPS", 2)
-    monkeypatch.setattr(lineage, "MOST_SEEDS", 3)
-    runs = {g: [make_run(project, group=g, **FINISHED) for _ in range(4)] for g in ("a", "b", "c")}
-    newest = [[run.id for run in runs[group][1:]] for group in ("c", "b")]
-    assert lineage.seed_groups(project) == newest
-
-
 @pytest.mark.parametrize(
     ("name", "is_id"),
     [
