@@ -57,6 +57,7 @@ LOSS_SPIKE = Kind(
     "The loss is far above its recent values, for several steps in a row.",
     {
         "z": Parameter(6.0, 3.0, 100.0, "Robust standard deviations above the median of recent losses."),
+        "fraction": Parameter(0.15, 0.001, 10.0, "Least height above the median, relative to it."),
         "points": _points(3, "Points in a row that must be that high."),
         "window": Parameter(50, 10, 10_000, "Recent points that a loss is compared with.", whole=True),
         "recover": _points(10, "Points in a row below half of that height that end it."),
@@ -65,21 +66,28 @@ LOSS_SPIKE = Kind(
 LOSS_DIVERGENCE = Kind(
     "loss_divergence",
     "critical",
-    "The smoothed loss has risen from its minimum and stays high.",
+    "The loss has risen far from its lowest level and stays there, or keeps rising.",
     {
-        "fraction": Parameter(0.02, 0.001, 10.0, "Least rise, relative to the minimum."),
-        "sigmas": Parameter(8.0, 3.0, 100.0, "Least rise, in standard deviations of the smoothed loss."),
-        "points": _points(20, "Points in a row above the limit that open it, and below that end it."),
-        "span": Parameter(20, 2, 10_000, "Points over which the loss is smoothed.", whole=True),
+        "fraction": Parameter(0.2, 0.001, 10.0, "Least rise, relative to the lowest level."),
+        "sigmas": Parameter(8.0, 3.0, 100.0, "Least rise, in standard deviations of the loss's level."),
+        "points": _points(
+            10, "Points in a row above the limit that open it, and below half of it that end it."
+        ),
+        "span": Parameter(21, 2, 10_000, "Points whose median is the level of the loss.", whole=True),
+        "settle": Parameter(
+            200, 50, 100_000, "Points without a further rise that end it, at a new level.", whole=True
+        ),
     },
     outranks=("loss_spike", "above_baseline"),
 )
 ABOVE_BASELINE = Kind(
     "above_baseline",
     "warning",
-    "The loss is above its baseline's by more than the project's margin, or the spread of its seeds.",
+    "The loss is above its baseline's by more than twice the project's margin, and than seeds may differ.",
     {
-        "block": Parameter(2, 1, 10_000, "Points whose mean is compared.", whole=True),
+        "block": Parameter(
+            2, 1, 10_000, "Least points whose mean is compared; more where noise is correlated.", whole=True
+        ),
         "recover": _points(10, "Blocks in a row within the margin that end it."),
     },
 )

@@ -2,8 +2,10 @@
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.baseline import above_baseline
-from fp8scope_dashboard.alerts.detectors.loss import LossDetector, divergence, not_finite, spike
+from fp8scope_dashboard.alerts.detectors.divergence import divergence
+from fp8scope_dashboard.alerts.detectors.loss import LossDetector, not_finite
 from fp8scope_dashboard.alerts.detectors.saturation import overflow_rates, saturation
+from fp8scope_dashboard.alerts.detectors.spike import spike
 
 __all__ = [
     "Finding",

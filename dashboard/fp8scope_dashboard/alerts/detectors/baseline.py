@@ -1,59 +1,52 @@
-r"""A sign e-process for a loss above its baseline, with a bound on false alarms over the whole run.
+"""A loss above its baseline, with a bound on false alarms over the whole run.
 
-**Data.** The relative difference d_t = (loss_t - b_t) / abs(b_t) to the mean b_t of the baseline's seeds at
-the same step is averaged over blocks of `block` points: D_1, D_2, ... Each block has a margin m_j that does
-not depend on the run (below). Only the sign xi_j = +1 if D_j > m_j else -1 is used, so heavy tails do no
-harm.
+The relative difference d_t = (loss_t - b_t) / abs(b_t) to the mean b_t of the baseline's seeds is averaged over
+blocks: D_1, D_2, ... Two e-processes bet on the blocks that are above the tolerance (`e_process`).
 
-**Hypothesis.** H0: the median of D_j given the blocks before it is at most m_j, P(xi_j = +1 | past) <= 1/2.
+* **Tolerance**: twice the margin, or what a seed of the same configuration may differ by (`seed_tolerance`) if that
+  is more. It depends on the seeds, not on the run.
+* **Blocks** are as long as their means need to be uncorrelated (`block_length`). The length is chosen from the
+  past, when the number of points doubles. Where no length will do, the tolerance is at least LASTING standard
+  deviations of the noise that outlasts a block: then only larger rises are found.
+* **Deviation** of a block's mean, for the magnitude process: from the differences of successive blocks, which a
+  lasting rise does not enlarge, averaged exponentially.
 
-**E-process.** For a bet L in (0, 1) the factor 1 + L xi_j is >= 0 and has conditional mean at most 1 under
-H0. So the product of the factors from block k on is a non-negative supermartingale that starts at 1. The
-change may come at any k, and the best L depends on how often blocks are above, so we hold a portfolio. A
-capital of 1 is split over starting blocks by w_k = 1 / (k (k + 1)), which sum to 1, and equally over the
-bets in BETS. Each share is idle until its block. With A_j(L) = (A_{j-1}(L) + w_j) (1 + L xi_j) the wealth is
-
-    M_j = mean over L of A_j(L)  +  1 / (j + 1)            (the idle shares: the sum of w_k over k > j)
-
-**Guarantee.** Under H0, M is a convex combination of non-negative supermartingales that start at 1, so it is
-one itself with M_0 = 1. Ville's inequality gives P(exists j: M_j >= 1/a) <= a over the *whole* run,
-regardless of its length and of when it is stopped. (The plain e-Shiryaev-Roberts statistic, the same
-recursion with w_j = 1, has E[R_j] <= j and controls the average run length to a false alarm, not its
-probability. Weights that sum to 1 make it an e-process, at the price of ln k(k+1) in the delay.) After a
-resolved alarm a new process starts. The i-th process alarms at 1/a_i with a_i = alpha 2^-i, so by the union
-bound all processes of a run together give *any* false alarm with probability at most alpha.
-
-**Margin.** H0 is false for equal configurations too, because two seeds differ by a persistent offset. Hence
-m_j is max(margin, 3 s_j sqrt(1 + 1/K)). s_j is the relative SD
-between the block means of K >= 3 seeds; its square is averaged exponentially over blocks up to j, because
-the SD of three seeds in one block is a poor estimate. With fewer seeds m_j is the margin, or uses the last
-s_j if there were three seeds before.
-
-Sources: Ville (1939); Shin, Ramdas and Rinaldo, "E-detectors" (2024), for e-SR and mixtures over bets;
-docs/statistics.md has the simulation of the bound.
+**Hypothesis.** H0: given the past, the median of D_j is at most the tolerance (sign process), or its mean is, with
+a deviation of at most the predicted one (magnitude process). Each process has half of alpha. After a resolved
+alarm a new pair starts; the i-th pair alarms at 1/a_i with a_i = alpha 2^-i, so by the union bound all pairs of a
+run together alarm falsely with probability at most alpha.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.alerts.detectors import block_length, e_process, seed_tolerance
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words, percent
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]
 
-BETS = (0.2, 0.4, 0.6, 0.8, 0.95)
-# With at least so many baseline seeds their spread, times the factor, widens the margin.
-SEEDS_FOR_SPREAD = 3
-SPREAD_FACTOR = 3.0
-# Weight of a new block in the average of the squared spread between seeds.
-SPREAD_WEIGHT = 0.05
+# The smallest tolerance, in margins. A verdict judges the end of a run; in its course, runs of one configuration
+# part further, and come together again.
+MARGINS = 2.0
+# Standard deviations of noise that outlasts the blocks which the limit is at least, the share by which noise
+# seen in so many independent blocks may be larger, and the number of standard deviations of a tolerance.
+LASTING, FEW, TOLERANCE_DEVIATIONS = 5.0, 4.0, 3.5
+# Factor of the predicted variance: it is estimated, from few blocks at first.
+SAFETY = 1.5
+# Blocks over which the variance is averaged, and the most a new block counts, in predicted variances.
+MEMORY, MOST_VARIANCES = 32.0, 9.0
+# Evidence from which on a rise counts as under way.
+IN_PROGRESS = 5.0
+# The smallest deviation of a block's mean, relative to the margin: curves that agree in all digits have none.
+FLOOR = 0.1
 
 
 def above_baseline(
@@ -63,106 +56,164 @@ def above_baseline(
     baselines: Floats,
     parameters: Parameters,
 ) -> tuple[State, list[Finding]]:
-    """Open when the e-process finds the run above its baseline; close after `recover` blocks within the
-    margin.
+    """Open when the evidence that the run is above its baseline reaches its limit; close after `recover` blocks
+    within the tolerance.
 
     Args:
         steps: int64[n], ascending and above all earlier steps; others are ignored.
         losses: float64[n]; NaN and infinities count as above.
         baselines: float64[K, n], one row per baseline seed, NaN where it has no finite value. Steps at which
             no seed has one are ignored.
-        parameters: `margin` (relative), `alpha`, `block` (points), `recover` (blocks).
+        parameters: `margin` (relative), `alpha`, `block` (least points), `recover` (blocks).
 
     As long as the seeds are the same, the result does not depend on the division of the points into batches.
     """
-    state = {**_fresh(), "last_step": None, "processes": 0, "spread": None, "open": False, **state}
+    state = {**_fresh(parameters), **copy.deepcopy(state)}
     findings = []
     for step, loss, seeds in zip(steps.tolist(), losses.tolist(), baselines.T.tolist(), strict=True):
         if state["last_step"] is not None and step <= state["last_step"]:
             continue
         state["last_step"] = step
-        # The state is JSON: NaN and infinities, which all count as above, are stored as None.
         known = [finite(seed) for seed in seeds]
-        if not any(seed is not None for seed in known):
+        present = [seed for seed in known if seed is not None]
+        if not present:
             continue
-        state["points"] = [*state["points"], [step, finite(loss), known]]
-        if len(state["points"]) >= parameters["block"]:
-            finding = _judge_block(state, parameters)
-            if finding:
-                findings.append(finding)
+        mean = sum(present) / len(present)
+        state["seeds"] = max(state["seeds"], len(present))
+        _learn(state, known, mean, parameters)
+        delta = _relative(loss, mean)
+        if abs(delta) <= LARGEST and not state["open"]:
+            state["choose"] |= block_length.add(state["noise"], delta)
+        # A rise looks like noise that lasts: while there is evidence of one, the blocks stay as they are.
+        if state["choose"] and e_process.wealth(state["evidence"]) < IN_PROGRESS:
+            _choose_blocks(state, parameters)
+        finding = _add_point(state, step, delta, mean, parameters)
+        if finding:
+            findings.append(finding)
     return state, findings
 
 
-def _fresh() -> State:
-    return {"points": [], "blocks": 0, "wealth": [0.0] * len(BETS), "cusum": 0.0, "onset": None, "calm": 0}
+def _fresh(parameters: Parameters) -> State:
+    return {
+        "last_step": None,
+        "seeds": 0,
+        "seed_spread": seed_tolerance.fresh(),
+        "tolerance": MARGINS * parameters["margin"],
+        "noise": block_length.fresh(),
+        # Points of a block, None until it is chosen, and what is known of the noise of such blocks.
+        "choose": False,
+        "length": None,
+        "variance": 0.0,
+        "correlation": 0.0,
+        "lasting": 0.0,
+        "independent": 1.0,
+        "block": _empty_block(),
+        "previous": None,
+        "open": False,
+        "processes": 0,
+        "calm": 0,
+        **_fresh_evidence(),
+    }
 
 
-def _judge_block(state: State, parameters: Parameters) -> Finding | None:
-    """Judge a full block. In plain numbers: arrays of this size would take ten times as long."""
-    points, state["points"] = state["points"], []
-    first, last = points[0][0], points[-1][0]
-    references = [_mean([seed for seed in seeds if seed is not None]) for _, _, seeds in points]
-    losses = [math.inf if loss is None else loss for _, loss, _ in points]
-    _learn_spread(state, [seeds for _, _, seeds in points])
-    margin = max(parameters["margin"], _seed_tolerance(state))
-    delta = _mean([_relative(loss, reference) for loss, reference in zip(losses, references, strict=True)])
-    above = delta > margin
-    if state["open"]:
-        return _while_open(state, above, last, parameters)
-    _bet(state, 1.0 if above else -1.0, first)
-    if wealth(state) * parameters["alpha"] * 2.0 ** -(state["processes"] + 1) < 1.0:
-        return None
-    state.update(open=True, calm=0)
-    return _opened(state, last, delta, margin, _mean(references), len(points[-1][2]))
+def _fresh_evidence() -> State:
+    return {"evidence": e_process.fresh(), "cusum": 0.0, "onset": None}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _empty_block() -> State:
+    return {"points": 0, "sum": 0.0, "level": 0.0, "first": None, "finite": True}
 
 
 def _relative(loss: float, reference: float) -> float:
-    """The relative difference; infinite, with the sign of the difference, if the reference is (nearly) 0."""
+    """The relative difference; infinite, with the sign of the difference, if the reference is (nearly) 0, and
+    for a loss that is not finite.
+    """
+    if finite(loss) is None:
+        return math.inf
     if abs(reference) >= SMALLEST:
         return (loss - reference) / abs(reference)
     return 0.0 if loss == reference else math.copysign(math.inf, loss - reference)
 
 
-def _learn_spread(state: State, rows: Sequence[Sequence[float | None]]) -> None:
-    """Update the averaged squared spread from the seeds that have a value at every point of the block."""
-    # Rows may differ in length: a baseline that joined within the block has no value before.
-    width = min(len(row) for row in rows)
-    columns = [[row[i] for row in rows] for i in range(width)]
-    means = [_mean([v for v in column if v is not None]) for column in columns if None not in column]
-    state["seeds"] = max(state.get("seeds", 0), len(means))
-    if len(means) < SEEDS_FOR_SPREAD or abs(_mean(means)) < SMALLEST:
+def _learn(state: State, seeds: Sequence[float | None], mean: float, parameters: Parameters) -> None:
+    if seed_tolerance.add(state["seed_spread"], seeds, mean):
+        allowed = seed_tolerance.tolerance(state["seed_spread"], state["seeds"], parameters["alpha"])
+        state["tolerance"] = max(MARGINS * parameters["margin"], allowed)
+
+
+def _choose_blocks(state: State, parameters: Parameters) -> None:
+    state["choose"] = False
+    blocks = block_length.choose(state["noise"], int(parameters["block"]))
+    if blocks is None:
         return
-    # The state is stored as JSON, which has no infinity.
-    square = min(statistics.variance(means) / _mean(means) ** 2, LARGEST)
-    before = square if state["spread"] is None else state["spread"]
-    state["spread"] = before + SPREAD_WEIGHT * (square - before)
+    state.update(
+        length=blocks.length,
+        variance=blocks.variance,
+        correlation=blocks.correlation,
+        lasting=blocks.lasting,
+        independent=blocks.independent,
+        previous=None,
+    )
 
 
-def _seed_tolerance(state: State) -> float:
-    if state["spread"] is None:
-        return 0.0
-    spread, seeds = float(state["spread"]), int(state["seeds"])
-    return SPREAD_FACTOR * math.sqrt(spread * (1.0 + 1.0 / seeds))
+def _add_point(state: State, step: int, delta: float, mean: float, parameters: Parameters) -> Finding | None:
+    """Add a point to the block, and judge the block when it is full."""
+    block = state["block"]
+    if block["first"] is None:
+        block["first"] = step
+    block["points"] += 1
+    block["level"] += mean
+    if abs(delta) <= LARGEST:
+        block["sum"] += delta
+    else:
+        block["finite"] = False
+    if block["points"] < (state["length"] or parameters["block"]):
+        return None
+    state["block"] = _empty_block()
+    if state["length"] is None:
+        return None
+    return _judge(state, block, step, parameters)
 
 
-def _bet(state: State, sign: float, first_step: int) -> None:
-    state["blocks"] += 1
-    share = 1.0 / (state["blocks"] * (state["blocks"] + 1.0))
-    state["wealth"] = [(a + share) * (1.0 + bet * sign) for a, bet in zip(state["wealth"], BETS, strict=True)]
+def _judge(state: State, block: State, step: int, parameters: Parameters) -> Finding | None:
+    delta = block["sum"] / block["points"] if block["finite"] else math.inf
+    limit = _limit(state)
+    above = delta > limit
+    if state["open"]:
+        return _while_open(state, above, step, parameters)
+    floor = max(FLOOR * parameters["margin"], SMALLEST) ** 2
+    # Successive blocks that are correlated make their sum vary more.
+    variance = SAFETY * (1.0 + 2.0 * state["correlation"]) * max(state["variance"], floor)
+    e_process.bet(state["evidence"], above, (delta - limit) / math.sqrt(variance))
+    _learn_variance(state, delta, floor)
     # The most likely start of the change is where the sum of signs was last at its minimum.
-    state["cusum"] = max(state["cusum"], 0.0) + sign
-    if state["cusum"] == 1.0 and sign > 0:
-        state["onset"] = first_step
+    state["cusum"] = max(state["cusum"], 0.0) + (1.0 if above else -1.0)
+    if state["cusum"] == 1.0:
+        state["onset"] = block["first"]
+    budget = parameters["alpha"] * 2.0 ** -(state["processes"] + 1)
+    if not above or e_process.wealth(state["evidence"]) * budget < 1.0:
+        return None
+    state.update(open=True, calm=0)
+    return _opened(state, step, delta, limit, block["level"] / block["points"])
 
 
-def wealth(state: State) -> float:
-    """M_j: the evidence against H0, 1 at the start."""
-    blocks: int = state["blocks"]
-    return _mean(state["wealth"]) + 1.0 / (blocks + 1.0)
+def _limit(state: State) -> float:
+    """The tolerance, or more if noise outlasts the blocks by more than seeds explain."""
+    tolerance = float(state["tolerance"])
+    excess = state["lasting"] ** 2 - (tolerance / TOLERANCE_DEVIATIONS) ** 2
+    if excess <= 0.0:
+        return tolerance
+    return max(tolerance, LASTING * math.sqrt(excess) * (1.0 + FEW / state["independent"]))
+
+
+def _learn_variance(state: State, delta: float, floor: float) -> None:
+    if not math.isfinite(delta):
+        return
+    if state["previous"] is not None:
+        square = 0.5 * (delta - state["previous"]) ** 2 / (1.0 - min(state["correlation"], 0.5))
+        square = min(square, MOST_VARIANCES * max(state["variance"], floor))
+        state["variance"] += (square - state["variance"]) / MEMORY
+    state["previous"] = delta
 
 
 def _while_open(state: State, above: bool, step: int, parameters: Parameters) -> Finding | None:
@@ -170,11 +221,11 @@ def _while_open(state: State, above: bool, step: int, parameters: Parameters) ->
     if state["calm"] < parameters["recover"]:
         return None
     onset = state["onset"]
-    state.update(_fresh(), open=False, processes=state["processes"] + 1)
+    state.update(_fresh_evidence(), open=False, processes=state["processes"] + 1)
     return Finding(False, onset, step)
 
 
-def _opened(state: State, step: int, delta: float, margin: float, reference: float, seeds: int) -> Finding:
+def _opened(state: State, step: int, delta: float, limit: float, reference: float) -> Finding:
     onset = state["onset"]
     since = f"Loss is above its baseline since about step {onset}"
     if math.isinf(delta):
@@ -182,12 +233,13 @@ def _opened(state: State, step: int, delta: float, margin: float, reference: flo
     else:
         message = (
             f"{since}: {percent(delta)} over {in_words(reference)} at step {step}, "
-            f"above the limit of {percent(margin)}."
+            f"above the limit of {percent(limit)}."
         )
     evidence = {
-        "e_value": wealth(state),
-        "blocks": state["blocks"],
+        "e_value": e_process.wealth(state["evidence"]),
+        "blocks": state["evidence"]["blocks"],
+        "block_points": state["length"],
         "baseline": reference,
-        "seeds": seeds,
+        "seeds": state["seeds"],
     }
-    return Finding(True, onset, step, finite(delta), margin, message, evidence)
+    return Finding(True, onset, step, finite(delta), limit, message, evidence)

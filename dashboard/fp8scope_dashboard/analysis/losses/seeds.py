@@ -102,11 +102,27 @@ def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int) -> Spread:
         seeds: number of baseline runs among the values.
     """
     own, freedom = variance_of(arms)
-    if freedom and own > prior.spread**2 * float(scipy.special.fdtri(freedom, prior.freedom, CONFLICT)):
-        return Spread(math.sqrt(own), freedom, "own", seeds, conflict=True)
+    variance, total, conflict = shrunk(own, freedom, prior)
+    source: Source = "own" if conflict or seeds >= SEEDS_OF_OWN else prior.source
+    return Spread(math.sqrt(variance), total, source, seeds, conflict=conflict)
+
+
+def shrunk(
+    own: float, freedom: float, prior: Prior, conflict: float = CONFLICT
+) -> tuple[float, float, bool]:
+    """A variance with so many degrees of freedom, shrunk towards a prior.
+
+    Args:
+        conflict: quantile of F beyond which the own variance conflicts with the prior.
+
+    Returns:
+        The variance, its degrees of freedom, and whether the own variance conflicts with the prior: then it
+        is returned as it is.
+    """
+    if freedom and own > prior.spread**2 * float(scipy.special.fdtri(freedom, prior.freedom, conflict)):
+        return own, freedom, True
     total = prior.freedom + freedom
-    value = math.sqrt((prior.freedom * prior.spread**2 + freedom * own) / total)
-    return Spread(value, total, "own" if seeds >= SEEDS_OF_OWN else prior.source, seeds)
+    return (prior.freedom * prior.spread**2 + freedom * own) / total, total, False
 
 
 def odd_seeds(values: Floats, prior: Prior) -> list[int]:

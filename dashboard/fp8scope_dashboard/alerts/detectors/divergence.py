@@ -1,0 +1,192 @@
+"""Divergence of one run: its loss has risen far, and stays up or keeps rising.
+
+The level of the loss now is the median of the last `span` points: a spike of half of them does not move it. It is
+compared with past levels (`levels`). Healthy losses rise as well: after a warm restart, with another mixture of
+the data, between alternating sources, in a hump of the warm-up, or by noise that lasts. So a rise counts only if
+it is
+
+* above the lowest recent level by `fraction` of it, by `sigmas` deviations of a level (slow variations included),
+  and by DESCENT of all that the loss has fallen since its first level;
+* above the highest level of the recent half of the run, by a quarter of the first and half of the second.
+
+A rise of that size is a divergence after `points` points. A rise of half that size is one if it keeps rising: its
+last third is above its middle third, which is above its first.
+
+A divergence ends when the level falls to half of the limit. It also ends when the loss has been stable for
+`settle` points: the new level is the past from then on, so that a later rise is found.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts.detectors import levels
+from fp8scope_dashboard.alerts.detectors.base import Finding, State, in_words, percent, usable
+from fp8scope_dashboard.alerts.detectors.levels import Past
+
+# Share of the descent of the loss that a rise must undo.
+DESCENT = 0.05
+# A slow rise takes at least so many points, and this share of the run.
+SLOW_POINTS, SLOW_SHARE = 100, 0.05
+# Share of its level, and deviations of a level, by which a settled loss may still change.
+SETTLED_SHARE, SETTLED_SIGMAS = 0.02, 2.0
+
+
+def divergence(
+    state: State, steps: NDArray[np.int64], losses: NDArray[np.float64], parameters: Mapping[str, float]
+) -> tuple[State, list[Finding]]:
+    """Open when the loss has diverged, see above; close when it has recovered or settled.
+
+    Args:
+        steps: int64[n]; those that are not above the last one are ignored.
+        losses: float64[n]; those that are not finite are ignored: see `not_finite`.
+        parameters: `fraction` of the lowest level; `sigmas`; `points`, `span`, `settle` in points.
+    """
+    state = {**_fresh(), **copy.deepcopy(state)}
+    ordered = sorted(state["window"])
+    findings = []
+    for step, loss in zip(steps.tolist(), losses.tolist(), strict=True):
+        if not usable(loss) or (state["last_step"] is not None and step <= state["last_step"]):
+            continue
+        state["last_step"] = step
+        state["count"] += 1
+        median = _median(state, ordered, step, loss, int(parameters["span"]))
+        finding = (_while_open if state["open"] else _watch)(state, step, loss, median, parameters)
+        if finding:
+            findings.append(finding)
+    return state, findings
+
+
+def _fresh() -> State:
+    return {
+        "last_step": None,
+        "count": 0,
+        "window": [],
+        "window_steps": [],
+        "levels": levels.fresh(),
+        # The lowest level of the past, the limit, and the deviation of a level; None while too little is known.
+        "low": None,
+        "limit": None,
+        "sigma": None,
+        "lowest": None,
+        "lowest_step": None,
+        "above": 0,
+        "open": False,
+        "onset": None,
+        "calm": 0,
+        # Points and levels since it opened.
+        "block": [],
+        "since": [],
+    }
+
+
+def _median(state: State, ordered: list[float], step: int, loss: float, span: int) -> float:
+    window, window_steps = state["window"], state["window_steps"]
+    window.append(loss)
+    window_steps.append(step)
+    insort(ordered, loss)
+    while len(window) > span:
+        del ordered[bisect_left(ordered, window.pop(0))]
+        del window_steps[0]
+    return ordered[len(ordered) // 2]
+
+
+def _watch(
+    state: State, step: int, loss: float, median: float, parameters: Mapping[str, float]
+) -> Finding | None:
+    if state["lowest"] is None or median <= state["lowest"]:
+        state.update(lowest=median, lowest_step=step)
+    changed = levels.add(state["levels"], loss)
+    limit = state["limit"]
+    elevated = limit is not None and median > limit
+    state["above"] = state["above"] + 1 if elevated else 0
+    if state["above"] >= parameters["points"]:
+        points = zip(state["window_steps"], state["window"], strict=True)
+        return _open(state, next(s for s, value in points if value > limit), step, median)
+    if elevated or not changed:
+        return None
+    past = levels.past(state["levels"])
+    if past is None:
+        return None
+    state.update(low=past.low, limit=_limit(past, 1.0, parameters), sigma=past.deviation)
+    if not _keeps_rising(state, past, median, parameters):
+        return None
+    state["limit"] = _limit(past, 0.5, parameters, high=past.low)
+    return _open(state, state["lowest_step"], step, median)
+
+
+def _keeps_rising(state: State, past: Past, median: float, parameters: Mapping[str, float]) -> bool:
+    """Whether the loss has risen by half of the limit's size since its lowest level, and is still rising."""
+    recent = levels.recent_half(state["levels"])
+    lowest = recent.index(min(recent))
+    rise = recent[lowest:]
+    points = len(rise) * state["levels"]["size"] * levels.FINE
+    if len(rise) < 6 or points < max(SLOW_POINTS, SLOW_SHARE * state["count"]):
+        return False
+    if median < _limit(past, 0.5, parameters, high=max(recent[: lowest + 1])):
+        return False
+    third = len(rise) // 3
+    first, middle, last = (
+        sum(part) / third for part in (rise[:third], rise[third : 2 * third], rise[-third:])
+    )
+    return last > middle + past.deviation and middle > first + past.deviation and median > last
+
+
+def _limit(past: Past, share: float, parameters: Mapping[str, float], high: float | None = None) -> float:
+    """The lowest level that counts as diverged, for a share of the full size."""
+    fraction, sigmas = share * parameters["fraction"] * abs(past.low), parameters["sigmas"] * past.deviation
+    descent = share * DESCENT * (past.first - past.low)
+    before = past.high if high is None else high
+    return float(max(past.low + max(fraction, sigmas, descent), before + max(fraction / 4.0, sigmas / 2.0)))
+
+
+def _open(state: State, onset: int, step: int, median: float) -> Finding:
+    low, limit = state["low"], state["limit"]
+    state.update(open=True, onset=onset, calm=0, block=[], since=[])
+    above = f", {percent(median / low - 1.0)} higher" if low > 0 else ""
+    message = (
+        f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step}{above}; it is above the "
+        f"limit of {in_words(limit)}, since about step {onset}."
+    )
+    return Finding(True, onset, step, median, limit, message, {"minimum": low, "sigma": state["sigma"]})
+
+
+def _while_open(
+    state: State, step: int, loss: float, median: float, parameters: Mapping[str, float]
+) -> Finding | None:
+    half = 0.5 * (state["low"] + state["limit"])
+    state["calm"] = state["calm"] + 1 if median < half else 0
+    if state["calm"] >= parameters["points"]:
+        # What waits to become the past is part of the rise.
+        past = {**state["levels"], "waiting": [], "block": []}
+        return _close(state, past, step, median, f"Loss is back at {in_words(median)} at step {step}.")
+    state["block"] = [*state["block"], loss]
+    if len(state["block"]) < levels.FINE:
+        return None
+    needed = max(math.ceil(parameters["settle"] / levels.FINE), levels.LEAST_LEVELS)
+    state["since"] = [*state["since"], statistics.median(state["block"])][-needed:]
+    state["block"] = []
+    if len(state["since"]) < needed or not _is_settled(state["since"]):
+        return None
+    # The past begins with the new level, so that a later rise is compared with it.
+    past = levels.restarted(state["since"])
+    return _close(state, past, step, median, f"Loss has settled at {in_words(median)} at step {step}.")
+
+
+def _is_settled(since: Sequence[float]) -> bool:
+    """Whether the second half of these levels is not above the first, but for noise."""
+    half = len(since) // 2
+    before, after = sum(since[:half]) / half, sum(since[-half:]) / half
+    return after - before <= max(SETTLED_SHARE * abs(before), SETTLED_SIGMAS * levels.deviation(since))
+
+
+def _close(state: State, past: State, step: int, median: float, message: str) -> Finding:
+    state.update(open=False, above=0, block=[], since=[], limit=None, lowest=None, levels=past)
+    return Finding(False, state["onset"], step, median, None, message)

@@ -1,0 +1,123 @@
+"""The past levels of a loss, in bounded memory, and how far its level strays by itself.
+
+A level is the median of FINE successive points, so that single outliers do not count. Levels wait until DELAY
+later ones have come: a rise that is being judged must not raise its own limit. Then they enter two rings: the
+RING latest fine levels, and coarse levels over the whole past, each the mean of as many fine ones as needed to
+have at most RING of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fp8scope_dashboard.alerts.detectors.base import State
+
+FINE = 8
+DELAY = 5
+RING = 32
+# With fewer levels nothing is known of the past.
+LEAST_LEVELS = 8
+# The largest correlation, and the largest share of the variance in the trend, that few levels can show.
+MOST_CORRELATION, MOST_TAKEN = 0.98, 0.8
+# The share by which a deviation that so many independent levels show may be larger.
+FEW = 2.0
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the levels of the recent half of the past were like.
+
+    Attributes:
+        first: the first level of all; low, high: the lowest and the highest of the recent half.
+        deviation: standard deviation of a fine level about its trend, slow variations included.
+    """
+
+    first: float
+    low: float
+    high: float
+    deviation: float
+
+
+def fresh() -> State:
+    """The state before the first point."""
+    return {"block": [], "waiting": [], "first": None, "fine": [], "coarse": [], "size": 1, "part": [0, 0.0]}
+
+
+def add(state: State, value: float) -> bool:
+    """Add a point; return whether the past has changed."""
+    state["block"] = [*state["block"], value]
+    if len(state["block"]) < FINE:
+        return False
+    state["waiting"] = [*state["waiting"], statistics.median(state["block"])]
+    state["block"] = []
+    if len(state["waiting"]) <= DELAY:
+        return False
+    level, *state["waiting"] = state["waiting"]
+    _enter(state, level)
+    return True
+
+
+def restarted(levels: Sequence[float]) -> State:
+    """A state whose past is these levels."""
+    state = fresh()
+    for level in levels:
+        _enter(state, level)
+    return state
+
+
+def past(state: State) -> Past | None:
+    """The past; None while there is too little of it."""
+    if len(state["fine"]) < LEAST_LEVELS:
+        return None
+    recent = recent_half(state)
+    both = [*recent, *state["fine"]] if state["size"] > 1 else recent
+    spread = max(deviation(state["fine"]), deviation(recent))
+    return Past(state["first"], min(both), max(both), spread)
+
+
+def recent_half(state: State) -> list[float]:
+    """The coarse levels of the recent half of the past, at least LEAST_LEVELS of them if there are."""
+    coarse: list[float] = state["coarse"]
+    return coarse[-max(len(coarse) // 2, LEAST_LEVELS) :]
+
+
+def _enter(state: State, level: float) -> None:
+    if state["first"] is None:
+        state["first"] = level
+    state["fine"] = [*state["fine"], level][-RING:]
+    count, total = state["part"]
+    state["part"] = [count + 1, total + level]
+    if count + 1 < state["size"]:
+        return
+    state["coarse"] = [*state["coarse"], (total + level) / (count + 1)]
+    state["part"] = [0, 0.0]
+    if len(state["coarse"]) >= 2 * RING:
+        coarse = state["coarse"]
+        state["coarse"] = [0.5 * (a + b) for a, b in zip(coarse[::2], coarse[1::2], strict=True)]
+        state["size"] *= 2
+
+
+def deviation(levels: Sequence[float]) -> float:
+    """Standard deviation of serially correlated levels about a straight line.
+
+    Few correlated levels stray less about their own line than about the true one. The variance is corrected for
+    that with the number of independent levels n (1 - a) / (1 + a), where a is the correlation of successive
+    residuals, with Kendall's (1954) correction of its bias. 0 for fewer than three levels.
+    """
+    n = len(levels)
+    if n < 3:
+        return 0.0
+    middle, mean = 0.5 * (n - 1), sum(levels) / n
+    slope = sum((i - middle) * level for i, level in enumerate(levels)) * 12.0 / (n * (n * n - 1.0))
+    residuals = [level - mean - slope * (i - middle) for i, level in enumerate(levels)]
+    squares = sum(residual * residual for residual in residuals)
+    if squares <= 0.0:
+        return 0.0
+    raw = sum(a * b for a, b in zip(residuals, residuals[1:], strict=False)) / squares
+    corrected = min(max(raw + (1.0 + 3.0 * raw) / n, 0.0), MOST_CORRELATION)
+    independent = n * (1.0 - corrected) / (1.0 + corrected)
+    variance = squares / n / (1.0 - min(2.0 / independent, MOST_TAKEN))
+    return math.sqrt(variance) * (1.0 + FEW / independent)

@@ -1,0 +1,126 @@
+"""How far a run of the same configuration may lie above the mean of its baseline's seeds.
+
+Two runs that differ only in their seed differ by an offset that lasts, and changes slowly. Points are averaged
+over stretches of a geometric grid, each a quarter longer than the one before.
+
+* *Own spread*: the product of a seed's deviations from the mean of the seeds in two stretches that do not adjoin
+  has, as mean, the square of its lasting offset: batch noise is independent between them and drops out. Products
+  are summed over the K seeds, divided by K - 1, and averaged exponentially.
+* *Prior spread*: that of public runs (`analysis.losses.seeds.PUBLIC`), or more while the loss falls fast. Seeds
+  differ in how fast they learn: on public curves their offset is .2 to 1.4 % of the loss's slope over the
+  logarithm of the steps, from the first steps to the last. So LAG times that slope is the prior spread if it is
+  larger.
+
+The two are combined as for verdicts (`seeds.shrunk`). An alarm looks at the whole run, in which the offset takes
+several nearly independent values. So the tolerance is the two-sided quantile of Student's t at the level
+alpha / VALUES, times the spread, times sqrt(1 + 1/K).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import stdtrit
+
+from fp8scope_dashboard.alerts.detectors.base import State
+from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior, shrunk
+from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
+
+# Share of its steps by which a seed is ahead of or behind another one (one standard deviation).
+LAG = 0.0075
+# Degrees of freedom of the prior spread: those of public groups, see `benchmarks/verdicts.py --prior`.
+PRIOR_FREEDOM = 7.0
+# Own spreads beyond this quantile of F are used without the prior: those of configurations unlike public ones.
+CONFLICT = 0.999
+# Nearly independent values of an offset between two runs in the course of a run.
+VALUES = 5
+# Points of the first stretch; each later one is longer by a factor.
+FIRST_STRETCH = 8
+GROWTH = 1.25
+# Weight of a new product in the average. Its square root is the memory in stretches.
+WEIGHT = 0.3
+
+
+def fresh() -> State:
+    """The state before the first point."""
+    return {
+        "count": 0,
+        "end": FIRST_STRETCH,
+        "start": 0,
+        "levels": 0.0,
+        "last_level": None,
+        "slope": 0.0,
+        "sums": [],
+        "counts": [],
+        "past": [],
+        "spread": None,
+        "freedom": 0,
+    }
+
+
+def add(state: State, seeds: Sequence[float | None], mean: float) -> bool:
+    """Add the seeds' losses at one step and their mean; return whether the tolerance may have changed.
+
+    A seed without a finite value is None. Seeds may be appended later, but do not change their place.
+    """
+    state["count"] += 1
+    state["levels"] += mean
+    sums, counts = state["sums"], state["counts"]
+    while len(sums) < len(seeds):
+        sums.append(0.0)
+        counts.append(0)
+    if abs(mean) >= SMALLEST and len(seeds) > 1:
+        for i, seed in enumerate(seeds):
+            if seed is not None:
+                sums[i] += min(max((seed - mean) / abs(mean), -LARGEST), LARGEST)
+                counts[i] += 1
+    if state["count"] < state["end"]:
+        return False
+    _end_stretch(state)
+    return True
+
+
+def _end_stretch(state: State) -> None:
+    points = state["count"] - state["start"]
+    level = state["levels"] / points
+    middle = math.log(state["start"] + 0.5 * points)
+    if state["last_level"] is not None and abs(level) >= SMALLEST:
+        before, then = state["last_level"]
+        state["slope"] = min(max((before - level) / abs(level) / (middle - then), 0.0), LARGEST)
+    state["last_level"] = [level, middle]
+    _learn(state, points)
+    state.update(start=state["count"], levels=0.0, sums=[], counts=[])
+    state["end"] = math.ceil(state["count"] * GROWTH)
+
+
+def _learn(state: State, points: int) -> None:
+    """Products of the deviations of this stretch and the one before the last."""
+    present = [
+        total / count if 2 * count >= points else None
+        for total, count in zip(state["sums"], state["counts"], strict=True)
+    ]
+    state["past"] = [*state["past"], present][-3:]
+    if len(state["past"]) < 3:
+        return
+    pairs = [
+        (a, b) for a, b in zip(state["past"][0], present, strict=False) if a is not None and b is not None
+    ]
+    if len(pairs) < 2:
+        return
+    # Seeds that are missing in a stretch shift the mean of the others.
+    ours, theirs = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
+    product = sum((a - ours) * (b - theirs) for a, b in pairs) / (len(pairs) - 1)
+    product = min(max(product, -LARGEST), LARGEST)
+    spread = product if state["spread"] is None else state["spread"] + WEIGHT * (product - state["spread"])
+    state.update(spread=spread, freedom=len(pairs) - 1)
+
+
+def tolerance(state: State, seeds: int, alpha: float) -> float:
+    """The relative excess over the mean of so many seeds that a run of the same configuration may have."""
+    prior = Prior(max(PUBLIC.spread, LAG * state["slope"]), PRIOR_FREEDOM)
+    own = max(state["spread"] or 0.0, 0.0)
+    variance, freedom, conflict = shrunk(own, float(state["freedom"]), prior, CONFLICT)
+    # The own spread of few seeds has a wide quantile as it is.
+    quantile = -float(stdtrit(freedom, 0.5 * alpha / (1 if conflict else VALUES)))
+    return min(quantile * math.sqrt(variance) * math.sqrt(1.0 + 1.0 / max(seeds, 1)), LARGEST)
