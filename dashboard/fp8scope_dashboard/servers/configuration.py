@@ -16,6 +16,7 @@ from fp8scope_dashboard.embedded.processes import ServerError
 
 BACKLOG = 1024
 WILDCARDS = ("", "0.0.0.0", "::")
+LOOPBACKS = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,18 @@ def allowed_hosts(host: str) -> list[str]:
     return sorted(names | set(filter(None, extra)))
 
 
+def _channel_networks(host: str) -> str:
+    """Private networks for alert channels: FP8SCOPE_CHANNEL_NETWORKS if set, else perhaps this machine.
+
+    A server that only this machine can reach, without a proxy, is used by people who can connect to its ports
+    anyway. Then a channel may, too, e.g. for a receiver on a laptop.
+    """
+    if (networks := os.environ.get("FP8SCOPE_CHANNEL_NETWORKS")) is not None:
+        return networks
+    is_alone = host in LOOPBACKS and not os.environ.get("FP8SCOPE_BASE_URL")
+    return "127.0.0.0/8,::1" if is_alone else ""
+
+
 def child_environment(
     data: DataDir, address: str, host: str, database_url: str, redis_url: str
 ) -> dict[str, str]:
@@ -152,6 +165,7 @@ def child_environment(
         "FP8SCOPE_BASE_URL": address,
         "FP8SCOPE_ALLOWED_HOSTS": ",".join(allowed_hosts(host)),
         "FP8SCOPE_SECRET_KEY": os.environ.get("FP8SCOPE_SECRET_KEY") or data.secret_key(),
+        "FP8SCOPE_CHANNEL_NETWORKS": _channel_networks(host),
         "PYTHONUNBUFFERED": "1",
         # Python must not look for modules in the children's working directory.
         "PYTHONSAFEPATH": "1",
