@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from fp8scope_dashboard.text.numbers import LARGEST
+
 Floats = NDArray[np.float64]
 
 # Pixels of the picture. It is drawn SCALE times larger and reduced, which smooths the lines.
@@ -136,8 +138,9 @@ def ticks(low: float, high: float, logarithmic: bool = False) -> list[float]:
     rough = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough)
-    first = math.ceil(low / step)
-    return [step * (first + i) for i in range(math.floor(high / step) - first + 1)]
+    # A little more, for bounds that are multiples themselves.
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * i for i in range(first, last + 1)]
 
 
 def _without_shared_beginning(names: list[str]) -> list[str]:
@@ -151,6 +154,7 @@ def _without_shared_beginning(names: list[str]) -> list[str]:
 def _line(series: Mapping[str, Any], label: str, colour: str) -> Line:
     # The stored form has "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
+    values[np.abs(values) > LARGEST] = np.inf
     return Line(label, colour, np.asarray(series["steps"], np.float64), values)
 
 
@@ -289,5 +293,5 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 def _png(image: Image.Image) -> bytes:
     stream = io.BytesIO()
     reduced = image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
-    reduced.quantize(64, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
+    reduced.save(stream, "PNG")
     return stream.getvalue()

@@ -55,8 +55,15 @@ class DataDir:
                 f"cannot use the data directory {self.root}: {error.strerror}. Choose another with --data-dir"
             ) from error
 
+    def has_secret_key(self) -> bool:
+        """Whether a former start created the key."""
+        return (self.root / "secret_key").exists()
+
     def secret_key(self) -> str:
-        """The key that signs sessions and links. It is created at the first start."""
+        """The key that signs sessions and links and encrypts the settings of alert channels.
+
+        It is created at the first start.
+        """
         path = self.root / "secret_key"
         if not path.exists():
             # Written to another file and renamed, so that a kill leaves no incomplete key.
@@ -70,7 +77,8 @@ class DataDir:
         key = path.read_text().strip()
         if len(key) < 50:
             raise ServerError(
-                f"{path} does not contain a key: remove it to get a new one (everybody must sign in again)"
+                f"{path} does not contain a key: restore it from a backup, or remove it to get a new one "
+                "(everybody must sign in again, and the settings of alert channels must be entered again)"
             )
         return key
 
