@@ -4,7 +4,7 @@
 
 Reads one number per line. For each number, it forks a child that delivers and dies at the moment of that
 number. Moments are counted before and after each SQL statement, each commit, each connection and each piece
-of data that is sent or received over it. Prints `killed`, or `done` and its exit status if the child survived.
+of data that is sent or received over it. Prints `killed`, or `done` and its status if the child survived.
 """
 
 from __future__ import annotations
