@@ -171,7 +171,9 @@ def _margins_worse(harm: float, design: Design, trials: int) -> float:
     level, lower = scipy.stats.norm.ppf(MEAN), scipy.stats.norm.ppf(MEAN - harm)
 
     def excess(correlation: float) -> float:
-        both = scipy.stats.multivariate_normal.cdf([level, level], cov=[[1.0, correlation], [correlation, 1.0]])
+        both = scipy.stats.multivariate_normal.cdf(
+            [level, level], cov=[[1.0, correlation], [correlation, 1.0]]
+        )
         return 2.0 * (MEAN - float(both)) - design.discordance
 
     correlation = scipy.optimize.brentq(excess, 0.0, 1.0 - 1e-9)

@@ -117,8 +117,14 @@ def _settled_until(run: Run, state: Rolling) -> int:
     # From here on a later attempt has replaced the writer, and nothing that it sends counts.
     known = _known(state)
     cuts = {writer.uuid: known.get(writer.attempt, EVERY_STEP) for writer in writers}
-    chunks = Chunk.objects.filter(run=run, last_step__gte=state.until).order_by("writer").values_list("writer")
-    waiting = {uuid: first for uuid, first in chunks.annotate(Min("first_step")) if first < cuts.get(uuid, EVERY_STEP)}
+    chunks = (
+        Chunk.objects.filter(run=run, last_step__gte=state.until).order_by("writer").values_list("writer")
+    )
+    waiting = {
+        uuid: first
+        for uuid, first in chunks.annotate(Min("first_step"))
+        if first < cuts.get(uuid, EVERY_STEP)
+    }
     if _ended(run) and not waiting:
         return _round_up(stored + 1)
     alive_since = timezone.now() - SILENT_AFTER
