@@ -25,6 +25,6 @@ def test_it_works(server: Server, tmp_path: Path) -> None:
     ranks = run_ranks(train_ranks, 2, options)
     assert ranks[0] == ranks[1]
     same, other = ranks[0]
-    assert [Writer.objects.filter(run=run).count() for run in (alone, same, other)] == [1, 2, 2]
+    assert [Writer.objects.filter(run__pk=run).count() for run in (alone, same, other)] == [1, 2, 2]
     assert paired(alone, same) == "data"
     assert paired(alone, other) == "no"

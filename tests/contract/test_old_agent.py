@@ -1,7 +1,7 @@
 """An agent that does not know today's optional fields is served as before.
 
-recorded_agent.json holds what an agent sent in a run of twelve steps with one FP8 layer, before parent, relation,
-replaced tags, and the precision and margin of evaluations were added. Arrow bodies are in base64.
+recorded_agent.json holds what an agent sent in a run of twelve steps with one FP8 layer, before parent,
+relation, and the precision and margin of evaluations were added. Arrow bodies are in base64.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def train(rank: int, size: int, options: dict[str, Any], other_data: bool = Fals
             samples[-1] += 1.0
         share = samples.chunk(size)[rank]
         loss = (model(share) - share).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     report = run.finish()

@@ -108,7 +108,8 @@ def computed(run: Run) -> dict[str, object]:
     Comparison.objects.filter(run=run).delete()
     comparison = compare(run.id)
     assert comparison is not None
-    return comparison.result
+    result: dict[str, object] = comparison.result
+    return result
 
 
 def flat(value: object, name: str = "") -> dict[str, float]:

@@ -13,7 +13,7 @@ from django.db import connection
 from django.db.models import F, Sum
 from django.utils import timezone
 
-from fp8scope_dashboard.runs.models import Run, RunState, Writer
+from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import compaction, queries
 from fp8scope_dashboard.telemetry import series as telemetry_series
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile

@@ -117,14 +117,9 @@ def _settled_until(run: Run, state: Rolling) -> int:
     # From here on a later attempt has replaced the writer, and nothing that it sends counts.
     known = _known(state)
     cuts = {writer.uuid: known.get(writer.attempt, EVERY_STEP) for writer in writers}
-    chunks = (
-        Chunk.objects.filter(run=run, last_step__gte=state.until).order_by("writer").values_list("writer")
-    )
-    waiting = {
-        uuid: first
-        for uuid, first in chunks.annotate(Min("first_step"))
-        if first < cuts.get(uuid, EVERY_STEP)
-    }
+    chunks = Chunk.objects.filter(run=run, last_step__gte=state.until).order_by("writer")
+    firsts = chunks.values_list("writer").annotate(Min("first_step"))
+    waiting = {uuid: first for uuid, first in firsts if first < cuts.get(uuid, EVERY_STEP)}
     if _ended(run) and not waiting:
         return _round_up(stored + 1)
     alive_since = timezone.now() - SILENT_AFTER
@@ -134,7 +129,8 @@ def _settled_until(run: Run, state: Rolling) -> int:
         if writer.last_step is not None and writer.finished_at is None and writer.seen_at > alive_since
         if writer.last_step + 1 < cuts[writer.uuid]
     ]
-    return min([stored + 1, *waiting.values(), *reached]) // FINEST * FINEST
+    settled: int = min([stored + 1, *waiting.values(), *reached])
+    return settled // FINEST * FINEST
 
 
 def _next_step(run: Run, start: int) -> int | None:
