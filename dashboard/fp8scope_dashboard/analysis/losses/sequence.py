@@ -10,10 +10,10 @@ and within it the mean of m points is bounded at all m at once by Robbins' (1970
 
     z_m = sqrt((1 + 1/(m r)) log((1 + m r) / alpha_i^2)),   mean -+ z_m sigma / sqrt(m),
 
-where r is chosen so that the bound is tightest at the size at which the window is used. With an estimated
-long-run variance this is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and
-Ramdas (2024). Short curves are far from the asymptotic case, so z_m is replaced by the quantile of Student's
-t of the same probability, with the effective number of points of the variance's estimate.
+where r is chosen so that the bound is tightest at the size at which the window is used, and sigma / sqrt(m)
+is the error of the mean of correlated points (`noise`). With an estimated variance this is the asymptotic
+confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024). Short curves are far from the asymptotic case, so z_m is replaced by the quantile of Student's
+t of the same probability, with the degrees of freedom of the variance's estimate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_of
+from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_before, noise_of
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -82,14 +82,27 @@ def windows(x: Floats, stop: Indices, fraction: float) -> tuple[Indices, Indices
     return np.maximum(start, 0), number
 
 
-def sequence(x: Floats, difference: Floats, stop: Indices, *, alpha: float, fraction: float) -> Looks:
-    """The confidence sequence of a difference float64[n] at looks after `stop` points each (ascending)."""
+def sequence(
+    x: Floats, difference: Floats, stop: Indices, *, alpha: float, fraction: float, gross: float = np.inf
+) -> Looks:
+    """The confidence sequence of a difference float64[n] at looks after `stop` points each (ascending).
+
+    A difference that grows looks like noise that wanders. Where the level is above `gross` even with the
+    noise of before, that noise counts: no seed wanders so far.
+    """
     start, number = windows(x, stop, fraction)
     sums = Sums(difference, newey_west_lags(int(stop.max(initial=1))) + 1)
-    noise = noise_of(sums, stop)
+    level = sums.means(start, stop)
     points = (stop - start).astype(np.float64)
-    error = np.sqrt(noise.variance / points)
     tuned = np.maximum(fraction * stop, WINDOW_POINTS)
     spent = alpha / ((number + 1.0) * (number + 2.0))
-    quantile = student_quantile(mixture_quantile(points, tuned, spent), noise.freedom)
-    return Looks(start, stop, sums.means(start, stop), quantile * error + noise.drift, error)
+    price = mixture_quantile(points, tuned, spent)
+    recent, before = noise_of(sums, start, stop), noise_before(sums, start, stop)
+    halves = [
+        student_quantile(price, noise.freedom) * np.sqrt(noise.variance) + noise.drift
+        for noise in (recent, before)
+    ]
+    grown = (halves[1] < halves[0]) & (np.abs(level) - halves[1] > gross)
+    half = np.where(grown, halves[1], halves[0])
+    error = np.sqrt(np.where(grown, before.variance, recent.variance))
+    return Looks(start, stop, level, half, error)

@@ -35,6 +35,9 @@ CURVE_POINTS = 400
 CADENCE_POINTS = 20
 # Losses within this many standard deviations of 0, or below this many nats, have no relative difference.
 DEVIATIONS_FROM_ZERO, NATS_FROM_ZERO = 3.0, 0.02
+# Seeds of one configuration differ by up to two margins for a while (public runs). A difference of so many
+# margins has grown: it is judged by the noise before it.
+GROSS_MARGINS = 10.0
 # Early losses near 0 must not make relative differences huge: the least level, over that in the window.
 LEAST_LEVEL = 0.1
 
@@ -133,7 +136,8 @@ def _measure(
     if unit == "relative":
         scale = abs(float(theirs[:, first:].mean()))
     difference = _difference(ours, theirs, unit, scale)
-    looks = sequence(aligned.x, difference, stop, alpha=alpha, fraction=fraction)
+    gross = GROSS_MARGINS * nothing.margin
+    looks = sequence(aligned.x, difference, stop, alpha=alpha, fraction=fraction, gross=gross)
     means = [arm[:, first:].mean(axis=1) for arm in (ours, theirs)]
     spread = spread_of([arm / scale for arm in means], prior, seeds=len(theirs))
     spread = replace(spread, odd=tuple(chosen.baselines[i] for i in odd))
