@@ -72,6 +72,9 @@ def claim_quantile(alpha: float, freedom: float, margin: float) -> float:
         tails = (scipy.special.stdtr(freedom, -each) for each in (quantile, quantile + 2.0 * margin))
         return float(sum(tails)) - alpha
 
+    # Rounding may move the root to just outside the bracket.
+    if excess(low) <= 0.0:
+        return low
     return high if excess(high) >= 0.0 else float(scipy.optimize.brentq(excess, low, high, xtol=1e-9))
 
 
@@ -131,11 +134,8 @@ def _welch(run: Floats, baseline: Floats, scale: float) -> tuple[float, float]:
 
 def _spreads_differ(run: Floats, baseline: Floats) -> bool:
     """Whether a two-sided F test finds that one arm spreads more than the other."""
-    errors = [float(np.std(losses, ddof=1)) for losses in (run, baseline)]
-    freedoms = [len(losses) - 1 for losses in (run, baseline)]
-    if errors[0] < errors[1]:
-        errors, freedoms = errors[::-1], freedoms[::-1]
-    return errors[0] > errors[1] * math.sqrt(float(scipy.special.fdtri(*freedoms, UNEQUAL)))
+    more, less = sorted((float(np.std(losses, ddof=1)), len(losses) - 1) for losses in (baseline, run))[::-1]
+    return more[0] > less[0] * math.sqrt(float(scipy.special.fdtri(more[1], less[1], UNEQUAL)))
 
 
 def _tail(distance: float, error: float, freedom: float) -> float:

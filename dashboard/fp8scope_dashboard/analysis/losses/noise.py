@@ -18,8 +18,8 @@ Indices = NDArray[np.int64]
 
 # Largest correlation of successive points that is told from a level that never settles.
 LARGEST_CORRELATION = 0.98
-# The correlation is taken to be so many standard errors larger than its estimate. Simulated AR(1) noise of
-# .95 then gives at most 5 % wrong claims over 20 looks at 38 to 1,000 points (docs/statistics.md).
+# The correlation is taken to be so many standard errors larger than its estimate: short series hide it.
+# docs/statistics.md has the error that this gives.
 CORRELATION_ERRORS = 2.0
 # The noise is estimated on at least so many points, if there are so many; on a stretch before them on fewer.
 LEAST_POINTS = 20
@@ -232,7 +232,7 @@ def _scale(sums: Sums, begin: Indices, end: Indices, start: Indices, stop: Indic
     ]
     largest = ratio * scipy.special.fdtri(counts[0], counts[1], SCATTER_LEVEL)
     least = ratio / scipy.special.fdtri(counts[1], counts[0], SCATTER_LEVEL)
-    return np.maximum(np.minimum(largest, 1.0), least)
+    return np.asarray(np.maximum(np.minimum(largest, 1.0), least))
 
 
 def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple[float, float]:

@@ -12,8 +12,9 @@ and within it the mean of m points is bounded at all m at once by Robbins' (1970
 
 where r is chosen so that the bound is tightest at the size at which the window is used, and sigma / sqrt(m)
 is the error of the mean of correlated points (`noise`). With an estimated variance this is the asymptotic
-confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024). Short curves are far from the asymptotic case, so z_m is replaced by the quantile of Student's
-t of the same probability, with the degrees of freedom of the variance's estimate.
+confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024). Short curves are far from the
+asymptotic case, so z_m is replaced by the quantile of Student's t of the same probability, with the degrees
+of freedom of the variance's estimate.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def compare_losses(
     usable_points = replace(aligned, x=aligned.x[kept], losses=aligned.losses[:, kept])
     points = int(kept.sum())
     # Several seeds that have ended show their noise themselves, on however few points.
-    arms = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
-    few = points < (LEAST_POINTS_OF_ARMS if arms else COMMON_POINTS)
+    of_seeds = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
+    few = points < (LEAST_POINTS_OF_ARMS if of_seeds else COMMON_POINTS)
     if few and not chosen.diverged:
         return replace(nothing, explanation=verdicts.too_few_points(points, COMMON_POINTS))
     if few:
