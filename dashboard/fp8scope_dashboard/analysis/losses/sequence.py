@@ -4,7 +4,7 @@ Looking at a running training many times must not make a wrong verdict likely. T
 windows that start on a *fixed geometric grid*: start i is at a fixed point of the curve, whenever one looks,
 and its window grows with the run until start i + 1 takes over. Window i has the probability of error
 
-    alpha_i = alpha / ((i + 1) (i + 2)),   with sum over i of alpha_i = alpha,
+    alpha_i = (alpha / 2) / ((i + 1) (i + 2)),   with sum over i of alpha_i = alpha / 2,
 
 and within it the mean of m points is bounded at all m at once by Robbins' (1970) normal mixture,
 
@@ -14,7 +14,7 @@ where r is chosen so that the bound is tightest at the size at which the window 
 is the error of the mean of correlated points (`noise`). With an estimated variance this is the asymptotic
 confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024). Short curves are far from the
 asymptotic case, so z_m is replaced by the quantile of Student's t of the same probability, with the degrees
-of freedom of the variance's estimate.
+of freedom of the variance's estimate. The other half of alpha is for the end of the run, one planned look.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ COMMON_POINTS = 20
 FIRST_START = 0.7
 WINDOW_POINTS = 5
 LARGEST_QUANTILE = 1e12
+# The share of alpha that is kept for the end of a run: one look that is planned is cheaper than any number.
+SHARE_OF_END = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,19 @@ def windows(x: Floats, stop: Indices, fraction: float) -> tuple[Indices, Indices
 
 
 def sequence(
-    x: Floats, difference: Floats, stop: Indices, *, alpha: float, fraction: float, gross: float = np.inf
+    x: Floats,
+    difference: Floats,
+    stop: Indices,
+    *,
+    alpha: float,
+    fraction: float,
+    gross: float = np.inf,
+    ended: bool = False,
 ) -> Looks:
     """The confidence sequence of a difference float64[n] at looks after `stop` points each (ascending).
+
+    Any number of looks during the run have the probability of error (1 - SHARE_OF_END) alpha, and its end has
+    the rest: the last look of a run that has `ended` is a plain interval.
 
     A difference that grows looks like noise that wanders. Where the level is above `gross` even with the
     noise of before, that noise counts: no seed wanders so far.
@@ -96,8 +108,10 @@ def sequence(
     level = sums.means(start, stop)
     points = (stop - start).astype(np.float64)
     tuned = np.maximum(fraction * stop, WINDOW_POINTS)
-    spent = alpha / ((number + 1.0) * (number + 2.0))
+    spent = (1.0 - SHARE_OF_END) * alpha / ((number + 1.0) * (number + 2.0))
     price = mixture_quantile(points, tuned, spent)
+    if ended:
+        price[-1] = -scipy.special.ndtri(SHARE_OF_END * alpha / 2.0)
     recent, before = noise_of(sums, start, stop), noise_before(sums, start, stop)
     halves = [
         student_quantile(price, noise.freedom) * np.sqrt(noise.variance) + noise.drift

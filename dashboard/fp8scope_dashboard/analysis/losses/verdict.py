@@ -147,7 +147,9 @@ def _measure(
     if few:
         looks = last_point(difference)
     else:
-        looks = sequence(aligned.x, difference, stop, alpha=alpha, fraction=fraction, gross=gross)
+        looks = sequence(
+            aligned.x, difference, stop, alpha=alpha, fraction=fraction, gross=gross, ended=chosen.ended
+        )
     means = [arm[:, first:].mean(axis=1) for arm in (ours, theirs)]
     spread = spread_of([arm / scale for arm in means], prior, seeds=len(theirs))
     spread = replace(spread, odd=tuple(chosen.baselines[i] for i in odd))
