@@ -9,7 +9,7 @@ from fp8scope_dashboard.analysis.losses.alignment import Axis, Pairing
 from fp8scope_dashboard.analysis.losses.arms import Verdict
 
 # Raise it with every change that can give another result for the same curves.
-METHOD_VERSION: Final = 2
+METHOD_VERSION: Final = 3
 
 
 @dataclass(frozen=True)
