@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts import evidence, outbox, rules, signals
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Reason, Rule
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -73,6 +73,8 @@ def _seen_elsewhere(rule: Rule, states: Sequence[DetectorState]) -> bool:
 
 def _resolve(run: Run, kind: str) -> None:
     unresolved = Event.objects.filter(run=run, kind=kind).exclude(state=EventState.RESOLVED)
+    for event in unresolved:
+        outbox.enqueue(event, reason=Reason.RESOLVED)
     unresolved.update(state=EventState.RESOLVED, resolved_at=timezone.now())
 
 

@@ -6,12 +6,13 @@ from collections import defaultdict
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts import outbox, rules
 from fp8scope_dashboard.alerts.evaluation import evaluate
-from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Reason, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
@@ -54,11 +55,14 @@ def acknowledge(event: Event, user: User) -> bool:
 
 def resolve(event: Event) -> bool:
     """Close an event by hand; False if it was closed before. Only a new occurrence opens another event."""
-    changed = (
-        Event.objects.filter(pk=event.pk)
-        .exclude(state=EventState.RESOLVED)
-        .update(state=EventState.RESOLVED, resolved_at=timezone.now())
-    )
+    with transaction.atomic():
+        changed = (
+            Event.objects.filter(pk=event.pk)
+            .exclude(state=EventState.RESOLVED)
+            .update(state=EventState.RESOLVED, resolved_at=timezone.now())
+        )
+        if changed:
+            outbox.enqueue(event, reason=Reason.RESOLVED)
     return _announced(event, changed)
 
 

@@ -20,9 +20,10 @@ def sweep() -> None:
         evaluate_run.delay(str(run_id))
 
 
-@shared_task  # type: ignore[untyped-decorator]
+# Prefork kills an attempt that takes longer: its claim expires, and another worker sends the same message.
+@shared_task(time_limit=outbox.ATTEMPT_SECONDS)  # type: ignore[untyped-decorator]
 def deliver(delivery_id: int) -> None:
-    """Send one event to one channel."""
+    """Send one delivery."""
     outbox.deliver(delivery_id)
 
 
