@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.signal import lfilter
 
-from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline
-from fp8scope_dashboard.alerts.detectors.baseline import BETS, wealth
+from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, e_process
 
 ALPHA = 0.05
-PARAMETERS = {"margin": 0.0025, "alpha": ALPHA, "block": 5.0, "recover": 10.0}
+PARAMETERS = {"margin": 0.0025, "alpha": ALPHA, "block": 2.0, "recover": 10.0}
 RUNS, BLOCKS = 1000, 300
 
 
@@ -41,8 +41,10 @@ def test_it_works() -> None:
     baseline = np.full((1, 300), 2.0)
     losses = np.where(np.arange(300) < 100, 2.0, 2.02)
     _, (finding,) = run(losses, baseline)
-    assert finding.opened and finding.onset_step == 100 and finding.step < 190
-    assert finding.value == pytest.approx(0.01) and finding.threshold == 0.0025
+    assert finding.opened and finding.onset_step == 100 and finding.step < 140
+    assert finding.value == pytest.approx(0.01)
+    # Twice the margin, or what one seed may differ by.
+    assert finding.threshold == pytest.approx(0.00545, abs=1e-5)
     assert finding.evidence["e_value"] >= 2 / ALPHA
     assert finding.message.startswith("Loss is above its baseline since about step 100: 1 % over 2 at step")
 
@@ -67,66 +69,130 @@ def shifting(chance: np.random.Generator) -> np.ndarray:
     return values
 
 
+def alarms(excesses: np.ndarray, alpha: float = ALPHA) -> bool:
+    """Whether the evidence of blocks with these excesses, in deviations, ever reaches 1 / alpha."""
+    state = e_process.fresh()
+    for excess in excesses.tolist():
+        e_process.bet(state, excess > 0.0, excess)
+        if e_process.wealth(state) >= 1.0 / alpha:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("noise", [median_zero, skewed, shifting])
-def test_false_alarms_over_the_whole_run_are_bounded(
-    noise: Callable[[np.random.Generator], np.ndarray],
-) -> None:
-    """At the edge of the hypothesis (median equal to the margin), where alarms are most likely."""
+def test_false_alarms_of_signs_are_bounded(noise: Callable[[np.random.Generator], np.ndarray]) -> None:
+    """At the edge of the hypothesis (median 0), where alarms are most likely. Only the signs count."""
     chance = np.random.default_rng(7)
-    baseline = np.ones((1, BLOCKS))
-    alarms = sum(
-        bool(run(1.0 + PARAMETERS["margin"] + 1e-3 * noise(chance), baseline, block=1.0)[1])
-        for _ in range(RUNS)
-    )
+    count = sum(alarms(np.sign(noise(chance)) * 1e-3) for _ in range(RUNS))
     # The bound is alpha; five standard errors of a share of RUNS above it would be chance once in 10^6.
-    assert alarms / RUNS <= ALPHA + 5 * math.sqrt(ALPHA * (1 - ALPHA) / RUNS)
+    assert count / RUNS <= ALPHA + 5 * math.sqrt(ALPHA * (1 - ALPHA) / RUNS)
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.5])
-def test_some_alarms_occur_at_the_edge_of_the_hypothesis(alpha: float) -> None:
-    """The test is not vacuous: false alarms occur, but not more often than alpha."""
+def rare(chance: np.random.Generator) -> np.ndarray:
+    """Bennett's extreme distribution: mean 0 and variance 1, and rarely as high as counts."""
+    high = e_process.MOST_DEVIATIONS
+    return np.where(chance.random(BLOCKS) < 1.0 / (high**2 + 1.0), high, -1.0 / high)
+
+
+@pytest.mark.parametrize("noise", [lambda chance: chance.normal(size=BLOCKS), rare], ids=["normal", "rare"])
+def test_false_alarms_of_magnitudes_are_bounded(noise: Callable[[np.random.Generator], np.ndarray]) -> None:
+    chance = np.random.default_rng(7)
+    count = sum(alarms(noise(chance)) for _ in range(RUNS))
+    assert count / RUNS <= ALPHA + 5 * math.sqrt(ALPHA * (1 - ALPHA) / RUNS)
+
+
+def test_some_alarms_occur_at_the_edge_of_the_hypothesis() -> None:
+    """The tests above are not vacuous."""
     chance = np.random.default_rng(8)
-    signs = np.where(chance.random((400, BLOCKS)) < 0.5, 0.01, -0.01)
-    alarms = sum(bool(run(1.0 + row, np.ones((1, BLOCKS)), block=1.0, alpha=alpha)[1]) for row in signs)
-    assert 0 < alarms / 400 <= alpha + 5 * math.sqrt(alpha * (1 - alpha) / 400)
+    assert 0 < sum(alarms(chance.normal(size=BLOCKS), alpha=0.5) for _ in range(200)) / 200 <= 0.68
 
 
-def test_the_wealth_is_a_supermartingale_that_starts_at_one() -> None:
-    """The mean wealth over all sign sequences of ten fair coins is 1 at every step."""
-    total = np.zeros(10)
-    for path in range(2**10):
-        signs = [0.01 if path >> i & 1 else -0.01 for i in range(10)]
-        state: State = {}
-        for i, sign in enumerate(signs):
-            state, _ = above_baseline(
-                state,
-                np.array([i]),
-                np.array([1.0 + sign]),
-                np.ones((1, 1)),
-                {**PARAMETERS, "block": 1.0, "alpha": 1e-6},
-            )
-            total[i] += wealth(state)
-    assert total / 2**10 == pytest.approx(np.ones(10))
+def test_the_wealth_is_a_martingale_that_starts_at_one() -> None:
+    """With excesses for which Bennett's bound is an equality, the mean of the magnitudes stays 1."""
+    high = e_process.MOST_DEVIATIONS
+    chances = {high: 1.0 / (high**2 + 1.0), -1.0 / high: high**2 / (high**2 + 1.0)}
+    for k in range(1, 5):
+        total = 0.0
+        for path in range(2**k):
+            state, weight = e_process.fresh(), 1.0
+            for i in range(k):
+                excess = (high, -1.0 / high)[path >> i & 1]
+                weight *= chances[excess]
+                e_process.bet(state, False, excess)
+            magnitudes = state["magnitude"]
+            idle = math.log(2.0) / math.log(k + 2.0)
+            total += weight * (sum(magnitudes) / len(magnitudes) + idle)
+        assert total == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("change", [0, 50, 200, 1000])
-def test_the_delay_grows_with_the_logarithm_of_the_change(change: int) -> None:
-    losses = np.where(np.arange(change + 200) < change, 0.99, 1.01)
-    _, (finding,) = run(losses, np.ones((1, len(losses))), block=1.0)
-    assert finding.onset_step == change
-    start = change + 1
-    # The largest bet alone must turn its share, 1 / (k (k + 1)) / len(BETS), into 2 / alpha.
-    needed = math.log(2 / ALPHA * len(BETS) * start * (start + 1)) / math.log(1 + max(BETS))
-    assert finding.step - change <= math.ceil(needed)
+def correlated(chance: np.random.Generator, points: int, phi: float) -> np.ndarray:
+    noise = chance.normal(size=points + 500) * math.sqrt(1.0 - phi * phi)
+    return np.asarray(lfilter([1.0], [1.0, -phi], noise)[500:])
 
 
-def test_seeds_that_differ_widen_the_margin() -> None:
+@pytest.mark.parametrize("phi", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_serially_correlated_noise_raises_few_alarms(phi: float, seeds: int) -> None:
+    chance = np.random.default_rng(11)
+    wrong = 0
+    for _ in range(40):
+        arms = 2.0 * (1.0 + 0.02 * np.stack([correlated(chance, 1000, phi) for _ in range(seeds + 1)]))
+        wrong += bool(run(arms[0], arms[1:])[1])
+    assert wrong <= 2
+
+
+def test_offsets_of_seeds_that_decay_in_the_warm_up_raise_few_alarms() -> None:
+    chance = np.random.default_rng(12)
+    steps = np.arange(1000)
+    wrong = 0
+    for _ in range(40):
+        # A seed is ahead or behind by 1 % of its steps: most where the loss falls fast.
+        speeds = np.exp(0.01 * chance.normal(size=(2, 1)))
+        arms = 2.0 + 8.0 * (1.0 + speeds * steps / 20.0) ** -0.7
+        arms *= 1.0 + 0.001 * chance.normal(size=arms.shape)
+        wrong += bool(run(arms[0], arms[1:])[1])
+    assert wrong <= 2
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 4])
+def test_batch_noise_of_seeds_does_not_hide_a_harm(seeds: int) -> None:
+    """Noise that is not shared, 2 % a point, drops out of the products that estimate lasting offsets."""
+    chance = np.random.default_rng(13)
+    found = 0
+    for _ in range(10):
+        arms = 2.0 * (1.0 + 0.02 * chance.normal(size=(seeds + 1, 1500)))
+        arms[0, 600:] *= 1.02
+        found += bool(run(arms[0], arms[1:])[1])
+    assert found == 10
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_a_rise_of_one_per_cent_is_found(seeds: int) -> None:
+    chance = np.random.default_rng(14)
+    for _ in range(10):
+        offsets = 0.0005 * chance.normal(size=(seeds + 1, 1))
+        arms = 2.5 * (1.0 + offsets + 0.002 * chance.normal(size=(seeds + 1, 1000)))
+        arms[0, 500:] *= 1.01
+        _, (finding, *_) = run(arms[0], arms[1:])
+        assert 500 <= finding.step < 650
+
+
+@pytest.mark.parametrize("change", [100, 500, 4000])
+def test_a_rise_of_one_nat_is_found_within_forty_points(change: int) -> None:
+    chance = np.random.default_rng(15)
+    arms = 3.0 * (1.0 + 0.01 * chance.normal(size=(2, change + 100)))
+    arms[0, change:] += 1.0
+    _, (finding, *_) = run(arms[0], arms[1:])
+    assert change - 10 <= finding.onset_step <= change and change <= finding.step < change + 40
+
+
+def test_seeds_that_differ_lastingly_widen_the_tolerance() -> None:
     chance = np.random.default_rng(3)
     offsets = np.array([[-0.01], [0.0], [0.01]])
     baselines = 1.0 + offsets + chance.normal(0.0, 1e-4, (3, 500))
-    losses = 1.0 + 0.015 + chance.normal(0.0, 1e-4, 500)
+    losses = 1.0 + 0.012 + chance.normal(0.0, 1e-4, 500)
     assert run(losses, baselines)[1] == []
-    assert [finding.opened for finding in run(losses, baselines[:2])[1]] == [True]
+    assert [finding.opened for finding in run(losses, baselines[1:2])[1]] == [True]
 
 
 def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.signal import lfilter
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, LossDetector, State, divergence, not_finite, spike
@@ -94,9 +95,21 @@ def test_two_high_points_are_not_a_spike() -> None:
 
 def test_a_spike_does_not_raise_its_own_limit() -> None:
     losses = noisy()
-    losses[200:] += 1.0
-    (opened,) = run("loss_spike", losses)
-    assert opened.onset_step == 200
+    losses[200:240:2] += 1.0
+    losses[260:263] += 1.0
+    (opened, _) = run("loss_spike", losses)
+    assert opened.onset_step == 260
+
+
+@pytest.mark.parametrize("kind", ["loss_spike", "loss_divergence"])
+def test_a_lasting_shift_closes_and_a_later_rise_is_found(kind: str) -> None:
+    losses = noisy(2000)
+    losses[600:] *= 1.4
+    losses[1400:] *= 1.3
+    opened, closed, *later = run(kind, losses)
+    assert opened.opened and 600 <= opened.onset_step <= opened.step < 640
+    assert not closed.opened and closed.step < 1000
+    assert later[0].opened and 1400 <= later[0].onset_step <= later[0].step < 1440
 
 
 def test_a_fall_is_not_a_spike() -> None:
@@ -109,32 +122,89 @@ def test_a_change_of_the_last_digit_is_not_a_spike() -> None:
     losses = np.full(400, 2.31)
     losses[200:210] = 2.32
     assert run("loss_spike", losses) == []
-    losses[300:310] = 2.4
+    losses[300:310] = 2.7
     assert run("loss_spike", losses)[0].onset_step == 300
 
 
 def test_divergence_is_found_with_its_onset() -> None:
     losses = noisy()
-    losses[250:] += np.linspace(0.0, 2.0, 150)
+    losses[250:] += np.linspace(0.0, 4.0, 150)
     (finding,) = run("loss_divergence", losses)
-    assert 250 < finding.onset_step < 290 and finding.step - finding.onset_step < 25
+    assert 250 < finding.onset_step < 280 and finding.step - finding.onset_step < 25
     assert finding.value is not None and finding.threshold is not None and finding.value > finding.threshold
-    assert "rose from its minimum" in finding.message and "% higher" in finding.message
+    assert "rose from a level of" in finding.message and "% higher" in finding.message
+
+
+@pytest.mark.parametrize("change", [200, 1000, 10_000])
+def test_a_rise_of_one_nat_is_found_within_forty_points(change: int) -> None:
+    losses = 3.0 + 0.05 * np.random.default_rng(1).normal(size=change + 200)
+    losses[change:] += 1.0
+    finding = run("loss_divergence", losses)[0]
+    assert change <= finding.onset_step <= finding.step < change + 40
+
+
+def test_a_slow_divergence_is_found() -> None:
+    """By 40 % over half of the run."""
+    losses = noisy(4000)
+    losses[2000:] *= 1.0 + np.linspace(0.0, 0.4, 2000)
+    finding = run("loss_divergence", losses)[0]
+    assert finding.opened and 1500 < finding.onset_step < 2400 and finding.step < 3900
 
 
 def test_divergence_closes_when_the_loss_recovers() -> None:
     losses = noisy()
-    losses[200:280] += 0.5
+    losses[200:280] += 1.0
     opened, closed = run("loss_divergence", losses)
     assert opened.opened and not closed.opened and 280 < closed.step < 330
+    assert "is back at" in closed.message
 
 
 def test_divergence_depends_on_the_noise_of_the_loss() -> None:
-    """A rise of 3 % is a divergence of a loss with little noise, but not of one with much noise."""
-    for sd, diverges in ((0.005, True), (0.3, False)):
+    """A rise of 30 % is a divergence of a loss with little noise, but not of one with much noise."""
+    for sd, diverges in ((0.005, True), (0.5, False)):
         losses = 2.0 + np.random.default_rng(0).normal(0.0, sd, 600)
-        losses[300:] += 0.06
+        losses[300:] += 0.6
         assert bool(run("loss_divergence", losses)) is diverges
+
+
+STEPS = np.arange(3000)
+PLATEAU = 2.0 + 3.0 * np.exp(-STEPS / 300.0)
+
+
+def correlated(chance: np.random.Generator, phi: float) -> np.ndarray:
+    noise = chance.normal(size=len(STEPS) + 500) * math.sqrt(1.0 - phi * phi)
+    return np.asarray(lfilter([1.0], [1.0, -phi], noise)[500:])
+
+
+def restarts(count: int) -> np.ndarray:
+    phase = STEPS % (len(STEPS) // count) / (len(STEPS) // count)
+    return np.asarray(1.0 + 0.1 * 0.5 * (1.0 + np.cos(np.pi * phase)))
+
+
+HEALTHY = {
+    **{f"AR(1) {phi}": lambda chance, phi=phi: 0.03 * correlated(chance, phi) for phi in (0.5, 0.9, 0.99)},
+    "heavy tails": lambda chance: 0.01 * chance.standard_t(2, len(STEPS)),
+    **{f"{n} restarts": lambda chance, n=n: restarts(n) - 1.0 for n in (2, 4, 8)},
+    "another mixture": lambda chance: np.where(STEPS < 1500, 0.0, 0.05),
+    "two sources": lambda chance: np.where(STEPS // 50 % 2, 0.1, 0.0),
+    "hump of the warm-up": lambda chance: 0.5 * np.exp(-0.5 * ((STEPS - 150) / 40.0) ** 2),
+    "ten points": lambda chance: np.where((STEPS >= 1500) & (STEPS < 1510), 0.1, 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["loss_spike", "loss_divergence"])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_losses_that_rise_have_no_findings(kind: str, name: str) -> None:
+    chance = np.random.default_rng(5)
+    for _ in range(5):
+        noise = 0.01 * chance.normal(size=len(STEPS))
+        assert run(kind, PLATEAU * (1.0 + HEALTHY[name](chance) + noise)) == []
+
+
+def test_ten_high_points_are_no_divergence() -> None:
+    losses = noisy(1000)
+    losses[500:510] += 5.0
+    assert run("loss_divergence", losses) == []
 
 
 @pytest.mark.parametrize("kind", ["loss_spike", "loss_divergence"])

@@ -1,20 +1,20 @@
 """A loss above its baseline, with a bound on false alarms over the whole run.
 
-The relative difference d_t = (loss_t - b_t) / abs(b_t) to the mean b_t of the baseline's seeds is averaged over
-blocks: D_1, D_2, ... Two e-processes bet on the blocks that are above the tolerance (`e_process`).
+The relative difference d_t = (loss_t - b_t) / abs(b_t) to the mean b_t of the baseline's seeds is averaged
+over blocks: D_1, D_2, ... Two e-processes bet on the blocks that are above the tolerance (`e_process`).
 
-* **Tolerance**: twice the margin, or what a seed of the same configuration may differ by (`seed_tolerance`) if that
-  is more. It depends on the seeds, not on the run.
-* **Blocks** are as long as their means need to be uncorrelated (`block_length`). The length is chosen from the
-  past, when the number of points doubles. Where no length will do, the tolerance is at least LASTING standard
-  deviations of the noise that outlasts a block: then only larger rises are found.
-* **Deviation** of a block's mean, for the magnitude process: from the differences of successive blocks, which a
-  lasting rise does not enlarge, averaged exponentially.
+* **Tolerance**: twice the margin, or what a seed of the same configuration may differ by (`seed_tolerance`)
+  if that is more. It depends on the seeds, not on the run.
+* **Blocks** are as long as their means need to be uncorrelated (`block_length`). The length is chosen from
+  the past, when the number of points doubles. Where no length will do, the tolerance is at least LASTING
+  standard deviations of the noise that outlasts a block: then only larger rises are found.
+* **Deviation** of a block's mean, for the magnitude process: from the differences of successive blocks, which
+  a lasting rise does not enlarge, averaged exponentially.
 
-**Hypothesis.** H0: given the past, the median of D_j is at most the tolerance (sign process), or its mean is, with
-a deviation of at most the predicted one (magnitude process). Each process has half of alpha. After a resolved
-alarm a new pair starts; the i-th pair alarms at 1/a_i with a_i = alpha 2^-i, so by the union bound all pairs of a
-run together alarm falsely with probability at most alpha.
+**Hypothesis.** H0: given the past, the median of D_j is at most the tolerance (sign process), or its mean is,
+with a deviation of at most the predicted one (magnitude process). Each process has half of alpha. After a
+resolved alarm a new pair starts; the i-th pair alarms at 1/a_i with a_i = alpha 2^-i, so by the union bound
+all pairs of a run together alarm falsely with probability at most alpha.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]
 
-# The smallest tolerance, in margins. A verdict judges the end of a run; in its course, runs of one configuration
-# part further, and come together again.
+# The smallest tolerance, in margins. A verdict judges the end of a run; in its course, runs of one
+# configuration part further, and come together again.
 MARGINS = 2.0
 # Standard deviations of noise that outlasts the blocks which the limit is at least, the share by which noise
 # seen in so many independent blocks may be larger, and the number of standard deviations of a tolerance.
@@ -56,8 +56,8 @@ def above_baseline(
     baselines: Floats,
     parameters: Parameters,
 ) -> tuple[State, list[Finding]]:
-    """Open when the evidence that the run is above its baseline reaches its limit; close after `recover` blocks
-    within the tolerance.
+    """Open when the evidence that the run is above its baseline reaches its limit; close after `recover`
+    blocks within the tolerance.
 
     Args:
         steps: int64[n], ascending and above all earlier steps; others are ignored.
@@ -200,10 +200,10 @@ def _judge(state: State, block: State, step: int, parameters: Parameters) -> Fin
 def _limit(state: State) -> float:
     """The tolerance, or more if noise outlasts the blocks by more than seeds explain."""
     tolerance = float(state["tolerance"])
-    excess = state["lasting"] ** 2 - (tolerance / TOLERANCE_DEVIATIONS) ** 2
+    excess = float(state["lasting"]) ** 2 - (tolerance / TOLERANCE_DEVIATIONS) ** 2
     if excess <= 0.0:
         return tolerance
-    return max(tolerance, LASTING * math.sqrt(excess) * (1.0 + FEW / state["independent"]))
+    return max(tolerance, LASTING * math.sqrt(excess) * (1.0 + FEW / float(state["independent"])))
 
 
 def _learn_variance(state: State, delta: float, floor: float) -> None:

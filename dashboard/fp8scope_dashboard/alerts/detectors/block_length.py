@@ -2,9 +2,9 @@
 
 The means of successive blocks of 1, 2, 4, ... points are correlated less the longer the blocks are. Sums of
 their products are kept for each length: O(log n) numbers for n points. When the number of points reaches a
-power of two, the sums of each of the last two epochs (the points from n/4 to n/2 and to n) give, for each length,
-the variance of a block's mean, and its covariance with the next block's mean: the part of the noise that lasts
-longer than a block.
+power of two, the sums of each of the last two epochs (the points from n/4 to n/2 and to n) give, for each
+length, the variance of a block's mean, and its covariance with the next block's mean: the part of the noise
+that lasts longer than a block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from fp8scope_dashboard.alerts.detectors.base import State
 
 # Correlation of successive blocks up to which they count as uncorrelated.
 MOST_CORRELATION = 0.25
+# Standard errors by which the correlation may exceed that.
+SLACK = 0.5
 # A length is used only if an epoch has so many blocks of it: the correlation of fewer says nothing.
 LEAST_BLOCKS = 24
 FIRST_CHECKPOINT = 64
@@ -71,9 +73,10 @@ def add(state: State, value: float) -> bool:
 def choose(state: State, least: int) -> Blocks | None:
     """The shortest block of at least `least` points whose means count as uncorrelated, also in larger blocks.
 
-    Call it when `add` returns True; it starts the next epoch. Without such a length the result is the shortest
-    one with its `lasting` noise. None while there are too few points.
+    Call it when `add` returns True; it starts the next epoch. Without such a length the result is the
+    shortest one with its `lasting` noise. None while there are too few points.
     """
+    points = state["count"] / 2.0
     measured = [
         _calmest(
             2**level, [epoch[level] for epoch in (state["before"], state["scales"]) if level < len(epoch)]
@@ -87,7 +90,7 @@ def choose(state: State, least: int) -> Blocks | None:
         return None
     chosen = None
     for blocks in reversed(usable):
-        if blocks.correlation > MOST_CORRELATION:
+        if blocks.correlation > MOST_CORRELATION + SLACK * math.sqrt(blocks.length / points):
             break
         chosen = blocks
     if chosen is not None:

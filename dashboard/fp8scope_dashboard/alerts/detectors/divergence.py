@@ -1,16 +1,16 @@
 """Divergence of one run: its loss has risen far, and stays up or keeps rising.
 
-The level of the loss now is the median of the last `span` points: a spike of half of them does not move it. It is
-compared with past levels (`levels`). Healthy losses rise as well: after a warm restart, with another mixture of
-the data, between alternating sources, in a hump of the warm-up, or by noise that lasts. So a rise counts only if
-it is
+The level of the loss now is the median of the last `span` points: a spike of half of them does not move it.
+It is compared with past levels (`levels`). Healthy losses rise as well: after a warm restart, with another
+mixture of the data, between alternating sources, in a hump of the warm-up, or by noise that lasts. So a rise
+counts only if it is
 
-* above the lowest recent level by `fraction` of it, by `sigmas` deviations of a level (slow variations included),
-  and by DESCENT of all that the loss has fallen since its first level;
+* above the lowest recent level by `fraction` of it, by `sigmas` deviations of a level (slow variations
+  included), and by DESCENT of all that the loss has fallen since its first level;
 * above the highest level of the recent half of the run, by a quarter of the first and half of the second.
 
-A rise of that size is a divergence after `points` points. A rise of half that size is one if it keeps rising: its
-last third is above its middle third, which is above its first.
+A rise of that size is a divergence after `points` points. A rise of half that size is one if it keeps rising:
+its last third is above its middle third, which is above its first.
 
 A divergence ends when the level falls to half of the limit. It also ends when the loss has been stable for
 `settle` points: the new level is the past from then on, so that a later rise is found.
@@ -71,7 +71,7 @@ def _fresh() -> State:
         "window": [],
         "window_steps": [],
         "levels": levels.fresh(),
-        # The lowest level of the past, the limit, and the deviation of a level; None while too little is known.
+        # The lowest past level, the limit, and the deviation of a level; None while too little is known.
         "low": None,
         "limit": None,
         "sigma": None,
@@ -152,8 +152,8 @@ def _open(state: State, onset: int, step: int, median: float) -> Finding:
     state.update(open=True, onset=onset, calm=0, block=[], since=[])
     above = f", {percent(median / low - 1.0)} higher" if low > 0 else ""
     message = (
-        f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step}{above}; it is above the "
-        f"limit of {in_words(limit)}, since about step {onset}."
+        f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step}{above}; it is above "
+        f"the limit of {in_words(limit)}, since about step {onset}."
     )
     return Finding(True, onset, step, median, limit, message, {"minimum": low, "sigma": state["sigma"]})
 

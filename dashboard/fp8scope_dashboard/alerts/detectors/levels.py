@@ -2,8 +2,8 @@
 
 A level is the median of FINE successive points, so that single outliers do not count. Levels wait until DELAY
 later ones have come: a rise that is being judged must not raise its own limit. Then they enter two rings: the
-RING latest fine levels, and coarse levels over the whole past, each the mean of as many fine ones as needed to
-have at most RING of them.
+RING latest fine levels, and coarse levels over the whole past, each the mean of as many fine ones as needed
+to have at most RING of them.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def _enter(state: State, level: float) -> None:
 def deviation(levels: Sequence[float]) -> float:
     """Standard deviation of serially correlated levels about a straight line.
 
-    Few correlated levels stray less about their own line than about the true one. The variance is corrected for
-    that with the number of independent levels n (1 - a) / (1 + a), where a is the correlation of successive
-    residuals, with Kendall's (1954) correction of its bias. 0 for fewer than three levels.
+    Few correlated levels stray less about their own line than about the true one. The variance is corrected
+    for that with the number of independent levels n (1 - a) / (1 + a), where a is the correlation of
+    successive residuals, with Kendall's (1954) correction of its bias. 0 for fewer than three levels.
     """
     n = len(levels)
     if n < 3:

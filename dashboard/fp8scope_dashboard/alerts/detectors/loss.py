@@ -1,8 +1,8 @@
 """Losses that are not finite, and the form of all detectors that need only the run's own loss.
 
 Each of them (`not_finite`, `spike`, `divergence`) is a pure function `(state, steps, losses, parameters) ->
-(state, findings)`. Call it with batches of any size and the state that it returned last (an empty dict at first).
-The result does not depend on the division of the points into batches.
+(state, findings)`. Call it with batches of any size and the state that it returned last (an empty dict at
+first). The result does not depend on the division of the points into batches.
 
 Steps may have gaps. `spike` and `divergence` use the first visit of each step and ignore steps that are not
 above the last one (duplicate, late or rewound). `not_finite` uses every point.

@@ -1,19 +1,19 @@
 """How far a run of the same configuration may lie above the mean of its baseline's seeds.
 
-Two runs that differ only in their seed differ by an offset that lasts, and changes slowly. Points are averaged
-over stretches of a geometric grid, each a quarter longer than the one before.
+Two runs that differ only in their seed differ by an offset that lasts, and changes slowly. Points are
+averaged over stretches of a geometric grid, each a quarter longer than the one before.
 
-* *Own spread*: the product of a seed's deviations from the mean of the seeds in two stretches that do not adjoin
-  has, as mean, the square of its lasting offset: batch noise is independent between them and drops out. Products
-  are summed over the K seeds, divided by K - 1, and averaged exponentially.
-* *Prior spread*: that of public runs (`analysis.losses.seeds.PUBLIC`), or more while the loss falls fast. Seeds
-  differ in how fast they learn: on public curves their offset is .2 to 1.4 % of the loss's slope over the
-  logarithm of the steps, from the first steps to the last. So LAG times that slope is the prior spread if it is
-  larger.
+* *Own spread*: the product of a seed's deviations from the mean of the seeds in two stretches that do not
+  adjoin has, as mean, the square of its lasting offset: batch noise is independent between them and drops
+  out. Products are summed over the K seeds, divided by K - 1, and averaged exponentially.
+* *Prior spread*: that of public runs (`analysis.losses.seeds.PUBLIC`), or more while the loss falls fast.
+  Seeds differ in how fast they learn: on public curves their offset is .2 to 1.4 % of the loss's slope over
+  the logarithm of the steps, from the first steps to the last. So LAG times that slope is the prior spread if
+  it is larger.
 
-The two are combined as for verdicts (`seeds.shrunk`). An alarm looks at the whole run, in which the offset takes
-several nearly independent values. So the tolerance is the two-sided quantile of Student's t at the level
-alpha / VALUES, times the spread, times sqrt(1 + 1/K).
+The two are combined as for verdicts (`seeds.shrunk`). An alarm looks at the whole run, in which the offset
+takes several nearly independent values. So the tolerance is the two-sided quantile of Student's t at the
+level alpha / VALUES, times the spread, times sqrt(1 + 1/K).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 LAG = 0.0075
 # Degrees of freedom of the prior spread: those of public groups, see `benchmarks/verdicts.py --prior`.
 PRIOR_FREEDOM = 7.0
-# Own spreads beyond this quantile of F are used without the prior: those of configurations unlike public ones.
+# Own spreads beyond this quantile of F are used without the prior: those of configurations unlike public
+# ones.
 CONFLICT = 0.999
 # Nearly independent values of an offset between two runs in the course of a run.
 VALUES = 5

@@ -22,15 +22,17 @@ SMALLEST_SIGMA = 1e-12
 def spike(
     state: State, steps: NDArray[np.int64], losses: NDArray[np.float64], parameters: Parameters
 ) -> tuple[State, list[Finding]]:
-    """Open when the loss is above its recent median by `z` sigma and by `fraction` on `points` points in a row.
+    """Open when the loss is above its recent median by `z` sigma and by `fraction` on `points` points in a
+    row.
 
     sigma is the larger of 1.4826 times the median absolute deviation of the last `window` points, and the
-    deviation of the loss's level, slow variations included (`levels`): noise that lasts longer than the window
-    does not show in it. Suspected points stay out of the window until a point is back in range, so that a
-    spike does not raise its own limit.
+    deviation of the loss's level, slow variations included (`levels`): noise that lasts longer than the
+    window does not show in it. Suspected points stay out of the window until a point is back in range, so
+    that a spike does not raise its own limit.
 
-    Closes when the loss stays below half of the limit for `recover` points, against the window from before the
-    spike; or after `window` points, which become the new window: that was a shift of the level, not a spike.
+    Closes when the loss stays below half of the limit for `recover` points, against the window from before
+    the spike; or after `window` points, which become the new window: that was a shift of the level, not a
+    spike.
 
     Args:
         steps: int64[n]; those that are not above the last one are ignored.

@@ -111,9 +111,7 @@ def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float 
     return Spread(math.sqrt(variance), total, source, seeds, conflict=conflict)
 
 
-def shrunk(
-    own: float, freedom: float, prior: Prior, conflict: float = CONFLICT
-) -> tuple[float, float, bool]:
+def shrunk(own: float, freedom: float, prior: Prior, conflict: float = CONFLICT) -> tuple[float, float, bool]:
     """A variance with so many degrees of freedom, shrunk towards a prior.
 
     Args:
