@@ -66,6 +66,7 @@ def divergence(
 
 def _fresh() -> State:
     return {
+        "first_step": None,
         "last_step": None,
         "count": 0,
         "window": [],
@@ -75,8 +76,6 @@ def _fresh() -> State:
         "low": None,
         "limit": None,
         "sigma": None,
-        "lowest": None,
-        "lowest_step": None,
         "above": 0,
         "open": False,
         "onset": None,
@@ -101,8 +100,8 @@ def _median(state: State, ordered: list[float], step: int, loss: float, span: in
 def _watch(
     state: State, step: int, loss: float, median: float, parameters: Mapping[str, float]
 ) -> Finding | None:
-    if state["lowest"] is None or median <= state["lowest"]:
-        state.update(lowest=median, lowest_step=step)
+    if state["first_step"] is None:
+        state["first_step"] = step
     changed = levels.add(state["levels"], loss)
     limit = state["limit"]
     elevated = limit is not None and median > limit
@@ -116,27 +115,30 @@ def _watch(
     if past is None:
         return None
     state.update(low=past.low, limit=_limit(past, 1.0, parameters), sigma=past.deviation)
-    if not _keeps_rising(state, past, median, parameters):
+    points = _rising_points(state, past, median, parameters)
+    if not points:
         return None
     state["limit"] = _limit(past, 0.5, parameters, high=past.low)
-    return _open(state, state["lowest_step"], step, median)
+    spacing = (step - state["first_step"]) / state["count"]
+    return _open(state, step - round(points * spacing), step, median)
 
 
-def _keeps_rising(state: State, past: Past, median: float, parameters: Mapping[str, float]) -> bool:
-    """Whether the loss has risen by half of the limit's size since its lowest level, and is still rising."""
+def _rising_points(state: State, past: Past, median: float, parameters: Mapping[str, float]) -> int:
+    """For how many points the loss has risen, by half of the limit's size or more, and still rises; else 0."""
     recent = levels.recent_half(state["levels"])
     lowest = recent.index(min(recent))
     rise = recent[lowest:]
     points = len(rise) * state["levels"]["size"] * levels.FINE
     if len(rise) < 6 or points < max(SLOW_POINTS, SLOW_SHARE * state["count"]):
-        return False
+        return 0
     if median < _limit(past, 0.5, parameters, high=max(recent[: lowest + 1])):
-        return False
+        return 0
     third = len(rise) // 3
     first, middle, last = (
         sum(part) / third for part in (rise[:third], rise[third : 2 * third], rise[-third:])
     )
-    return last > middle + past.deviation and middle > first + past.deviation and median > last
+    rises = last > middle + past.deviation and middle > first + past.deviation and median > last
+    return points if rises else 0
 
 
 def _limit(past: Past, share: float, parameters: Mapping[str, float], high: float | None = None) -> float:
@@ -188,5 +190,5 @@ def _is_settled(since: Sequence[float]) -> bool:
 
 
 def _close(state: State, past: State, step: int, median: float, message: str) -> Finding:
-    state.update(open=False, above=0, block=[], since=[], limit=None, lowest=None, levels=past)
+    state.update(open=False, above=0, block=[], since=[], limit=None, levels=past)
     return Finding(False, state["onset"], step, median, None, message)

@@ -22,6 +22,8 @@ RING = 32
 LEAST_LEVELS = 8
 # The largest correlation, and the largest share of the variance in the trend, that few levels can show.
 MOST_CORRELATION, MOST_TAKEN = 0.98, 0.8
+# How much closer than a straight line a curve that only falls must be to the levels.
+FOLLOWS = 1.5
 # The share by which a deviation that so many independent levels show may be larger.
 FEW = 2.0
 
@@ -101,18 +103,30 @@ def _enter(state: State, level: float) -> None:
 
 
 def deviation(levels: Sequence[float]) -> float:
-    """Standard deviation of serially correlated levels about a straight line.
+    """Standard deviation of serially correlated levels about their trend; 0 for fewer than three levels.
 
-    Few correlated levels stray less about their own line than about the true one. The variance is corrected
-    for that with the number of independent levels n (1 - a) / (1 + a), where a is the correlation of
-    successive residuals, with Kendall's (1954) correction of its bias. 0 for fewer than three levels.
+    The trend is a straight line, or a curve that only falls if the levels are far closer to that: it follows
+    noise too, so it must be closer by the factor FOLLOWS.
     """
     n = len(levels)
     if n < 3:
         return 0.0
     middle, mean = 0.5 * (n - 1), sum(levels) / n
     slope = sum((i - middle) * level for i, level in enumerate(levels)) * 12.0 / (n * (n * n - 1.0))
-    residuals = [level - mean - slope * (i - middle) for i, level in enumerate(levels)]
+    about_line = _spread([level - mean - slope * (i - middle) for i, level in enumerate(levels)])
+    falling = _falling(levels)
+    about_curve = _spread([level - fitted for level, fitted in zip(levels, falling, strict=True)])
+    return min(about_line, FOLLOWS * about_curve)
+
+
+def _spread(residuals: Sequence[float]) -> float:
+    """Standard deviation of serially correlated residuals.
+
+    Few correlated levels stray less about their own trend than about the true one. The variance is corrected
+    for that with the number of independent levels n (1 - a) / (1 + a), where a is the correlation of
+    successive residuals, with Kendall's (1954) correction of its bias.
+    """
+    n = len(residuals)
     squares = sum(residual * residual for residual in residuals)
     if squares <= 0.0:
         return 0.0
@@ -121,3 +135,15 @@ def deviation(levels: Sequence[float]) -> float:
     independent = n * (1.0 - corrected) / (1.0 + corrected)
     variance = squares / n / (1.0 - min(2.0 / independent, MOST_TAKEN))
     return math.sqrt(variance) * (1.0 + FEW / independent)
+
+
+def _falling(levels: Sequence[float]) -> list[float]:
+    """The closest sequence that never rises, by pooling adjacent violators (Ayer et al., 1955)."""
+    pools: list[tuple[float, int]] = []
+    for level in levels:
+        mean, size = level, 1
+        while pools and pools[-1][0] < mean:
+            before, count = pools.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    return [mean for mean, size in pools for _ in range(size)]
