@@ -49,13 +49,17 @@ class EventState(models.TextChoices):
 
 
 class Event(models.Model):
-    """One alert with its evidence. Opened once per run, kind and onset step."""
+    """One alert with its evidence. Opened once per run, kind, generation and onset step."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     rule = models.ForeignKey(Rule, null=True, on_delete=models.SET_NULL, related_name="events")
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
     severity = models.CharField(max_length=16, choices=Severity.choices)
     state = models.CharField(max_length=16, choices=EventState.choices, default=EventState.OPEN)
+    # The start of the training that it belongs to (see generations.py); empty if imported.
+    generation = models.CharField(max_length=32, blank=True, default="")
+    # The detectors that still see the condition: the stream (a writer, or 'run') and its onset step.
+    seen_by = models.JSONField(default=list, blank=True)
     onset_step = models.BigIntegerField(help_text="The first step of the problem.")
     step = models.BigIntegerField(help_text="The step at which the problem was detected.")
     step_time = models.DateTimeField(
@@ -75,7 +79,7 @@ class Event(models.Model):
     class Meta:
         ordering: ClassVar = ["-opened_at"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["run", "kind", "onset_step"], name="event_once"),
+            models.UniqueConstraint(fields=["run", "kind", "generation", "onset_step"], name="event_once"),
         ]
 
 

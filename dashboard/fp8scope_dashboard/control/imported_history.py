@@ -28,7 +28,9 @@ from fp8scope_dashboard.wire.schemas import Natural, Text
 MOST_RECORDS = 10_000
 MOST_RESULTS = 10_000
 LARGEST_DOCUMENT = 4 * limits.MIB
-ALERT = ("kind", "severity", "state", "onset_step", "step", "message", "evidence")
+# What identifies an alert of a run.
+ALERT_KEY = ("kind", "generation", "onset_step")
+ALERT = (*ALERT_KEY, "severity", "state", "step", "message", "evidence")
 COMMAND = ("kind", "arguments", "reason")
 RESULT = ("state", "message", "step")
 
@@ -53,6 +55,7 @@ class PastAlert(Schema):
     kind: RuleKind
     severity: Severity
     state: EventState
+    generation: Annotated[Text, Field(max_length=32)] = ""
     onset_step: Natural
     step: Natural
     step_time: AwareDatetime | None = None
@@ -78,6 +81,7 @@ class AlertKey(Schema):
     """Identifies an alert of a run."""
 
     kind: RuleKind
+    generation: Annotated[Text, Field(max_length=32)] = ""
     onset_step: Natural
 
 
@@ -121,7 +125,7 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
             {
                 **{name: getattr(command, name) for name in COMMAND},
                 "given_by": _name_of(command.given_by),
-                "alert": None if event is None else {"kind": event.kind, "onset_step": event.onset_step},
+                "alert": None if event is None else {name: getattr(event, name) for name in ALERT_KEY},
                 **_times(command, "given_at", "expires_at", "delivered_at"),
                 "results": [
                     {"writer": str(result.writer), **_times(result, "at")}
@@ -133,17 +137,18 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def store_alert(run: Run, alert: PastAlert) -> None:
-    """Store an imported alert. If the run has one of the same kind and onset, that one is kept.
+    """Store an imported alert. If the run has one of the same kind, generation and onset, that one is kept.
 
     Raises:
         InvalidError: if the run has too many.
     """
     _check_room(Event.objects.filter(run=run).count(), "alerts")
-    fields = alert.model_dump(exclude={"kind", "onset_step", "acknowledged_by"})
+    key = {name: getattr(alert, name) for name in ALERT_KEY}
+    fields = alert.model_dump(exclude={*ALERT_KEY, "acknowledged_by"})
     for name in ("value", "threshold"):
         fields[name] = NON_FINITE.get(fields[name], fields[name])
     fields["acknowledged_by"] = _person(run, alert.acknowledged_by)
-    Event.objects.get_or_create(run=run, kind=alert.kind, onset_step=alert.onset_step, defaults=fields)
+    Event.objects.get_or_create(run=run, **key, defaults=fields)
     run_changed(run.id, run.project_id, "alert", alert.step)
 
 
