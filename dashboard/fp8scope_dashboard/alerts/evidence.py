@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, Finding
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.analysis import lineage
@@ -29,15 +30,19 @@ def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
     reach = max(STEPS_BEFORE, finding.step - finding.onset_step)
     first, last = finding.onset_step - reach, finding.step
     gathered: dict[str, Any] = dict(finding.evidence)
-    if kind == "saturation_rate":
+    shown = rules.kind_of(kind)
+    if shown.names_tensors:
         gathered["series"] = [
-            *_tensor_series(run, finding, first, last),
+            *_tensor_series(run, finding, shown.shows, first, last),
             _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS)),
         ]
         return gathered
     gathered["series"] = [
-        _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS))
+        _as_dict(name, queries.scalar(run.id, name, first=first, last=last, points=POINTS))
+        for name in dict.fromkeys((shown.shows, "loss"))
     ]
+    if shown.shows != "loss":
+        return gathered
     baseline = lineage.baseline_runs(run)
     if baseline:
         read = queries.scalars([seed.id for seed in baseline], "loss", first=first, last=last, points=POINTS)
@@ -74,11 +79,11 @@ def complete(event: Event, finding: Finding) -> None:
         event.message, event.value = finding.message[:MESSAGE_LENGTH], finding.value
 
 
-def _tensor_series(run: Run, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
+def _tensor_series(run: Run, finding: Finding, statistic: str, first: int, last: int) -> list[dict[str, Any]]:
     names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
     indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
-    stored = queries.statistic_names(run.id)
-    statistic = "overflow_rate" if "overflow_rate" in stored else "saturation_rate"
+    if statistic == "overflow_rate" and statistic not in queries.statistic_names(run.id):
+        statistic = "saturation_rate"
     return [
         {
             "tensor": name,

@@ -16,7 +16,23 @@ class RuleKind(models.TextChoices):
     LOSS_SPIKE = "loss_spike", "Loss spike"
     LOSS_DIVERGENCE = "loss_divergence", "Loss divergence"
     ABOVE_BASELINE = "above_baseline", "FP8 above baseline"
+    TENSOR_NOT_FINITE = "tensor_not_finite", "NaN or Inf in tensors"
     SATURATION_RATE = "saturation_rate", "Saturation rate"
+    SATURATION_RISE = "saturation_rise", "Saturation above its past"
+    UNDERFLOW_RATE = "underflow_rate", "Underflow rate"
+    UNDERFLOW_RISE = "underflow_rise", "Underflow above its past"
+    SCALE_FROZEN = "scale_frozen", "Frozen scale"
+    SCALE_STALE = "scale_stale", "Stale scale"
+    SCALE_JUMP = "scale_jump", "Scale jump"
+    AMAX_GROWTH = "amax_growth", "Growing amax"
+    GRAD_NORM = "grad_norm", "Gradient norm"
+    THROUGHPUT_DROP = "throughput_drop", "Throughput drop"
+    DATA_WAIT = "data_wait", "Wait for data"
+    MEMORY_CREEP = "memory_creep", "Memory creep"
+    RANK_BEHIND = "rank_behind", "Rank behind"
+    RUN_SILENT = "run_silent", "Run silent"
+    RUN_FAILED = "run_failed", "Run failed"
+    RUN_FINISHED = "run_finished", "Run finished"
 
 
 class Severity(models.TextChoices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,12 +15,15 @@ from fp8scope_dashboard.alerts.evaluation import evaluate
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, RunState
 
 __all__ = ["acknowledge", "alerts_after", "create_default_rules", "evaluate", "resolve", "unread_runs"]
 
 # Events in one response; the training process gets the others with its next message.
 EVENTS_AT_ONCE = 1_000
+# The sweeper looks this far back for runs whose change of state was not announced.
+STATE_IS_NEWS = timedelta(hours=1)
+STATE_READ = ("run_id", "rows", "state__run_state")
 
 
 def create_default_rules(project: Project) -> None:
@@ -27,7 +31,11 @@ def create_default_rules(project: Project) -> None:
     present = set(Rule.objects.filter(project=project).values_list("kind", flat=True))
     Rule.objects.bulk_create(
         Rule(
-            project=project, kind=kind.name, severity=kind.severity, parameters=rules.validate(kind.name, {})
+            project=project,
+            kind=kind.name,
+            severity=kind.severity,
+            parameters=rules.validate(kind.name, {}),
+            enabled=kind.enabled,
         )
         for kind in rules.KINDS.values()
         if kind.name not in present
@@ -70,20 +78,26 @@ def _announced(event: Event, changed: int) -> bool:
 
 
 def unread_runs() -> list[UUID]:
-    """Runs with stored rows, or baselines with stored rows, that the detectors have not read."""
+    """Runs with stored rows, or baselines with stored rows, that the detectors have not read.
+
+    Also runs that have ended or become silent since.
+    """
     unread = []
     for project in lineage.active_projects():
-        runs = Run.objects.filter(project=project).values_list("id", "group", "baseline", "rows_stored")
+        fields = ("id", "group", "baseline", "rows_stored", "state", "heartbeat_at")
+        runs = Run.objects.filter(project=project).values_list(*fields)
         # By group and by id: a baseline is either.
         of_group: dict[str, int] = defaultdict(int)
-        for run_id, group, _, rows in runs:
+        for run_id, group, _, rows, *_ in runs:
             of_group[group] += rows
             of_group[str(run_id)] += rows
         states = DetectorState.objects.filter(run__project=project, writer=RUN_WIDE)
-        read = dict(states.values_list("run_id", "rows"))
-        for run_id, group, baseline, rows in runs:
+        read = {run_id: (rows, state) for run_id, rows, state in states.values_list(*STATE_READ)}
+        for run_id, group, baseline, rows, state, heard in runs:
             own = 0 if baseline in (group, str(run_id)) else rows
             behind = rows if not baseline else of_group[baseline] + own
-            if behind and read.get(run_id) != behind:
+            read_rows, read_state = read.get(run_id, (None, RunState.RUNNING))
+            changed = read_state != state and timezone.now() - heard < STATE_IS_NEWS
+            if (behind and read_rows != behind) or changed:
                 unread.append(run_id)
     return unread
