@@ -15,7 +15,7 @@ import numpy as np
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import baselines, events, rules
+from fp8scope_dashboard.alerts import baselines, events, own_rules, rules
 from fp8scope_dashboard.alerts.detectors import (
     Finding,
     LossDetector,
@@ -90,7 +90,7 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     rows = lineage.rows_behind(run)
     shared = _locked(run)
     states = {state.writer: state for state in DetectorState.objects.filter(run=run)} | {RUN_WIDE: shared}
-    work = Pass(run, list(Rule.objects.filter(project=run.project, enabled=True).order_by("id")), states)
+    work = Pass(run, own_rules.rules_of(run), states)
     _read_writers(work)
     if not work.more:
         _read_baseline(work)
@@ -131,14 +131,15 @@ def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
     if until == state.next_seq:
         return
     work.touched.add(writer)
+    scalars, statistics = own_rules.columns_read(work.rules)
     chunks = queries.stream(
         work.run.id,
         writer,
         state.next_seq,
         CHUNKS_AT_ONCE,
         until=until,
-        scalars=("loss",),
-        statistics=SATURATION_STATISTICS,
+        scalars={"loss", *scalars},
+        statistics={*SATURATION_STATISTICS, *statistics},
     )
     yield from (data for _, data in chunks)
     if len(chunks) == CHUNKS_AT_ONCE:
@@ -178,6 +179,8 @@ def _detect(
             states[key], findings = saturation(
                 before, data.steps, _rates(data, len(columns)), columns, parameters
             )
+        elif rule.kind == "threshold":
+            states[key], findings = own_rules.detect(rule, before, data, columns, leads)
         else:
             continue
         detected += [(rule, finding) for finding in findings]

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 from django.db import transaction
-from django.utils import timezone
 
-from fp8scope_dashboard.alerts import evidence, outbox, rules, signals
+from fp8scope_dashboard.alerts import evidence, life, outbox, rules, signals
 from fp8scope_dashboard.alerts.detectors import Finding
 from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Rule
 from fp8scope_dashboard.notifications import run_changed
@@ -34,7 +33,7 @@ def apply(run: Run, findings: Sequence[tuple[Rule, Finding]], states: Sequence[D
             if event is not None:
                 opened.append(event)
         elif not _seen_elsewhere(rule, states):
-            _resolve(run, rule.kind)
+            _resolve(run, rule, finding.step)
     for event in opened:
         outbox.enqueue(event)
         signals.event_opened.send(sender=Event, event=event)
@@ -44,13 +43,19 @@ def apply(run: Run, findings: Sequence[tuple[Rule, Finding]], states: Sequence[D
 
 
 def _open(run: Run, rule: Rule, finding: Finding) -> Event | None:
-    holding = [rule.kind, *(kind.name for kind in rules.KINDS.values() if rule.kind in kind.outranks)]
-    unresolved = Event.objects.filter(run=run, kind__in=holding).exclude(state=EventState.RESOLVED)
-    if unresolved.exists():
+    mine = Event.objects.filter(run=run, kind=rule.kind, rule_name=rule.name)
+    outranking = [kind.name for kind in rules.KINDS.values() if rule.kind in kind.outranks]
+    of_others = Event.objects.filter(run=run, kind__in=outranking)
+    if (mine | of_others).filter(state__in=life.UNRESOLVED).exists():
         return None
+    last = mine.select_related("run").order_by("-id").first()
+    if last is not None and _comes_back(last, finding):
+        text = f"The condition came back at step {finding.onset_step}: {finding.message}"
+        return last if life.reopen(last, text=text) else None
     event, created = Event.objects.get_or_create(
         run=run,
         kind=rule.kind,
+        rule_name=rule.name,
         onset_step=finding.onset_step,
         defaults={
             "rule": rule,
@@ -60,10 +65,20 @@ def _open(run: Run, rule: Rule, finding: Finding) -> Event | None:
             "value": finding.value,
             "threshold": finding.threshold,
             "message": finding.message[:MESSAGE_LENGTH],
-            "evidence": evidence.gather(run, rule.kind, finding),
+            "evidence": evidence.gather(run, rule, finding),
         },
     )
-    return event if created else None
+    if not created:
+        return None
+    life.note_opened(event)
+    return event
+
+
+def _comes_back(last: Event, finding: Finding) -> bool:
+    """Whether a finding is the condition of an alert that ended shortly before."""
+    if last.state != EventState.RESOLVED or last.resolved_step is None:
+        return False
+    return 0 <= finding.onset_step - last.resolved_step <= life.REOPEN_STEPS
 
 
 def _seen_elsewhere(rule: Rule, states: Sequence[DetectorState]) -> bool:
@@ -71,9 +86,10 @@ def _seen_elsewhere(rule: Rule, states: Sequence[DetectorState]) -> bool:
     return any(state.state.get(str(rule.pk), {}).get("open") for state in states)
 
 
-def _resolve(run: Run, kind: str) -> None:
-    unresolved = Event.objects.filter(run=run, kind=kind).exclude(state=EventState.RESOLVED)
-    unresolved.update(state=EventState.RESOLVED, resolved_at=timezone.now())
+def _resolve(run: Run, rule: Rule, step: int) -> None:
+    events = Event.objects.filter(run=run, kind=rule.kind, rule_name=rule.name, state__in=life.UNRESOLVED)
+    for event in events.select_related("run"):
+        life.resolve(event, step=step)
 
 
 def _time_of(run: Run, step: int) -> datetime | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts.models import Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -18,7 +19,7 @@ STEPS_BEFORE = 120
 TENSORS = 3
 
 
-def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
+def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
     """The finding's evidence and the series around its onset, as JSON types.
 
     `series` and, if the run has a baseline, `baseline` are lists of {"name", "steps", "values"}, with NaN and
@@ -27,9 +28,9 @@ def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
     reach = max(STEPS_BEFORE, finding.step - finding.onset_step)
     first, last = finding.onset_step - reach, finding.step
     gathered: dict[str, Any] = dict(finding.evidence)
-    if kind == "saturation_rate":
+    if rule.kind in ("saturation_rate", "threshold"):
         gathered["series"] = [
-            *_tensor_series(run, finding, first, last),
+            *_own_series(run, rule, finding, first, last),
             _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS)),
         ]
         return gathered
@@ -45,11 +46,23 @@ def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
     return gathered
 
 
-def _tensor_series(run: Run, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
-    names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
-    indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
+def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
+    """The series that the rule reads."""
+    if rule.kind == "threshold" and not rule.tensors:
+        if rule.statistic == "loss":
+            return []
+        series = queries.scalar(run.id, rule.statistic, first=first, last=last, points=POINTS)
+        return [_as_dict(rule.statistic, series)]
+    if rule.kind == "threshold":
+        return _tensor_series(run, finding, rule.statistic, first, last)
     stored = queries.statistic_names(run.id)
     statistic = "overflow_rate" if "overflow_rate" in stored else "saturation_rate"
+    return _tensor_series(run, finding, statistic, first, last)
+
+
+def _tensor_series(run: Run, finding: Finding, statistic: str, first: int, last: int) -> list[dict[str, Any]]:
+    names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
+    indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
     return [
         {
             "tensor": name,

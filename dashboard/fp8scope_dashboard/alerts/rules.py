@@ -37,6 +37,8 @@ class Kind:
     outranks: tuple[str, ...] = ()
     # Whether its evidence names tensors, so that a command can compute their layers in BF16.
     names_tensors: bool = False
+    # Whether a new project has a rule of this kind.
+    is_default: bool = True
 
 
 def _points(default: int, help: str) -> Parameter:
@@ -97,10 +99,34 @@ SATURATION_RATE = Kind(
     },
     names_tensors=True,
 )
+THRESHOLD = Kind(
+    "threshold",
+    "warning",
+    "A rule of your own: a statistic, a condition and a value.",
+    {
+        "value": Parameter(
+            0.0, -1e100, 1e100, "The limit. A factor must be above 1. Not used by 'is not finite'."
+        ),
+        "points": Parameter(3, 1, 1_000, "Observations over which the condition must hold.", whole=True),
+        "share": Parameter(
+            1.0, 0.01, 1.0, "Share of these observations in which it must hold. 1: all, in a row."
+        ),
+        "window": Parameter(
+            50,
+            2,
+            100_000,
+            "Observations over which the average is taken that 'rises', 'falls' and 'changes' compare with.",
+            whole=True,
+        ),
+        "recover": _points(10, "Observations in a row without the condition that end it."),
+    },
+    names_tensors=True,
+    is_default=False,
+)
 # In the order in which findings of the same step are applied: kinds that outrank others come first.
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
-    for kind in (LOSS_NOT_FINITE, LOSS_DIVERGENCE, LOSS_SPIKE, ABOVE_BASELINE, SATURATION_RATE)
+    for kind in (LOSS_NOT_FINITE, LOSS_DIVERGENCE, LOSS_SPIKE, ABOVE_BASELINE, SATURATION_RATE, THRESHOLD)
 }
 
 

@@ -4,6 +4,7 @@ from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.baseline import above_baseline
 from fp8scope_dashboard.alerts.detectors.loss import LossDetector, divergence, not_finite, spike
 from fp8scope_dashboard.alerts.detectors.saturation import overflow_rates, saturation
+from fp8scope_dashboard.alerts.detectors.threshold import threshold
 
 __all__ = [
     "Finding",
@@ -15,4 +16,5 @@ __all__ = [
     "overflow_rates",
     "saturation",
     "spike",
+    "threshold",
 ]
