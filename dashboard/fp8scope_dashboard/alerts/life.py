@@ -75,7 +75,10 @@ def acknowledge(event: Event, user: User) -> bool:
 
 
 def mute(event: Event, user: User, until: datetime) -> bool:
-    """Silence an event until a time; then it is open again, unless its condition has ended. False if resolved.
+    """Silence an event until a time; then it is open again, unless its condition has ended.
+
+    Returns:
+        False if it is resolved.
 
     Raises:
         LifeError: if the time is over already, or more than LONGEST_MUTE ahead.

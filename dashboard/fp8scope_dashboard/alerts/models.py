@@ -63,7 +63,7 @@ class Rule(models.Model):
     severity = models.CharField(max_length=16, choices=Severity.choices, default=Severity.CRITICAL)
     parameters = models.JSONField(default=dict, blank=True)
     enabled = models.BooleanField(default=True)
-    # The command to give when the rule opens an event. A fallback concerns the layers that its evidence names.
+    # The command to give when the rule opens an event. A fallback is for the layers that its evidence names.
     action = models.CharField(max_length=16, choices=RuleAction, default=RuleAction.NOTHING, blank=True)
     channels = models.ManyToManyField(
         "Channel", blank=True, related_name="+", help_text="None: all channels of the project."
@@ -107,7 +107,7 @@ class Event(models.Model):
     # Separates conditions of one rule that have different causes; at most one event of each is unresolved.
     group = models.CharField(max_length=128, blank=True, default="")
     rule_name = models.CharField(max_length=128, blank=True, default="", help_text="Kept if the rule goes.")
-    # The number under which a reopened event is sent to the training process again. Without it, that is its id.
+    # The number under which a reopened event is sent to the training process again; without it, the id.
     sent_again_as = models.BigIntegerField(null=True, blank=True)
     onset_step = models.BigIntegerField(help_text="The first step of the problem.")
     step = models.BigIntegerField(help_text="The step at which the problem was detected.")

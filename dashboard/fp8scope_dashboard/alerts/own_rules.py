@@ -31,9 +31,8 @@ def rules_of(run: Run) -> list[Rule]:
     stored = list(Rule.objects.filter(project=run.project_id, run=None).order_by("id"))
     of_run = list(Rule.objects.filter(run=run).order_by("id"))
     replaced = {rule.kind for rule in of_run if rules.kind_of(rule.kind).is_default}
-    return [
-        rule for rule in (*stored, *of_run) if rule.enabled and (rule.run_id or rule.kind not in replaced)
-    ]
+    applying = [*(rule for rule in stored if rule.kind not in replaced), *of_run]
+    return [rule for rule in applying if rule.enabled]
 
 
 def columns_read(own: Iterable[Rule]) -> tuple[set[str], set[str]]:

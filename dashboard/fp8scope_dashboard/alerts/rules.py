@@ -104,13 +104,9 @@ THRESHOLD = Kind(
     "warning",
     "A rule of your own: a statistic, a condition and a value.",
     {
-        "value": Parameter(
-            0.0, -1e100, 1e100, "The limit. A factor must be above 1. Not used by 'is not finite'."
-        ),
+        "value": Parameter(0.0, -1e100, 1e100, "The limit. A factor must be above 1."),
         "points": Parameter(3, 1, 1_000, "Observations over which the condition must hold.", whole=True),
-        "share": Parameter(
-            1.0, 0.01, 1.0, "Share of these observations in which it must hold. 1: all, in a row."
-        ),
+        "share": Parameter(1.0, 0.01, 1.0, "Share of them in which it must hold. 1: all, in a row."),
         "window": Parameter(
             50,
             2,

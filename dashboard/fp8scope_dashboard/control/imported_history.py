@@ -40,6 +40,7 @@ ALERT_TIMES = (
     "waiting_since",
     "escalated_at",
 )
+ENTRY = ("kind", "user_name", "text")
 # The newest entries of an alert's history that are exported.
 MOST_ENTRIES = 1_000
 COMMAND = ("kind", "arguments", "reason")
@@ -142,12 +143,7 @@ def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
                 "resolved_step": event.resolved_step,
                 **_times(event, *ALERT_TIMES),
                 "history": [
-                    {
-                        "kind": entry.kind,
-                        "user_name": entry.user_name,
-                        "text": entry.text,
-                        **_times(entry, "at"),
-                    }
+                    {name: getattr(entry, name) for name in ENTRY} | _times(entry, "at")
                     for entry in list(event.history.all())[-MOST_ENTRIES:]
                 ],
             },

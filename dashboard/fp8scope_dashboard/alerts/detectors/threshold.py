@@ -105,7 +105,8 @@ def threshold(
 
 
 def _needed(points: int, share: float) -> int:
-    """The observations of `points` in which the condition must hold. The product's rounding does not count."""
+    """The observations of `points` in which the condition must hold."""
+    # Less the rounding error of the product.
     return max(1, int(np.ceil(points * share - 1e-9)))
 
 
