@@ -1,6 +1,6 @@
 """Alert rules, their events, and the outbox that delivers events to channels."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django.db import models
@@ -65,7 +65,7 @@ class Rule(models.Model):
     enabled = models.BooleanField(default=True)
     # The command to give when the rule opens an event. A fallback is for the layers that its evidence names.
     action = models.CharField(max_length=16, choices=RuleAction, default=RuleAction.NOTHING, blank=True)
-    channels = models.ManyToManyField(
+    channels: "models.ManyToManyField[Channel, Any]" = models.ManyToManyField(
         "Channel", blank=True, related_name="+", help_text="None: all channels of the project."
     )
     quiet_from = models.TimeField(null=True, blank=True)
@@ -73,7 +73,9 @@ class Rule(models.Model):
     quiet_zone = models.CharField(max_length=64, blank=True, default="")
     critical_breaks_quiet = models.BooleanField(default=True)
     escalate_minutes = models.PositiveIntegerField(null=True, blank=True)
-    escalation_channels = models.ManyToManyField("Channel", blank=True, related_name="+")
+    escalation_channels: "models.ManyToManyField[Channel, Any]" = models.ManyToManyField(
+        "Channel", blank=True, related_name="+"
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
