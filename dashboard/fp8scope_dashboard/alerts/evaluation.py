@@ -6,7 +6,7 @@ events are written in one transaction. If a worker dies, the next one starts whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
@@ -15,9 +15,8 @@ import numpy as np
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import baselines, events, own_rules, rules
+from fp8scope_dashboard.alerts import baselines, events, generations, own_rules, rules
 from fp8scope_dashboard.alerts.detectors import (
-    Finding,
     LossDetector,
     State,
     divergence,
@@ -26,10 +25,12 @@ from fp8scope_dashboard.alerts.detectors import (
     saturation,
     spike,
 )
+from fp8scope_dashboard.alerts.events import Detection
+from fp8scope_dashboard.alerts.generations import Stream
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.receipts.models import Receipt
-from fp8scope_dashboard.runs.models import Run, Tensor, Writer
+from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import ChunkData
 
@@ -47,6 +48,11 @@ LOSS_DETECTORS: Mapping[str, LossDetector] = {
 }
 # Other ranks than the lowest log the loss of their own part of the data: only this rule applies to them.
 ANY_RANK = ("loss_not_finite",)
+# Keys of a stored state beside the ids of rules: where a stream is, how often and whereto it has gone back,
+# findings that wait, and the generation that the comparison with the baseline follows.
+POSITION, RETURNS, RETURNED_TO, WAITING, FOLLOWED = (
+    "position", "returns", "returned_to", "waiting", "followed"
+)  # fmt: skip
 SATURATION_STATISTICS = ("saturated", "nonfinite", "numel")
 
 
@@ -57,9 +63,11 @@ class Pass:
     run: Run
     rules: list[Rule]
     states: dict[UUID, DetectorState]
-    findings: list[tuple[Rule, Finding]] = field(default_factory=list)
+    detections: list[Detection] = field(default_factory=list)
     # Writers whose state has changed.
     touched: set[UUID] = field(default_factory=set)
+    # Why streams have ended, by name.
+    ended: dict[str, str] = field(default_factory=dict)
     # Whether more rows can be read at once, and whether rows are expected later.
     more: bool = False
     waiting: bool = False
@@ -91,14 +99,18 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     shared = _locked(run)
     states = {state.writer: state for state in DetectorState.objects.filter(run=run)} | {RUN_WIDE: shared}
     work = Pass(run, own_rules.rules_of(run), states)
-    _read_writers(work)
+    streams = generations.streams_of(run)
+    for stream in streams:
+        _read_stream(work, stream)
     if not work.more:
-        _read_baseline(work)
+        _read_baseline(work, streams)
     shared.rows = NOT_ALL_READ if work.more or work.waiting else rows
+    applied = events.apply(run, work.detections, waiting=shared.state.get(WAITING, []), ended=work.ended)
+    shared.state[WAITING] = applied.waiting
     for writer in work.touched | {RUN_WIDE}:
         work.state(writer).updated_at = timezone.now()
         work.state(writer).save()
-    return events.apply(run, work.findings, list(work.states.values())), work.more
+    return applied.opened, work.more
 
 
 def _locked(run: Run) -> DetectorState:
@@ -106,22 +118,43 @@ def _locked(run: Run) -> DetectorState:
     return DetectorState.objects.select_for_update().get(run=run, writer=RUN_WIDE)
 
 
-def _read_writers(work: Pass) -> None:
-    writers = list(Writer.objects.filter(run=work.run).order_by("rank", "-created_at", "uuid"))
-    for writer in writers:
-        if writer.imported:
-            continue
-        leads = writer.rank == writers[0].rank
-        columns: list[str] | None = None
-        for data in _new_chunks(work, writer.uuid):
-            columns = columns if columns is not None else _column_names(work.run, writer)
-            work.findings += _detect(work, work.state(writer.uuid).state, data, columns, leads)
+def _read_stream(work: Pass, stream: Stream) -> None:
+    state = work.state(stream.writer).state
+    columns: list[str] | None = None
+    for data in _new_chunks(work, stream.writer):
+        columns = columns if columns is not None else _column_names(work.run, stream)
+        state[POSITION], segments = generations.segments(state.get(POSITION, {}), data.steps)
+        for segment in segments:
+            if segment.returned_to is not None:
+                _begin_generation(work, stream, segment.returned_to)
+            rows = data.rows(slice(segment.first, segment.last))
+            work.detections += _detect(work, stream, rows, columns)
+    if stream.ended_by is not None:
+        work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by}."
 
 
-def _column_names(run: Run, writer: Writer) -> list[str]:
+def _generation(work: Pass, stream: Stream) -> str:
+    return stream.generation(work.state(stream.writer).state.get(RETURNS, 0))
+
+
+def _name(work: Pass, stream: Stream) -> str:
+    return f"{stream.writer}/{_generation(work, stream)}"
+
+
+def _begin_generation(work: Pass, stream: Stream, step: int) -> None:
+    """The training has gone back to an earlier step: its conditions end, and its detectors start afresh."""
+    work.ended[_name(work, stream)] = f"The training went back to step {step}."
+    state = work.state(stream.writer).state
+    for key in set(state) - {POSITION, RETURNS}:
+        del state[key]
+    state[RETURNS] = state.get(RETURNS, 0) + 1
+    state[RETURNED_TO] = step
+
+
+def _column_names(run: Run, stream: Stream) -> list[str]:
     """The tensor names of a writer's catalogue."""
     names = dict(Tensor.objects.filter(run=run).values_list("index", "name"))
-    return [names.get(index, f"tensor {index}") for index in writer.catalogue]
+    return [names.get(index, f"tensor {index}") for index in stream.catalogue]
 
 
 def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
@@ -162,14 +195,13 @@ def _readable_until(work: Pass, writer: UUID, start: int) -> int:
     return after_gap.seq
 
 
-def _detect(
-    work: Pass, states: State, data: ChunkData, columns: list[str], leads: bool
-) -> list[tuple[Rule, Finding]]:
-    detected: list[tuple[Rule, Finding]] = []
+def _detect(work: Pass, stream: Stream, data: ChunkData, columns: list[str]) -> list[Detection]:
+    states = work.state(stream.writer).state
+    detected: list[Detection] = []
     for rule in work.rules:
         key, parameters = str(rule.pk), rules.validate(rule.kind, rule.parameters)
         before: State = states.get(key, {})
-        if rule.kind in LOSS_DETECTORS and "loss" in data.logged and (leads or rule.kind in ANY_RANK):
+        if rule.kind in LOSS_DETECTORS and "loss" in data.logged and (stream.leads or rule.kind in ANY_RANK):
             logged = data.logged["loss"]
             detector = LOSS_DETECTORS[rule.kind]
             states[key], findings = detector(
@@ -180,10 +212,11 @@ def _detect(
                 before, data.steps, _rates(data, len(columns)), columns, parameters
             )
         elif rule.kind == "threshold":
-            states[key], findings = own_rules.detect(rule, before, data, columns, leads)
+            states[key], findings = own_rules.detect(rule, before, data, columns, stream.leads)
         else:
             continue
-        detected += [(rule, finding) for finding in findings]
+        name, generation = _name(work, stream), _generation(work, stream)
+        detected += [Detection(rule, finding, name, generation) for finding in findings]
     return detected
 
 
@@ -198,13 +231,18 @@ def _rates(data: ChunkData, width: int) -> np.ndarray[tuple[int, int], np.dtype[
     return rates
 
 
-def _read_baseline(work: Pass) -> None:
+def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:
+    """Compare the losses with the baseline's. They are those of the latest start of the lowest rank."""
     baseline_rules = [rule for rule in work.rules if rule.kind == "above_baseline"]
-    if not baseline_rules or not work.run.baseline:
-        return
-    if not Writer.objects.filter(run=work.run, imported=False).exists():
+    leading = next((each for each in reversed(streams) if each.leads and each.first_step is not None), None)
+    if not baseline_rules or not work.run.baseline or leading is None:
         return
     states = work.state(RUN_WIDE).state
+    generation = _generation(work, leading)
+    if states.get(FOLLOWED, generation) != generation:
+        step = work.state(leading.writer).state.get(RETURNED_TO, leading.first_step)
+        _rewind_baseline(work, baseline_rules, step)
+    states[FOLLOWED] = generation
     for rule in baseline_rules:
         parameters = {
             **rules.validate(rule.kind, rule.parameters),
@@ -214,4 +252,24 @@ def _read_baseline(work: Pass) -> None:
         followed = baselines.follow(work.run, states.get(str(rule.pk), {}), parameters)
         states[str(rule.pk)] = followed.state
         work.waiting |= followed.waiting
-        work.findings += [(rule, finding) for finding in followed.findings]
+        work.detections += [
+            Detection(rule, finding, _baseline_stream(states), generation) for finding in followed.findings
+        ]
+
+
+def _baseline_stream(states: State) -> str:
+    return f"run/{states.get(RETURNS, 0)}"
+
+
+def _rewind_baseline(work: Pass, baseline_rules: Sequence[Rule], step: int) -> None:
+    """Judge the steps from `step` on again. A training that continues where it was needs nothing."""
+    states = work.state(RUN_WIDE).state
+    rewound = {
+        str(rule.pk): baselines.rewound(work.run, states[str(rule.pk)], step)
+        for rule in baseline_rules
+        if baselines.has_passed(work.run, states.get(str(rule.pk), {}), step)
+    }
+    if rewound:
+        work.ended[_baseline_stream(states)] = f"The training continued from step {step}."
+        states.update(rewound)
+        states[RETURNS] = states.get(RETURNS, 0) + 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import Rule
+from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, Finding
+from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -17,6 +17,7 @@ POINTS = 200
 STEPS_BEFORE = 120
 # Tensors whose series are stored; the finding names more.
 TENSORS = 3
+MESSAGE_LENGTH = 500
 
 
 def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
@@ -46,8 +47,35 @@ def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
     return gathered
 
 
+def overlaps(event: Event, finding: Finding) -> bool:
+    """Whether a finding of tensors has the cause of an event: it began at most SAME_CAUSE steps apart."""
+    last = int(event.evidence.get("last_onset", event.onset_step))
+    return event.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
+
+
+def complete(event: Event, finding: Finding) -> None:
+    """Add the tensors of a finding to an event that has the same cause; other findings change nothing."""
+    tensors = finding.evidence.get("tensors")
+    if tensors is None:
+        return
+    before = event.evidence
+    known = {tensor["name"] for tensor in tensors}
+    others = [tensor for tensor in before.get("tensors", []) if tensor["name"] not in known]
+    more = int(finding.evidence["tensors_over"]) >= int(before.get("tensors_over", 0))
+    event.evidence = {
+        **before,
+        **(finding.evidence if more else {}),
+        "tensors": [*tensors, *others][:NAMED],
+        "last_onset": max(
+            int(before.get("last_onset", event.onset_step)), int(finding.evidence.get("last_onset", 0))
+        ),
+    }
+    if more:
+        event.message, event.value = finding.message[:MESSAGE_LENGTH], finding.value
+
+
 def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
-    """The series that the rule reads."""
+    """The series that the rule reads, without the loss."""
     if rule.kind == "threshold" and not rule.tensors:
         if rule.statistic == "loss":
             return []

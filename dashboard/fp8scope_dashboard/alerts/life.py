@@ -97,12 +97,13 @@ def unmute(event: Event, user: User | None = None) -> bool:
     return _move(event, EntryKind.UNMUTED, user, text, muted_until=None, waiting_since=now, escalated_at=None)
 
 
-def resolve(event: Event, user: User | None = None, *, step: int | None = None) -> bool:
+def resolve(event: Event, user: User | None = None, *, step: int | None = None, reason: str = "") -> bool:
     """Close an event, by hand or, without a user, because its condition has ended at `step`.
 
-    False if it was closed before.
+    Returns:
+        False if it was closed before.
     """
-    text = "" if user is not None else "The condition has ended."
+    text = reason or ("" if user is not None else "The condition has ended.")
     step = event.run.last_step if step is None else step
     return _move(
         event,
@@ -126,7 +127,7 @@ def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
         False if the event is not resolved.
 
     Raises:
-        LifeError: if a newer alert of the same rule and group is unresolved.
+        LifeError: if a newer alert of the same rule is unresolved.
     """
     if user is not None:
         # The lock of the evaluation, which opens events.
@@ -174,9 +175,9 @@ def unmute_due() -> int:
 
 
 def same_condition(event: Event) -> Any:
-    """The events of the same run, rule and group."""
+    """The events of the same run, rule and generation."""
     return Event.objects.filter(
-        run_id=event.run_id, kind=event.kind, rule_name=event.rule_name, group=event.group
+        run_id=event.run_id, kind=event.kind, rule_name=event.rule_name, generation=event.generation
     )
 
 

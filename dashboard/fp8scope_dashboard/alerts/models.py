@@ -106,11 +106,13 @@ class Event(models.Model):
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
     severity = models.CharField(max_length=16, choices=Severity.choices)
     state = models.CharField(max_length=16, choices=EventState.choices, default=EventState.OPEN)
-    # Separates conditions of one rule that have different causes; at most one event of each is unresolved.
-    group = models.CharField(max_length=128, blank=True, default="")
     rule_name = models.CharField(max_length=128, blank=True, default="", help_text="Kept if the rule goes.")
     # The number under which a reopened event is sent to the training process again; without it, the id.
     sent_again_as = models.BigIntegerField(null=True, blank=True)
+    # The start of the training that it belongs to (see generations.py); empty if imported.
+    generation = models.CharField(max_length=32, blank=True, default="")
+    # The detectors that still see the condition: the stream (a writer, or 'run') and its onset step.
+    seen_by = models.JSONField(default=list, blank=True)
     onset_step = models.BigIntegerField(help_text="The first step of the problem.")
     step = models.BigIntegerField(help_text="The step at which the problem was detected.")
     step_time = models.DateTimeField(
@@ -138,7 +140,7 @@ class Event(models.Model):
         ordering: ClassVar = ["-opened_at"]
         constraints: ClassVar = [
             models.UniqueConstraint(
-                fields=["run", "kind", "rule_name", "group", "onset_step"], name="event_once"
+                fields=["run", "kind", "rule_name", "generation", "onset_step"], name="event_once"
             ),
         ]
 

@@ -29,8 +29,9 @@ from fp8scope_dashboard.wire.schemas import Natural, Text
 MOST_RECORDS = 10_000
 MOST_RESULTS = 10_000
 LARGEST_DOCUMENT = 4 * limits.MIB
-ALERT = ("kind", "rule_name", "group", "severity", "state", "onset_step", "step", "message", "evidence")
-ALERT_KEY = ("kind", "rule_name", "group", "onset_step")
+# What identifies an alert of a run.
+ALERT_KEY = ("kind", "rule_name", "generation", "onset_step")
+ALERT = (*ALERT_KEY, "severity", "state", "step", "message", "evidence")
 ALERT_TIMES = (
     "step_time",
     "opened_at",
@@ -75,9 +76,9 @@ class PastAlert(Schema):
 
     kind: RuleKind
     rule_name: Annotated[Text, Field(max_length=128)] = ""
-    group: Annotated[Text, Field(max_length=128)] = ""
     severity: Severity
     state: EventState
+    generation: Annotated[Text, Field(max_length=32)] = ""
     onset_step: Natural
     step: Natural
     step_time: AwareDatetime | None = None
@@ -110,7 +111,7 @@ class AlertKey(Schema):
 
     kind: RuleKind
     rule_name: Annotated[Text, Field(max_length=128)] = ""
-    group: Annotated[Text, Field(max_length=128)] = ""
+    generation: Annotated[Text, Field(max_length=32)] = ""
     onset_step: Natural
 
 
@@ -173,7 +174,7 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def store_alert(run: Run, alert: PastAlert) -> None:
-    """Store an imported alert. If the run has one of the same kind and onset, that one is kept.
+    """Store an imported alert. If the run has one of the same kind, generation and onset, that one is kept.
 
     Raises:
         InvalidError: if the run has too many.

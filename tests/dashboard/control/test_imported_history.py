@@ -84,7 +84,8 @@ def client(server: Server, member: User) -> WireClient:
 
 def alerts(run: uuid.UUID) -> list[Any]:
     """The run's alerts with their history, without what belongs to one server."""
-    local = ("id", "run", "rule", "sent_again_as")
+    # No detector of the new run sees the condition.
+    local = ("id", "run", "rule", "seen_by", "sent_again_as")
     fields = [field.name for field in Event._meta.fields if field.name not in local]
     entries = HistoryEntry.objects.filter(event__run_id=run).order_by("event_id", "id")
     history = entries.values_list("event__onset_step", "kind", "at", "user__username", "user_name", "text")

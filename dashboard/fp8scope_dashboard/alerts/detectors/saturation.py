@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, percent
+from fp8scope_dashboard.alerts.detectors.base import NAMED, Finding, State, percent
 from fp8scope_dashboard.text.numbers import count
 
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]
 
-# Tensors that the evidence names; the message names the worst.
-NAMED = 10
 # In rows. An agent within its overhead budget observes plain tensors at least this often.
 LONGEST_GAP = 100
 

@@ -85,7 +85,7 @@ def threshold(
     """
     points, width = int(parameters["points"]), len(names)
     series, need = _loaded(state, width, points), _needed(points, parameters["share"])
-    last, is_open = state.get("last_step"), bool(state.get("open"))
+    last, opened_at = state.get("last_step"), state.get("onset_step")
     columns, findings = np.arange(width), []
     for step, row in zip(steps.tolist(), values, strict=True):
         if last is not None and step <= last:
@@ -96,12 +96,16 @@ def threshold(
             continue
         holds = observed & _holds(condition, row, series, parameters["value"])
         _count(series, columns, observed, holds, step, points, need, int(parameters["recover"]))
+        if opened_at is None and series.active.any():
+            findings.append(_finding(step, row, series, names, condition, parameters, statistic))
+            opened_at = findings[-1].onset_step
+        elif opened_at is not None and not series.active.any():
+            findings.append(Finding(False, opened_at, step))
+            opened_at = None
         if condition in RELATIVE:
             _average(series, observed & usable(row), row, parameters["window"])
-        if bool(series.active.any()) != is_open:
-            is_open = not is_open
-            findings.append(_finding(is_open, step, row, series, names, condition, parameters, statistic))
-    return {"last_step": last, "open": is_open, "points": points, **_stored(series)}, findings
+    after = {"last_step": last, "onset_step": opened_at, "open": opened_at is not None, "points": points}
+    return {**after, **_stored(series)}, findings
 
 
 def _needed(points: int, share: float) -> int:
@@ -162,7 +166,6 @@ def _average(series: _Series, counted: NDArray[np.bool_], row: Floats, window: f
 
 
 def _finding(
-    opened: bool,
     step: int,
     row: Floats,
     series: _Series,
@@ -171,8 +174,6 @@ def _finding(
     parameters: Mapping[str, float],
     statistic: str,
 ) -> Finding:
-    if not opened:
-        return Finding(False, step, step)
     # The series that began first lead; of those, the first of the catalogue.
     active = np.flatnonzero(series.active)
     order = active[np.argsort(series.onset[active], kind="stable")]
@@ -188,7 +189,7 @@ def _finding(
     if condition in RELATIVE:
         sentence += f" (average: {in_words(float(series.average[first]))})"
     others = f"; {count(len(order) - 1, 'more tensor')}" if len(order) > 1 else ""
-    evidence = {"tensors": tensors, "tensor_count": len(order)} if statistic else {}
+    evidence = {"tensors": tensors, "tensors_over": len(order)} if statistic else {}
     return Finding(True, onset, step, finite(value), limit, f"{sentence}{others}.", evidence)
 
 
