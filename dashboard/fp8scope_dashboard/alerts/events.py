@@ -11,9 +11,9 @@ import numpy as np
 from django.db import transaction
 from django.db.models import QuerySet
 
-from fp8scope_dashboard.alerts import evidence, life, outbox, rules, signals
+from fp8scope_dashboard.alerts import evidence, life, routing, rules, signals
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import Event, EventState, Reason, Rule
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -84,7 +84,7 @@ def apply(
     for each in kept:
         _opened_or_kept(run, each, opened, still_kept)
     for event in opened:
-        outbox.enqueue(event)
+        routing.notify(event, Reason.REOPENED if event.reopened else Reason.OPENED)
         signals.event_opened.send(sender=Event, event=event)
     if detections or opened:
         step = max((each.finding.step for each in detections), default=opened[-1].step if opened else 0)

@@ -19,6 +19,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.alerts import routing
 from fp8scope_dashboard.alerts.models import (
     RUN_WIDE,
     DetectorState,
@@ -26,6 +27,7 @@ from fp8scope_dashboard.alerts.models import (
     Event,
     EventState,
     HistoryEntry,
+    Reason,
 )
 from fp8scope_dashboard.notifications import run_changed
 
@@ -105,16 +107,20 @@ def resolve(event: Event, user: User | None = None, *, step: int | None = None, 
     """
     text = reason or ("" if user is not None else "The condition has ended.")
     step = event.run.last_step if step is None else step
-    return _move(
-        event,
-        EntryKind.RESOLVED,
-        user,
-        text,
-        step=step,
-        resolved_at=timezone.now(),
-        resolved_step=step,
-        muted_until=None,
-    )
+    with transaction.atomic():
+        is_closed = _move(
+            event,
+            EntryKind.RESOLVED,
+            user,
+            text,
+            step=step,
+            resolved_at=timezone.now(),
+            resolved_step=step,
+            muted_until=None,
+        )
+        if is_closed:
+            routing.notify(event, Reason.RESOLVED)
+    return is_closed
 
 
 @transaction.atomic

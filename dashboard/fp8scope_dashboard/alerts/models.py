@@ -1,13 +1,16 @@
 """Alert rules, their events, and the outbox that delivers events to channels."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts.channels import CHANNELS
+from fp8scope_dashboard.db.encryption import UnreadableSecretError, decrypt_json, encrypt_json
 from fp8scope_dashboard.runs.models import Run
 
 
@@ -227,30 +230,85 @@ class DetectorState(models.Model):
 
 
 class Channel(models.Model):
-    """A destination of a project's alerts. `config` has the channel's settings, e.g. a webhook's url and
-    secret.
+    """A destination of a project's alerts, e.g. a webhook, with its limits and filters.
 
-    All of `config` is secret; show `address` instead.
+    `config` has the settings of the channel's kind. All of it is secret and encrypted in the database; show
+    `address` instead.
     """
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="channels")
     kind = models.CharField(max_length=32, default="webhook")
     name = models.CharField(max_length=128)
-    config = models.JSONField(default=dict)
+    sealed = models.TextField(default="", help_text="The config, as `encrypt_json` returns it.")
     enabled = models.BooleanField(default=True)
+    least_severity = models.CharField(
+        max_length=16,
+        choices=Severity.choices,
+        default=Severity.WARNING,
+        help_text="Alerts below this severity are not sent.",
+    )
+    send_resolved = models.BooleanField(default=False, help_text="Also send a notice when an alert ends.")
+    per_minute = models.PositiveIntegerField(
+        default=10,
+        validators=[MinValueValidator(1), MaxValueValidator(600)],
+        help_text="Further messages of the same minute are sent together as one digest.",
+    )
+    # The minute that is being counted, and the messages in it.
+    minute_started_at = models.DateTimeField(null=True, blank=True)
+    minute_messages = models.PositiveIntegerField(default=0)
     created_at = models.DateTimeField(default=timezone.now)
 
     @property
+    def config(self) -> dict[str, Any]:
+        """The decrypted settings.
+
+        Raises:
+            UnreadableSecretError: they were encrypted with a key that this installation does not have.
+        """
+        return decrypt_json(self.sealed) if self.sealed else {}
+
+    @config.setter
+    def config(self, config: Mapping[str, Any]) -> None:
+        self.sealed = encrypt_json(config)
+
+    @property
     def address(self) -> str:
-        """The receiver's address without its secrets."""
-        return CHANNELS[self.kind].masked(self.config)
+        """The receiver's address without its secrets; empty if the config cannot be decrypted."""
+        try:
+            return CHANNELS[self.kind].masked(self.config)
+        except UnreadableSecretError:
+            return ""
+
+
+class Reason(models.TextChoices):
+    OPENED = "opened", "Opened"
+    REOPENED = "reopened", "Reopened"
+    ESCALATED = "escalated", "Escalated"
+    RESOLVED = "resolved", "Resolved"
+    TEST = "test", "Test"
 
 
 class Delivery(models.Model):
-    """The outbox: one row per event and channel. A worker claims it by setting `claimed_at` from null."""
+    """The outbox: one row per event, channel and reason. A worker claims it by setting `claimed_at`.
 
-    event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="deliveries")
+    A test of a channel has no event. Deliveries above the channel's limit are sent with another one, their
+    `leader`, as one digest.
+    """
+
+    event = models.ForeignKey(Event, null=True, on_delete=models.CASCADE, related_name="deliveries")
     channel = models.ForeignKey(Channel, on_delete=models.CASCADE, related_name="deliveries")
+    reason = models.CharField(max_length=16, choices=Reason.choices, default=Reason.OPENED)
+    occurrence = models.PositiveIntegerField(
+        default=0, help_text="Counts repetitions of a reason, e.g. of an alert that is reopened twice."
+    )
+    key = models.UUIDField(
+        default=uuid4, unique=True, help_text="The same in every attempt, so that receivers drop duplicates."
+    )
+    # Without its leader, e.g. because that run was deleted, a delivery is sent by itself.
+    leader = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="followers"
+    )
+    held = models.BooleanField(default=False, help_text="Above the channel's limit: waits for a digest.")
     attempts = models.IntegerField(default=0)
     due_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True, blank=True)
@@ -260,6 +318,8 @@ class Delivery(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["event", "channel"], name="delivery_once"),
+            models.UniqueConstraint(
+                fields=["event", "channel", "reason", "occurrence"], name="delivery_once"
+            ),
         ]
         indexes: ClassVar = [models.Index(fields=["delivered_at", "due_at"])]

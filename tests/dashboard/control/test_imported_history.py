@@ -28,6 +28,7 @@ from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, HistoryEn
 from fp8scope_dashboard.alerts.services import create_default_rules, unread_runs
 from fp8scope_dashboard.control import imported_history
 from fp8scope_dashboard.control.models import Command, CommandResult
+from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import compaction, queries, retention
 from fp8scope_dashboard.telemetry.models import Block
@@ -52,7 +53,8 @@ def client(server: Server, member: User) -> WireClient:
     """A run with an acknowledged, a resolved and an open alert, and commands with results."""
     project = Project.objects.get()
     create_default_rules(project)
-    Channel.objects.create(project=project, name="hook", config={"url": "http://127.0.0.1:9/", "secret": "x"})
+    sealed = encrypt_json({"url": "http://127.0.0.1:9/", "secret": "x"})
+    Channel.objects.create(project=project, name="hook", sealed=sealed)
     client = WireClient(server.url, server.token)
     client.register(name="eventful", tags=["kept"])
     client.catalogue(["blocks.0.up.input"])
