@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts import own_rules, rules
 from fp8scope_dashboard.alerts.detectors import (
     Finding,
     LossDetector,
@@ -35,7 +35,7 @@ from fp8scope_dashboard.alerts.detectors import (
 )
 from fp8scope_dashboard.alerts.detectors.scalars import TIMES
 from fp8scope_dashboard.alerts.detectors.tensor_rows import UNKNOWN_PATIENCE
-from fp8scope_dashboard.alerts.models import Rule
+from fp8scope_dashboard.alerts.models import Rule, RuleKind
 from fp8scope_dashboard.diagnosis.tensors import LARGEST, scaling_of
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry.codec import ChunkData
@@ -90,8 +90,9 @@ STATISTICS_READ = ("numel", "amax", "scale", "saturated", "underflow", "nonfinit
 def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
     """The scalars and the statistics that the detectors of rules read."""
     kinds = {rule.kind for rule in enabled}
-    scalars = {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
-    return scalars, set(STATISTICS_READ if kinds & set(TENSOR_DETECTORS) else ())
+    scalars, statistics = own_rules.columns_read(enabled)
+    scalars |= {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
+    return scalars, statistics | set(STATISTICS_READ if kinds & set(TENSOR_DETECTORS) else ())
 
 
 def facts_of(run: Run, catalogue: Sequence[int]) -> TensorFacts:
@@ -150,5 +151,7 @@ def detect(
             detector = TENSOR_DETECTORS[rule.kind]
             if len(tensors.steps) and tensors.has(*detector.needs):
                 states[key], findings = detector.detect(before, tensors, parameters)
+        elif rule.kind == RuleKind.THRESHOLD:
+            states[key], findings = own_rules.detect(rule, before, data, facts.names, leads)
         found += [(rule, finding) for finding in findings]
     return found

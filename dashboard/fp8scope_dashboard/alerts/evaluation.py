@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import baselines, detection, events, generations, rules
+from fp8scope_dashboard.alerts import baselines, detection, events, generations, own_rules, rules
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.generations import Stream
@@ -97,7 +97,7 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     rows = lineage.rows_behind(run)
     shared = _locked(run)
     states = {state.writer: state for state in DetectorState.objects.filter(run=run)} | {RUN_WIDE: shared}
-    work = Pass(run, list(Rule.objects.filter(project=run.project, enabled=True).order_by("id")), states)
+    work = Pass(run, own_rules.rules_of(run), states)
     streams = generations.streams_of(run)
     for stream in streams:
         _read_stream(work, stream)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from django.db import transaction
 from django.db.models import QuerySet
-from django.utils import timezone
 
-from fp8scope_dashboard.alerts import evidence, outbox, rules, signals
+from fp8scope_dashboard.alerts import evidence, life, routing, rules, signals
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, Reason, Rule
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -85,7 +84,7 @@ def apply(
     for each in kept:
         _opened_or_kept(run, each, opened, still_kept)
     for event in opened:
-        outbox.enqueue(event)
+        routing.notify(event, Reason.REOPENED if event.reopened else Reason.OPENED)
         signals.event_opened.send(sender=Event, event=event)
     if detections or opened:
         step = max((each.finding.step for each in detections), default=opened[-1].step if opened else 0)
@@ -103,7 +102,7 @@ def _is_end_of(end: Detection, waiting: Detection) -> bool:
 
 
 def _unresolved(run: Run) -> QuerySet[Event]:
-    return Event.objects.filter(run=run).exclude(state=EventState.RESOLVED).order_by("id")
+    return Event.objects.filter(run=run, state__in=life.UNRESOLVED).select_related("run").order_by("id")
 
 
 def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
@@ -121,7 +120,7 @@ def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[D
     if any(_covers(event, each.finding) for event in seen.filter(kind__in=outranking)):
         kept.append(each)
         return
-    event = _create(run, each)
+    event = _come_back(run, each) or _create(run, each)
     if event is not None:
         opened.append(event)
 
@@ -157,8 +156,33 @@ def _join(event: Event, each: Detection) -> None:
     """Add the finding to an event: another rank that sees the same, or more tensors."""
     if each.holder not in event.seen_by:
         event.seen_by = [*event.seen_by, each.holder]
+    before = int(event.evidence.get("tensors_over", 0))
     evidence.complete(event, each.finding)
     event.save(update_fields=["seen_by", "evidence", "message", "value"])
+    # Not each tensor is an entry: a cause may reach hundreds.
+    if before and event.evidence["tensors_over"] >= 2 * before:
+        life.write(event, EntryKind.UPDATED, text=event.message)
+
+
+def _come_back(run: Run, each: Detection) -> Event | None:
+    """The rule's last event, reopened, if its condition ended shortly before."""
+    last = (
+        Event.objects.filter(run=run, rule=each.rule, generation=each.generation, state=EventState.RESOLVED)
+        .exclude(resolved_step=None)
+        .select_related("run")
+        .order_by("-resolved_step", "-id")
+        .first()
+    )
+    onset = each.finding.onset_step
+    if last is None or not evidence.shares_tensors(last, each.finding):
+        return None
+    if not 0 <= onset - (last.resolved_step or 0) <= life.REOPEN_STEPS:
+        return None
+    if not life.reopen(last, text=f"The condition came back at step {onset}: {each.finding.message}"):
+        return None
+    last.seen_by = [each.holder]
+    last.save(update_fields=["seen_by"])
+    return last
 
 
 def _create(run: Run, each: Detection) -> Event | None:
@@ -166,6 +190,7 @@ def _create(run: Run, each: Detection) -> Event | None:
     event, created = Event.objects.get_or_create(
         run=run,
         kind=each.rule.kind,
+        rule_name=each.rule.name,
         generation=each.generation,
         onset_step=finding.onset_step,
         defaults={
@@ -176,35 +201,42 @@ def _create(run: Run, each: Detection) -> Event | None:
             "value": finding.value,
             "threshold": finding.threshold,
             "message": finding.message[: evidence.MESSAGE_LENGTH],
-            "evidence": evidence.gather(run, each.rule.kind, finding),
+            "evidence": evidence.gather(run, each.rule, finding),
             "seen_by": [each.holder],
         },
     )
+    if created:
+        life.note_opened(event)
     return event if created else None
 
 
 def _leave(run: Run, end: Detection) -> None:
     """The detector no longer sees the condition; the event is resolved when none does."""
-    for event in _unresolved(run).filter(rule=end.rule):
+    for event in _seen(run).filter(rule=end.rule):
         if end.holder in event.seen_by:
-            _without(event, [end.holder])
+            _without(event, [end.holder], step=end.finding.step)
 
 
 def _end_streams(run: Run, ended: Mapping[str, str]) -> None:
-    for event in _unresolved(run) if ended else ():
+    for event in _seen(run) if ended else ():
         gone = [holder for holder in event.seen_by if holder[0] in ended]
         _without(event, gone, ended[gone[0][0]] if gone else "")
 
 
-def _without(event: Event, holders: Collection[Sequence[Any]], reason: str = "") -> None:
+def _seen(run: Run) -> QuerySet[Event]:
+    """The events whose condition lasts, also those that a person has resolved."""
+    return Event.objects.filter(run=run).exclude(seen_by=[]).select_related("run").order_by("id")
+
+
+def _without(
+    event: Event, holders: Collection[Sequence[Any]], reason: str = "", step: int | None = None
+) -> None:
     if not holders:
         return
     event.seen_by = [holder for holder in event.seen_by if holder not in holders]
+    event.save(update_fields=["seen_by"])
     if not event.seen_by:
-        event.state, event.resolved_at = EventState.RESOLVED, timezone.now()
-        if reason:
-            event.evidence = {**event.evidence, "resolved_because": reason}
-    event.save(update_fields=["seen_by", "state", "resolved_at", "evidence"])
+        life.resolve(event, step=step, reason=reason)
 
 
 def _as_json(each: Detection) -> dict[str, Any]:

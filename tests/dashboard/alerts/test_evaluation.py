@@ -274,5 +274,5 @@ def test_a_worker_that_dies_leaves_a_consistent_state(monkeypatch: pytest.Monkey
     assert len(evaluate(run.id)) == 1
 
 
-def _die(_: Event) -> None:
+def _die(*_: object, **__: object) -> None:
     raise KeyboardInterrupt

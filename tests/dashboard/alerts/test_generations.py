@@ -79,7 +79,7 @@ def test_it_works(project: Project) -> None:
     assert evaluate(training.run.id) == []
     first.refresh_from_db()
     assert (first.onset_step, first.state) == (faulty[0], EventState.RESOLVED)
-    assert first.evidence["resolved_because"] == "The training continued from step 21."
+    assert first.history.values_list("text", flat=True).last() == "The training continued from step 21."
 
 
 def test_the_same_fault_after_a_resume_is_another_alert(project: Project) -> None:

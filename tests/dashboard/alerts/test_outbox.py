@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import outbox
-from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelType, DeliveryError, Notice
+from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelType, DeliveryError, Message
 from fp8scope_dashboard.alerts.models import Channel, Delivery
 from fp8scope_dashboard.alerts.services import evaluate
 
@@ -24,11 +24,11 @@ class Inbox:
     """A channel that records its notices and raises `error`, if set."""
 
     def __init__(self) -> None:
-        self.notices: list[Notice] = []
+        self.messages: list[Message] = []
         self.error: Exception | None = None
 
-    def __call__(self, config: Mapping[str, Any], notice: Notice) -> None:
-        self.notices.append(notice)
+    def __call__(self, config: Mapping[str, Any], message: Message) -> None:
+        self.messages.append(message)
         if self.error is not None:
             raise self.error
 
@@ -36,7 +36,7 @@ class Inbox:
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Inbox:
     inbox = Inbox()
-    channel_type = ChannelType(inbox, masked=lambda config: "inbox")
+    channel_type = ChannelType("Inbox", inbox, masked=lambda config: "inbox")
     monkeypatch.setattr(outbox, "CHANNELS", {**CHANNELS, "inbox": channel_type})
     return inbox
 
@@ -60,11 +60,11 @@ def refreshed(delivery: Delivery) -> Delivery:
 def test_it_works(delivery: Delivery, inbox: Inbox) -> None:
     assert outbox.due() == [delivery.pk]
     assert outbox.deliver(delivery.pk)
-    (notice,) = inbox.notices
+    ((notice,),) = [message.notices for message in inbox.messages]
     assert notice.kind == "loss_not_finite" and notice.run_name == "gpt" and notice.url.endswith("/")
     assert refreshed(delivery).delivered_at is not None and delivery.attempts == 1
     assert outbox.due() == []
-    assert not outbox.deliver(delivery.pk) and len(inbox.notices) == 1
+    assert not outbox.deliver(delivery.pk) and len(inbox.messages) == 1
 
 
 def test_evaluating_again_delivers_nothing_twice(delivery: Delivery) -> None:
@@ -78,7 +78,7 @@ def test_a_failure_is_tried_again_later(delivery: Delivery, inbox: Inbox) -> Non
     assert refreshed(delivery).last_error == "The receiver answered 500."
     assert delivery.claimed_at is None and delivery.failed_at is None
     assert delivery.due_at > timezone.now() and outbox.due() == []
-    assert not outbox.deliver(delivery.pk) and len(inbox.notices) == 1
+    assert not outbox.deliver(delivery.pk) and len(inbox.messages) == 1
     inbox.error = None
     Delivery.objects.update(due_at=timezone.now())
     assert outbox.deliver(delivery.pk)
@@ -115,7 +115,7 @@ def test_a_bug_in_a_channel_releases_the_claim_and_reveals_no_secret(
 def test_a_disabled_channel_gets_nothing(delivery: Delivery, inbox: Inbox) -> None:
     Channel.objects.update(enabled=False)
     assert not outbox.deliver(delivery.pk)
-    assert inbox.notices == [] and refreshed(delivery).failed_at is not None
+    assert inbox.messages == [] and refreshed(delivery).failed_at is not None
 
 
 def test_the_claim_of_a_dead_worker_is_released(delivery: Delivery, inbox: Inbox) -> None:
@@ -143,4 +143,4 @@ def test_only_one_of_many_workers_sends(delivery: Delivery, inbox: Inbox) -> Non
     for worker in workers:
         worker.join()
     assert sorted(sent) == [False] * 7 + [True]
-    assert len(inbox.notices) == 1
+    assert len(inbox.messages) == 1

@@ -15,12 +15,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fp8scope_dashboard.alerts.channels import DeliveryError, Notice, webhook
+from fp8scope_dashboard.alerts.channels import DeliveryError, Message, Notice, webhook
 
 NOTICE = Notice(
     delivery=5,
+    key="3f0d8a52-7f7f-4b0e-9d4b-0c0a6d2f6a11",
+    alert="3f0d8a52-7f7f-4b0e-9d4b-0c0a6d2f6a11",
+    reason="opened",
     event=7,
     kind="loss_not_finite",
+    label="Loss not finite",
     severity="critical",
     state="open",
     message="Loss rose from 2.31 to NaN at step 118.",
@@ -34,6 +38,7 @@ NOTICE = Notice(
     run_name="gpt",
     url="http://localhost/p/default/runs/6b1f/",
 )
+MESSAGE = Message(NOTICE.key, "default", "http://localhost/p/default/alerts/", (NOTICE,))
 
 
 @dataclass
@@ -79,7 +84,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_it_works(receiver: Receiver) -> None:
-    webhook.send({"url": receiver.url, "secret": "s3cret"}, NOTICE)
+    webhook.send({"url": receiver.url, "secret": "s3cret"}, MESSAGE)
     ((path, headers, body),) = receiver.requests
     assert path == "/hook" and headers["Content-Type"] == "application/json"
     content = json.loads(body)
@@ -92,7 +97,7 @@ def test_it_works(receiver: Receiver) -> None:
 
 
 def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
-    webhook.send({"url": receiver.url}, NOTICE)
+    webhook.send({"url": receiver.url}, MESSAGE)
     assert webhook.SIGNATURE_HEADER not in receiver.requests[0][1]
 
 
@@ -103,7 +108,7 @@ def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
 def test_a_refusal_is_an_error(receiver: Receiver, status: int, permanent: bool) -> None:
     receiver.status = status
     with pytest.raises(DeliveryError, match=str(status)) as caught:
-        webhook.send({"url": receiver.url}, NOTICE)
+        webhook.send({"url": receiver.url}, MESSAGE)
     assert caught.value.permanent is permanent
     assert len(receiver.requests) == 1
 
@@ -113,7 +118,7 @@ def test_redirects_are_not_followed(receiver: Receiver, status: int) -> None:
     receiver.status = status
     receiver.headers = {"Location": receiver.url.replace("/hook", "/elsewhere")}
     with pytest.raises(DeliveryError, match="redirect") as caught:
-        webhook.send({"url": receiver.url}, NOTICE)
+        webhook.send({"url": receiver.url}, MESSAGE)
     assert caught.value.permanent
     assert [path for path, _, _ in receiver.requests] == ["/hook"]
 
@@ -122,7 +127,7 @@ def test_a_receiver_that_hangs_times_out(receiver: Receiver, monkeypatch: pytest
     monkeypatch.setattr(webhook, "READ_SECONDS", 0.2)
     receiver.hang = threading.Event()
     with pytest.raises(DeliveryError, match="did not answer") as caught:
-        webhook.send({"url": receiver.url}, NOTICE)
+        webhook.send({"url": receiver.url}, MESSAGE)
     assert not caught.value.permanent
     assert not receiver.hang.is_set()
 
@@ -131,7 +136,7 @@ def test_a_refused_connection_names_no_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(DeliveryError, match="could not be reached") as caught:
-        webhook.send({"url": f"http://127.0.0.1:{port}/token-in-path"}, NOTICE)
+        webhook.send({"url": f"http://127.0.0.1:{port}/token-in-path"}, MESSAGE)
     assert not caught.value.permanent
     assert "token" not in str(caught.value)
 
@@ -148,7 +153,7 @@ def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
         thread = threading.Thread(target=babble)
         thread.start()
         with pytest.raises(DeliveryError, match="could not be reached"):
-            webhook.send({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/"}, NOTICE)
+            webhook.send({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/"}, MESSAGE)
         thread.join()
 
 
@@ -158,7 +163,7 @@ def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
 )
 def test_an_invalid_url_is_a_permanent_error(url: object) -> None:
     with pytest.raises(DeliveryError) as caught:
-        webhook.send({"url": url}, NOTICE)
+        webhook.send({"url": url}, MESSAGE)
     assert caught.value.permanent
 
 
@@ -170,7 +175,7 @@ def test_refuses_a_password_in_the_url() -> None:
 
 def test_the_body_is_bounded(receiver: Receiver) -> None:
     tensors = [{"name": "x" * 512, "rate": 0.5, "onset_step": 1} for _ in range(1000)]
-    webhook.send({"url": receiver.url}, replace(NOTICE, tensors=tensors))
+    webhook.send({"url": receiver.url}, replace(MESSAGE, notices=(replace(NOTICE, tensors=tensors),)))
     body = receiver.requests[0][2]
     assert len(body) <= webhook.BODY_BYTES
     assert 0 < len(json.loads(body)["tensors"]) < 1000

@@ -21,6 +21,7 @@ from fp8scope_dashboard.alerts.detectors.scalars import (
 )
 from fp8scope_dashboard.alerts.detectors.scale import scale_frozen, scale_jump, scale_stale
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorFacts, TensorRows, tensor_rows
+from fp8scope_dashboard.alerts.detectors.threshold import threshold
 
 __all__ = [
     "NAMED",
@@ -48,6 +49,7 @@ __all__ = [
     "spike",
     "tensor_not_finite",
     "tensor_rows",
+    "threshold",
     "throughput_drop",
     "underflow",
     "underflow_rise",
