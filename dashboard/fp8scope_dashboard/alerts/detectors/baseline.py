@@ -93,6 +93,18 @@ def above_baseline(
     return state, findings
 
 
+def restarted(state: State, step: int) -> State:
+    """The state from which the steps from `step` on are judged once more, because they were trained again.
+
+    The evidence stays valid, because H0 says the same of each new loss. Only a condition, or a suspicion,
+    that began in the steps that were replaced ends: another process begins, with its own share of alpha.
+    """
+    after: State = {**state, "last_step": step - 1, "block": _empty_block()}
+    if state["open"] or (state["onset"] is not None and state["onset"] >= step):
+        after.update(_fresh_evidence(), open=False, calm=0, processes=state["processes"] + 1)
+    return after
+
+
 def _fresh(parameters: Parameters) -> State:
     return {
         "last_step": None,

@@ -124,7 +124,7 @@ def _watch(
 
 
 def _rising_points(state: State, past: Past, median: float, parameters: Mapping[str, float]) -> int:
-    """For how many points the loss has risen, by half of the limit's size or more, and still rises; else 0."""
+    """For how many points the loss has risen, by half of the limit's size or more, and still does; else 0."""
     recent = levels.recent_half(state["levels"])
     lowest = recent.index(min(recent))
     rise = recent[lowest:]
