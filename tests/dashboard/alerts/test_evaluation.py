@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -276,3 +277,52 @@ def test_a_worker_that_dies_leaves_a_consistent_state(monkeypatch: pytest.Monkey
 
 def _die(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+def baseline_state(run: Run) -> dict[str, Any]:
+    """The state of the comparison of a run with its baseline."""
+    rule = Rule.objects.get(project=run.project, kind="above_baseline", run=None)
+    state: dict[str, Any] = DetectorState.objects.get(run=run, writer=RUN_WIDE).state[str(rule.pk)]
+    return state
+
+
+def test_compares_runs_that_log_at_other_steps(project: Project) -> None:
+    """One logs at 5, 15, 25, ..., the other at 10, 20, 30, ...: the baseline is interpolated."""
+    steps = np.arange(10, 6001, 10)
+    baseline = make_run(project, group="bf16", state="finished")
+    Recorder(baseline).rows(steps, {"loss": 2.0 + noisy_loss(0, steps, sd=0.005) / 10.0})
+    for raised in (1.0, 1.05):
+        run = make_run(project, baseline="bf16")
+        late = np.where(steps > 3000, raised, 1.0)
+        Recorder(run).rows(steps - 5, {"loss": late * (2.0 + noisy_loss(1, steps - 5, sd=0.005) / 10.0)})
+        evaluate(run.id)
+        assert ("above_baseline" in kinds(run)) is (raised > 1.0)
+        assert baseline_state(run)["interpolates"] and baseline_state(run)["note"] == ""
+
+
+def test_says_that_runs_cannot_be_compared(project: Project) -> None:
+    baseline = make_run(project, group="bf16", state="finished")
+    Recorder(baseline).rows([1, 5000], {"loss": [2.0, 2.0]})
+    run = make_run(project, baseline="bf16")
+    Recorder(run).rows(STEPS + 50, {"loss": noisy_loss(1)})
+    evaluate(run.id)
+    assert baseline_state(run)["note"].startswith("Cannot compare: run and its baseline have no losses")
+
+
+def test_a_schedule_of_another_length_raises_no_alarm(project: Project) -> None:
+    """With a schedule 10 % longer the learning rate, and so the loss, is higher at each step."""
+
+    def loss(seed: int, planned: int) -> np.ndarray:
+        return noisy_loss(seed, sd=0.005) - 0.5 * STEPS / planned
+
+    baseline = make_run(project, group="bf16", state="finished", total_steps=300)
+    Recorder(baseline).rows(STEPS, {"loss": loss(0, 300)})
+    longer = make_run(project, baseline="bf16", total_steps=330)
+    Recorder(longer).rows(STEPS, {"loss": loss(1, 330)})
+    evaluate(longer.id)
+    assert kinds(longer) == []
+    assert baseline_state(longer)["note"].startswith("The schedules differ: 330 steps in this run, 300 in")
+    broken = make_run(project, baseline="bf16", total_steps=330)
+    Recorder(broken).rows(STEPS, {"loss": loss(1, 330) * np.where(STEPS > 200, 1.4, 1.0)})
+    evaluate(broken.id)
+    assert "above_baseline" in kinds(broken) or "loss_divergence" in kinds(broken)

@@ -107,8 +107,8 @@ def _watch(
     elevated = limit is not None and median > limit
     state["above"] = state["above"] + 1 if elevated else 0
     if state["above"] >= parameters["points"]:
-        points = zip(state["window_steps"], state["window"], strict=True)
-        return _open(state, next(s for s, value in points if value > limit), step, median)
+        window = zip(state["window_steps"], state["window"], strict=True)
+        return _open(state, next(s for s, value in window if value > limit), step, median)
     if elevated or not changed:
         return None
     past = levels.past(state["levels"])
