@@ -52,7 +52,9 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
     new = draft.rule
     # Two simultaneous requests must not save two rules of the same name.
     Project.objects.select_for_update().get(pk=new.project_id)
-    others = Rule.objects.filter(project=new.project_id).exclude(pk=None if stored is None else stored.pk)
+    others = Rule.objects.filter(project=new.project_id)
+    if stored is not None:
+        others = others.exclude(pk=stored.pk)
     if stored is None and others.count() >= MOST_RULES:
         raise RuleDocumentError((), f"The project has {MOST_RULES} rules. Remove one first.")
     if new.kind == RuleKind.THRESHOLD and others.filter(name=new.name).exists():

@@ -14,6 +14,7 @@ from django.core.management.utils import get_random_secret_key
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
+from fp8scope_dashboard.settings.log_level import log_level_from_text
 from fp8scope_dashboard.settings.networks import networks_from_environment
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -235,5 +236,8 @@ LOGGING = {
     # At level DEBUG urllib3 logs request paths, and that of a webhook is secret. Apprise quotes what
     # receivers answer; what is useful of it is stored with the delivery.
     "loggers": {"urllib3": {"level": "INFO"}, "apprise": {"level": "CRITICAL"}},
-    "root": {"handlers": ["console"], "level": os.environ.get("FP8SCOPE_LOG_LEVEL", "INFO")},
+    "root": {
+        "handlers": ["console"],
+        "level": log_level_from_text(os.environ.get("FP8SCOPE_LOG_LEVEL", "")),
+    },
 }
