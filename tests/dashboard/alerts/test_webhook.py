@@ -9,78 +9,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 
 import pytest
+from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, http_receiver
+from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.channels import DeliveryError, Message, Notice, webhook
-
-NOTICE = Notice(
-    delivery=5,
-    key="3f0d8a52-7f7f-4b0e-9d4b-0c0a6d2f6a11",
-    alert="3f0d8a52-7f7f-4b0e-9d4b-0c0a6d2f6a11",
-    reason="opened",
-    event=7,
-    kind="loss_not_finite",
-    label="Loss not finite",
-    severity="critical",
-    state="open",
-    message="Loss rose from 2.31 to NaN at step 118.",
-    onset_step=118,
-    step=118,
-    value=None,
-    threshold=None,
-    opened_at=datetime(2026, 1, 1, tzinfo=UTC),
-    project="default",
-    run="6b1f",
-    run_name="gpt",
-    url="http://localhost/p/default/runs/6b1f/",
-)
-MESSAGE = Message(NOTICE.key, "default", "http://localhost/p/default/alerts/", (NOTICE,))
-
-
-@dataclass
-class Receiver:
-    """The requests that a receiver got, and the response that it gives."""
-
-    url: str = ""
-    status: int = 204
-    headers: dict[str, str] = field(default_factory=dict)
-    hang: threading.Event | None = None
-    requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+from fp8scope_dashboard.alerts.channels import DeliveryError, webhook
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    state = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            state.requests.append((self.path, dict(self.headers), body))
-            if state.hang is not None:
-                state.hang.wait(30)
-                return
-            self.send_response(state.status)
-            for name, value in state.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}/hook"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield state
-    if state.hang is not None:
-        state.hang.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with http_receiver() as receiver:
+        yield receiver
 
 
 def test_it_works(receiver: Receiver) -> None:
@@ -89,6 +30,7 @@ def test_it_works(receiver: Receiver) -> None:
     assert path == "/hook" and headers["Content-Type"] == "application/json"
     content = json.loads(body)
     assert content["message"] == NOTICE.message and content["delivery"] == 5
+    assert content["key"] == headers["Idempotency-Key"] == MESSAGE.key
     assert content["opened_at"] == "2026-01-01T00:00:00+00:00"
     stamp, signature = headers["Fp8scope-Signature"].split(",")
     assert abs(int(stamp.removeprefix("t=")) - time.time()) < 60
@@ -193,3 +135,31 @@ def test_the_body_is_bounded(receiver: Receiver) -> None:
 )
 def test_only_the_host_of_an_address_is_shown(url: str, shown: str) -> None:
     assert webhook.masked({"url": url, "secret": "secret"}) == shown
+
+
+def test_a_digest_has_every_alert_with_its_key(receiver: Receiver) -> None:
+    notices = tuple(replace(NOTICE, delivery=i, key=f"key {i}", event=i) for i in range(3))
+    webhook.send({"url": receiver.url}, replace(MESSAGE, notices=notices))
+    _, headers, body = receiver.requests[0]
+    content = json.loads(body)
+    assert content["digest"] and content["key"] == headers["Idempotency-Key"] == MESSAGE.key
+    assert [alert["key"] for alert in content["alerts"]] == ["key 0", "key 1", "key 2"]
+
+
+def test_a_test_is_no_alert(receiver: Receiver) -> None:
+    webhook.send({"url": receiver.url}, replace(MESSAGE, notices=()))
+    assert json.loads(receiver.requests[0][2]) == {
+        "test": True,
+        "key": MESSAGE.key,
+        "project": "default",
+        "url": MESSAGE.url,
+    }
+
+
+def test_a_private_address_is_refused(receiver: Receiver, settings: LazySettings) -> None:
+    settings.CHANNEL_NETWORKS = []
+    for url in (receiver.url, receiver.url.replace("127.0.0.1", "localhost")):
+        with pytest.raises(DeliveryError, match="private address") as caught:
+            webhook.send({"url": url}, MESSAGE)
+        assert caught.value.permanent
+    assert not receiver.requests

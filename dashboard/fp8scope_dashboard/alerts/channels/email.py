@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import smtplib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -155,23 +155,22 @@ def compose(message: Message, sender: str, recipients: list[str]) -> EmailMessag
     text, chart = wording.text(message), message.draw_chart()
     mail.set_content(text)
     picture = f'<p><img src="cid:{message.key}" alt="Chart" width="600"></p>' if chart else ""
-    body = f'<div style="font-family:sans-serif;white-space:pre-wrap">{_with_links(text)}</div>'
+    html = _with_links(text, {message.url, *(notice.url for notice in message.notices)})
+    body = f'<div style="font-family:sans-serif;white-space:pre-wrap">{html}</div>'
     mail.add_alternative(f"<html><body>{picture}{body}</body></html>", subtype="html")
     if chart:
-        html = list(mail.iter_parts())[1]
-        html.add_related(chart, "image", "png", cid=f"<{message.key}>", filename="alert.png")
+        page = list(mail.iter_parts())[1]
+        page.add_related(chart, "image", "png", cid=f"<{message.key}>", filename="alert.png")
     return mail
 
 
-def _with_links(text: str) -> str:
-    lines = []
-    for line in text.splitlines():
-        words = escape(line)
-        before, scheme, rest = words.partition("http")
-        address = f"{scheme}{rest}"
-        is_link = address.startswith(("http://", "https://")) and " " not in address
-        lines.append(f'{before}<a href="{address}">{address}</a>' if is_link else words)
-    return "\n".join(lines)
+def _with_links(text: str, addresses: Collection[str]) -> str:
+    """The text as HTML. Only these addresses become links: names of runs are not ours."""
+    html = escape(text)
+    for address in map(escape, addresses):
+        link = f'<a href="{address}">{address}</a>'
+        html = re.sub(rf"(?m)(^|\s){re.escape(address)}$", lambda match, link=link: match[1] + link, html)
+    return html
 
 
 def _transmit(

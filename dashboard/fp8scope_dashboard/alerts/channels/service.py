@@ -43,7 +43,7 @@ def send(config: Mapping[str, Any], message: Message) -> None:
     """
     with restricted(files=False), _failures() as failures:
         plugin = _plugin(config.get("url"))
-        _join_notices(plugin, message)
+        join_notices(plugin, message)
         if not plugin.notify(
             body=wording.text(message),
             title=wording.title(message),
@@ -119,7 +119,7 @@ def _plugin(url: object) -> NotifyBase:
     return plugin
 
 
-def _join_notices(plugin: NotifyBase, message: Message) -> None:
+def join_notices(plugin: NotifyBase, message: Message) -> None:
     """Give all notices of an alert one key, where the service joins incidents by a key."""
     if len(message.notices) != 1:
         return
