@@ -6,31 +6,30 @@ events are written in one transaction. If a worker dies, the next one starts whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-import numpy as np
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import baselines, events, generations, own_rules, rules
-from fp8scope_dashboard.alerts.detectors import (
-    LossDetector,
-    State,
-    divergence,
-    not_finite,
-    overflow_rates,
-    saturation,
-    spike,
-)
+from fp8scope_dashboard.alerts import baselines, detection, events, generations, own_rules, rules
+from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.generations import Stream
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
+from fp8scope_dashboard.alerts.run_conditions import (
+    RankStep,
+    RunFacts,
+    rank_behind,
+    run_failed,
+    run_finished,
+    run_silent,
+)
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.receipts.models import Receipt
-from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import ChunkData
 
@@ -41,19 +40,19 @@ CHUNKS_AT_ONCE = 16
 GAP_PATIENCE = timedelta(seconds=60)
 NOT_ALL_READ = -1
 
-LOSS_DETECTORS: Mapping[str, LossDetector] = {
-    "loss_not_finite": not_finite,
-    "loss_divergence": divergence,
-    "loss_spike": spike,
+RUN_DETECTORS = {
+    "run_silent": run_silent,
+    "run_failed": run_failed,
+    "run_finished": run_finished,
+    "rank_behind": rank_behind,
 }
-# Other ranks than the lowest log the loss of their own part of the data: only this rule applies to them.
-ANY_RANK = ("loss_not_finite",)
 # Keys of a stored state beside the ids of rules: where a stream is, how often and whereto it has gone back,
 # findings that wait, and the generation that the comparison with the baseline follows.
 POSITION, RETURNS, RETURNED_TO, WAITING, FOLLOWED = (
     "position", "returns", "returned_to", "waiting", "followed"
 )  # fmt: skip
-SATURATION_STATISTICS = ("saturated", "nonfinite", "numel")
+# The state of the run that was judged last; see unread_runs.
+RUN_STATE = "run_state"
 
 
 @dataclass
@@ -104,9 +103,11 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
         _read_stream(work, stream)
     if not work.more:
         _read_baseline(work, streams)
+        _read_run(work, streams)
     shared.rows = NOT_ALL_READ if work.more or work.waiting else rows
     applied = events.apply(run, work.detections, waiting=shared.state.get(WAITING, []), ended=work.ended)
     shared.state[WAITING] = applied.waiting
+    shared.state[RUN_STATE] = run.state
     for writer in work.touched | {RUN_WIDE}:
         work.state(writer).updated_at = timezone.now()
         work.state(writer).save()
@@ -120,15 +121,17 @@ def _locked(run: Run) -> DetectorState:
 
 def _read_stream(work: Pass, stream: Stream) -> None:
     state = work.state(stream.writer).state
-    columns: list[str] | None = None
+    facts: TensorFacts | None = None
     for data in _new_chunks(work, stream.writer):
-        columns = columns if columns is not None else _column_names(work.run, stream)
+        facts = facts if facts is not None else detection.facts_of(work.run, stream.catalogue)
         state[POSITION], segments = generations.segments(state.get(POSITION, {}), data.steps)
         for segment in segments:
             if segment.returned_to is not None:
                 _begin_generation(work, stream, segment.returned_to)
             rows = data.rows(slice(segment.first, segment.last))
-            work.detections += _detect(work, stream, rows, columns)
+            found = detection.detect(work.rules, state, rows, facts, leads=stream.leads)
+            name, generation = _name(work, stream), _generation(work, stream)
+            work.detections += [Detection(rule, finding, name, generation) for rule, finding in found]
     if stream.ended_by is not None:
         work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by}."
 
@@ -151,12 +154,6 @@ def _begin_generation(work: Pass, stream: Stream, step: int) -> None:
     state[RETURNED_TO] = step
 
 
-def _column_names(run: Run, stream: Stream) -> list[str]:
-    """The tensor names of a writer's catalogue."""
-    names = dict(Tensor.objects.filter(run=run).values_list("index", "name"))
-    return [names.get(index, f"tensor {index}") for index in stream.catalogue]
-
-
 def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
     """The writer's next chunks, in order. Afterwards the writer's state has the seq to continue from."""
     state = work.state(writer)
@@ -164,15 +161,15 @@ def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
     if until == state.next_seq:
         return
     work.touched.add(writer)
-    scalars, statistics = own_rules.columns_read(work.rules)
+    scalars, statistics = detection.columns_read(work.rules)
     chunks = queries.stream(
         work.run.id,
         writer,
         state.next_seq,
         CHUNKS_AT_ONCE,
         until=until,
-        scalars={"loss", *scalars},
-        statistics={*SATURATION_STATISTICS, *statistics},
+        scalars=scalars,
+        statistics=statistics,
     )
     yield from (data for _, data in chunks)
     if len(chunks) == CHUNKS_AT_ONCE:
@@ -195,40 +192,30 @@ def _readable_until(work: Pass, writer: UUID, start: int) -> int:
     return after_gap.seq
 
 
-def _detect(work: Pass, stream: Stream, data: ChunkData, columns: list[str]) -> list[Detection]:
-    states = work.state(stream.writer).state
-    detected: list[Detection] = []
-    for rule in work.rules:
-        key, parameters = str(rule.pk), rules.validate(rule.kind, rule.parameters)
-        before: State = states.get(key, {})
-        if rule.kind in LOSS_DETECTORS and "loss" in data.logged and (stream.leads or rule.kind in ANY_RANK):
-            logged = data.logged["loss"]
-            detector = LOSS_DETECTORS[rule.kind]
-            states[key], findings = detector(
-                before, data.steps[logged], data.scalars["loss"][logged], parameters
-            )
-        elif rule.kind == "saturation_rate" and {"saturated", "numel"} <= set(data.statistics):
-            states[key], findings = saturation(
-                before, data.steps, _rates(data, len(columns)), columns, parameters
-            )
-        elif rule.kind == "threshold":
-            states[key], findings = own_rules.detect(rule, before, data, columns, stream.leads)
-        else:
-            continue
-        name, generation = _name(work, stream), _generation(work, stream)
-        detected += [Detection(rule, finding, name, generation) for finding in findings]
-    return detected
+def _read_run(work: Pass, streams: Sequence[Stream]) -> None:
+    """Judge the state of the run itself."""
+    judged = [rule for rule in work.rules if rule.kind in RUN_DETECTORS]
+    if not judged or not streams:
+        return
+    states = work.state(RUN_WIDE).state
+    facts = _run_facts(work.run, streams)
+    for rule in judged:
+        parameters = rules.validate(rule.kind, rule.parameters)
+        before = states.get(str(rule.pk), {})
+        states[str(rule.pk)], findings = RUN_DETECTORS[rule.kind](before, facts, parameters)
+        # Each occurrence is an event, even at the same step.
+        generation = f"{streams[-1].start}/{states[str(rule.pk)]['times']}"
+        work.detections += [Detection(rule, finding, "run", generation) for finding in findings]
 
 
-def _rates(data: ChunkData, width: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Overflow rates, one column per entry of the catalogue, NaN for entries that the chunk does not have."""
-    rates = np.full((len(data), width), np.nan)
-    arrays = [data.statistics.get(name) for name in SATURATION_STATISTICS]
-    shared = min([width, *(array.shape[1] for array in arrays if array is not None)])
-    saturated, nonfinite, numel = (None if array is None else array[:, :shared] for array in arrays)
-    assert saturated is not None and numel is not None
-    rates[:, :shared] = overflow_rates(saturated, nonfinite, numel)
-    return rates
+def _run_facts(run: Run, streams: Sequence[Stream]) -> RunFacts:
+    ranks = [
+        RankStep(stream.rank, stream.last_step, stream.finished)
+        for stream in streams
+        if stream.ended_by is None and stream.attempt == streams[-1].attempt
+    ]
+    now, heartbeat = timezone.now().timestamp(), run.heartbeat_at.timestamp()
+    return RunFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks)
 
 
 def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:

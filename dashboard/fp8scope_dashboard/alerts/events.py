@@ -117,12 +117,17 @@ def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[D
     outranking = [kind.name for kind in rules.KINDS.values() if each.rule.kind in kind.outranks]
     # No detector sees imported events any more.
     seen = _unresolved(run).filter(generation=each.generation).exclude(seen_by=[])
-    if seen.filter(kind__in=outranking).exists():
+    if any(_covers(event, each.finding) for event in seen.filter(kind__in=outranking)):
         kept.append(each)
         return
     event = _come_back(run, each) or _create(run, each)
     if event is not None:
         opened.append(event)
+
+
+def _covers(event: Event, finding: Finding) -> bool:
+    """Whether an event of a kind that outranks a finding's has its cause."""
+    return not rules.kind_of(event.kind).names_tensors or evidence.overlaps(event, finding)
 
 
 def _completed(waiting: Detection, update: Detection) -> Detection:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, Finding
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import Event, Rule, RuleKind
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -29,15 +30,19 @@ def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
     reach = max(STEPS_BEFORE, finding.step - finding.onset_step)
     first, last = finding.onset_step - reach, finding.step
     gathered: dict[str, Any] = dict(finding.evidence)
-    if rule.kind in ("saturation_rate", "threshold"):
+    shown = rules.kind_of(rule.kind)
+    if shown.names_tensors:
         gathered["series"] = [
             *_own_series(run, rule, finding, first, last),
             _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS)),
         ]
         return gathered
     gathered["series"] = [
-        _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS))
+        _as_dict(name, queries.scalar(run.id, name, first=first, last=last, points=POINTS))
+        for name in dict.fromkeys((shown.shows, "loss"))
     ]
+    if shown.shows != "loss":
+        return gathered
     baseline = lineage.baseline_runs(run)
     if baseline:
         read = queries.scalars([seed.id for seed in baseline], "loss", first=first, last=last, points=POINTS)
@@ -76,21 +81,21 @@ def complete(event: Event, finding: Finding) -> None:
 
 def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
     """The series that the rule reads, without the loss."""
-    if rule.kind == "threshold" and not rule.tensors:
-        if rule.statistic == "loss":
-            return []
-        series = queries.scalar(run.id, rule.statistic, first=first, last=last, points=POINTS)
-        return [_as_dict(rule.statistic, series)]
-    if rule.kind == "threshold":
+    if rule.kind != RuleKind.THRESHOLD:
+        return _tensor_series(run, finding, rules.kind_of(rule.kind).shows, first, last)
+    if rule.tensors:
         return _tensor_series(run, finding, rule.statistic, first, last)
-    stored = queries.statistic_names(run.id)
-    statistic = "overflow_rate" if "overflow_rate" in stored else "saturation_rate"
-    return _tensor_series(run, finding, statistic, first, last)
+    if rule.statistic == "loss":
+        return []
+    series = queries.scalar(run.id, rule.statistic, first=first, last=last, points=POINTS)
+    return [_as_dict(rule.statistic, series)]
 
 
 def _tensor_series(run: Run, finding: Finding, statistic: str, first: int, last: int) -> list[dict[str, Any]]:
     names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
     indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
+    if statistic == "overflow_rate" and statistic not in queries.statistic_names(run.id):
+        statistic = "saturation_rate"
     return [
         {
             "tensor": name,

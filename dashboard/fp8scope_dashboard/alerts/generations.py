@@ -25,7 +25,8 @@ class Stream:
         start: names the start of the training: the attempt, and a number if the attempt has several writers
             of this rank. Equal for all ranks that started together.
         leads: whether it is of the lowest rank of its attempt.
-        first_step: its first stored step; None if it has stored nothing.
+        first_step, last_step: of what it has stored; None if that is nothing.
+        finished: whether its process has ended.
         ended_by: the first step of the start that has replaced it; None while it counts.
     """
 
@@ -34,7 +35,10 @@ class Stream:
     catalogue: tuple[int, ...]
     start: str
     leads: bool
+    attempt: int
     first_step: int | None
+    last_step: int | None
+    finished: bool
     ended_by: int | None
 
     def generation(self, returns: int) -> str:
@@ -59,7 +63,10 @@ def streams_of(run: Run) -> list[Stream]:
                 tuple(writer.catalogue),
                 f"{writer.attempt}+{number}" if number else str(writer.attempt),
                 writer.rank == min(each.rank for each in writers if each.attempt == writer.attempt),
+                writer.attempt,
                 writer.first_step,
+                writer.last_step,
+                writer.finished_at is not None,
                 _ended_by(writer, writers, alike[number + 1 :]),
             )
         )

@@ -76,6 +76,15 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
 
 
 @transaction.atomic
+def switch(rule: Rule, *, on: bool) -> None:
+    """Switch a rule on or off. The open alerts of one that is switched off are resolved."""
+    rule.enabled = on
+    rule.save(update_fields=["enabled"])
+    if not on:
+        _close_events(rule, "The rule was switched off.")
+
+
+@transaction.atomic
 def remove(rule: Rule) -> None:
     """Delete a rule. Its open alerts are resolved; all its alerts are kept.
 
