@@ -90,10 +90,9 @@ STATISTICS_READ = ("numel", "amax", "scale", "saturated", "underflow", "nonfinit
 def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
     """The scalars and the statistics that the detectors of rules read."""
     kinds = {rule.kind for rule in enabled}
-    scalars = {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
-    statistics = set(STATISTICS_READ if kinds & set(TENSOR_DETECTORS) else ())
-    own_scalars, own_statistics = own_rules.columns_read(enabled)
-    return scalars | own_scalars, statistics | own_statistics
+    scalars, statistics = own_rules.columns_read(enabled)
+    scalars |= {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
+    return scalars, statistics | set(STATISTICS_READ if kinds & set(TENSOR_DETECTORS) else ())
 
 
 def facts_of(run: Run, catalogue: Sequence[int]) -> TensorFacts:

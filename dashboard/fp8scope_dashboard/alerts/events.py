@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 
 from fp8scope_dashboard.alerts import evidence, life, routing, rules, signals
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import Event, EventState, Reason, Rule
+from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, Reason, Rule
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -156,8 +156,12 @@ def _join(event: Event, each: Detection) -> None:
     """Add the finding to an event: another rank that sees the same, or more tensors."""
     if each.holder not in event.seen_by:
         event.seen_by = [*event.seen_by, each.holder]
+    before = int(event.evidence.get("tensors_over", 0))
     evidence.complete(event, each.finding)
     event.save(update_fields=["seen_by", "evidence", "message", "value"])
+    # Not each tensor is an entry: a cause may reach hundreds.
+    if before and event.evidence["tensors_over"] >= 2 * before:
+        life.write(event, EntryKind.UPDATED, text=event.message)
 
 
 def _come_back(run: Run, each: Detection) -> Event | None:
@@ -170,7 +174,9 @@ def _come_back(run: Run, each: Detection) -> Event | None:
         .first()
     )
     onset = each.finding.onset_step
-    if last is None or not 0 <= onset - (last.resolved_step or 0) <= life.REOPEN_STEPS:
+    if last is None or not evidence.shares_tensors(last, each.finding):
+        return None
+    if not 0 <= onset - (last.resolved_step or 0) <= life.REOPEN_STEPS:
         return None
     if not life.reopen(last, text=f"The condition came back at step {onset}: {each.finding.message}"):
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, Finding
-from fp8scope_dashboard.alerts.models import Event, Rule, RuleKind
+from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -58,6 +58,14 @@ def overlaps(event: Event, finding: Finding) -> bool:
     return event.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
 
 
+def shares_tensors(event: Event, finding: Finding) -> bool:
+    """Whether a finding names a tensor of an event; true if it names none at all."""
+    if "tensors" not in finding.evidence:
+        return True
+    names = {tensor["name"] for tensor in event.evidence.get("tensors", [])}
+    return any(tensor["name"] in names for tensor in finding.evidence["tensors"])
+
+
 def complete(event: Event, finding: Finding) -> None:
     """Add the tensors of a finding to an event that has the same cause; other findings change nothing."""
     tensors = finding.evidence.get("tensors")
@@ -81,21 +89,20 @@ def complete(event: Event, finding: Finding) -> None:
 
 def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
     """The series that the rule reads, without the loss."""
-    if rule.kind != RuleKind.THRESHOLD:
-        return _tensor_series(run, finding, rules.kind_of(rule.kind).shows, first, last)
-    if rule.tensors:
-        return _tensor_series(run, finding, rule.statistic, first, last)
-    if rule.statistic == "loss":
-        return []
-    series = queries.scalar(run.id, rule.statistic, first=first, last=last, points=POINTS)
-    return [_as_dict(rule.statistic, series)]
+    if rule.kind == "threshold" and not rule.tensors:
+        if rule.statistic == "loss":
+            return []
+        series = queries.scalar(run.id, rule.statistic, first=first, last=last, points=POINTS)
+        return [_as_dict(rule.statistic, series)]
+    statistic = rule.statistic if rule.kind == "threshold" else rules.kind_of(rule.kind).shows
+    if statistic == "overflow_rate" and statistic not in queries.statistic_names(run.id):
+        statistic = "saturation_rate"
+    return _tensor_series(run, finding, statistic, first, last)
 
 
 def _tensor_series(run: Run, finding: Finding, statistic: str, first: int, last: int) -> list[dict[str, Any]]:
     names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
     indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
-    if statistic == "overflow_rate" and statistic not in queries.statistic_names(run.id):
-        statistic = "saturation_rate"
     return [
         {
             "tensor": name,

@@ -72,6 +72,7 @@ def test_it_works(delivery: Delivery, inbox: Inbox) -> None:
 
 
 def test_evaluating_again_delivers_nothing_twice(delivery: Delivery) -> None:
+    assert delivery.event is not None
     evaluate(delivery.event.run_id)
     assert Delivery.objects.count() == 1
 
@@ -259,7 +260,8 @@ def test_a_deleted_leader_leaves_nothing_behind(delivery: Delivery, inbox: Inbox
     inbox.error = DeliveryError("Busy.")
     run_all()
     leader = Delivery.objects.get(pk__in=Delivery.objects.exclude(leader=None).values("leader"))
-    Event.objects.filter(pk=leader.event_id).delete()
+    assert leader.event is not None
+    leader.event.delete()
     inbox.error = None
     for _ in range(3):
         minute_later()

@@ -152,12 +152,12 @@ def test_the_result_does_not_depend_on_the_batches(cuts: list[int], seed: int) -
     scale[250:, 4] /= 1e4
     amax[200:, :2] *= 50.0
     amax[np.random.default_rng(seed).random(amax.shape) < 0.2] = np.nan
-    short: dict[str, dict[str, float]] = {
+    parameters: dict[str, dict[str, Any]] = {
         "scale_frozen": {},
         "scale_stale": {},
         "scale_jump": {"warmup": 10.0},
+        "amax_growth": {"warmup": 50.0, "span": 10.0, "points": 5.0},
     }
-    parameters = {**short, "amax_growth": {"warmup": 50.0, "span": 10.0, "points": 5.0}}
     for kind in KINDS:
         columns = {"amax": amax, "scale": scale}
         whole = detected(kind, columns, facts=facts(), **parameters[kind])

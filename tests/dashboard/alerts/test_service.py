@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from apprise import Apprise, AppriseAttachment
@@ -32,6 +33,12 @@ def receiver() -> Iterator[Receiver]:
 def attribute(plugin: object, name: str) -> object:
     """An attribute that only some services have."""
     return getattr(plugin, name)
+
+
+def read(attachment: Any) -> bytes:
+    """The content of an attachment, whose methods have no types."""
+    with attachment.open() as stream:
+        return bytes(stream.read())
 
 
 def url(receiver: Receiver, query: str = "") -> str:
@@ -99,9 +106,9 @@ def test_local_files_are_not_read(tmp_path: Path) -> None:
     template = tmp_path / "template.json"
     template.write_text('{"text": "from the file"}')
     attachment = AppriseAttachment(str(template))[0]
-    assert b"from the file" in attachment.open().read()
+    assert b"from the file" in read(attachment)
     with restricted(files=False), pytest.raises(PermissionError):
-        attachment.open()
+        read(attachment)
 
 
 def test_a_receiver_that_is_down_is_tried_again() -> None:

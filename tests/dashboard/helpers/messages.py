@@ -116,7 +116,8 @@ class Mailbox:
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         if self.answer.startswith("2"):
-            mail = message_from_bytes(bytes(envelope.content or b""), policy=policy.default)
+            assert isinstance(envelope.content, bytes)
+            mail = message_from_bytes(envelope.content, policy=policy.default)
             assert isinstance(mail, EmailMessage)
             self.mails.append((envelope.rcpt_tos, mail))
         return self.answer
@@ -134,7 +135,7 @@ def smtp_receiver(**options: Any) -> Iterator[Mailbox]:
     mailbox = Mailbox()
     check: Callable[..., AuthResult] = mailbox.check
     # Port 0 would make aiosmtpd wait for a connection to port 0.
-    login = {"authenticator": check, "auth_require_tls": False}
+    login: dict[str, Any] = {"authenticator": check, "auth_require_tls": False}
     controller = Controller(mailbox, hostname="127.0.0.1", port=free_port(), **login, **options)
     controller.start()
     mailbox.port = controller.port

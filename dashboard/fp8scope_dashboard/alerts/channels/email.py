@@ -166,11 +166,13 @@ def compose(message: Message, sender: str, recipients: list[str]) -> EmailMessag
 
 def _with_links(text: str, addresses: Collection[str]) -> str:
     """The text as HTML. Only these addresses become links: names of runs are not ours."""
-    html = escape(text)
-    for address in map(escape, addresses):
-        link = f'<a href="{address}">{address}</a>'
-        html = re.sub(rf"(?m)(^|\s){re.escape(address)}$", lambda match, link=link: match[1] + link, html)
-    return html
+    links = {escape(address): f'<a href="{escape(address)}">{escape(address)}</a>' for address in addresses}
+    lines = []
+    for line in escape(text).splitlines():
+        # Addresses are last in their lines.
+        before, space, last = line.rpartition(" ")
+        lines.append(f"{before}{space}{links.get(last, last)}")
+    return "\n".join(lines)
 
 
 def _transmit(

@@ -33,7 +33,8 @@ class Kind:
     names_tensors: bool = False
     # The statistic of these tensors, or the scalar, that the evidence shows.
     shows: str = "loss"
-    # Whether the rule of a new project is switched on.
+    # Whether a new project has a rule of this kind, and whether it is switched on.
+    is_default: bool = True
     enabled: bool = True
     # Whether a project has one rule of this kind; people add those of other kinds.
     is_default: bool = True

@@ -1,4 +1,6 @@
-"""The kind of the rules that people write: a statistic, a condition and a value."""
+"""The rule that people write themselves."""
+
+from __future__ import annotations
 
 from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
 

@@ -22,6 +22,7 @@ KINDS = [
     ("run_silent", "Run silent"),
     ("run_failed", "Run failed"),
     ("run_finished", "Run finished"),
+    ("threshold", "Own rule"),
 ]
 
 # Kinds that are new, with the severity of their default rule, and whether it is switched on.
@@ -49,7 +50,7 @@ def add_rules(apps, schema_editor):
     """Give each existing project the rules that a new one begins with. Their parameters are the defaults."""
     rule_model = apps.get_model("alerts", "Rule")
     for project in apps.get_model("accounts", "Project").objects.all():
-        present = set(rule_model.objects.filter(project=project).values_list("kind", flat=True))
+        present = set(rule_model.objects.filter(project=project, run=None).values_list("kind", flat=True))
         rule_model.objects.bulk_create(
             rule_model(project=project, kind=kind, severity=severity, enabled=enabled)
             for kind, severity, enabled in NEW_KINDS
@@ -84,7 +85,7 @@ def convert_saturation(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-    dependencies = [("alerts", "0005_channels")]
+    dependencies = [("alerts", "0006_life_of_an_alert")]
 
     operations = [
         migrations.AlterField(
