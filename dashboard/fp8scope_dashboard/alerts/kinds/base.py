@@ -36,8 +36,6 @@ class Kind:
     # Whether a new project has a rule of this kind, and whether it is switched on.
     is_default: bool = True
     enabled: bool = True
-    # Whether a project has one rule of this kind; people add those of other kinds.
-    is_default: bool = True
 
 
 def points(default: int, help: str) -> Parameter:

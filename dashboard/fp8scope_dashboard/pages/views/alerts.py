@@ -33,7 +33,7 @@ from fp8scope_dashboard.alerts.models import (
 from fp8scope_dashboard.alerts.services import numbered
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
-from fp8scope_dashboard.pages.access import in_project, page, person
+from fp8scope_dashboard.pages.access import in_project, open_alerts, page, person
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
 from fp8scope_dashboard.pages.run_controls import command_entry
@@ -183,7 +183,8 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
         }
         for event in fresh[:MOST_RECENT]
     ]
-    return JsonResponse({"newest": newest, "alerts": shown, "more": max(0, fresh.count() - len(shown))})
+    counts = {"open": open_alerts(project), "more": max(0, fresh.count() - len(shown))}
+    return JsonResponse({"newest": newest, "alerts": shown, **counts})
 
 
 @require_POST

@@ -113,7 +113,7 @@ def rule_try(request: HttpRequest, project: Project) -> HttpResponse:
     return render(request, "pages/_trial.html", {"project": project, "trial": trial})
 
 
-@in_project(Role.MEMBER)
+@in_project()
 def trial(request: HttpRequest, project: Project, trial_id: int) -> HttpResponse:
     """The progress or the result of a trial, as a part of the form's page."""
     stored = RuleTrial.objects.filter(project=project, pk=trial_id).first()

@@ -13,6 +13,19 @@ const remember = (on) => {
   try { localStorage.setItem(KEY, on ? "on" : "off"); } catch { /* private window: until the page is left */ }
 };
 
+// The number beside "Alerts" in the header.
+const showCount = (open) => {
+  const place = document.getElementById("alert-count");
+  const number = document.createElement("span");
+  number.className = "count";
+  number.setAttribute("aria-hidden", "true");
+  number.textContent = open;
+  const words = document.createElement("span");
+  words.className = "sr-only";
+  words.textContent = `, ${open} open`;
+  place?.replaceChildren(...(open ? [number, words] : []));
+};
+
 // Asks for the alerts after the last one that this tab has seen.
 class Watch {
   constructor() {
@@ -24,7 +37,8 @@ class Watch {
   async fresh() {
     const answer = await fetch(`${body.dataset.alerts}?after=${this.newest}`, { headers: { Accept: "application/json" } });
     if (!answer.ok || answer.redirected) return [];
-    const { newest, alerts, more } = await answer.json();
+    const { newest, alerts, more, open } = await answer.json();
+    showCount(open);
     this.newest = Math.max(this.newest, newest);
     if (more) alerts.push({ number: 0, severity: "warning", title: `${more} more alerts`, run: "", message: "", url: body.dataset.alerts.replace("recent.json", "") });
     return alerts;
