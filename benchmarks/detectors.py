@@ -15,8 +15,8 @@ JSON line per detector and group:
     median_delay      points from the beginning to the alarm, of those that were detected
     delay_share       the same as a share of the run
 
-Harms begin in the middle: '+1 %' and '+1 nat' at once, 'ramp to 1 %' linearly within a tenth of the run, 'NaN'.
-The real runs finished well, so every alarm of them is false.
+Harms begin in the middle: '+1 %' and '+1 nat' at once, 'ramp to 1 %' linearly within a tenth of the run,
+'NaN'. The real runs finished well, so every alarm of them is false.
 
 `--peers` adds CUSUM and EWMA (textbook, standardised by the first 100 points), ADWIN and Page-Hinkley of
 river, SpikeDetection of Lightning, and trainscope's default detector, on the same series: the loss of one
@@ -197,9 +197,8 @@ def alarms(detector: str, trial: Trial) -> list[int]:
 
 def line(detector: str, group: Group, opened: list[list[int]], *, default: bool) -> dict[str, Any]:
     """The line of a detector and a group, from the alarms of each trial."""
-    figures: dict[str, Any] = {
-        "detector": detector, "group": group.name, "harm": group.harm, "default": default, "pairs": len(opened)
-    }  # fmt: skip
+    of = {"detector": detector, "group": group.name, "harm": group.harm}
+    figures: dict[str, Any] = {**of, "default": default, "pairs": len(opened)}
     if not group.harm:
         rate = sum(map(bool, opened)) / len(opened)
         return {**figures, "false_alarm_rate": round(rate, 4), "detected": None, "median_delay": None}
