@@ -245,6 +245,16 @@ def test_the_result_does_not_depend_on_the_batches(kind: str, values: list[float
 
 
 @pytest.mark.parametrize("kind", DETECTORS)
+def test_a_long_run_does_not_depend_on_the_batches(kind: str) -> None:
+    losses = noisy(1500)
+    losses[500:] *= 1.4
+    losses[1000:] *= 1.4
+    losses[1200:1210] = math.nan
+    findings = run(kind, losses)
+    assert findings and run(kind, losses, cuts=(3, 499, 505, 521, 700, 1001, 1013, 1201)) == findings
+
+
+@pytest.mark.parametrize("kind", DETECTORS)
 @given(values=values)
 def test_findings_open_and_close_in_turn(kind: str, values: list[float]) -> None:
     findings = run(kind, np.array(values, dtype=np.float64))

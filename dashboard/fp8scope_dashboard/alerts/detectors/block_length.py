@@ -83,6 +83,7 @@ def choose(state: State, least: int) -> Blocks | None:
         )
         for level in range(len(state["scales"]))
     ]
+    longest_before = 2.0 ** (sum(scale["n"] >= LEAST_BLOCKS for scale in state["before"]) - 1)
     state["before"] = [{**scale, "waiting": None} for scale in state["scales"]]
     state["scales"] = [{**_empty(), "waiting": scale["waiting"]} for scale in state["scales"]]
     usable = [blocks for blocks in measured if blocks is not None and blocks.length >= least]
@@ -95,7 +96,9 @@ def choose(state: State, least: int) -> Blocks | None:
         chosen = blocks
     if chosen is not None:
         return replace(chosen, lasting=0.0)
-    largest = max(usable, key=lambda blocks: blocks.lasting)
+    # Of long blocks only the latest epoch has enough, and a rise may be in it.
+    seen_before = [blocks for blocks in usable if blocks.length <= longest_before]
+    largest = max(seen_before or usable, key=lambda blocks: blocks.lasting)
     return replace(usable[0], lasting=largest.lasting, independent=largest.independent)
 
 
