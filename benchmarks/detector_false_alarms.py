@@ -1,6 +1,6 @@
 """What the default alert rules report on real small trainings. Prints a JSON line per training.
 
-    python benchmarks/detector_false_alarms.py [--steps N] [--seeds N] [--width N]
+    python benchmarks/detector_false_alarms.py [--steps N] [--seeds N] [--width N] [--recipes NAME ...]
 
 Trains the demo's model on its text, watched by the agent, which sends to a sink in this process. The rules of
 the tensors and scalars then read the rows as the server would. The trainings with a recipe are healthy, so
@@ -115,9 +115,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_500)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments = parser.parse_args()
     os.environ["FP8SCOPE_LOG_LEVEL"] = "error"
-    for recipe in RECIPES:
+    for recipe in arguments.recipes:
         for seed in range(1, arguments.seeds + 1):
             data, facts = train(recipe, seed, arguments.steps, arguments.width)
             line = {
