@@ -33,8 +33,20 @@ def bisect(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def replay(arguments: list[str]) -> int:
+    """Run a step of an incident again, in FP8 and in BF16."""
+    try:
+        from fp8scope.cli.replay import main
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"`fp8scope replay` needs {error.name}, which is missing: pip install 'fp8scope[torch]'"
+        ) from error
+    return main(arguments)
+
+
 BUILT_IN: dict[str, Command] = {
     "bisect": bisect,
+    "replay": replay,
     "doctor": doctor,
     "login": login,
     "run": run,
