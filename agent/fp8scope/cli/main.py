@@ -13,6 +13,7 @@ from fp8scope.cli.doctor import doctor
 from fp8scope.cli.export import export
 from fp8scope.cli.import_run import import_
 from fp8scope.cli.login import login
+from fp8scope.cli.report import report
 from fp8scope.cli.run_script import run
 from fp8scope.cli.sync import sync
 from fp8scope.metadata.environment import version_of
@@ -47,6 +48,7 @@ def replay(arguments: list[str]) -> int:
 BUILT_IN: dict[str, Command] = {
     "bisect": bisect,
     "replay": replay,
+    "report": report,
     "doctor": doctor,
     "login": login,
     "run": run,
