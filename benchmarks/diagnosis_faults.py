@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 import fp8scope
-from fp8scope.demo import arithmetic
 from fp8scope.demo.fault import NEVER
 from fp8scope.demo.model import Shape
 from fp8scope.demo.train import Plan, Trainer
@@ -29,7 +28,6 @@ from fp8scope_kernels import (
     Recipe,
     RowwiseScaling,
     ScalingState,
-    convert,
     fp8_layers,
 )
 
@@ -87,15 +85,9 @@ class Faulty(Trainer):
                 windows=128,
                 shape=case.shape,
                 learning_rate=learning_rate,
-            )
+            ),
+            self._recipe() if case.recipe else None,
         )
-        if case.recipe:
-            # The trainer has prepared the linear layers for BF16, and `convert` leaves subclasses alone.
-            for module in self.model.modules():
-                if type(module) is arithmetic.RoundedLinear:
-                    module.__class__ = nn.Linear  # type: ignore[assignment]
-            convert(self.model, self._recipe())
-            arithmetic.prepare(self.model)
         self.past: dict[str, list[Tensor]] = {}
 
     def _recipe(self) -> Recipe:

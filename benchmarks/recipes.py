@@ -28,7 +28,7 @@ from fp8scope_kernels import (
     DelayedScaling,
     Recipe,
     RowwiseScaling,
-    convert,
+    fp8_layers,
 )
 
 RECIPES: tuple[Recipe, ...] = (
@@ -42,9 +42,9 @@ RECIPES: tuple[Recipe, ...] = (
 
 def final_loss(recipe: Recipe | None, seed: int, steps: int) -> float:
     """Train once and return the mean loss of the last tenth of the steps. `recipe=None` is BF16."""
-    trainer = Trainer(Plan(name="recipes", seed=seed, steps=steps))
-    if recipe is not None:
-        convert(trainer.model, recipe)
+    trainer = Trainer(Plan(name="recipes", seed=seed, steps=steps), recipe)
+    if recipe is not None and not list(fp8_layers(trainer.model)):
+        raise RuntimeError(f"No layer was converted to {type(recipe).__name__}.")
     losses = [float(trainer.train(step)["loss"]) for step in range(1, steps + 1)]
     return statistics.fmean(losses[-max(1, steps // 10) :])
 

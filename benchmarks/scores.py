@@ -11,6 +11,11 @@ in each run. `discordance` is the share of items that two runs of the same confi
 E[p (1 - p)]: 5 to 20 % for two pre-trainings, below 1 % for two models with nearly the same weights. A harm
 takes the same share of all right answers. A seed shifts a whole run by a further normal offset, `seed_sd`.
 Random choices have a fixed seed.
+
+`limit` beside the power is what no test at this level exceeds: for single runs the exact power of the
+uniformly most powerful unbiased test, else the power of a normal test that knows all variances. The same harm
+is then found in the margin of each item, the log-likelihood of the right answer less that of the best wrong
+one, which says more than its sign does: margins are normal, and each run adds a normal deviation to each.
 """
 
 from __future__ import annotations
@@ -118,32 +123,69 @@ def power(trials: int) -> Iterator[dict[str, object]]:
             "case": "harm of 2 %",
             **design.label,
             "worse": np.mean([result.verdict == "worse" for result in results]),
+            "limit": round(_limit(harm, design), 3),
             "equivalent": np.mean([result.verdict == "equivalent" for result in results]),
             "old_inside": np.mean([bool(result.inside) for result in results]),
             "items_for_90": _items_for(harm, design, 0.9),
         }
-    yield _power_of_means(trials, harm)
+    for discordance in (0.02, 0.05, 0.1, 0.2):
+        design = Design(1, 1, 500, discordance)
+        yield {
+            "case": "harm of 2 %, margins of the log-likelihoods",
+            **design.label,
+            "worse": _margins_worse(harm, design, trials),
+            "wrong_worse": _margins_worse(0.0, design, trials),
+        }
 
 
-def _power_of_means(trials: int, harm: float) -> dict[str, object]:
-    """The same for a score per item that is not 0 or 1, the log-likelihood of the right answer."""
+def _limit(harm: float, design: Design) -> float:
+    """The power that no test of this level exceeds."""
+    lost = design.discordance / 2.0 + (MEAN - design.discordance / 2.0) * harm / MEAN
+    won = (1.0 - harm / MEAN) * design.discordance / 2.0
+    if design.run == design.baseline == 1:
+        return _limit_of_single_runs(lost, won, design.n)
+    variance = design.discordance / 2.0 * (1.0 / design.run + 1.0 / design.baseline)
+    quantile = scipy.stats.norm.isf(ALPHA)
+    return float(scipy.stats.norm.sf(quantile - harm / math.sqrt(variance / design.n)))
+
+
+def _limit_of_single_runs(lost: float, won: float, n: int) -> float:
+    """Power of the randomised exact McNemar test: given the number of differing items, uniformly most
+    powerful unbiased for paired answers (Lehmann and Romano, 2005, section 4.5).
+
+    Args:
+        lost: probability that only the baseline answers an item rightly; `won` that only the run does.
+    """
+    power = 0.0
+    for differing in range(n + 1):
+        counts = np.arange(differing + 1)
+        beyond = scipy.stats.binom.sf(counts, differing, 0.5)
+        rejected = np.clip((ALPHA - beyond) / scipy.stats.binom.pmf(counts, differing, 0.5), 0.0, 1.0)
+        given = scipy.stats.binom.pmf(counts, differing, lost / (lost + won)) @ rejected
+        power += float(scipy.stats.binom.pmf(differing, n, lost + won) * given)
+    return power
+
+
+def _margins_worse(harm: float, design: Design, trials: int) -> float:
+    """How often the margins of single runs are called worse, where the harm takes this share of answers."""
+    level, lower = scipy.stats.norm.ppf(MEAN), scipy.stats.norm.ppf(MEAN - harm)
+
+    def excess(correlation: float) -> float:
+        both = scipy.stats.multivariate_normal.cdf(
+            [level, level], cov=[[1.0, correlation], [correlation, 1.0]]
+        )
+        return 2.0 * (MEAN - float(both)) - design.discordance
+
+    correlation = scipy.optimize.brentq(excess, 0.0, 1.0 - 1e-9)
     chance = np.random.default_rng(SEED)
     worse = 0
     for _ in range(trials):
-        base = chance.gamma(4.0, 0.5, 500)
-        run = base * (1.0 + harm) + chance.normal(0.0, 0.2, 500)
-        worse += (
-            compare_scores(
-                Task("task", "nll", "mean", False, [Score(run)], [Score(base)]), alpha=ALPHA
-            ).verdict
-            == "worse"
-        )
-    return {
-        "case": "harm of 2 %, mean of log-likelihoods",
-        "seeds": "1 v 1",
-        "items": 500,
-        "worse": worse / trials,
-    }
+        shared = math.sqrt(correlation) * chance.normal(size=design.n)
+        own = math.sqrt(1.0 - correlation) * chance.normal(size=(2, design.n))
+        run, baseline = shared + own[0] + lower, shared + own[1] + level
+        task = Task("task", "margin", "mean", True, [Score(run)], [Score(baseline)])
+        worse += compare_scores(task, alpha=ALPHA).verdict == "worse"
+    return worse / trials
 
 
 def _items_for(harm: float, design: Design, wanted: float) -> int:

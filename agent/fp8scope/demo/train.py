@@ -20,7 +20,7 @@ from torch.nn import functional
 import fp8scope
 from fp8scope.demo import arithmetic, data, fault
 from fp8scope.demo.model import ByteGpt, Shape
-from fp8scope_kernels import DelayedScaling, convert
+from fp8scope_kernels import DelayedScaling, Recipe, convert
 
 MAX_STEPS = 100_000
 PROGRESS_SECONDS = 0.2
@@ -61,15 +61,21 @@ class Trainer:
     """The model, its optimizer, and one step of training at a time.
 
     The seed affects only the initial weights: all runs see the same batches in the same order.
+
+    Args:
+        recipe: of the FP8 layers, by default that of the plan's precision.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, recipe: Recipe | None = None) -> None:
         self.plan = plan
         self.corpus = data.load(plan.shape.context, plan.windows)
         torch.manual_seed(plan.seed)
         self.model = ByteGpt(plan.shape)
-        if plan.precision == "fp8":
-            convert(self.model, DelayedScaling())
+        if recipe is None and plan.precision == "fp8":
+            recipe = DelayedScaling()
+        if recipe is not None:
+            convert(self.model, recipe)
+        # Only now: `convert` leaves the layers alone that are prepared for BF16.
         arithmetic.prepare(self.model)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), betas=plan.betas, weight_decay=plan.weight_decay

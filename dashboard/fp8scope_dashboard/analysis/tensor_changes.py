@@ -26,7 +26,7 @@ RECENT: Final = 0.25
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedTensor:
     """A tensor that has changed. `before` and `since` are the medians of the statistic."""
 
     index: int
@@ -55,7 +55,7 @@ class Changes:
     statistic: str
     step: int
     tested: int
-    changed: list[Change]
+    changed: list[ChangedTensor]
     certain: int
     level: float = LEVEL
 
@@ -77,7 +77,7 @@ def changed_tensors(run_id: UUID, statistic: str) -> Changes | None:
     claims = np.flatnonzero(benjamini_hochberg(p_values))
     certain = e_benjamini_hochberg(e_values_of(p_values))
     changed = [
-        Change(
+        ChangedTensor(
             heatmap.indices[i],
             heatmap.names[i],
             float(p_values[i]),

@@ -14,6 +14,7 @@ from django.core.management.utils import get_random_secret_key
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
+from fp8scope_dashboard.settings.log_level import log_level_from_text
 from fp8scope_dashboard.settings.proxies import networks_from_text
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -226,5 +227,8 @@ LOGGING = {
     },
     # At level DEBUG it logs request paths, and that of a webhook is secret.
     "loggers": {"urllib3": {"level": "INFO"}},
-    "root": {"handlers": ["console"], "level": os.environ.get("FP8SCOPE_LOG_LEVEL", "INFO")},
+    "root": {
+        "handlers": ["console"],
+        "level": log_level_from_text(os.environ.get("FP8SCOPE_LOG_LEVEL", "")),
+    },
 }

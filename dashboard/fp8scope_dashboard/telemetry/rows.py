@@ -152,7 +152,9 @@ def scalars_parts(
     for source, segment in _by_writer(Wanted(run_id, columns, between=between, timed=timed), known):
         parts = {}
         for name, column in zip(names, columns, strict=True):
-            logged = segment.logged[column]
+            logged: NDArray[np.bool_] | slice = segment.logged[column]
+            if segment.logged[column].all():
+                logged = slice(None)  # a view instead of a copy
             values = {name: segment.values[column][0, logged]}
             parts[name] = Part(
                 source.rank, source.order, segment.steps[logged], segment.times[logged], values

@@ -19,7 +19,13 @@ from fp8scope_dashboard.telemetry import rows
 from fp8scope_dashboard.telemetry.aggregates import FINEST, STRIDES
 from fp8scope_dashboard.telemetry.codec import SCALAR, Float64s, Int64s
 from fp8scope_dashboard.telemetry.coverage import Cover, cover
-from fp8scope_dashboard.telemetry.rank_merge import Merged, first_of_each_step
+from fp8scope_dashboard.telemetry.rank_merge import (
+    DATA_HASH,
+    Merged,
+    Part,
+    data_hash_across_ranks,
+    first_of_each_step,
+)
 from fp8scope_dashboard.telemetry.rollups.read import Rolled
 from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of
 
@@ -114,7 +120,11 @@ def _rows(
     if not between:
         return {}
     writers = list(rows.scalars_parts(run_id, tuple(names), *between, known=stored.sources, timed=False))
-    return {name: first_of_each_step([parts[name] for parts in writers]) for name in names if writers}
+    return {name: _merged(name, [parts[name] for parts in writers]) for name in names if writers}
+
+
+def _merged(name: str, parts: Sequence[Part]) -> Merged:
+    return data_hash_across_ranks(parts) if name == DATA_HASH else first_of_each_step(parts)
 
 
 class _Buckets:

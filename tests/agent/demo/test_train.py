@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from fp8scope.demo import arithmetic
 from fp8scope.demo.model import Shape
 from fp8scope.demo.train import Plan, Trainer, emit, main, parse, run
-from fp8scope_kernels import fp8_layers
+from fp8scope_kernels import CurrentScaling, fp8_layers
 
 SMALL = Plan(
     name="small",
@@ -47,6 +48,15 @@ def test_fp8_differs_from_its_bf16_twin_by_rounding_only() -> None:
     bf16, fp8 = (torch.tensor(losses(replace(SMALL, precision=p))) for p in ("bf16", "fp8"))
     assert not torch.equal(bf16, fp8)
     torch.testing.assert_close(fp8, bf16, rtol=0.02, atol=0.0)
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_a_recipe_converts_every_layer_on_any_cpu(monkeypatch: pytest.MonkeyPatch, has_units: bool) -> None:
+    monkeypatch.setattr(arithmetic, "has_units", lambda: has_units)
+    trainer = Trainer(SMALL, CurrentScaling())
+    layers = [layer for _, layer in fp8_layers(trainer.model)]
+    assert len(layers) >= 4
+    assert all(isinstance(layer.state_of("input").recipe, CurrentScaling) for layer in layers)
 
 
 def test_the_seed_changes_the_model_but_not_the_batches() -> None:

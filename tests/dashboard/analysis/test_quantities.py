@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.signal import lfilter
 
-from fp8scope_dashboard.analysis.quantities import Line, Measured, SeedSpread, of
+from fp8scope_dashboard.analysis.quantities import METHOD_VERSION, Line, Measured, SeedSpread, of
 from fp8scope_dashboard.analysis.quantities.arms import combined, difference
 from fp8scope_dashboard.analysis.quantities.headline import net_speed
 from fp8scope_dashboard.analysis.quantities.ratios import gradient_norm, memory, throughput
@@ -149,18 +150,37 @@ def test_a_run_that_died_early_does_not_take_part() -> None:
     "arms", [([], []), ([run(power_law(TOKENS))], []), ([run(np.zeros(0))], [run(STEPS)])]
 )
 def test_nothing_to_compare(arms: tuple[list[Measured], list[Measured]]) -> None:
-    assert of(*arms) == {"method_version": 1, "headline": ""}
+    assert of(*arms) == {"method_version": METHOD_VERSION, "headline": ""}
 
 
-def test_white_noise_is_ordinary_least_squares() -> None:
+def test_a_fit_is_least_squares_with_one_factor_for_all_errors() -> None:
     design = np.stack([np.ones(40), np.linspace(-1.0, 1.0, 40)], axis=1)
-    # Alternating errors: their correlation is negative, which does not narrow the interval.
-    values = 2.0 + 3.0 * design[:, 1] + np.tile([0.1, -0.1], 20)
+    values = 2.0 + 3.0 * design[:, 1] + noisy(3, 40, 0.1)
     witness = stats.linregress(design[:, 1], values)
     result = fit(design, values)
-    assert result.coefficients[1] == pytest.approx(witness.slope)
-    assert math.sqrt(result.covariance[1, 1]) == pytest.approx(witness.stderr)
-    assert math.sqrt(result.covariance[0, 0]) == pytest.approx(witness.intercept_stderr) and result.dof == 38
+    assert result.coefficients == pytest.approx([witness.intercept, witness.slope])
+    ratios = np.sqrt(np.diag(result.covariance)) / [witness.intercept_stderr, witness.stderr]
+    assert ratios[0] == pytest.approx(ratios[1]) and result.dof < 38
+
+
+def test_the_variance_of_uncorrelated_noise_is_right_on_average() -> None:
+    """On average neither estimates below zero nor the skewness of tau widen the interval."""
+    estimates = [mean(values) for values in np.random.default_rng(1).standard_normal((3_000, 48))]
+    variances = np.array([each.variance for each in estimates])
+    assert variances.mean() == pytest.approx(1.0 / 48, rel=0.04)
+    # The scatter of a variance with d degrees of freedom is 2 / d of its square.
+    scatter = 2.0 * variances.mean() ** 2 / variances.var()
+    assert np.median([each.dof for each in estimates]) == pytest.approx(scatter, rel=0.25)
+
+
+@pytest.mark.parametrize(("points", "correlation"), [(10, 0.0), (16, 0.0), (24, 0.3), (48, 0.5)])
+def test_short_series_are_covered_as_promised(points: int, correlation: float) -> None:
+    shocks = np.random.default_rng(2).standard_normal((3_000, points + 50))
+    held = 0
+    for series in lfilter([1.0], [1.0, -correlation], shocks, axis=1)[:, 50:]:
+        low, high = mean(series).interval(0.95)
+        held += low <= 0.0 <= high
+    assert 0.93 <= held / 3_000 <= 0.97
 
 
 def test_correlated_noise_widens_the_interval() -> None:

@@ -159,3 +159,17 @@ def test_an_unchanged_run_is_read_once(project: Project, django_assert_num_queri
         assert one(run) is first
     Recorder(run).rows([100], {"loss": [1.0], "tokens": [6464.0]})
     assert one(run).curve.losses[-1] == 1.0
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_the_data_hash_is_that_of_all_ranks(project: Project, is_compacted: bool) -> None:
+    run = make_run(project, "run")
+    steps = np.arange(40)
+    for rank in range(2):
+        scalars = {"data_hash": 1_000.0 * rank + steps}
+        Recorder(run, rank=rank).rows(steps, scalars | ({"loss": np.ones(40)} if rank == 0 else {}))
+    if is_compacted:
+        compact(run)
+    curve = read_curve(run.id)
+    assert curve.data_hash is not None
+    np.testing.assert_array_equal(curve.data_hash, 1_000.0 + 2.0 * steps)

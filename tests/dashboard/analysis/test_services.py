@@ -11,13 +11,15 @@ from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.analysis import lineage, services
+from fp8scope_dashboard.analysis import lineage, reading, services
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.reading import read_curve
 from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations, summary_of
 from fp8scope_dashboard.analysis.services import refresh
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, RunState
+from fp8scope_dashboard.telemetry import compaction
+from fp8scope_dashboard.telemetry.models import Rolling
 
 pytestmark = pytest.mark.django_db
 STEPS = np.arange(1, 201)
@@ -72,6 +74,56 @@ def test_unchanged_inputs_are_not_compared_again(arms: tuple[Run, list[Recorder]
     record(make_run(run.project, group="bf16"), 1.001, tokens=True)
     third = compare(run.id)
     assert third is not None and third.computed_at > first.computed_at and third.result["k_baseline"] == 4
+
+
+def test_the_result_does_not_depend_on_how_the_rows_are_stored(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks only, chunks beside blocks and roll-ups, and all compacted."""
+    monkeypatch.setattr(reading, "MOST_POINTS", 32)
+    steps, noise = np.arange(9_000), np.random.default_rng(3).normal(0.0, 0.02, (2, 9_000))
+    runs = [make_run(project, "bf16", group="bf16"), make_run(project, "fp8", baseline="bf16")]
+    runs[1].precision, runs[1].total_steps = "fp8", 9_000
+    runs[1].save()
+    recorders = [Recorder(run) for run in runs]
+    for recorder, own in zip(recorders, noise, strict=True):
+        rate = 1e6 * np.exp(own)
+        scalars = {"loss": 2.0 + 3.0 * np.exp(-steps / 3e3) + own, "tokens": 64.0 * (steps + 1)}
+        recorder.rows(steps, scalars | {"tokens_per_second": rate}, rows_per_batch=600)
+    results = [computed(runs[1])]
+    compact(runs[0])
+    results.append(computed(runs[1]))
+    Run.objects.filter(pk=runs[0].pk).update(state=RunState.FINISHED)
+    for run in runs:
+        compact(run)
+    assert Rolling.objects.get(run=runs[1]).until > 8_000
+    results.append(computed(runs[1]))
+    for other in results[1:]:
+        assert flat(other) == pytest.approx(flat(results[0]), rel=1e-9, abs=1e-12)
+
+
+def computed(run: Run) -> dict[str, object]:
+    """The result of a comparison that a worker without anything in memory computes."""
+    reading.forget()
+    Comparison.objects.filter(run=run).delete()
+    comparison = compare(run.id)
+    assert comparison is not None
+    result: dict[str, object] = comparison.result
+    return result
+
+
+def flat(value: object, name: str = "") -> dict[str, float]:
+    """The numbers of a result by their place."""
+    if isinstance(value, dict):
+        return {key: each for part in value for key, each in flat(value[part], f"{name}.{part}").items()}
+    if isinstance(value, (list, tuple)):
+        return {key: each for i, part in enumerate(value) for key, each in flat(part, f"{name}.{i}").items()}
+    return {name: float(value)} if isinstance(value, (int, float)) else {}
+
+
+def compact(run: Run) -> None:
+    while compaction.compact_run(run.id):
+        pass
 
 
 def test_a_new_margin_compares_again(arms: tuple[Run, list[Recorder]]) -> None:

@@ -109,3 +109,15 @@ def test_a_new_group_has_a_new_name(project: Project) -> None:
     runs = [register(project, f"run-{seed}", seed=seed, precision="bf16") for seed in range(2)]
     group = suggested_group(runs[0])
     assert group is not None and group.name == "run-2" and set(group.ids) == {str(run.id) for run in runs}
+
+
+def test_a_reference_window_is_not_suggested(project: Project) -> None:
+    fp8 = register(project, "fp8", precision="fp8", seed=0)
+    parent = str(fp8.id)
+    window = register(project, "window", precision="bf16", seed=0, parent=parent, relation="reference")
+    assert window.config_digest == fp8.config_digest
+    assert suggested_baseline(fp8) is None and suggested_group(fp8) is None
+    # A resumed run is a whole run.
+    resumed = register(project, "resumed", precision="bf16", seed=0, parent=parent, relation="resumed")
+    suggestion = suggested_baseline(fp8)
+    assert suggestion is not None and suggestion.value == str(resumed.id)

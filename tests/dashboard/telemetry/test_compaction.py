@@ -13,7 +13,7 @@ from django.db import connection
 from django.db.models import F, Sum
 from django.utils import timezone
 
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import compaction, queries
 from fp8scope_dashboard.telemetry import series as telemetry_series
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile
@@ -168,6 +168,27 @@ def test_extends_and_repairs_roll_ups() -> None:
     assert (state.stale_first, state.until, state.pending) == (None, 640, False)
     assert everything(recorder) == before
     assert queries.heatmap(recorder.run.id, "amax", columns=2).values[1, 0] == 70.0
+
+
+def test_a_replaced_attempt_does_not_hold_back_roll_ups() -> None:
+    first = Recorder.of_new_run(["a", "b"])
+    record(first, 200)
+    again = first.another(rank=0, tensors=["a", "b"])
+    Writer.objects.filter(uuid=again.writer).update(attempt=1)
+    for begin in range(300, 1_200, 100):
+        again.send(range(begin, begin + 100), {"loss": [1.0] * 100}, None)
+    assert Writer.objects.get(uuid=first.writer).finished_at is None
+    compact(first)
+    # The first attempt ends at step 599, and looks alive for a minute more.
+    assert Rolling.objects.get().until > 1_000
+    # It has not reached the first step of the next attempt: its rows still count.
+    slow = again.another(rank=1, tensors=["a", "b"])
+    record(slow, 10)
+    for begin in range(1_200, 1_500, 100):
+        again.send(range(begin, begin + 100), {"loss": [1.0] * 100}, None)
+    until = Rolling.objects.get().until
+    compact(first)
+    assert Rolling.objects.get().until == until
 
 
 def test_deletion_leaves_no_rows() -> None:

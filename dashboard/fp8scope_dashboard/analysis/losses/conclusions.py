@@ -97,8 +97,8 @@ def _against_tolerance(
 def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: bool) -> LossComparison:
     """Two or more runs in both arms: two one-sided tests over seeds.
 
-    While the run goes on, 'worse' and 'better' must hold in PERSISTENCE windows in a row: the noise of single
-    windows then rarely makes one of many looks wrong.
+    While the run goes on, 'worse' and 'better' must hold in PERSISTENCE windows in a row, with an interval
+    that is wider by the price of looking at the noise within the window many times.
     """
     begin = int(measured.looks.start[-1])
     size = measured.ours.shape[1] - begin
@@ -107,9 +107,11 @@ def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: 
         for back in range(1 if ended else PERSISTENCE)
     ]
     test = tests[0]
-    persists = all(each.verdict == test.verdict for each in tests)
-    verdict = test.verdict if persists or test.verdict == "equivalent" else "cannot_tell"
     reach = (test.claim[1] - test.claim[0]) / 2.0
+    if not ended:
+        reach = min(math.hypot(reach, float(measured.looks.half[-1])), LARGEST_ERROR)
+    sure = abs(test.delta) - reach > common.margin and all(each.verdict == test.verdict for each in tests)
+    verdict = test.verdict if sure or test.verdict == "equivalent" else "cannot_tell"
     detectable = common.margin + reach + POWER_QUANTILE * test.error
     return replace(
         common,
@@ -125,9 +127,13 @@ def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: 
 
 def _test(common: LossComparison, measured: Measured, part: slice, alpha: float) -> EquivalenceTest:
     ours, theirs = (arm[:, part].mean(axis=1) for arm in (measured.ours, measured.theirs))
-    spread = spread_of(
-        [ours / measured.scale, theirs / measured.scale], measured.prior, seeds=measured.spread.seeds
-    )
+    error = float(measured.looks.error[-1])
+    spread = None
+    if math.isfinite(error):
+        # The error is that of the difference of the arms' means.
+        noise = error / math.sqrt(sum(1.0 / count for count in measured.counts))
+        values = [ours / measured.scale, theirs / measured.scale]
+        spread = spread_of(values, measured.prior, seeds=measured.spread.seeds, noise=noise)
     return two_one_sided_tests(ours, theirs, common.margin, alpha, spread, scale=measured.scale)
 
 

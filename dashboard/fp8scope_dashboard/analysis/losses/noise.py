@@ -16,12 +16,20 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Largest coefficient for which the long-run variance is estimated: beyond it the level is not identified.
+# Largest correlation of successive points that is told from a level that never settles.
 LARGEST_CORRELATION = 0.98
-# The noise is estimated on at least so many points, if there are so many.
+# The correlation is taken to be so many standard errors larger than its estimate: short series hide it.
+# docs/statistics.md has the error that this gives.
+CORRELATION_ERRORS = 2.0
+# The noise is estimated on at least so many points, if there are so many; on a stretch before them on fewer.
 LEAST_POINTS = 20
-# Parts of the recent half of a curve whose levels are compared: each is about as long as the last window.
+LEAST_EARLIER_POINTS = 8
+# Parts of a stretch whose levels are compared.
 DRIFT_PARTS = 5
+# The scatter of two stretches differs if their ratio is outside the two-sided 90 % interval of F.
+SCATTER_LEVEL = 0.95
+# Successive differences of independent values have about so many degrees of freedom each (von Neumann, 1941).
+FREEDOM_OF_DIFFERENCE = 2.0 / 3.0
 RESAMPLES = 300
 # A longer series is averaged to this many points before it is resampled.
 RESAMPLED_POINTS = 128
@@ -29,19 +37,22 @@ RESAMPLED_POINTS = 128
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of the mean of the last points of a difference, at J looks.
+    """How far the mean of a window may be from the level of a difference, at J looks.
 
     Attributes:
-        variance: float64[J], long-run variance: of sqrt(m) times a mean over m points.
-        freedom: float64[J], effective number of independent points of the estimate, less the two that the
-            level and the correlation take; at least 1.
-        drift: float64[J], standard deviation of the level between parts of the recent half that the long-run
-            variance does not explain.
+        variance: float64[J], of the window's mean.
+        freedom: float64[J], degrees of freedom of its estimate.
+        drift: float64[J], standard deviation of the level between parts of the stretch that the variance is
+            estimated on, as far as the variance does not explain it.
     """
 
     variance: Floats
     freedom: Floats
     drift: Floats
+
+    def scaled(self, factor: Floats) -> Noise:
+        """The same noise with `factor` times the variance."""
+        return Noise(self.variance * factor, self.freedom, self.drift * np.sqrt(factor))
 
 
 class Sums:
@@ -57,6 +68,9 @@ class Sums:
             product = np.zeros(len(values) + 1)
             product[lag + 1 :] = np.cumsum(self.values[lag:] * self.values[: len(values) - lag])
             self.products.append(product)
+        squares = np.diff(self.values) ** 2
+        # scatter[i] is the sum over the first i values' differences from the value before.
+        self.scatter = np.concatenate([[0.0], np.cumsum(np.concatenate([[0.0], squares]))])
 
     def means(self, start: Indices, stop: Indices) -> Floats:
         """Means of values[start:stop]."""
@@ -70,6 +84,11 @@ class Sums:
         products = self.products[lag][stop] - self.products[lag][begin]
         sides = (self.first[stop] - self.first[begin]) + (self.first[end] - self.first[start])
         return np.asarray((products - mean * sides + np.maximum(count - lag, 0) * mean * mean) / count)
+
+    def squared_difference(self, start: Indices, stop: Indices) -> Floats:
+        """Mean squared difference of successive values of values[start:stop]."""
+        first = np.minimum(start + 1, stop)
+        return np.asarray((self.scatter[stop] - self.scatter[first]) / np.maximum(stop - first, 1))
 
 
 def newey_west_lags(n: int) -> int:
@@ -93,13 +112,25 @@ def long_run_variance(values: Floats, lags: int | None = None) -> float:
     return max(total / n, 0.0)
 
 
-def prewhitened(sums: Sums, start: Indices, stop: Indices) -> tuple[Floats, Floats]:
-    """Long-run variance and first autocorrelation of values[start:stop], float64[J] each.
+@dataclass(frozen=True)
+class _Fit:
+    """An AR(1) that is fitted to values[start:stop] at J looks; float64[J] each.
 
-    An AR(1) is fitted, with Kendall's (1954) correction of the bias of its coefficient, (1 + 3 a) / n. The
-    long-run variance of its innovations (Newey and West, 1987) is divided by (1 - a)^2: Andrews and Monahan
-    (1992). Negative coefficients count as 0.
+    Attributes:
+        count: number of values.
+        variance: of the values about their mean.
+        correlation: of successive values, at least 0, with Kendall's (1954) correction of its bias.
+        innovation: long-run variance of the innovations (Newey and West, 1987), at least that of independent
+            ones: correlations that cancel must not make the noise smaller.
     """
+
+    count: Floats
+    variance: Floats
+    correlation: Floats
+    innovation: Floats
+
+
+def _fitted(sums: Sums, start: Indices, stop: Indices) -> _Fit:
     count = (stop - start).astype(np.float64)
     lags = np.array([newey_west_lags(int(n)) for n in count])
     most = min(int(lags.max(initial=0)), len(sums.products) - 2)
@@ -107,37 +138,101 @@ def prewhitened(sums: Sums, start: Indices, stop: Indices) -> tuple[Floats, Floa
     variance = np.maximum(covariances[0], 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         raw = np.where(variance > 0.0, covariances[1] / variance, 0.0)
-    corrected = np.clip(raw + (1.0 + 3.0 * raw) / count, 0.0, LARGEST_CORRELATION)
+        corrected = np.clip(raw + (1.0 + 3.0 * raw) / count, 0.0, LARGEST_CORRELATION)
 
     def innovation(lag: int) -> Floats:
         before, after = covariances[abs(lag - 1)], covariances[lag + 1]
         return np.asarray((1.0 + raw * raw) * covariances[lag] - raw * (before + after))
 
-    total = innovation(0)
+    total = independent = innovation(0)
     for lag in range(1, most + 1):
         weight = np.where(lag <= lags, 1.0 - lag / (lags + 1.0), 0.0)
         total = total + 2.0 * weight * innovation(lag)
-    # Correlations that cancel must not make the noise smaller than that of independent innovations.
-    total = np.maximum(total, innovation(0)) * count / np.maximum(count - 2.0, 1.0)
-    return np.maximum(total, 0.0) / (1.0 - corrected) ** 2, corrected
+    total = np.maximum(total, independent) * count / np.maximum(count - 2.0, 1.0)
+    return _Fit(count, variance, corrected, np.maximum(total, 0.0))
 
 
-def noise_of(sums: Sums, stop: Indices) -> Noise:
-    """The noise at each look: from the recent half of the points before `stop`, or more of a short curve."""
-    start = np.maximum(np.minimum(stop // 2, stop - LEAST_POINTS), 0)
-    variance, correlation = prewhitened(sums, start, stop)
-    count = (stop - start).astype(np.float64)
-    freedom = np.maximum(count * (1.0 - correlation) / (1.0 + correlation) - 2.0, 1.0)
-    return Noise(variance, freedom, _drift(sums, start, stop, variance))
+def prewhitened(sums: Sums, start: Indices, stop: Indices) -> tuple[Floats, Floats]:
+    """Long-run variance and correlation of successive values of values[start:stop], float64[J] each.
+
+    The long-run variance of the innovations of an AR(1), divided by (1 - a)^2: Andrews and Monahan (1992).
+    """
+    fit = _fitted(sums, start, stop)
+    return fit.innovation / (1.0 - fit.correlation) ** 2, fit.correlation
 
 
-def _drift(sums: Sums, start: Indices, stop: Indices, variance: Floats) -> Floats:
-    """Standard deviation between the levels of DRIFT_PARTS parts, less what the noise explains."""
-    edges = start + ((stop - start) * np.arange(DRIFT_PARTS + 1)[:, None]) // DRIFT_PARTS
+def share_of_mean(correlation: Floats, points: Floats) -> Floats:
+    """Variance of the mean of m points of an AR(1) process over the variance of one point.
+
+    (1/m) [(1 + a)/(1 - a) - 2 a (1 - a^m) / (m (1 - a)^2)] for coefficients 0 <= a < 1: 1/m for a = 0, and
+    never above 1, which the long-run variance over m exceeds on short windows.
+    """
+    rest = 1.0 - correlation
+    edges = 2.0 * correlation * (1.0 - correlation**points) / (points * rest**2)
+    return np.asarray(((1.0 + correlation) / rest - edges) / points)
+
+
+def noise_of(sums: Sums, start: Indices, stop: Indices) -> Noise:
+    """The noise of the mean over each window values[start:stop].
+
+    It is estimated on the recent half of the points before `stop`, or more of a short curve. Its scale is
+    that of the window where their scatters differ: the noise of a difference usually falls during a training.
+    """
+    return _on_stretch(sums, _recent(stop), stop, start, stop)
+
+
+def noise_before(sums: Sums, start: Indices, stop: Indices) -> Noise:
+    """The same noise, estimated on points before the recent half: half as many, or more of a short curve.
+
+    For a difference that has begun to grow, and is not its own noise. The variance is infinite where there
+    are fewer than LEAST_EARLIER_POINTS such points.
+    """
+    end = _recent(stop)
+    known = end >= LEAST_EARLIER_POINTS
+    begin = np.minimum(end // 2, np.maximum(end - LEAST_POINTS, 0))
+    noise = _on_stretch(sums, np.where(known, begin, 0), np.where(known, end, stop), start, stop)
+    return Noise(np.where(known, noise.variance, np.inf), noise.freedom, noise.drift)
+
+
+def _recent(stop: Indices) -> Indices:
+    """Where the stretch begins on which the noise of a window that ends at `stop` is estimated."""
+    return np.asarray(np.maximum(np.minimum(stop // 2, stop - LEAST_POINTS), 0))
+
+
+def _on_stretch(sums: Sums, begin: Indices, end: Indices, start: Indices, stop: Indices) -> Noise:
+    """The noise of means over values[start:stop], estimated on values[begin:end]."""
+    fit = _fitted(sums, begin, end)
+    error = np.sqrt((1.0 - fit.correlation**2) / fit.count)
+    correlation = np.clip(fit.correlation + CORRELATION_ERRORS * error, 0.0, LARGEST_CORRELATION)
+    freedom = np.maximum(fit.count - 2.0, 1.0)
+    # Two estimates of the variance of a point: from the innovations, and about the stretch's own mean, which
+    # follows a wandering level.
+    about_mean = fit.variance * fit.count / np.maximum(fit.count - 1.0, 1.0)
+    of_point = np.maximum(fit.innovation / (1.0 - correlation**2), about_mean)
+    edges = begin + ((end - begin) * np.arange(DRIFT_PARTS + 1)[:, None]) // DRIFT_PARTS
     sizes = np.maximum(np.diff(edges, axis=0), 1)
     levels = (sums.first[edges[1:]] - sums.first[edges[:-1]]) / sizes
-    excess = levels.var(axis=0, ddof=1) - variance / sizes.mean(axis=0)
-    return np.asarray(np.sqrt(np.maximum(excess, 0.0)))
+    explained = of_point * share_of_mean(correlation, sizes.mean(axis=0))
+    drift = np.sqrt(np.maximum(levels.var(axis=0, ddof=1) - explained, 0.0))
+    variance = of_point * share_of_mean(correlation, (stop - start).astype(np.float64))
+    return Noise(variance, freedom, drift).scaled(_scale(sums, begin, end, start, stop))
+
+
+def _scale(sums: Sums, begin: Indices, end: Indices, start: Indices, stop: Indices) -> Floats:
+    """By how much the variance in the window surely differs from that on the stretch; 1 if it may be equal.
+
+    The ratio of the mean squared successive differences, which no slow wander enters, moved towards 1 by the
+    quantile of F.
+    """
+    window, stretch = sums.squared_difference(start, stop), sums.squared_difference(begin, end)
+    ratio = np.divide(window, stretch, out=np.ones_like(window), where=stretch > 0.0)
+    counts = [
+        np.maximum((last - first - 1) * FREEDOM_OF_DIFFERENCE, 1.0)
+        for first, last in ((begin, end), (start, stop))
+    ]
+    largest = ratio * scipy.special.fdtri(counts[0], counts[1], SCATTER_LEVEL)
+    least = ratio / scipy.special.fdtri(counts[1], counts[0], SCATTER_LEVEL)
+    return np.asarray(np.maximum(np.minimum(largest, 1.0), least))
 
 
 def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple[float, float]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from fp8scope_dashboard.analysis.losses.alignment import Axis, Pairing
 from fp8scope_dashboard.analysis.losses.arms import Verdict
 
 # Raise it with every change that can give another result for the same curves.
-METHOD_VERSION: Final = 2
+METHOD_VERSION: Final = 3
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class LossComparison:
     basis: Basis | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields but the basis, as JSON types; every number is finite."""
-        return {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(replace(self, basis=None)).items()
-            if key != "basis"
-        }
+        """The fields but the basis, as JSON types; every number is finite.
+
+        Dictionaries are not copied, because the curve has thousands of values.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "basis"}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -43,8 +43,9 @@ PUBLIC: Final = Prior(0.0011, 3.0)
 PUBLIC_NATS: Final = Prior(0.0036, 3.0)
 # Groups of one project differ too: their common spread never counts for more seeds than this.
 MOST_FREEDOM = 8.0
-# A group whose variance exceeds the prior's beyond this quantile of F is not one of the prior's groups.
-CONFLICT = 0.9
+# A group whose variance exceeds the prior's beyond this quantile of F is not one of the prior's groups. Lower
+# than a usual test: shrinking the spread of a noisy group by mistake gives wrong claims.
+CONFLICT = 0.75
 # A seed is odd beyond this many robust standard deviations, and at this level of a test against the others.
 ODD_DEVIATIONS = 6.0
 ODD_LEVEL = 0.002
@@ -95,17 +96,20 @@ def variance_of(arms: Sequence[Floats]) -> tuple[float, float]:
     return squares / freedom, float(freedom)
 
 
-def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int) -> Spread:
+def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float = 0.0) -> Spread:
     """The spread of seeds from arms of values on the prior's scale; each arm has one configuration.
 
     Args:
         seeds: number of baseline runs among the values.
+        noise: standard error of one value, which it has besides the spread between seeds: the prior is of the
+            latter only. Without it, noisy seeds that agree by chance would count as precise.
     """
     own, freedom = variance_of(arms)
-    if freedom and own > prior.spread**2 * float(scipy.special.fdtri(freedom, prior.freedom, CONFLICT)):
+    expected = prior.spread**2 + noise**2
+    if freedom and own > expected * float(scipy.special.fdtri(freedom, prior.freedom, CONFLICT)):
         return Spread(math.sqrt(own), freedom, "own", seeds, conflict=True)
     total = prior.freedom + freedom
-    value = math.sqrt((prior.freedom * prior.spread**2 + freedom * own) / total)
+    value = math.sqrt((prior.freedom * expected + freedom * own) / total)
     return Spread(value, total, "own" if seeds >= SEEDS_OF_OWN else prior.source, seeds)
 
 

@@ -4,16 +4,17 @@ Looking at a running training many times must not make a wrong verdict likely. T
 windows that start on a *fixed geometric grid*: start i is at a fixed point of the curve, whenever one looks,
 and its window grows with the run until start i + 1 takes over. Window i has the probability of error
 
-    alpha_i = alpha / ((i + 1) (i + 2)),   with sum over i of alpha_i = alpha,
+    alpha_i = (alpha / 2) / ((i + 1) (i + 2)),   with sum over i of alpha_i = alpha / 2,
 
 and within it the mean of m points is bounded at all m at once by Robbins' (1970) normal mixture,
 
     z_m = sqrt((1 + 1/(m r)) log((1 + m r) / alpha_i^2)),   mean -+ z_m sigma / sqrt(m),
 
-where r is chosen so that the bound is tightest at the size at which the window is used. With an estimated
-long-run variance this is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and
-Ramdas (2024). Short curves are far from the asymptotic case, so z_m is replaced by the quantile of Student's
-t of the same probability, with the effective number of points of the variance's estimate.
+where r is chosen so that the bound is tightest at the size at which the window is used, and sigma / sqrt(m)
+is the error of the mean of correlated points (`noise`). With an estimated variance this is the asymptotic
+confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024). Short curves are far from the
+asymptotic case, so z_m is replaced by the quantile of Student's t of the same probability, with the degrees
+of freedom of the variance's estimate. The other half of alpha is for the end of the run, one planned look.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_of
+from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_before, noise_of
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -34,6 +35,8 @@ COMMON_POINTS = 20
 FIRST_START = 0.7
 WINDOW_POINTS = 5
 LARGEST_QUANTILE = 1e12
+# The share of alpha that is kept for the end of a run: one look that is planned is cheaper than any number.
+SHARE_OF_END = 0.5
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,46 @@ def windows(x: Floats, stop: Indices, fraction: float) -> tuple[Indices, Indices
     return np.maximum(start, 0), number
 
 
-def sequence(x: Floats, difference: Floats, stop: Indices, *, alpha: float, fraction: float) -> Looks:
-    """The confidence sequence of a difference float64[n] at looks after `stop` points each (ascending)."""
+def sequence(
+    x: Floats,
+    difference: Floats,
+    stop: Indices,
+    *,
+    alpha: float,
+    fraction: float,
+    gross: float = np.inf,
+    ended: bool = False,
+) -> Looks:
+    """The confidence sequence of a difference float64[n] at looks after `stop` points each (ascending).
+
+    Any number of looks during the run have the probability of error (1 - SHARE_OF_END) alpha, and its end has
+    the rest: the last look of a run that has `ended` is a plain interval.
+
+    A difference that grows looks like noise that wanders. Where the level is above `gross` even with the
+    noise of before, that noise counts: no seed wanders so far.
+    """
     start, number = windows(x, stop, fraction)
     sums = Sums(difference, newey_west_lags(int(stop.max(initial=1))) + 1)
-    noise = noise_of(sums, stop)
+    level = sums.means(start, stop)
     points = (stop - start).astype(np.float64)
-    error = np.sqrt(noise.variance / points)
     tuned = np.maximum(fraction * stop, WINDOW_POINTS)
-    spent = alpha / ((number + 1.0) * (number + 2.0))
-    quantile = student_quantile(mixture_quantile(points, tuned, spent), noise.freedom)
-    return Looks(start, stop, sums.means(start, stop), quantile * error + noise.drift, error)
+    spent = (1.0 - SHARE_OF_END) * alpha / ((number + 1.0) * (number + 2.0))
+    price = mixture_quantile(points, tuned, spent)
+    if ended:
+        price[-1] = -scipy.special.ndtri(SHARE_OF_END * alpha / 2.0)
+    recent, before = noise_of(sums, start, stop), noise_before(sums, start, stop)
+    halves = [
+        student_quantile(price, noise.freedom) * np.sqrt(noise.variance) + noise.drift
+        for noise in (recent, before)
+    ]
+    grown = (halves[1] < halves[0]) & (np.abs(level) - halves[1] > gross)
+    half = np.where(grown, halves[1], halves[0])
+    error = np.sqrt(np.where(grown, before.variance, recent.variance))
+    return Looks(start, stop, level, half, error)
+
+
+def last_point(difference: Floats) -> Looks:
+    """One look at the last point of a difference that is too short to show its noise: no bound is known."""
+    end = np.array([len(difference)])
+    unknown = np.array([np.inf])
+    return Looks(end - 1, end, difference[-1:], unknown, unknown)

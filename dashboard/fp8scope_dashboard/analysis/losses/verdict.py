@@ -21,7 +21,7 @@ from fp8scope_dashboard.analysis.losses.noise import bootstrap_interval, hac_int
 from fp8scope_dashboard.analysis.losses.result import Basis, LossComparison
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS, Prior, Spread, odd_seeds, spread_of
 from fp8scope_dashboard.analysis.losses.selection import Selection, select
-from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS, Looks, sequence, windows
+from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS, Looks, last_point, sequence, windows
 from fp8scope_dashboard.text import verdicts
 from fp8scope_dashboard.text.numbers import SMALLEST, percent, usable
 
@@ -30,11 +30,16 @@ Floats = NDArray[np.float64]
 # The final window: late enough that the learning rate is at its lowest and the loss nearly level, so that its
 # mean is meaningful; long enough to average out the noise of the batches.
 WINDOW_FRACTION = 0.1
-CURVE_POINTS = 400
+CURVE_POINTS = 200
 # The usual distance between points is measured on this many points at the end.
 CADENCE_POINTS = 20
 # Losses within this many standard deviations of 0, or below this many nats, have no relative difference.
 DEVIATIONS_FROM_ZERO, NATS_FROM_ZERO = 3.0, 0.02
+# Seeds of one configuration differ by up to two margins for a while (public runs). A difference of so many
+# margins has grown: it is judged by the noise before it.
+GROSS_MARGINS = 10.0
+# Several seeds are compared on at least so many points: the last ones of an evaluation's curve.
+LEAST_POINTS_OF_ARMS = 5
 # Early losses near 0 must not make relative differences huge: the least level, over that in the window.
 LEAST_LEVEL = 0.1
 
@@ -80,9 +85,12 @@ def compare_losses(
     nothing = replace(nothing, k_run=len(chosen.runs), aligned_on=aligned.axis, paired=aligned.paired)
     warnings = (*nothing.warnings, *_lapses(runs[0], chosen))
     usable_points = replace(aligned, x=aligned.x[kept], losses=aligned.losses[:, kept])
-    few = int(kept.sum()) < COMMON_POINTS
+    points = int(kept.sum())
+    # Several seeds that have ended show their noise themselves, on however few points.
+    of_seeds = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
+    few = points < (LEAST_POINTS_OF_ARMS if of_seeds else COMMON_POINTS)
     if few and not chosen.diverged:
-        return replace(nothing, explanation=verdicts.too_few_points(int(kept.sum()), COMMON_POINTS))
+        return replace(nothing, explanation=verdicts.too_few_points(points, COMMON_POINTS))
     if few:
         return _diverged(nothing, runs, chosen)
     common, measured = _measure(
@@ -122,8 +130,10 @@ def _measure(
 ) -> tuple[LossComparison, Measured]:
     """The measured difference of runs with enough points in common, without a verdict."""
     points = len(aligned.x)
-    stop = np.unique(np.linspace(COMMON_POINTS, points, min(CURVE_POINTS, points)).astype(np.int64))
-    first = int(windows(aligned.x, stop[-1:], fraction)[0][0])
+    few = points < COMMON_POINTS
+    least = points if few else COMMON_POINTS
+    stop = np.unique(np.linspace(least, points, min(CURVE_POINTS, points)).astype(np.int64))
+    first = points - 1 if few else int(windows(aligned.x, stop[-1:], fraction)[0][0])
     ours, theirs = aligned.losses[: len(chosen.runs)], aligned.losses[len(chosen.runs) :]
     unit, scale = _scale(theirs, first)
     if unit == "nats":
@@ -133,7 +143,13 @@ def _measure(
     if unit == "relative":
         scale = abs(float(theirs[:, first:].mean()))
     difference = _difference(ours, theirs, unit, scale)
-    looks = sequence(aligned.x, difference, stop, alpha=alpha, fraction=fraction)
+    gross = GROSS_MARGINS * nothing.margin
+    if few:
+        looks = last_point(difference)
+    else:
+        looks = sequence(
+            aligned.x, difference, stop, alpha=alpha, fraction=fraction, gross=gross, ended=chosen.ended
+        )
     means = [arm[:, first:].mean(axis=1) for arm in (ours, theirs)]
     spread = spread_of([arm / scale for arm in means], prior, seeds=len(theirs))
     spread = replace(spread, odd=tuple(chosen.baselines[i] for i in odd))
@@ -147,8 +163,8 @@ def _measure(
         loss=float(means[0].mean()),
         baseline_loss=float(means[1].mean()),
         baseline_losses=tuple(float(each) for each in means[1]),
-        noise_interval=hac_interval(pointwise, alpha),
-        bootstrap_interval=bootstrap_interval(pointwise, alpha),
+        noise_interval=None if few else hac_interval(pointwise, alpha),
+        bootstrap_interval=None if few else bootstrap_interval(pointwise, alpha),
         seed_spread=spread.as_dict(),
         warnings=(*nothing.warnings, *_seed_warnings(spread, baselines, unit)),
         curve=_curve(aligned, looks),

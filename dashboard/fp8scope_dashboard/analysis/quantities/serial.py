@@ -5,10 +5,15 @@ the bias of short series (Kendall 1954; Marriott & Pope 1954): r = a + (p + (2 +
 autocorrelation of the residuals of n values and p coefficients. A slow regressor then has n / tau effective
 values with tau = (1 + r) / (1 - r) (Bartlett 1946), so that
 
-    covariance = s^2 tau (X'X)^-1,    s^2 = RSS / (n - p tau),    degrees of freedom = n / tau - p.
+    covariance = s^2 tau exp(-w / 2) (X'X)^-1,    s^2 = RSS / (n - p tau).
 
-With r = 0 this is ordinary least squares. r is raised by its own uncertainty, a / sqrt(n), because too
-small an r makes intervals too narrow, and too large a one only makes them wide.
+r has the variance (1 - r^2) / n (Bartlett), so log tau has the variance w = 4 / (n (1 - r^2)) (delta method).
+Hence tau is too large by the factor exp(w / 2) on average, which the covariance takes back. The relative
+variance of the estimated covariance is that of s^2 plus w, so that its degrees of freedom, 2 over it, are
+
+    1 / dof = 1 / (n / tau - p) + w / 2.
+
+Negative estimates count: to leave them out would make tau too large for uncorrelated errors.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ Floats = NDArray[np.float64]
 
 MOST_GROUPS: Final = 48
 """Long series are averaged to this many groups first: means of long groups are nearly uncorrelated."""
-HIGHEST_CORRELATION: Final = 0.97
+LOWEST_CORRELATION: Final = -0.5
+"""Errors of steps do not alternate more than this; a lower estimate is chance."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,13 @@ def fit(design: Floats, values: Floats) -> Fit:
     inverse = np.linalg.inv(design.T @ design)
     coefficients = inverse @ (design.T @ values)
     residuals = values - design @ coefficients
-    total = float(residuals @ residuals)
-    # At least one degree of freedom stays.
-    tau = min(_inflation(residuals, terms), count / (terms + 1.0))
-    scale = total / (count - terms * tau)
-    return Fit(coefficients, scale * tau * inverse, count / tau - terms)
+    tau = _inflation(residuals, terms)
+    correlation = (tau - 1.0) / (tau + 1.0)
+    uncertainty = 4.0 / (count * (1.0 - correlation**2))
+    scale = float(residuals @ residuals) / (count - terms * tau) * tau * np.exp(-uncertainty / 2.0)
+    # Alternating errors make the mean better known, but not their variance.
+    dof = 1.0 / (1.0 / (count / max(tau, 1.0) - terms) + uncertainty / 2.0)
+    return Fit(coefficients, scale * inverse, max(1.0, dof))
 
 
 def mean(values: Floats) -> Estimate:
@@ -103,11 +111,12 @@ def mean(values: Floats) -> Estimate:
 
 
 def _inflation(residuals: Floats, terms: int) -> float:
-    """tau of the module for the residuals of a fit; at least 1."""
+    """tau of the module for the residuals of a fit, so that at least one degree of freedom stays."""
     count, total = len(residuals), float(residuals @ residuals)
     if total <= 0.0:
         return 1.0
     lagged = float(residuals[1:] @ residuals[:-1]) / total
-    corrected = lagged + (terms + (2.0 + terms) * lagged) / count
-    raised = min(HIGHEST_CORRELATION, max(0.0, corrected + max(0.0, lagged) / np.sqrt(count)))
-    return float((1.0 + raised) / (1.0 - raised))
+    corrected = max(LOWEST_CORRELATION, lagged + (terms + (2.0 + terms) * lagged) / count)
+    most = count / (terms + 1.0)
+    highest = (most - 1.0) / (most + 1.0)
+    return (1.0 + min(corrected, highest)) / (1.0 - min(corrected, highest))

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from fp8scope_dashboard.diagnosis.curves import MAD_TO_SIGMA
 from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
 
 # In powers of two. A factor of 8 between the arms' gradients is beyond the noise of one step; the layers of
@@ -22,7 +23,6 @@ SPREAD: Final = 1.0
 # Gradients and rows without which nothing is decided.
 LEAST_TENSORS: Final = 3
 LEAST_ROWS: Final = 8
-MAD_TO_SIGMA: Final = 1.4826
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from fp8scope_dashboard.diagnosis.changes import change_points
+from fp8scope_dashboard.diagnosis.change_points import change_points
 from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
 
 LeavingKind = Literal["saturation", "underflow"]

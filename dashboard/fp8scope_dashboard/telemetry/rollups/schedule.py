@@ -20,7 +20,7 @@ from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, Tile
 from fp8scope_dashboard.telemetry.rollups.build import forget_from, write
 from fp8scope_dashboard.telemetry.rollups.read import first_difference
 from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers
-from fp8scope_dashboard.telemetry.writers import cutoffs_of
+from fp8scope_dashboard.telemetry.writers import EVERY_STEP, cutoffs_of
 
 # Steps per transaction. Bounds memory: 256 KB for each part of each statistic of a tile.
 MAX_STEPS = 16_384
@@ -113,19 +113,24 @@ def _ended(run: Run) -> bool:
 def _settled_until(run: Run, state: Rolling) -> int:
     """The step below which no more rows are expected; those that still arrive are late."""
     stored: int = Block.objects.filter(run=run).aggregate(last=Max("last_step"))["last"]
-    waiting = Chunk.objects.filter(run=run, last_step__gte=state.until).aggregate(first=Min("first_step"))
-    if _ended(run) and waiting["first"] is None:
+    writers = list(Writer.objects.filter(run=run).defer("catalogue"))
+    # From here on a later attempt has replaced the writer, and nothing that it sends counts.
+    known = _known(state)
+    cuts = {writer.uuid: known.get(writer.attempt, EVERY_STEP) for writer in writers}
+    chunks = Chunk.objects.filter(run=run, last_step__gte=state.until).order_by("writer")
+    firsts = chunks.values_list("writer").annotate(Min("first_step"))
+    waiting = {uuid: first for uuid, first in firsts if first < cuts.get(uuid, EVERY_STEP)}
+    if _ended(run) and not waiting:
         return _round_up(stored + 1)
-    ends: list[int] = [stored + 1]
-    if waiting["first"] is not None:
-        ends.append(waiting["first"])
-    alive = Writer.objects.filter(
-        run=run, finished_at=None, seen_at__gt=timezone.now() - SILENT_AFTER, last_step__isnull=False
-    )
-    slowest = alive.aggregate(step=Min("last_step"))["step"]
-    if slowest is not None:
-        ends.append(slowest + 1)
-    return min(ends) // FINEST * FINEST
+    alive_since = timezone.now() - SILENT_AFTER
+    reached = [
+        writer.last_step + 1
+        for writer in writers
+        if writer.last_step is not None and writer.finished_at is None and writer.seen_at > alive_since
+        if writer.last_step + 1 < cuts[writer.uuid]
+    ]
+    settled: int = min([stored + 1, *waiting.values(), *reached])
+    return settled // FINEST * FINEST
 
 
 def _next_step(run: Run, start: int) -> int | None:

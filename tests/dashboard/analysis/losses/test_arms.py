@@ -9,18 +9,14 @@ import pytest
 from scipy import stats
 
 from fp8scope_dashboard.analysis.losses.arms import EquivalenceTest, claim_quantile, two_one_sided_tests
-from fp8scope_dashboard.analysis.losses.seeds import Spread
+from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Spread, spread_of
 
 MARGIN, ALPHA, TRIALS = 0.0025, 0.05, 1500
 
 
-# No spread from other runs: the test is Welch's alone.
-ALONE = Spread(0.0, 100.0, "public", 3)
-
-
 def welch_test(run: np.ndarray, baseline: np.ndarray, margin: float = MARGIN) -> EquivalenceTest:
     scale = abs(float(baseline.mean()))
-    return two_one_sided_tests(run, baseline, margin, ALPHA, ALONE, scale=scale)
+    return two_one_sided_tests(run, baseline, margin, ALPHA, None, scale=scale)
 
 
 def slack(share: float) -> float:
@@ -116,3 +112,42 @@ def test_seeds_that_agree_by_chance_get_the_spread_of_other_runs(delta: float, v
 def test_one_seed_is_not_enough() -> None:
     with pytest.raises(ValueError, match="two runs in each arm"):
         welch_test(np.ones(1), np.ones(5))
+
+
+@pytest.mark.parametrize(("deviation", "noise"), [(0.0, 0.02), (0.0005, 0.005), (0.003, 0.003)])
+def test_noisy_seeds_that_agree_by_chance_are_not_precise(deviation: float, noise: float) -> None:
+    """The prior is of the spread between seeds alone: without the noise it halved the error of such arms."""
+    chance = np.random.default_rng(3)
+    wrong = {True: 0, False: 0}
+    for _ in range(TRIALS):
+        run, baseline = (1.0 + math.hypot(deviation, noise) * chance.normal(size=3) for _ in range(2))
+        for known in wrong:
+            spread = spread_of([run, baseline], PUBLIC, seeds=3, noise=noise if known else 0.0)
+            result = two_one_sided_tests(run, baseline, MARGIN, ALPHA, spread, scale=1.0)
+            wrong[known] += result.verdict in ("worse", "better")
+    assert wrong[True] / TRIALS <= ALPHA + slack(ALPHA)
+    assert wrong[True] <= wrong[False]
+
+
+def test_arms_that_spread_differently_are_tested_by_welch() -> None:
+    """FP8 may spread more than BF16: the pooled spread would be too small for it."""
+    chance = np.random.default_rng(4)
+    baseline = 3.0 + 0.0005 * chance.normal(size=8)
+    run = 3.0 + 0.05 * chance.normal(size=3)
+    spread = spread_of([run / 3.0, baseline / 3.0], PUBLIC, seeds=8)
+    pooled = two_one_sided_tests(run, baseline, MARGIN, ALPHA, spread, scale=3.0)
+    assert pooled == two_one_sided_tests(run, baseline, MARGIN, ALPHA, None, scale=3.0)
+    assert pooled.freedom == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_moderated_test_finds_half_a_per_cent_with_three_seeds() -> None:
+    """Welch's test alone has 2 to 4 degrees of freedom; the prior adds its own."""
+    chance = np.random.default_rng(5)
+    found = {"moderated": 0, "welch": 0}
+    for _ in range(TRIALS):
+        run, baseline = 1.005 + 0.0008 * chance.normal(size=3), 1.0 + 0.0008 * chance.normal(size=3)
+        spread = spread_of([run, baseline], PUBLIC, seeds=3)
+        for name, given in (("moderated", spread), ("welch", None)):
+            result = two_one_sided_tests(run, baseline, MARGIN, ALPHA, given, scale=1.0)
+            found[name] += result.verdict == "worse"
+    assert found["moderated"] / TRIALS > 0.88 and found["moderated"] > found["welch"]

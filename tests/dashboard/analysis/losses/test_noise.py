@@ -12,8 +12,10 @@ from fp8scope_dashboard.analysis.losses.noise import (
     hac_interval,
     long_run_variance,
     newey_west_lags,
+    noise_before,
     noise_of,
     prewhitened,
+    share_of_mean,
 )
 
 
@@ -79,12 +81,58 @@ def test_prewhitening_finds_the_long_run_variance(rho: float) -> None:
     assert correlation[0] == pytest.approx(rho, abs=0.02)
 
 
+def window(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([start]), np.array([stop])
+
+
 def test_slow_wander_counts_as_noise() -> None:
     still = np.random.default_rng(6).normal(size=1000)
     wander = 3.0 * np.sin(np.arange(1000) / 100.0)
-    stop = np.array([1000])
-    drifts = [noise_of(Sums(values, 12), stop).drift[0] for values in (still, still + wander)]
+    drifts = [noise_of(Sums(values, 12), *window(900, 1000)).drift[0] for values in (still, still + wander)]
     assert drifts[0] < 0.1 and drifts[1] > 1.0
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 0.98])
+@pytest.mark.parametrize("points", [1, 5, 60])
+def test_the_variance_of_a_mean_of_correlated_points(rho: float, points: int) -> None:
+    lags = np.abs(np.subtract.outer(np.arange(points), np.arange(points)))
+    expected = float((rho**lags).mean())
+    assert share_of_mean(np.array([rho]), np.array([float(points)]))[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6, 0.9])
+def test_the_noise_of_a_mean_is_that_of_simulated_means(rho: float) -> None:
+    """On the safe side, because of the cautious correlation, and by less than a factor of 2.5."""
+    many = [autoregressive(2000, rho, seed) for seed in range(60)]
+    actual = np.sqrt(np.mean([values[1900:].mean() ** 2 for values in many]))
+    errors = [
+        np.sqrt(noise_of(Sums(values, newey_west_lags(2000) + 1), *window(1900, 2000)).variance[0])
+        for values in many
+    ]
+    assert actual < np.median(errors) * 1.2 and np.median(errors) < 2.5 * actual
+
+
+def test_noise_that_falls_is_that_of_the_window() -> None:
+    """Validation losses of seeds differ by a per cent early, and by a hundredth of it at the end."""
+    falling = np.random.default_rng(7).normal(size=28) * 0.01 * np.exp(-np.arange(28) / 5.0)
+    steady = np.random.default_rng(7).normal(size=28) * 0.01
+    errors = [np.sqrt(noise_of(Sums(values, 4), *window(23, 28)).variance[0]) for values in (falling, steady)]
+    assert errors[0] < 0.001 < errors[1]
+
+
+def test_noise_that_grows_is_that_of_the_window() -> None:
+    values = np.random.default_rng(8).normal(size=400) * np.where(np.arange(400) < 340, 0.001, 0.05)
+    assert noise_of(Sums(values, 8), *window(340, 400)).variance[0] > 0.004**2
+
+
+def test_a_rise_is_not_its_own_noise() -> None:
+    noise = 0.001 * np.random.default_rng(9).normal(size=400)
+    rising = noise + np.maximum(np.arange(400) - 220, 0) * 0.002
+    place = window(350, 400)
+    own, before = (each(Sums(rising, 8), *place).variance[0] ** 0.5 for each in (noise_of, noise_before))
+    assert before < 0.01 < own
+    # Too few points before the recent half: nothing is known.
+    assert noise_before(Sums(rising[:25], 4), *window(20, 25)).variance[0] == np.inf
 
 
 def test_the_stationary_bootstrap_agrees_with_the_hac_interval() -> None:

@@ -68,3 +68,28 @@ def test_twenty_looks_rarely_exclude_the_truth(points: int, rho: float) -> None:
         looks = sequence(np.arange(float(points)), difference, looks_at(points), alpha=0.05, fraction=0.1)
         wrong += bool((np.abs(looks.level) > looks.half + 0.0025).any())
     assert wrong / TRIALS <= 0.05
+
+
+@pytest.mark.parametrize(("points", "noise"), [(28, 0.003), (300, 0.01)])
+def test_a_pair_of_short_curves_finds_one_per_cent(points: int, noise: float) -> None:
+    """Noise that falls during the run, as that of validation losses does, with some correlation."""
+    chance = np.random.default_rng(3)
+    found, trials = 0, 60
+    for _ in range(trials):
+        correlated = signal.lfilter([1.0], [1.0, -0.5], chance.normal(size=points + 100))[100:]
+        difference = 0.01 + noise * np.exp(-4.0 * np.arange(points) / points) * correlated
+        looks = sequence(np.arange(float(points)), difference, looks_at(points), alpha=0.05, fraction=0.1)
+        found += bool(looks.level[-1] - looks.half[-1] > 0.0025)
+    # With the effective number of points as degrees of freedom 35 of 60 short ones were found; now 48.
+    assert found / trials >= 0.75
+
+
+def test_a_gross_rise_is_found_although_it_looks_like_noise_that_wanders() -> None:
+    chance = np.random.default_rng(4)
+    difference = 0.01 * chance.normal(size=600) + np.maximum(np.arange(600) - 240, 0) * 0.002
+    given = np.arange(600.0), difference, looks_at(600)
+    blind = sequence(*given, alpha=0.05, fraction=0.1)
+    looks = sequence(*given, alpha=0.05, fraction=0.1, gross=0.025)
+    assert blind.level[-1] < blind.half[-1] and looks.level[-1] - looks.half[-1] > 0.025
+    # Before the rise both are the same.
+    assert (looks.half[:8] == blind.half[:8]).all()

@@ -144,6 +144,34 @@ def test_several_seeds_are_tested_for_equivalence() -> None:
     assert noisy.needs is not None and noisy.needs["seeds"] is not None and noisy.needs["seeds"] > 2
 
 
+def test_ended_seeds_need_few_points() -> None:
+    """Evaluation curves have seven points or so; the seeds show the noise."""
+    steps = np.arange(1, 8) * 200
+
+    def seeds(factor: float, first: int) -> list[Curve]:
+        made = (curve(first + i, factor, steps=steps) for i in range(5))
+        return [replace(each, planned=1400) for each in made]
+
+    assert compare(seeds(1.0, 0), seeds(1.0, 10)).verdict == "equivalent"
+    assert compare(seeds(1.01, 0), seeds(1.0, 10)).verdict == "worse"
+    # One run against seeds, and seeds that still run, have nothing that shows their noise.
+    alone = compare(seeds(1.01, 0)[:1], seeds(1.0, 10))
+    running = compare([replace(each, planned=5000) for each in seeds(1.01, 0)], seeds(1.0, 10))
+    assert alone.verdict == running.verdict == "cannot_tell" and "20" in alone.explanation
+
+
+def test_a_run_that_diverges_is_worse_although_its_loss_still_rises() -> None:
+    chance = np.random.default_rng(5)
+    steps = np.arange(600)
+    rise = 1.0 + np.maximum(steps - 240, 0) * 0.002
+    level = 1.5 + np.exp(-steps / 100.0)
+    faulty, *baselines = (
+        Curve(steps, level * factor * (1.0 + 0.02 * chance.normal(size=600)), planned=599)
+        for factor in (rise, 1.0, 1.0, 1.0)
+    )
+    assert compare([faulty], baselines).verdict == compare([faulty], baselines[:1]).verdict == "worse"
+
+
 @pytest.mark.parametrize(("length", "ended"), [(330, True), (330, False), (297, True)])
 def test_schedules_of_other_lengths(length: int, ended: bool) -> None:
     """A run 10 % longer than its baseline was 'over' in all cases: its learning rate is still high."""

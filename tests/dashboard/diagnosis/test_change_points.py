@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fp8scope_dashboard.diagnosis.changes import change_point, change_points
+from fp8scope_dashboard.diagnosis.change_points import change_point, change_points
 
 
 def test_finds_a_step_exactly() -> None:

@@ -25,7 +25,7 @@ PENALTY: Final = 3.0
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangePoint:
     """The mean changes between the points `index - 1` and `index`; `low`..`high` is its 95 % interval."""
 
     index: int
@@ -35,7 +35,7 @@ class Change:
     after: float
 
 
-def change_point(values: Floats) -> Change | None:
+def change_point(values: Floats) -> ChangePoint | None:
     """The change-point of a series without NaN; None if a constant mean explains it as well.
 
     Args:
@@ -56,7 +56,7 @@ def change_point(values: Floats) -> Change | None:
     if n * np.log(max(centred, floor) / residual[best]) <= PENALTY * np.log(n):
         return None
     inside = np.flatnonzero(n * np.log(residual / residual[best]) <= LIKELIHOOD_RATIO_95)
-    return Change(
+    return ChangePoint(
         int(splits[best]),
         int(splits[inside[0]]),
         int(splits[inside[-1]]),
@@ -65,9 +65,9 @@ def change_point(values: Floats) -> Change | None:
     )
 
 
-def change_points(values: Floats, most: int = 8) -> list[Change]:
+def change_points(values: Floats, most: int = 8) -> list[ChangePoint]:
     """Up to `most` change-points in ascending order, by binary segmentation."""
-    changes: list[Change] = []
+    changes: list[ChangePoint] = []
     pending = [(0, len(values))]
     while pending and len(changes) < most:
         begin, end = pending.pop(0)
@@ -75,6 +75,6 @@ def change_points(values: Floats, most: int = 8) -> list[Change]:
         if change is None:
             continue
         at = begin + change.index
-        changes.append(Change(at, begin + change.low, begin + change.high, change.before, change.after))
+        changes.append(ChangePoint(at, begin + change.low, begin + change.high, change.before, change.after))
         pending += [(begin, at), (at, end)]
     return sorted(changes, key=lambda change: change.index)

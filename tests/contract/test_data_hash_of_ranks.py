@@ -1,0 +1,30 @@
+"""Runs with other numbers of ranks are paired if each step has the same samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contract.helpers.hashed_training import train, train_ranks
+from helpers.live_servers import Server
+from helpers.process_group import run_ranks
+
+from fp8scope_dashboard.analysis import reading
+from fp8scope_dashboard.analysis.losses.alignment import align
+from fp8scope_dashboard.runs.models import Run, Writer
+
+
+def paired(one: str, other: str) -> str:
+    curves = [reading.read_curve(Run.objects.get(pk=run).id) for run in (one, other)]
+    assert all(curve.data_hash is not None for curve in curves)
+    return align(curves).paired
+
+
+def test_it_works(server: Server, tmp_path: Path) -> None:
+    options = {"url": server.url, "token": server.token, "directory": tmp_path}
+    alone = train(0, 1, options)
+    ranks = run_ranks(train_ranks, 2, options)
+    assert ranks[0] == ranks[1]
+    same, other = ranks[0]
+    assert [Writer.objects.filter(run__pk=run).count() for run in (alone, same, other)] == [1, 2, 2]
+    assert paired(alone, same) == "data"
+    assert paired(alone, other) == "no"
