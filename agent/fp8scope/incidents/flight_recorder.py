@@ -221,8 +221,10 @@ class FlightRecorder:
 
     def end(self) -> None:
         """The run ends: keep an incident if it failed, and wait until all are written."""
-        if self.session.steps.failure:
-            self.keep("failure", failure=self.session.steps.failure)
+        failure = self.session.steps.failure
+        # Ctrl-C is no failure of the training.
+        if failure and not failure.rstrip().endswith("KeyboardInterrupt"):
+            self.keep("failure", failure=failure)
         self._join()
         self._report()
         self._end_hooks()
@@ -278,7 +280,7 @@ class FlightRecorder:
             contents.document |= {"target": target, "steps": [rows[0].step, rows[-1].step]}
             folder = _unused(self.session.writers.pipeline.directory.parent / f"incident-step-{target}")
             contents.document["bytes"] = size = write(contents, folder)
-            logger.warning("an incident at step %d is kept: fp8scope replay %s SCRIPT", target, folder)
+            logger.info("an incident at step %d is kept: fp8scope replay %s SCRIPT", target, folder)
             self._written.append(
                 {
                     "reason": contents.document["reason"],

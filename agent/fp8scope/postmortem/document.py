@@ -9,9 +9,9 @@ from fp8scope.postmortem.figure import Figure
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#1f2430;"
-    "background:#fff}table{border-collapse:collapse;margin:.5rem 0}td,th{border:1px solid #d9dde5;padding:.25rem .6rem;"
-    "text-align:left;vertical-align:top;overflow-wrap:anywhere}svg{width:100%;height:auto}"
-    "h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:1.8rem}"
+    "background:#fff}table{border-collapse:collapse;margin:.5rem 0}td,th{border:1px solid #d9dde5;"
+    "padding:.25rem .6rem;text-align:left;vertical-align:top;overflow-wrap:anywhere}"
+    "svg{width:100%;height:auto}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:1.8rem}"
 )
 
 

@@ -2,8 +2,9 @@
 
 A series has moved at the first step from which on it stays outside of the range that it had in its first
 third: the median +- `FACTOR` times 1.4826 times the median absolute deviation (that factor makes it the
-standard deviation of normal values), and at least `LEAST` of the median. Positive values are compared as
-logarithms, because amaxes, norms and rates change by factors. A value that is not finite is outside.
+standard deviation of normal values). Values that are all positive are compared as logarithms, because amaxes
+and norms change by factors, and the range is at least `LEAST_FACTOR` wide. A rate has moved when it rises, by
+`LEAST_RATE` at least. A value that is not finite is outside.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from fp8scope.recording.records import Row
 
 FACTOR = 8.0
-LEAST = 0.05
+LEAST_FACTOR = 0.05
+LEAST_RATE = 0.01
 SHARE = 3
 """The first of so many parts is the reference."""
 MIN_REFERENCE = 5
@@ -41,22 +43,23 @@ class Sign:
         return f"{self.name} went from {self.before:.4g} to {self.after:.4g}"
 
 
-def moved_at(values: Float64s) -> int | None:
-    """The index at which a series moved, None if it did not. `values`: float64 [steps], NaN counts as moved."""
-    reference = values[: len(values) // SHARE]
-    reference = reference[np.isfinite(reference)]
+def moved_at(values: Float64s, *, is_rate: bool = False) -> int | None:
+    """The index at which a series moved; None if it did not. `values`: float64 [steps]."""
+    begin = len(values) // SHARE
+    reference = values[:begin][np.isfinite(values[:begin])]
     if len(reference) < MIN_REFERENCE:
         return None
     finite = values[np.isfinite(values)]
-    if finite.min() > 0:
+    is_positive = not is_rate and finite.min() > 0
+    if is_positive:
         values, reference = np.log(np.where(values > 0, values, np.nan)), np.log(reference)
     center = float(np.median(reference))
     spread = 1.4826 * float(np.median(np.abs(reference - center)))
-    limit = max(FACTOR * spread, LEAST * (abs(center) if finite.min() <= 0 else 1.0))
-    with np.errstate(invalid="ignore"):
-        outside = ~(np.abs(values - center) <= limit)
-    for index in np.flatnonzero(outside):
-        if index >= len(values) // SHARE and outside[index : index + LASTING].all():
+    least = LEAST_RATE if is_rate else LEAST_FACTOR * (1.0 if is_positive else abs(center))
+    limit = max(FACTOR * spread, least)
+    outside = ~(values - center <= limit) if is_rate else ~(np.abs(values - center) <= limit)
+    for index in np.flatnonzero(outside[begin:]) + begin:
+        if outside[index : index + LASTING].all():
             return int(index)
     return None
 
@@ -68,7 +71,7 @@ def signs(rows: Sequence[Row], tensors: Sequence[str], statistics: Sequence[str]
     for name, values in series_of(rows, tensors, statistics):
         known = ~np.isnan(values) if name not in SCALARS else np.ones(len(values), bool)
         places = np.flatnonzero(known)
-        index = moved_at(values[known])
+        index = moved_at(values[known], is_rate=name.endswith(" rate"))
         if index is not None:
             kept = values[known]
             before = float(np.median(kept[: len(kept) // SHARE]))
