@@ -20,6 +20,7 @@ from helpers.live_servers import Server, Worker
 
 from fp8scope_dashboard.alerts.models import Channel, Delivery
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
+from fp8scope_dashboard.db.encryption import encrypt_json
 
 # A generous deadline: the jobs start about a second after the data.
 WAIT_SECONDS = 60
@@ -67,7 +68,8 @@ def train(server: Server, losses: list[float], **fields: object) -> WireClient:
 
 def test_it_works(server: Server, worker: Worker, received: tuple[str, list[tuple[str, bytes]]]) -> None:
     url, requests = received
-    Channel.objects.create(project=server.project, name="hook", config={"url": url, "secret": SECRET})
+    sealed = encrypt_json({"url": url, "secret": SECRET})
+    Channel.objects.create(project=server.project, name="hook", sealed=sealed)
     client = train(server, [2.5, 2.31, math.nan, math.nan])
     eventually(lambda: requests)
     ((signature, body),) = requests

@@ -23,9 +23,10 @@ from fp8scope_dashboard.accounts.services import (
     create_sign_in_link,
     create_token,
 )
-from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event
+from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event, RuleTrial
 from fp8scope_dashboard.analysis.models import Comparison, JobProgress
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
+from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.receipts.models import Receipt
@@ -95,7 +96,9 @@ def fill_every_table() -> Run:
     event = Event.objects.filter(run=run).first() or Event.objects.create(
         run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1
     )
-    channel = Channel.objects.create(project=project, name="chat", config={"url": "https://chat.example"})
+    channel = Channel.objects.create(
+        project=project, name="chat", sealed=encrypt_json({"url": "https://chat.example"})
+    )
     Delivery.objects.get_or_create(event=event, channel=channel)
     DetectorState.objects.get_or_create(run=run, writer=uuid.UUID(int=0))
     command = Command.objects.create(run=run, kind="pause", given_by=user, expires_at=timezone.now())
@@ -106,6 +109,7 @@ def fill_every_table() -> Run:
         run=run, kind="comparison", job=uuid.uuid4(), stage="Reading", share=0.5,
         started_at=timezone.now(), updated_at=timezone.now(),
     )  # fmt: skip
+    RuleTrial.objects.create(project=project, document={}, runs=[str(run.id)])
     Diagnosis.objects.create(run=run, outcome="clear", sentence="No cause found.", result={}, inputs="")
     return run
 

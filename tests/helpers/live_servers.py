@@ -55,7 +55,6 @@ def process_environment() -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.test",
         "DATABASE_URL": f"postgresql://{user}@/{quote(str(database['NAME']))}?{server}",
         "REDIS_URL": settings.REDIS_URL,
-        "FP8SCOPE_SECRET_KEY": "only-for-tests-" * 4,
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
 from fp8scope_dashboard.administration.database import connected
@@ -23,7 +24,7 @@ class AdminError(Exception):
 
 
 def admin(argv: list[str]) -> int:
-    """Create a sign-in link, set a password or invite a user, on the server's machine."""
+    """Create a sign-in link, set a password, invite a user or change keys, on the server's machine."""
     options = _parser().parse_args(argv)
     data = DataDir(options.data_dir.expanduser().absolute())
     try:
@@ -47,7 +48,7 @@ def _run_action(options: argparse.Namespace, data: DataDir, is_running: bool) ->
     # Models can be imported only once Django is set up; this also applies below.
     from fp8scope_dashboard.accounts.people import PeopleError
 
-    actions = {"link": _link, "password": _password, "invite": _invite}
+    actions = {"link": _link, "password": _password, "invite": _invite, "rekey": _rekey}
     try:
         actions[options.action](options, data)
     except PeopleError as error:
@@ -89,6 +90,21 @@ def _invite(options: argparse.Namespace, data: DataDir) -> None:
     )
     _note(f"Invited {user.username}, {member}.")
     _print_link(user.username, address)
+
+
+def _rekey(options: argparse.Namespace, data: DataDir) -> None:
+    from fp8scope_dashboard.alerts.rekey import rekey
+
+    try:
+        count, unreadable = rekey()
+    except ImproperlyConfigured as error:
+        raise AdminError(str(error)) from error
+    _note(f"Encrypted the settings of {count} channel{'' if count == 1 else 's'} with the present key.")
+    if unreadable:
+        raise AdminError(
+            f"no key decrypts the settings of {', '.join(unreadable)}: add the former key to "
+            "FP8SCOPE_SECRET_KEY_FALLBACKS and repeat this, or enter the settings again on the channels page"
+        )
 
 
 def _print_link(name: str, address: str) -> None:
@@ -148,10 +164,13 @@ def _parser() -> argparse.ArgumentParser:
         default=default_data_dir(),
         help="the directory of `fp8scope up` (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="{link,password,invite}")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{link,password,invite,rekey}")
     link = actions.add_parser("link", help="print a one-time sign-in link for a user")
     password = actions.add_parser("password", help="set a user's password")
     invite = actions.add_parser("invite", help="create a user and print a sign-in link for them")
+    actions.add_parser(
+        "rekey", help="encrypt the channels' settings with the present secret key, after it was changed"
+    )
     for command in (link, password):
         command.add_argument("--user", metavar="NAME", help="default: the administrator")
     password.add_argument(

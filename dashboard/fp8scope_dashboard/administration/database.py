@@ -35,6 +35,8 @@ def connected(data: DataDir) -> Iterator[bool]:
         _check(os.environ["DATABASE_URL"])
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
         os.environ.setdefault("FP8SCOPE_DATA_DIR", str(data.root))
+        if not os.environ.get("FP8SCOPE_SECRET_KEY") and data.has_secret_key():
+            os.environ["FP8SCOPE_SECRET_KEY"] = data.secret_key()
         django.setup()
         stack.callback(disconnect)
         yield is_running

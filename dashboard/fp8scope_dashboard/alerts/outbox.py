@@ -1,24 +1,31 @@
-"""The outbox: delivers every event to every channel of its project, at least once.
+"""The outbox: sends every event to every channel that wants it, at least once.
 
-A delivery is a row that is written in the event's transaction. A worker claims it with an UPDATE that matches
-only an unclaimed row, so only one worker sends it. The claim of a worker that died expires; the receiver may
-then get the same event twice, with the same delivery id.
+A delivery is a row that is written in the event's transaction. A worker claims it while it holds the
+channel's row, so only one worker sends it, and the channel's limit is exact. The claim of a worker that died
+expires; the receiver may then get the same message twice, with the same key.
+
+Above its limit of messages in a minute, a channel's deliveries wait for the end of the minute. Then they are
+sent with one of them, their leader, as one message: a digest. Its members never change after the first
+attempt, because its key does not change either. For the same reason a delivery that was attempted alone never
+becomes part of a digest.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
-from datetime import timedelta
+from collections.abc import Collection
+from datetime import datetime, timedelta
 
 from celery import current_app
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError, Notice
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
-from fp8scope_dashboard.runs.services import page_url
+from fp8scope_dashboard.alerts import message
+from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError
+from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, Reason, Severity
+from fp8scope_dashboard.db.encryption import UnreadableSecretError
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +33,137 @@ DELIVER = "fp8scope_dashboard.alerts.tasks.deliver"
 # With pauses that double from 10 s, the last attempt is about 20 minutes after the first.
 MOST_ATTEMPTS = 8
 FIRST_PAUSE = timedelta(seconds=10)
-# Must be longer than any attempt can take.
-CLAIM_EXPIRES = timedelta(minutes=5)
+# An attempt that takes longer is killed; a claim that is older belongs to a dead worker.
+ATTEMPT_SECONDS = 60
+CLAIM_EXPIRES = timedelta(seconds=90)
 DUE_AT_ONCE = 200
 ERROR_LENGTH = 500
+# A channel's limit counts the messages of one minute.
+MINUTE = timedelta(seconds=60)
+MOST_IN_DIGEST = 100
+# A notice that an alert ended waits for the notice that it began, and looks again after this pause.
+ORDER_PAUSE = timedelta(seconds=10)
+
+UNFINISHED = Q(delivered_at=None, failed_at=None)
 
 
-def enqueue(event: Event) -> None:
-    """Write the event's deliveries in the current transaction and queue them after the commit."""
-    for channel in Channel.objects.filter(project=event.run.project_id, enabled=True):
-        delivery, created = Delivery.objects.get_or_create(event=event, channel=channel)
-        if created:
-            transaction.on_commit(lambda pk=delivery.pk: _send_soon(pk))  # type: ignore[misc]
+def enqueue(
+    event: Event,
+    channels: Collection[Channel] | None = None,
+    reason: Reason = Reason.OPENED,
+    occurrence: int = 0,
+    due_at: datetime | None = None,
+) -> None:
+    """Write deliveries of an event in the current transaction and queue them after the commit.
+
+    Calling it again with the same arguments changes nothing.
+
+    Args:
+        channels: those to choose from; by default all of the project. Channels that are switched off, or want
+            only more severe alerts, get nothing; an escalation goes to its channels whatever the severity.
+        reason: a resolved notice goes only to channels that want them and were sent another notice of the
+            event.
+        occurrence: a number that differs each time the same reason occurs again, e.g. the second reopening.
+        due_at: when to send, e.g. at the end of quiet hours; by default now.
+    """
+    if channels is None:
+        channels = Channel.objects.filter(project=event.run.project_id)
+    notified = set(Delivery.objects.filter(event=event).values_list("channel_id", flat=True))
+    for channel in channels:
+        if not _wants(channel, event, reason, was_notified=channel.pk in notified):
+            continue
+        delivery, created = Delivery.objects.get_or_create(
+            event=event,
+            channel=channel,
+            reason=reason,
+            occurrence=occurrence,
+            defaults={"due_at": due_at or timezone.now()},
+        )
+        if created and due_at is None:
+            _send_after_commit(delivery)
+
+
+def enqueue_test(channel: Channel) -> Delivery:
+    """Queue a test of a channel. It is attempted once; the delivery has the result."""
+    with transaction.atomic():
+        Delivery.objects.filter(channel=channel, reason=Reason.TEST).delete()
+        delivery = Delivery.objects.create(channel=channel, reason=Reason.TEST)
+        _send_after_commit(delivery)
+    return delivery
+
+
+def send_again(deliveries: Collection[Delivery]) -> int:
+    """Queue deliveries that failed for good, with their keys; returns how many messages will be sent."""
+    leaders = {delivery.leader_id or delivery.pk for delivery in deliveries}
+    with transaction.atomic():
+        failed = Delivery.objects.filter(pk__in=leaders, delivered_at=None).exclude(failed_at=None)
+        again = list(failed.select_for_update())
+        ids = [delivery.pk for delivery in again]
+        Delivery.objects.filter(Q(pk__in=ids) | Q(leader__in=ids), delivered_at=None).update(
+            failed_at=None, attempts=0, due_at=timezone.now(), claimed_at=None
+        )
+        # It has been attempted: it must stay the message that it was.
+        Delivery.objects.filter(pk__in=ids).update(held=False)
+        for delivery in again:
+            _send_after_commit(delivery)
+    return len(again)
+
+
+def due() -> list[int]:
+    """Release expired claims and return the deliveries to send now, the longest overdue first."""
+    now = timezone.now()
+    expired = Delivery.objects.filter(UNFINISHED, claimed_at__lt=now - CLAIM_EXPIRES)
+    for delivery in expired.filter(Q(attempts__gte=MOST_ATTEMPTS) | Q(reason=Reason.TEST)):
+        _failed(delivery, "The attempt did not end: its worker was killed.", permanent=True)
+    expired.update(claimed_at=None)
+    waiting = Delivery.objects.filter(UNFINISHED, claimed_at=None, leader=None, due_at__lte=now)
+    return list(waiting.order_by("due_at", "id").values_list("id", flat=True)[:DUE_AT_ONCE])
+
+
+def deliver(delivery_id: int) -> bool:
+    """Send one delivery unless it was sent, is being sent, or is not due. Returns whether it was sent now."""
+    delivery = _claim(delivery_id)
+    if delivery is None:
+        return False
+    try:
+        if not delivery.channel.enabled:
+            raise DeliveryError("The channel is switched off.", permanent=True)
+        CHANNELS[delivery.channel.kind].send(delivery.channel.config, message.compose(delivery))
+    except DeliveryError as error:
+        _failed(delivery, str(error), permanent=error.permanent)
+        return False
+    except UnreadableSecretError:
+        _failed(
+            delivery,
+            "The channel's settings were encrypted with another secret key. Restore FP8SCOPE_SECRET_KEY, or "
+            "enter the settings again.",
+            permanent=False,
+        )
+        return False
+    except Exception as error:  # a bug of a channel must not leave the row claimed
+        # Without the error's text, which may hold a secret.
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("Delivery %d failed unexpectedly: %s.\n%s", delivery_id, type(error).__name__, frames)
+        _failed(delivery, f"Unexpected {type(error).__name__}; see the worker's log.", permanent=False)
+        return False
+    _message_of(delivery).update(delivered_at=timezone.now(), failed_at=None, claimed_at=None, last_error="")
+    return True
+
+
+def _wants(channel: Channel, event: Event, reason: Reason, *, was_notified: bool) -> bool:
+    if not channel.enabled:
+        return False
+    if reason == Reason.ESCALATED:
+        return True
+    if reason == Reason.RESOLVED and not (channel.send_resolved and was_notified):
+        return False
+    # In ascending order.
+    severities = list(Severity.values)
+    return severities.index(event.severity) >= severities.index(channel.least_severity)
+
+
+def _send_after_commit(delivery: Delivery) -> None:
+    transaction.on_commit(lambda: _send_soon(delivery.pk))
 
 
 def _send_soon(delivery_id: int) -> None:
@@ -47,45 +173,63 @@ def _send_soon(delivery_id: int) -> None:
         logger.warning("Delivery %d waits for the sweeper: %s.", delivery_id, type(error).__name__)
 
 
-def due() -> list[int]:
-    """Release expired claims and return the deliveries to send now, the longest overdue first."""
+@transaction.atomic
+def _claim(delivery_id: int) -> Delivery | None:
+    """Claim a delivery, with those that it sends as a digest; None if it cannot be sent now."""
+    # NO KEY: so as not to wait for transactions that write deliveries, e.g. a long evaluation.
+    locking = Channel.objects.select_for_update(of=("self",), no_key=True)
+    channel = locking.select_related("project").filter(deliveries=delivery_id).first()
     now = timezone.now()
-    unfinished = Delivery.objects.filter(delivered_at=None, failed_at=None)
-    unfinished.filter(claimed_at__lt=now - CLAIM_EXPIRES).update(claimed_at=None)
-    waiting = unfinished.filter(claimed_at=None, due_at__lte=now).order_by("due_at")
-    return list(waiting.values_list("id", flat=True)[:DUE_AT_ONCE])
-
-
-def deliver(delivery_id: int) -> bool:
-    """Send one delivery unless it was sent, is being sent, or is not due. Returns whether it was sent now."""
-    now = timezone.now()
-    mine = Q(pk=delivery_id, claimed_at=None, delivered_at=None, failed_at=None, due_at__lte=now)
-    if Delivery.objects.filter(mine).update(claimed_at=now, attempts=F("attempts") + 1) != 1:
-        return False
-    delivery = Delivery.objects.select_related("event__run__project", "channel").get(pk=delivery_id)
-    try:
-        if not delivery.channel.enabled:
-            raise DeliveryError("The channel is switched off.", permanent=True)
-        CHANNELS[delivery.channel.kind].send(delivery.channel.config, _notice(delivery))
-    except DeliveryError as error:
-        _failed(delivery, str(error), permanent=error.permanent)
-        return False
-    except Exception as error:  # a bug of a channel must not leave the row claimed
-        # Without the error's text, which may hold a secret.
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        logger.error("Delivery %d failed unexpectedly: %s.\n%s", delivery_id, type(error).__name__, frames)
-        _failed(delivery, f"Unexpected {type(error).__name__}; see the worker's log.", permanent=False)
-        return False
-    Delivery.objects.filter(pk=delivery_id).update(
-        delivered_at=timezone.now(), claimed_at=None, last_error=""
+    ready = Delivery.objects.filter(
+        UNFINISHED, channel=channel, claimed_at=None, leader=None, due_at__lte=now
     )
+    delivery = ready.select_related("event__run__project").filter(pk=delivery_id).first()
+    if channel is None or delivery is None:
+        return None
+    if _waits_for_its_opening(delivery):
+        ready.filter(pk=delivery_id).update(due_at=now + ORDER_PAUSE)
+        return None
+    if delivery.reason != Reason.TEST and not _spend(channel, now):
+        assert channel.minute_started_at is not None
+        # Only a first attempt can become part of a digest.
+        ready.filter(pk=delivery_id).update(
+            due_at=channel.minute_started_at + MINUTE, held=delivery.attempts == 0
+        )
+        return None
+    if delivery.held and delivery.attempts == 0:
+        others = ready.filter(held=True, attempts=0).exclude(pk=delivery_id).order_by("id")
+        members = list(others.values_list("pk", flat=True)[: MOST_IN_DIGEST - 1])
+        Delivery.objects.filter(pk__in=members).update(leader=delivery)
+    if ready.filter(pk=delivery_id).update(claimed_at=now, attempts=F("attempts") + 1) != 1:
+        return None
+    delivery.attempts += 1
+    delivery.channel = channel
+    return delivery
+
+
+def _spend(channel: Channel, now: datetime) -> bool:
+    """Count one more message in the channel's present minute. False if it has none left."""
+    if channel.minute_started_at is None or not now - MINUTE < channel.minute_started_at <= now:
+        channel.minute_started_at, channel.minute_messages = now, 0
+    if channel.minute_messages >= channel.per_minute:
+        return False
+    channel.minute_messages += 1
+    channel.save(update_fields=["minute_started_at", "minute_messages"])
     return True
+
+
+def _waits_for_its_opening(delivery: Delivery) -> bool:
+    if delivery.reason != Reason.RESOLVED:
+        return False
+    earlier = Delivery.objects.filter(UNFINISHED, event=delivery.event_id, channel=delivery.channel_id)
+    return earlier.exclude(reason=Reason.RESOLVED).filter(pk__lt=delivery.pk).exists()
 
 
 def _failed(delivery: Delivery, reason: str, *, permanent: bool) -> None:
     now = timezone.now()
-    over = permanent or delivery.attempts >= MOST_ATTEMPTS
-    Delivery.objects.filter(pk=delivery.pk).update(
+    over = permanent or delivery.attempts >= MOST_ATTEMPTS or delivery.reason == Reason.TEST
+    # Unless it was delivered by a worker that claimed it after this one's claim had expired.
+    _message_of(delivery).filter(delivered_at=None).update(
         claimed_at=None,
         last_error=reason[:ERROR_LENGTH],
         due_at=now + FIRST_PAUSE * 2 ** (delivery.attempts - 1),
@@ -93,23 +237,6 @@ def _failed(delivery: Delivery, reason: str, *, permanent: bool) -> None:
     )
 
 
-def _notice(delivery: Delivery) -> Notice:
-    event, run = delivery.event, delivery.event.run
-    return Notice(
-        delivery=delivery.pk,
-        event=event.pk,
-        kind=event.kind,
-        severity=event.severity,
-        state=event.state,
-        message=event.message,
-        onset_step=event.onset_step,
-        step=event.step,
-        value=event.value,
-        threshold=event.threshold,
-        opened_at=event.opened_at,
-        project=run.project.slug,
-        run=str(run.id),
-        run_name=run.name,
-        url=page_url(run),
-        tensors=event.evidence.get("tensors", []),
-    )
+def _message_of(delivery: Delivery) -> QuerySet[Delivery]:
+    """All deliveries that the message of this one carries."""
+    return Delivery.objects.filter(Q(pk=delivery.pk) | Q(leader=delivery.pk))

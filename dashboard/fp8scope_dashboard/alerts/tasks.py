@@ -4,7 +4,7 @@ from uuid import UUID
 
 from celery import shared_task
 
-from fp8scope_dashboard.alerts import outbox, services
+from fp8scope_dashboard.alerts import life, outbox, routing, services
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -20,9 +20,10 @@ def sweep() -> None:
         evaluate_run.delay(str(run_id))
 
 
-@shared_task  # type: ignore[untyped-decorator]
+# Prefork kills an attempt that takes longer: its claim expires, and another worker sends the same message.
+@shared_task(time_limit=outbox.ATTEMPT_SECONDS)  # type: ignore[untyped-decorator]
 def deliver(delivery_id: int) -> None:
-    """Send one event to one channel."""
+    """Send one delivery."""
     outbox.deliver(delivery_id)
 
 
@@ -31,3 +32,10 @@ def deliver_due() -> None:
     """Send deliveries that failed before or whose Celery messages were lost."""
     for delivery_id in outbox.due():
         deliver.delay(delivery_id)
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def follow_up() -> None:
+    """Open the alerts whose silence is over, and escalate those that nobody has acknowledged in time."""
+    life.unmute_due()
+    routing.escalate_due()

@@ -16,6 +16,7 @@ from fp8scope_dashboard.embedded.processes import ServerError
 
 BACKLOG = 1024
 WILDCARDS = ("", "0.0.0.0", "::")
+LOOPBACKS = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,15 @@ class DataDir:
                 f"cannot use the data directory {self.root}: {error.strerror}. Choose another with --data-dir"
             ) from error
 
+    def has_secret_key(self) -> bool:
+        """Whether a former start created the key."""
+        return (self.root / "secret_key").exists()
+
     def secret_key(self) -> str:
-        """The key that signs sessions and links. It is created at the first start."""
+        """The key that signs sessions and links and encrypts the settings of alert channels.
+
+        It is created at the first start.
+        """
         path = self.root / "secret_key"
         if not path.exists():
             # Written to another file and renamed, so that a kill leaves no incomplete key.
@@ -69,7 +77,8 @@ class DataDir:
         key = path.read_text().strip()
         if len(key) < 50:
             raise ServerError(
-                f"{path} does not contain a key: remove it to get a new one (everybody must sign in again)"
+                f"{path} does not contain a key: restore it from a backup, or remove it to get a new one "
+                "(everybody must sign in again, and the settings of alert channels must be entered again)"
             )
         return key
 
@@ -139,6 +148,18 @@ def allowed_hosts(host: str) -> list[str]:
     return sorted(names | set(filter(None, extra)))
 
 
+def _channel_networks(host: str) -> str:
+    """Private networks for alert channels: FP8SCOPE_CHANNEL_NETWORKS if set, else perhaps this machine.
+
+    A server that only this machine can reach, without a proxy, is used by people who can connect to its ports
+    anyway. Then a channel may, too, e.g. for a receiver on a laptop.
+    """
+    if (networks := os.environ.get("FP8SCOPE_CHANNEL_NETWORKS")) is not None:
+        return networks
+    is_alone = host in LOOPBACKS and not os.environ.get("FP8SCOPE_BASE_URL")
+    return "127.0.0.0/8,::1" if is_alone else ""
+
+
 def child_environment(
     data: DataDir, address: str, host: str, database_url: str, redis_url: str
 ) -> dict[str, str]:
@@ -152,6 +173,7 @@ def child_environment(
         "FP8SCOPE_BASE_URL": address,
         "FP8SCOPE_ALLOWED_HOSTS": ",".join(allowed_hosts(host)),
         "FP8SCOPE_SECRET_KEY": os.environ.get("FP8SCOPE_SECRET_KEY") or data.secret_key(),
+        "FP8SCOPE_CHANNEL_NETWORKS": _channel_networks(host),
         "PYTHONUNBUFFERED": "1",
         # Python must not look for modules in the children's working directory.
         "PYTHONSAFEPATH": "1",

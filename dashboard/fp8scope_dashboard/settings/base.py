@@ -15,7 +15,7 @@ from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
 from fp8scope_dashboard.settings.log_level import log_level_from_text
-from fp8scope_dashboard.settings.proxies import networks_from_text
+from fp8scope_dashboard.settings.networks import networks_from_environment
 
 PACKAGE = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("FP8SCOPE_DATA_DIR", "~/.fp8scope")).expanduser()
@@ -32,13 +32,20 @@ SECRET_KEY = os.environ.get("FP8SCOPE_SECRET_KEY", "")
 SECRET_KEY_IS_RANDOM = not SECRET_KEY
 if SECRET_KEY_IS_RANDOM:
     SECRET_KEY = get_random_secret_key()
+# Former keys, newest first: they verify and decrypt what was made with them.
+SECRET_KEY_FALLBACKS = list(filter(None, os.environ.get("FP8SCOPE_SECRET_KEY_FALLBACKS", "").split(",")))
 
 DEBUG = False
 ALLOWED_HOSTS = [_base.hostname, *filter(None, os.environ.get("FP8SCOPE_ALLOWED_HOSTS", "").split(","))]
 CSRF_TRUSTED_ORIGINS = [BASE_URL]
 
 # Reverse proxies whose X-Forwarded-For header is trusted: comma-separated addresses or networks.
-TRUSTED_PROXIES = networks_from_text(os.environ.get("FP8SCOPE_TRUSTED_PROXIES", ""))
+TRUSTED_PROXIES = networks_from_environment("FP8SCOPE_TRUSTED_PROXIES")
+
+# Private addresses that alert channels may connect to, and the mail server for those without one.
+CHANNEL_NETWORKS = networks_from_environment("FP8SCOPE_CHANNEL_NETWORKS")
+SMTP_URL = os.environ.get("FP8SCOPE_SMTP_URL", "")
+MAIL_FROM = os.environ.get("FP8SCOPE_MAIL_FROM", "")
 
 INSTALLED_APPS = [
     "django.contrib.auth",
@@ -205,6 +212,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 _PERIODIC_TASKS = {
     "alerts.tasks.sweep": 10.0,
     "alerts.tasks.deliver_due": 10.0,
+    "alerts.tasks.follow_up": 15.0,
     "analysis.tasks.sweep": 15.0,
     "diagnosis.tasks.sweep": 20.0,
     "runs.tasks.mark_silent": 30.0,
@@ -225,8 +233,9 @@ LOGGING = {
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]},
     },
-    # At level DEBUG it logs request paths, and that of a webhook is secret.
-    "loggers": {"urllib3": {"level": "INFO"}},
+    # At level DEBUG urllib3 logs request paths, and that of a webhook is secret. Apprise quotes what
+    # receivers answer; what is useful of it is stored with the delivery.
+    "loggers": {"urllib3": {"level": "INFO"}, "apprise": {"level": "CRITICAL"}},
     "root": {
         "handlers": ["console"],
         "level": log_level_from_text(os.environ.get("FP8SCOPE_LOG_LEVEL", "")),

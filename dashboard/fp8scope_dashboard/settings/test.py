@@ -7,6 +7,10 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("FP8SCOPE_BASE_URL", "http://localhost")
+# All processes of a test decrypt what one of them encrypts.
+os.environ.setdefault("FP8SCOPE_SECRET_KEY", "only-for-tests-" * 4)
+# The receivers of the tests are on this machine.
+os.environ.setdefault("FP8SCOPE_CHANNEL_NETWORKS", "127.0.0.1, ::1")
 
 # Where DATABASE_URL and REDIS_URL are not set: addresses of servers that do not run yet. tests/conftest.py
 # starts them when the chosen tests need them. Through the environment all processes of the session agree.

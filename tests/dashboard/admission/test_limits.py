@@ -12,7 +12,7 @@ from fp8scope_dashboard.admission import limits
 from fp8scope_dashboard.admission.callers import Callers
 from fp8scope_dashboard.admission.rate import Rate
 from fp8scope_dashboard.servers.connections import Registry
-from fp8scope_dashboard.settings.proxies import networks_from_text
+from fp8scope_dashboard.settings.networks import networks_from_text
 
 
 def test_it_works() -> None:
@@ -92,11 +92,11 @@ def test_trusted_proxies_are_not_limited_by_address(monkeypatch: pytest.MonkeyPa
 
 
 def test_proxies_are_addresses_or_networks() -> None:
-    assert networks_from_text("") == []
-    assert networks_from_text(" 127.0.0.1, 10.1.2.3/8,fd00::/8,") == [
+    assert networks_from_text("", "FP8SCOPE_TRUSTED_PROXIES") == []
+    assert networks_from_text(" 127.0.0.1, 10.1.2.3/8,fd00::/8,", "X") == [
         "127.0.0.1/32",
         "10.0.0.0/8",
         "fd00::/8",
     ]
     with pytest.raises(ImproperlyConfigured, match="FP8SCOPE_TRUSTED_PROXIES: 'nginx' is not an address"):
-        networks_from_text("127.0.0.1,nginx")
+        networks_from_text("127.0.0.1,nginx", "FP8SCOPE_TRUSTED_PROXIES")

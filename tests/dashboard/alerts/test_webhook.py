@@ -9,81 +9,28 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 
 import pytest
+from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, http_receiver
+from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.channels import DeliveryError, Notice, webhook
-
-NOTICE = Notice(
-    delivery=5,
-    event=7,
-    kind="loss_not_finite",
-    severity="critical",
-    state="open",
-    message="Loss rose from 2.31 to NaN at step 118.",
-    onset_step=118,
-    step=118,
-    value=None,
-    threshold=None,
-    opened_at=datetime(2026, 1, 1, tzinfo=UTC),
-    project="default",
-    run="6b1f",
-    run_name="gpt",
-    url="http://localhost/p/default/runs/6b1f/",
-)
-
-
-@dataclass
-class Receiver:
-    """The requests that a receiver got, and the response that it gives."""
-
-    url: str = ""
-    status: int = 204
-    headers: dict[str, str] = field(default_factory=dict)
-    hang: threading.Event | None = None
-    requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+from fp8scope_dashboard.alerts.channels import DeliveryError, webhook
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    state = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            state.requests.append((self.path, dict(self.headers), body))
-            if state.hang is not None:
-                state.hang.wait(30)
-                return
-            self.send_response(state.status)
-            for name, value in state.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}/hook"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield state
-    if state.hang is not None:
-        state.hang.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with http_receiver() as receiver:
+        yield receiver
 
 
 def test_it_works(receiver: Receiver) -> None:
-    webhook.send({"url": receiver.url, "secret": "s3cret"}, NOTICE)
+    webhook.send({"url": receiver.url, "secret": "s3cret"}, MESSAGE)
     ((path, headers, body),) = receiver.requests
     assert path == "/hook" and headers["Content-Type"] == "application/json"
     content = json.loads(body)
     assert content["message"] == NOTICE.message and content["delivery"] == 5
+    assert content["key"] == headers["Idempotency-Key"] == MESSAGE.key
     assert content["opened_at"] == "2026-01-01T00:00:00+00:00"
     stamp, signature = headers["Fp8scope-Signature"].split(",")
     assert abs(int(stamp.removeprefix("t=")) - time.time()) < 60
@@ -92,7 +39,7 @@ def test_it_works(receiver: Receiver) -> None:
 
 
 def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
-    webhook.send({"url": receiver.url}, NOTICE)
+    webhook.send({"url": receiver.url}, MESSAGE)
     assert webhook.SIGNATURE_HEADER not in receiver.requests[0][1]
 
 
@@ -103,7 +50,7 @@ def test_without_a_secret_there_is_no_signature(receiver: Receiver) -> None:
 def test_a_refusal_is_an_error(receiver: Receiver, status: int, permanent: bool) -> None:
     receiver.status = status
     with pytest.raises(DeliveryError, match=str(status)) as caught:
-        webhook.send({"url": receiver.url}, NOTICE)
+        webhook.send({"url": receiver.url}, MESSAGE)
     assert caught.value.permanent is permanent
     assert len(receiver.requests) == 1
 
@@ -113,7 +60,7 @@ def test_redirects_are_not_followed(receiver: Receiver, status: int) -> None:
     receiver.status = status
     receiver.headers = {"Location": receiver.url.replace("/hook", "/elsewhere")}
     with pytest.raises(DeliveryError, match="redirect") as caught:
-        webhook.send({"url": receiver.url}, NOTICE)
+        webhook.send({"url": receiver.url}, MESSAGE)
     assert caught.value.permanent
     assert [path for path, _, _ in receiver.requests] == ["/hook"]
 
@@ -122,7 +69,7 @@ def test_a_receiver_that_hangs_times_out(receiver: Receiver, monkeypatch: pytest
     monkeypatch.setattr(webhook, "READ_SECONDS", 0.2)
     receiver.hang = threading.Event()
     with pytest.raises(DeliveryError, match="did not answer") as caught:
-        webhook.send({"url": receiver.url}, NOTICE)
+        webhook.send({"url": receiver.url}, MESSAGE)
     assert not caught.value.permanent
     assert not receiver.hang.is_set()
 
@@ -131,7 +78,7 @@ def test_a_refused_connection_names_no_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(DeliveryError, match="could not be reached") as caught:
-        webhook.send({"url": f"http://127.0.0.1:{port}/token-in-path"}, NOTICE)
+        webhook.send({"url": f"http://127.0.0.1:{port}/token-in-path"}, MESSAGE)
     assert not caught.value.permanent
     assert "token" not in str(caught.value)
 
@@ -148,7 +95,7 @@ def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
         thread = threading.Thread(target=babble)
         thread.start()
         with pytest.raises(DeliveryError, match="could not be reached"):
-            webhook.send({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/"}, NOTICE)
+            webhook.send({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/"}, MESSAGE)
         thread.join()
 
 
@@ -158,7 +105,7 @@ def test_a_receiver_that_does_not_speak_http_is_an_error() -> None:
 )
 def test_an_invalid_url_is_a_permanent_error(url: object) -> None:
     with pytest.raises(DeliveryError) as caught:
-        webhook.send({"url": url}, NOTICE)
+        webhook.send({"url": url}, MESSAGE)
     assert caught.value.permanent
 
 
@@ -170,7 +117,7 @@ def test_refuses_a_password_in_the_url() -> None:
 
 def test_the_body_is_bounded(receiver: Receiver) -> None:
     tensors = [{"name": "x" * 512, "rate": 0.5, "onset_step": 1} for _ in range(1000)]
-    webhook.send({"url": receiver.url}, replace(NOTICE, tensors=tensors))
+    webhook.send({"url": receiver.url}, replace(MESSAGE, notices=(replace(NOTICE, tensors=tensors),)))
     body = receiver.requests[0][2]
     assert len(body) <= webhook.BODY_BYTES
     assert 0 < len(json.loads(body)["tensors"]) < 1000
@@ -188,3 +135,31 @@ def test_the_body_is_bounded(receiver: Receiver) -> None:
 )
 def test_only_the_host_of_an_address_is_shown(url: str, shown: str) -> None:
     assert webhook.masked({"url": url, "secret": "secret"}) == shown
+
+
+def test_a_digest_has_every_alert_with_its_key(receiver: Receiver) -> None:
+    notices = tuple(replace(NOTICE, delivery=i, key=f"key {i}", event=i) for i in range(3))
+    webhook.send({"url": receiver.url}, replace(MESSAGE, notices=notices))
+    _, headers, body = receiver.requests[0]
+    content = json.loads(body)
+    assert content["digest"] and content["key"] == headers["Idempotency-Key"] == MESSAGE.key
+    assert [alert["key"] for alert in content["alerts"]] == ["key 0", "key 1", "key 2"]
+
+
+def test_a_test_is_no_alert(receiver: Receiver) -> None:
+    webhook.send({"url": receiver.url}, replace(MESSAGE, notices=()))
+    assert json.loads(receiver.requests[0][2]) == {
+        "test": True,
+        "key": MESSAGE.key,
+        "project": "default",
+        "url": MESSAGE.url,
+    }
+
+
+def test_a_private_address_is_refused(receiver: Receiver, settings: LazySettings) -> None:
+    settings.CHANNEL_NETWORKS = []
+    for url in (receiver.url, receiver.url.replace("127.0.0.1", "localhost")):
+        with pytest.raises(DeliveryError, match="private address") as caught:
+            webhook.send({"url": url}, MESSAGE)
+        assert caught.value.permanent
+    assert not receiver.requests

@@ -16,8 +16,7 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
 from django.db import connection
-from django.test import override_settings
-from helpers.live_servers import Server, process_environment, web_server
+from helpers.live_servers import Server, web_server
 from helpers.postgres_standby import standby_of
 
 from fp8scope_dashboard.accounts.models import User
@@ -31,9 +30,8 @@ def cookie(server: Server) -> str:
     user = User.objects.create_user("visitor", is_superuser=True)
     session = SessionStore()
     session[SESSION_KEY], session[BACKEND_SESSION_KEY] = str(user.pk), settings.AUTHENTICATION_BACKENDS[0]
-    with override_settings(SECRET_KEY=process_environment()["FP8SCOPE_SECRET_KEY"]):
-        session[HASH_SESSION_KEY] = user.get_session_auth_hash()
-        session.save()
+    session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    session.save()
     return f"{settings.SESSION_COOKIE_NAME}={session.session_key}"
 
 

@@ -14,6 +14,7 @@ from django.urls import reverse
 from fp8scope_dashboard.accounts.models import ApiToken
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule
+from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
@@ -27,10 +28,12 @@ READ += [
     "changes",
     "run_kin",
     "progress",
+    "channels",
+    "channel_list",
 ]
 STREAMS = ["project_events", "run_events"]
 MEMBER = ["acknowledge", "mute", "token_create", "token_revoke", "rule_change", "command_new"]
-MEMBER += ["run_delete", "baseline_new", "group_new", "choice_undo"]
+MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 
 
@@ -52,7 +55,7 @@ class Addresses:
         )
         self.token, _ = create_token(visitor.project, "t")
         self.channel = Channel.objects.create(
-            project=visitor.project, name="c", config={"url": "https://x.test"}
+            project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
         )
 
     def of(self, name: str) -> str:
@@ -62,6 +65,7 @@ class Addresses:
         arguments |= {
             "name": "bisect" if name == "report_figure" else "loss",
             "form": "csv",
+            "kind": "webhook",
             "field": "baseline",
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
@@ -106,7 +110,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
     for name in ("run", "spark", "figure", "evidence", "run_events", *cards):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (
-        *("acknowledge", "mute", "token_revoke", "rule_change", "channel_change"),
+        *("acknowledge", "mute", "token_revoke", "rule_change", "channel_change", "delivery_again"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name

@@ -114,7 +114,7 @@ def test_shows_the_state_of_deliveries(admin: Visitor) -> None:
         "slow": {"attempts": 1, "last_error": "Nobody answered."},
     }
     for name, fields in deliveries.items():
-        channel = Channel.objects.create(project=admin.project, name=name, config={})
+        channel = Channel.objects.create(project=admin.project, name=name)
         Delivery.objects.create(event=event, channel=channel, **fields)
     page = html(admin)
     assert "good: delivered" in page

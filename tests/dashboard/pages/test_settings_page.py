@@ -9,8 +9,7 @@ from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import ApiToken
 from fp8scope_dashboard.accounts.services import authenticate_token, create_token
-from fp8scope_dashboard.alerts.models import Channel, Rule
-from fp8scope_dashboard.pages.views.settings import MOST_CHANNELS
+from fp8scope_dashboard.alerts.models import Rule
 
 
 def html(visitor: Visitor) -> str:
@@ -58,37 +57,6 @@ def test_refuses_a_name_that_is_too_long(member: Visitor) -> None:
     answer = member.client.post(member.address("settings/tokens/new"), {"name": "x" * 500})
     assert "notice--error" in answer.content.decode()
     assert not ApiToken.objects.exists()
-
-
-def test_creates_and_changes_webhooks(admin: Visitor) -> None:
-    page = post(
-        admin, "webhooks/new", name="on-call", url="https://hook.test/x?key=private", secret="very secret"
-    )
-    channel = Channel.objects.get()
-    assert channel.config == {"url": "https://hook.test/x?key=private", "secret": "very secret"}
-    assert "https://hook.test/****" in page and "private" not in page and "very secret" not in page
-    post(admin, f"webhooks/{channel.pk}", action="disable")
-    channel.refresh_from_db()
-    assert not channel.enabled
-    post(admin, f"webhooks/{channel.pk}", action="enable")
-    post(admin, f"webhooks/{channel.pk}", action="nonsense")
-    channel.refresh_from_db()
-    assert channel.enabled
-    post(admin, f"webhooks/{channel.pk}", action="remove")
-    assert not Channel.objects.exists()
-
-
-@pytest.mark.parametrize("url", ["", "ftp://x.test", "https://", "https://u:p@x.test", "x" * 3000])
-def test_refuses_an_invalid_webhook_address(admin: Visitor, url: str) -> None:
-    assert "notice--error" in post(admin, "webhooks/new", name="x", url=url)
-    assert not Channel.objects.exists()
-
-
-def test_limits_the_number_of_webhooks(admin: Visitor) -> None:
-    for i in range(MOST_CHANNELS):
-        Channel.objects.create(project=admin.project, name=str(i), config={})
-    assert "Remove one first" in post(admin, "webhooks/new", name="x", url="https://x.test")
-    assert Channel.objects.count() == MOST_CHANNELS
 
 
 def test_changes_a_rule(member: Visitor) -> None:

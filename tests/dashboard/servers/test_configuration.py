@@ -74,7 +74,7 @@ def test_ignores_a_partially_written_key(tmp_path: Path) -> None:
 
 def test_refuses_a_short_key(tmp_path: Path) -> None:
     (tmp_path / "secret_key").write_text("short")
-    with pytest.raises(ServerError, match="does not contain a key: remove it"):
+    with pytest.raises(ServerError, match="does not contain a key: restore it"):
         DataDir(tmp_path).secret_key()
 
 
@@ -162,3 +162,28 @@ def test_celery_reaches_redis_over_a_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["redis://localhost:6379/0", "rediss://user:word@host:6380/2"])
 def test_does_not_change_other_addresses(url: str) -> None:
     assert broker_from_url(url) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "base_url", "networks"),
+    [
+        ("127.0.0.1", None, "127.0.0.0/8,::1"),
+        ("localhost", None, "127.0.0.0/8,::1"),
+        ("0.0.0.0", None, ""),
+        ("10.0.0.5", None, ""),
+        # Behind a proxy others can use the server.
+        ("127.0.0.1", "https://fp8.example.org", ""),
+    ],
+)
+def test_channels_may_reach_this_machine_if_nobody_else_uses_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, base_url: str | None, networks: str
+) -> None:
+    monkeypatch.delenv("FP8SCOPE_CHANNEL_NETWORKS", raising=False)
+    monkeypatch.delenv("FP8SCOPE_BASE_URL", raising=False)
+    if base_url is not None:
+        monkeypatch.setenv("FP8SCOPE_BASE_URL", base_url)
+    environment = configuration.child_environment(DataDir(tmp_path), "http://x", host, "", "")
+    assert environment["FP8SCOPE_CHANNEL_NETWORKS"] == networks
+    monkeypatch.setenv("FP8SCOPE_CHANNEL_NETWORKS", "10.0.0.0/8")
+    environment = configuration.child_environment(DataDir(tmp_path), "http://x", host, "", "")
+    assert environment["FP8SCOPE_CHANNEL_NETWORKS"] == "10.0.0.0/8"

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 
-from fp8scope_dashboard.alerts.channels import webhook
-from fp8scope_dashboard.alerts.channels.base import ChannelType, DeliveryError, Notice, Send
+from fp8scope_dashboard.alerts.channels import email, service, webhook
+from fp8scope_dashboard.alerts.channels.base import ChannelType, DeliveryError, Message, Notice, Send
 
-CHANNELS: Mapping[str, ChannelType] = {"webhook": ChannelType(webhook.send, webhook.masked)}
+CHANNELS: Mapping[str, ChannelType] = {
+    "webhook": ChannelType("Webhook", webhook.send, webhook.masked),
+    "email": ChannelType("E-mail", email.send, email.masked),
+    "service": ChannelType("Chat or paging service", service.send, service.masked),
+}
 
-__all__ = ["CHANNELS", "ChannelType", "DeliveryError", "Notice", "Send"]
+__all__ = ["CHANNELS", "ChannelType", "DeliveryError", "Message", "Notice", "Send"]

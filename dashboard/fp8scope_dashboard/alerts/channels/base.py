@@ -1,4 +1,4 @@
-"""The notice that channels deliver, and the error that they raise."""
+"""What channels deliver, and the error that they raise."""
 
 from __future__ import annotations
 
@@ -21,11 +21,21 @@ class DeliveryError(Exception):
 
 @dataclass(frozen=True)
 class Notice:
-    """An event to deliver. `delivery` is the same in every attempt, so that receivers can drop duplicates."""
+    """One reason to tell about one event.
+
+    Attributes:
+        delivery, key: the same in every attempt, so that receivers can drop duplicates.
+        alert: the same in all notices of one event to one channel, so that receivers can join them.
+        reason: opened, reopened, escalated or resolved.
+    """
 
     delivery: int
+    key: str
+    alert: str
+    reason: str
     event: int
     kind: str
+    label: str
     severity: str
     state: str
     message: str
@@ -45,7 +55,24 @@ class Notice:
         return {**asdict(self), "opened_at": self.opened_at.isoformat()}
 
 
-Send = Callable[[Mapping[str, Any], Notice], None]
+@dataclass(frozen=True)
+class Message:
+    """What one attempt sends: a notice, several as a digest, or none as a test of the channel.
+
+    Attributes:
+        key: the idempotency key, the same in every attempt.
+        url: the page to open.
+        draw_chart: returns a PNG of the evidence, or None; called only by channels that can show pictures.
+    """
+
+    key: str
+    project: str
+    url: str
+    notices: tuple[Notice, ...] = ()
+    draw_chart: Callable[[], bytes | None] = lambda: None
+
+
+Send = Callable[[Mapping[str, Any], Message], None]
 
 
 @dataclass(frozen=True)
@@ -53,9 +80,11 @@ class ChannelType:
     """The functions of one kind of channel.
 
     Attributes:
-        send: takes a channel's config and a notice; raises DeliveryError unless the receiver accepted it.
+        label: its name on pages.
+        send: takes a channel's config and a message; raises DeliveryError unless the receiver accepted it.
         masked: takes a channel's config; returns the receiver's address without its secrets.
     """
 
+    label: str
     send: Send
     masked: Callable[[Mapping[str, Any]], str]

@@ -1,13 +1,18 @@
-"""Send a notice as a signed POST request to a URL that the user chose.
+"""Send a message as a signed POST request to a URL that the user chose.
 
-config: {"url": "https://...", "secret": "..."}. The body is the notice as JSON. With a secret the request has
+config: {"url": "https://...", "secret": "..."}. The body is JSON: the notice; or, for a digest, {"digest":
+    true, "key", "alerts": [notice, ...]}; or, for a test, {"test": true, "key"}. Every request has
+
+    Idempotency-Key: <the same in every attempt>
+
+and, with a secret,
 
     Fp8scope-Signature: t=<unix seconds>,v1=<hex HMAC-SHA256 of "<t>.<body>" with the secret>
 
 so that the receiver can verify its sender and age. Any 2xx status is success.
 
-The URL may be an internal address: self-hosted webhooks need that. To limit abuse, only http(s) is allowed,
-redirects are not followed, only the status of the response is used, and users do not control the body.
+To limit abuse, only http(s) to addresses that `outgoing` allows is possible, redirects are not followed, only
+the status of the response is used, and users do not control the body.
 
 The URL is a secret like the signing key, because many receivers authenticate their senders by it alone. It is
 never shown again once saved.
@@ -26,7 +31,8 @@ from urllib.parse import urlsplit
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, ReadTimeoutError, SSLError
 
-from fp8scope_dashboard.alerts.channels.base import DeliveryError, Notice
+from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.outgoing import restricted
 
 SIGNATURE_HEADER = "Fp8scope-Signature"
 CONNECT_SECONDS = 3.0
@@ -37,18 +43,19 @@ BODY_BYTES = 32 * 1024
 GONE = (404, 405, 410)
 
 
-def send(config: Mapping[str, Any], notice: Notice) -> None:
-    """Deliver a notice.
+def send(config: Mapping[str, Any], message: Message) -> None:
+    """Deliver a message.
 
     Raises:
         DeliveryError: if the config is invalid, there is no response, or its status is not 2xx.
     """
     url, secret = check_config(config)
-    body = _body(notice)
-    headers = {"Content-Type": "application/json", "User-Agent": "fp8scope"}
+    body = _body(message)
+    headers = {"Content-Type": "application/json", "User-Agent": "fp8scope", "Idempotency-Key": message.key}
     if secret:
         headers[SIGNATURE_HEADER] = sign(body, secret, int(time.time()))
-    status = _post(url, body, headers)
+    with restricted():
+        status = _post(url, body, headers)
     if 300 <= status < 400:
         raise DeliveryError(
             f"The receiver answered {status}, a redirect: enter the final address.", permanent=True
@@ -94,12 +101,22 @@ def sign(body: bytes, secret: str, timestamp: int) -> str:
     return f"t={timestamp},v1={mac.hexdigest()}"
 
 
-def _body(notice: Notice) -> bytes:
-    content = notice.as_dict()
+def _body(message: Message) -> bytes:
+    alerts = [notice.as_dict() for notice in message.notices]
+    content: dict[str, Any]
+    if not alerts:
+        content = {"test": True, "key": message.key, "project": message.project, "url": message.url}
+    elif len(alerts) == 1:
+        (content,) = alerts
+    else:
+        digest = {"digest": True, "key": message.key, "project": message.project, "url": message.url}
+        content = {**digest, "alerts": alerts}
     body = json.dumps(content, allow_nan=False).encode()
-    while len(body) > BODY_BYTES and content["tensors"]:
+    bound = BODY_BYTES * max(1, len(alerts))
+    while len(body) > bound and any(alert["tensors"] for alert in alerts):
         # Tensor names may be long: send fewer of them.
-        content["tensors"] = content["tensors"][: len(content["tensors"]) // 2]
+        for alert in alerts:
+            alert["tensors"] = alert["tensors"][: len(alert["tensors"]) // 2]
         body = json.dumps(content, allow_nan=False).encode()
     return body
 

@@ -153,9 +153,10 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "Authenticates a training process for a project. It is shown once; only its hash is stored. Requests "
         "with a revoked token are refused.",
     ),
-    "webhook": Term(
-        "Webhook",
-        "Each alert is sent as JSON by POST to this address, signed with HMAC-SHA256 of the secret. Delivery "
-        "is repeated until the response is 2xx.",
+    "channel": Term(
+        "Alert channel",
+        "Each alert is sent to the project's channels until they accept it. E-mails and most chats contain a "
+        "chart. Webhooks get JSON by POST, signed with HMAC-SHA256 of the secret. Every attempt has the same "
+        "key, so that receivers can drop duplicates.",
     ),
 }

@@ -13,7 +13,7 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.alerts import services
+from fp8scope_dashboard.alerts import life
 from fp8scope_dashboard.alerts.models import Delivery, Event, EventState, Rule
 from fp8scope_dashboard.pages.access import in_project, page, person
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
@@ -77,7 +77,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
 def acknowledge(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
     """Acknowledge an alert and redirect back."""
     event = _event(project, event_id)
-    if services.acknowledge(event, person(request)):
+    if life.acknowledge(event, person(request)):
         messages.success(request, f"Acknowledged: {event.get_kind_display()} in {event.run.name}.")
     return redirect(_back(request, project))
 

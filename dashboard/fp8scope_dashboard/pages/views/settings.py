@@ -1,4 +1,4 @@
-"""The settings of a project: tokens, webhooks, alert rules and margins."""
+"""The settings of a project: tokens, alert rules and margins."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from django.views.decorators.http import require_POST
 from fp8scope_dashboard.accounts.models import ApiToken, Project, Role
 from fp8scope_dashboard.accounts.services import create_token, revoke_token
 from fp8scope_dashboard.alerts import rules as rule_kinds
-from fp8scope_dashboard.alerts.channels import DeliveryError
-from fp8scope_dashboard.alerts.channels.webhook import check_config
 from fp8scope_dashboard.alerts.models import Channel, Rule, RuleAction, Severity
 from fp8scope_dashboard.pages.access import in_project, page, person
 from fp8scope_dashboard.pages.views.data import deletions
 
-MOST_TOKENS, MOST_CHANNELS = 200, 20
-SECRET_LENGTH = 200
+MOST_TOKENS = 200
 
 
 @in_project()
@@ -95,58 +92,6 @@ def token_revoke(request: HttpRequest, project: Project, token_id: int) -> HttpR
     revoke_token(token)
     messages.success(request, f"Revoked the token “{token.name}”. The server refuses processes that use it.")
     return _settings(project, "tokens")
-
-
-@require_POST
-@in_project(Role.ADMIN)
-def channel_create(request: HttpRequest, project: Project) -> HttpResponse:
-    """Add a webhook."""
-    name = request.POST.get("name", "").strip()[:128] or "Webhook"
-    if Channel.objects.filter(project=project).count() >= MOST_CHANNELS:
-        messages.error(request, f"A project can have at most {MOST_CHANNELS} webhooks. Remove one first.")
-        return _settings(project, "webhooks")
-    if (config := _channel_config(request)) is None:
-        return _settings(project, "webhooks")
-    Channel.objects.create(project=project, kind="webhook", name=name, config=config)
-    messages.success(request, f"Added the webhook “{name}”.")
-    return _settings(project, "webhooks")
-
-
-def _channel_config(request: HttpRequest) -> dict[str, str] | None:
-    """The posted address and secret. If they are invalid: None, and a message on the next page."""
-    config = {"url": request.POST.get("url", "").strip()}
-    if secret := request.POST.get("secret", "").strip():
-        config["secret"] = secret[:SECRET_LENGTH]
-    try:
-        check_config(config)
-    except DeliveryError as error:
-        messages.error(request, str(error))
-        return None
-    return config
-
-
-@require_POST
-@in_project(Role.ADMIN)
-def channel_change(request: HttpRequest, project: Project, channel_id: int) -> HttpResponse:
-    """Enable or disable a webhook, replace its address and secret, or remove it."""
-    channel = Channel.objects.filter(project=project, pk=channel_id).first()
-    if channel is None:
-        raise Http404("No such webhook.")
-    action = request.POST.get("action")
-    if action == "remove":
-        channel.delete()
-        messages.success(request, f"Removed the webhook “{channel.name}”.")
-    elif action == "replace":
-        if (config := _channel_config(request)) is not None:
-            channel.config = config
-            channel.save(update_fields=["config"])
-            signed = "signed" if "secret" in config else "not signed"
-            messages.success(request, f"Replaced the address of “{channel.name}”. Its messages are {signed}.")
-    elif action in ("enable", "disable"):
-        channel.enabled = action == "enable"
-        channel.save(update_fields=["enabled"])
-        messages.success(request, f"The webhook “{channel.name}” is {'on' if channel.enabled else 'off'}.")
-    return _settings(project, "webhooks")
 
 
 @require_POST

@@ -1,0 +1,178 @@
+"""Send a message to a chat, paging or push service, by the library Apprise.
+
+config: {"url": URL}, an Apprise URL such as slack://TokenA/TokenB/TokenC/#channel; Apprise knows some 130
+    services. The URL contains the tokens and is never shown again; pages show the service's name.
+
+What a URL can make Apprise do is limited: no local programs or files (templates, key files), no redirects, no
+plug-ins from disk, nothing stored, only addresses that `outgoing` allows. Its log is off, because it quotes
+responses; the status of a failed request is taken from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fp8scope_dashboard.alerts.channels import wording
+from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.outgoing import restricted
+
+if TYPE_CHECKING:
+    from apprise import AppriseAttachment, NotifyBase
+
+URL_LENGTH = 2_000
+# Services on the server itself: its desktop, its devices, its logs.
+LOCAL = frozenset(
+    ["blink1", "dbus", "gio", "glib", "gnome", "growl", "kde", "macosx", "qt", "rsyslog", "syslog", "windows"]
+)
+# E-mail has a kind of channel with a Message-ID.
+ELSEWHERE = {"mailto": "E-mail", "mailtos": "E-mail"}
+CONNECT_SECONDS, READ_SECONDS = 3.0, 8.0
+_STATUS = re.compile(r"\berror=(\d{3})\b")
+
+
+def send(config: Mapping[str, Any], message: Message) -> None:
+    """Deliver a message.
+
+    Raises:
+        DeliveryError: if the config is invalid, or the service did not accept the message.
+    """
+    with restricted(files=False), _failures() as failures:
+        plugin = _plugin(config.get("url"))
+        join_notices(plugin, message)
+        if not plugin.notify(
+            body=wording.text(message),
+            title=wording.title(message),
+            notify_type=_type(message),
+            attach=_attachment(plugin, message),
+        ):
+            status = next(iter(failures), "")
+            reason = f"answered {status}" if status else "did not accept the message, or could not be reached"
+            raise DeliveryError(f"{plugin.service_name} {reason}.", permanent=status in ("404", "410"))
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Check that Apprise understands the URL, without sending anything.
+
+    Raises:
+        DeliveryError: it does not, or the service cannot be used; the message says what to do.
+    """
+    with restricted(files=False):
+        _plugin(config.get("url"))
+
+
+def masked(config: Mapping[str, Any]) -> str:
+    """The name of the service."""
+    url = config.get("url")
+    scheme = url.partition("://")[0].lower() if isinstance(url, str) and "://" in url else ""
+    return f"{scheme}://****" if scheme.isalnum() else "****"
+
+
+def _plugin(url: object) -> NotifyBase:
+    if not isinstance(url, str) or not 1 <= len(url) <= URL_LENGTH or "://" not in url:
+        raise DeliveryError(
+            "Enter the service's Apprise URL, such as slack://TokenA/TokenB/TokenC or pagerduty://Key@App.",
+            permanent=True,
+        )
+    # Only processes that send need its modules, some 200.
+    from apprise import Apprise, AppriseAsset
+
+    scheme = url.partition("://")[0].strip().lower()
+    if scheme in LOCAL:
+        raise DeliveryError(
+            f"{scheme}:// would act on the server itself; it cannot be a channel.", permanent=True
+        )
+    if scheme in ELSEWHERE:
+        raise DeliveryError(f"Add a channel of the kind {ELSEWHERE[scheme]} instead.", permanent=True)
+    asset = AppriseAsset(
+        app_id="fp8scope",
+        app_desc="fp8scope alerts",
+        app_url="https://github.com/fp8scope/fp8scope",
+        async_mode=False,
+        secure_logging=True,
+        http_redirects=False,
+        allow_templates=False,
+        interpret_escapes=False,
+        pgp_autogen=False,
+        pem_autogen=False,
+        storage_mode="memory",
+    )
+    # From the first white space on, Apprise would read a second URL.
+    plugin = Apprise.instantiate(url, asset=asset) if not re.search(r"\s", url) else None
+    if plugin is None:
+        raise DeliveryError(
+            "Apprise does not understand this URL. The form of each service's URL is on "
+            "https://github.com/caronc/apprise/wiki.",
+            permanent=True,
+        )
+    if not plugin.verify_certificate:
+        raise DeliveryError(
+            "Certificates are always verified: remove `verify=` from the URL.", permanent=True
+        )
+    # The service's own limits may be longer than an attempt is allowed to take.
+    plugin.socket_connect_timeout, plugin.socket_read_timeout = CONNECT_SECONDS, READ_SECONDS
+    plugin.redirects = False
+    return plugin
+
+
+def join_notices(plugin: NotifyBase, message: Message) -> None:
+    """Give all notices of an alert one key, where the service joins incidents by a key."""
+    if len(message.notices) != 1:
+        return
+    # PagerDuty's and Opsgenie's names for it. A key that the user set in the URL stays.
+    for name in ("dedup", "alias"):
+        if hasattr(plugin, name) and not getattr(plugin, name):
+            setattr(plugin, name, message.notices[0].alert)
+    if hasattr(plugin, "dedup") and message.notices[0].reason == "resolved":
+        setattr(plugin, "action", "resolve")  # noqa: B010 - PagerDuty's, unknown to the base class
+
+
+def _type(message: Message) -> str:
+    """Apprise's name of the severity."""
+    if not message.notices:
+        return "info"
+    if all(notice.reason == "resolved" for notice in message.notices):
+        return "success"
+    return "failure" if any(notice.severity == "critical" for notice in message.notices) else "warning"
+
+
+def _attachment(plugin: NotifyBase, message: Message) -> AppriseAttachment | None:
+    picture = message.draw_chart() if plugin.attachment_support else None
+    if picture is None:
+        return None
+    from apprise import AppriseAttachment
+    from apprise.attachment.memory import AttachMemory
+
+    attachment = AppriseAttachment(asset=plugin.asset)
+    attachment.add(AttachMemory(content=picture, name="alert.png", mimetype="image/png"))  # type: ignore[no-untyped-call]
+    return attachment
+
+
+@contextmanager
+def _failures() -> Iterator[list[str]]:
+    """The HTTP statuses of failed requests, from Apprise's warnings of this thread; nothing is logged."""
+    statuses: list[str] = []
+    thread = threading.get_ident()
+
+    def take(record: logging.LogRecord) -> bool:
+        if record.thread == thread and (match := _STATUS.search(record.getMessage())):
+            statuses.append(match[1])
+        return False
+
+    apprise_logger = logging.getLogger("apprise")
+    handler = logging.Handler(logging.WARNING)
+    handler.addFilter(take)
+    level, propagate = apprise_logger.level, apprise_logger.propagate
+    apprise_logger.setLevel(logging.WARNING)
+    apprise_logger.propagate = False
+    apprise_logger.addHandler(handler)
+    try:
+        yield statuses
+    finally:
+        apprise_logger.removeHandler(handler)
+        apprise_logger.propagate = propagate
+        apprise_logger.setLevel(level)

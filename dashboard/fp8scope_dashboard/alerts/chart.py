@@ -1,0 +1,297 @@
+"""Draw an alert's evidence as a PNG, for e-mails and chats. The page has the same chart, with more detail.
+
+`draw` is a pure function of what the event stores. It needs no browser and no fonts of the system.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from fp8scope_dashboard.text.numbers import LARGEST
+
+Floats = NDArray[np.float64]
+
+# Pixels of the picture. It is drawn SCALE times larger and reduced, which smooths the lines.
+WIDTH, HEIGHT, SCALE = 1200, 600, 2
+LEFT, RIGHT, TOP, BOTTOM = 120, 24, 96, 74
+TITLE_SIZE, LABEL_SIZE = 26, 22
+WHITE, INK, GREY, GRID = "#ffffff", "#1f2430", "#5c6470", "#e3e6ea"
+ONSET, THRESHOLD, BASELINE = "#c62828", "#5c6470", "#2f6fb3"
+# The run or its worst tensors; as on the page, orange is FP8.
+COLOURS = ("#d9661f", "#8e44ad", "#00796b")
+# Baselines beyond these only make the chart unreadable.
+MOST_BASELINES = 3
+# Positive values that span more than this factor are drawn on a logarithmic axis.
+WIDE = 1_000.0
+TICKS = 5
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: steps and values float64[N], with NaN and infinities where the run had them."""
+
+    label: str
+    colour: str
+    steps: Floats
+    values: Floats
+
+
+@dataclass
+class _Plot:
+    """The mapping from steps and values to pixels of the enlarged picture."""
+
+    steps: tuple[float, float]
+    values: tuple[float, float]
+    logarithmic: bool
+    image: Image.Image = field(
+        default_factory=lambda: Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), WHITE)
+    )
+
+    def __post_init__(self) -> None:
+        self.pen = ImageDraw.Draw(self.image)
+
+    def x(self, step: float) -> float:
+        first, last = self.steps
+        return SCALE * (LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first))
+
+    def y(self, value: float) -> float:
+        low, high = (self._axis(bound) for bound in self.values)
+        share = (self._axis(value) - low) / (high - low)
+        return SCALE * (HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(1.0, max(0.0, share)))
+
+    def _axis(self, value: float) -> float:
+        return math.log10(max(value, 1e-300)) if self.logarithmic else value
+
+    def text(self, x: float, y: float, words: str, colour: str, anchor: str, size: int = LABEL_SIZE) -> None:
+        self.pen.text((x * SCALE, y * SCALE), words, fill=colour, font=_font(size * SCALE), anchor=anchor)
+
+
+def draw(
+    evidence: Mapping[str, Any], *, title: str, onset: int, detected: int, threshold: float | None
+) -> bytes | None:
+    """Draw the series around an onset. None if the evidence has no series with a finite value.
+
+    Args:
+        evidence: `series` and `baseline`, lists of {"name", "steps", "values"} as alerts/evidence.py stores
+            them.
+        title: one line above the chart; cut if it is too long.
+        threshold: in the unit of the values; drawn only if it is within reach of them.
+    """
+    lines = lines_of(evidence)
+    finite = [line.values[np.isfinite(line.values)] for line in lines]
+    values = np.concatenate(finite) if finite else np.empty(0)
+    if not len(values):
+        return None
+    is_rate = lines[0].label.endswith("_rate") or any("tensor" in series for series in evidence["series"])
+    low, high = float(values.min()), float(values.max())
+    if threshold is not None and math.isfinite(threshold) and _is_near(threshold, low, high):
+        low, high = min(low, threshold), max(high, threshold)
+    else:
+        threshold = None
+    logarithmic = low > 0.0 and high / low > WIDE
+    steps = np.concatenate([line.steps for line in lines])
+    first, last = min(float(steps.min()), onset), max(float(steps.max()), detected)
+    plot = _Plot(
+        (first, last if last > first else first + 1.0), _with_margin(low, high, logarithmic), logarithmic
+    )
+    _draw_axes(plot, "share of elements" if is_rate else "loss" if _is_loss(evidence) else "value")
+    _draw_onset(plot, onset, detected)
+    if threshold is not None:
+        _draw_threshold(plot, threshold)
+    for line in reversed(lines):
+        _draw_line(plot, line)
+    _draw_legend(plot, lines)
+    plot.text(24, 34, _shortened(plot, title), INK, "lm", TITLE_SIZE)
+    return _png(plot.image)
+
+
+def lines_of(evidence: Mapping[str, Any]) -> list[Line]:
+    """The lines to draw: the tensors' or else the loss, then the baselines'."""
+    series = [each for each in evidence.get("series", ()) if each.get("steps")]
+    tensors = [each for each in series if "tensor" in each]
+    lines = []
+    labels = _without_shared_beginning([str(each.get("tensor", each["name"])) for each in tensors or series])
+    for each, label, colour in zip(tensors or series, labels, COLOURS, strict=False):
+        lines.append(_line(each, label, colour))
+    if not tensors:
+        baselines = [each for each in evidence.get("baseline", ()) if each.get("steps")]
+        lines += [_line(each, str(each["name"]), BASELINE) for each in baselines[:MOST_BASELINES]]
+    return lines
+
+
+def ticks(low: float, high: float, logarithmic: bool = False) -> list[float]:
+    """Round numbers within [low, high]: multiples of 1, 2 or 5 times a power of ten, or powers of ten."""
+    if logarithmic:
+        exponents = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+        stride = max(1, math.ceil(len(exponents) / TICKS))
+        return [10.0**exponent for exponent in exponents[::stride]]
+    rough = (high - low) / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough)
+    # A little more, for bounds that are multiples themselves.
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * i for i in range(first, last + 1)]
+
+
+def _without_shared_beginning(names: list[str]) -> list[str]:
+    """Names without the modules that all of them begin with, e.g. `model.layers.`."""
+    if len(names) < 2:
+        return names
+    shared = os.path.commonprefix(names)
+    return [name[shared.rfind(".") + 1 :] for name in names]
+
+
+def _line(series: Mapping[str, Any], label: str, colour: str) -> Line:
+    # The stored form has "NaN" and "Infinity"; float() accepts both.
+    values = np.array([float(value) for value in series["values"]], np.float64)
+    values[np.abs(values) > LARGEST] = np.inf
+    return Line(label, colour, np.asarray(series["steps"], np.float64), values)
+
+
+def _is_loss(evidence: Mapping[str, Any]) -> bool:
+    return all(series["name"] == "loss" for series in evidence["series"])
+
+
+def _is_near(threshold: float, low: float, high: float) -> bool:
+    reach = max(high - low, abs(high), 1e-300)
+    return low - reach <= threshold <= high + reach
+
+
+def _with_margin(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
+    if logarithmic:
+        return low / 1.3, high * 1.3
+    margin = 0.07 * (high - low) or 0.05 * abs(high) or 1.0
+    return (0.0 if 0.0 <= low < margin else low - margin), high + margin
+
+
+def _draw_axes(plot: _Plot, name: str) -> None:
+    left, right, bottom = SCALE * LEFT, SCALE * (WIDTH - RIGHT), SCALE * (HEIGHT - BOTTOM)
+    for value in ticks(*plot.values, plot.logarithmic):
+        y = plot.y(value)
+        plot.pen.line([(left, y), (right, y)], fill=GRID, width=SCALE)
+        plot.text(LEFT - 10, y / SCALE, f"{value:.4g}", GREY, "rm")
+    for step in ticks(*plot.steps):
+        if step == int(step):
+            x = plot.x(step)
+            plot.pen.line([(x, bottom), (x, bottom + 6 * SCALE)], fill=GREY, width=SCALE)
+            plot.text(x / SCALE, HEIGHT - BOTTOM + 12, f"{int(step):,}", GREY, "mt")
+    plot.pen.line([(left, SCALE * TOP), (left, bottom), (right, bottom)], fill=GREY, width=SCALE)
+    plot.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "step", GREY, "mb")
+    plot.text(24, TOP - 10, name, GREY, "lb")
+
+
+def _draw_onset(plot: _Plot, onset: int, detected: int) -> None:
+    top, bottom = SCALE * TOP, SCALE * (HEIGHT - BOTTOM)
+    x, end = plot.x(onset), max(plot.x(detected), plot.x(onset) + 2 * SCALE)
+    shade = Image.new("RGB", plot.image.size, ONSET)
+    mask = Image.new("L", plot.image.size, 0)
+    ImageDraw.Draw(mask).rectangle([x, top, end, bottom], fill=26)
+    plot.image.paste(shade, mask=mask)
+    for y in range(top, bottom, 10 * SCALE):
+        plot.pen.line([(x, y), (x, min(bottom, y + 5 * SCALE))], fill=ONSET, width=2 * SCALE)
+    # On the side with more room.
+    is_right = x > SCALE * (LEFT + WIDTH) / 2
+    plot.text(
+        x / SCALE + (-8 if is_right else 8), TOP + 6, f"onset {onset:,}", ONSET, "rt" if is_right else "lt"
+    )
+
+
+def _draw_threshold(plot: _Plot, threshold: float) -> None:
+    y = plot.y(threshold)
+    for x in range(SCALE * LEFT, SCALE * (WIDTH - RIGHT), 18 * SCALE):
+        plot.pen.line([(x, y), (x + 10 * SCALE, y)], fill=THRESHOLD, width=2 * SCALE)
+    plot.text(LEFT + 8, y / SCALE - 4, f"threshold {threshold:.4g}", THRESHOLD, "lb")
+
+
+def _draw_line(plot: _Plot, line: Line) -> None:
+    for part in _finite_parts(line.values):
+        points = [(plot.x(line.steps[i]), plot.y(line.values[i])) for i in part]
+        if len(points) == 1:
+            _dot(plot, *points[0], line.colour)
+        else:
+            plot.pen.line(points, fill=line.colour, width=3 * SCALE, joint="curve")
+    for i in np.flatnonzero(~np.isfinite(line.values)):
+        # At the upper edge: the value is beyond every axis.
+        _dot(plot, plot.x(line.steps[i]), SCALE * (TOP + 5.0), ONSET)
+
+
+def _finite_parts(values: Floats) -> Iterator[Sequence[int]]:
+    """The index ranges of consecutive finite values."""
+    finite = np.isfinite(values)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], finite, [False]])))
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        yield range(int(start), int(end))
+
+
+def _dot(plot: _Plot, x: float, y: float, colour: str) -> None:
+    radius = 5 * SCALE
+    plot.pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour)
+
+
+def _draw_legend(plot: _Plot, lines: Sequence[Line]) -> None:
+    entries: list[tuple[str, str, Callable[[float, float], None]]] = []
+    for line in lines:
+        entries.append((line.label, line.colour, partial(_stroke, plot, line.colour)))
+    if any(not np.isfinite(line.values).all() for line in lines):
+        entries.append(("NaN or infinite", ONSET, lambda x, y: _dot(plot, x + 13 * SCALE, y, ONSET)))
+    # The name of the vertical axis is on the left.
+    x, y, most = float(WIDTH - RIGHT), float(TOP - 22), (WIDTH - 240) / len(entries) - 60
+    for label, colour, sign in reversed(entries):
+        label = _cut_middle(plot, label, most)
+        x -= _width(plot, label)
+        plot.text(x, y, label, colour, "lm")
+        x -= 36
+        sign(x * SCALE, y * SCALE)
+        x -= 22
+
+
+def _stroke(plot: _Plot, colour: str, x: float, y: float) -> None:
+    plot.pen.line([(x, y), (x + 26 * SCALE, y)], fill=colour, width=4 * SCALE)
+
+
+def _shortened(plot: _Plot, title: str) -> str:
+    return _cut(plot, " ".join(title.split()), WIDTH - 48, TITLE_SIZE)
+
+
+def _cut(plot: _Plot, words: str, most: float, size: int = LABEL_SIZE) -> str:
+    if _width(plot, words, size) <= most:
+        return words
+    while len(words) > 4 and _width(plot, f"{words}...", size) > most:
+        words = words[:-1]
+    return f"{words}..."
+
+
+def _cut_middle(plot: _Plot, words: str, most: float) -> str:
+    """Tensors' names differ at both ends."""
+    kept = len(words)
+    short = words
+    while kept > 4 and _width(plot, short) > most:
+        kept -= 1
+        short = f"{words[: kept // 2]}...{words[-(kept - kept // 2) :]}"
+    return short
+
+
+def _width(plot: _Plot, words: str, size: int = LABEL_SIZE) -> float:
+    return plot.pen.textlength(words, font=_font(size * SCALE)) / SCALE
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    # Pillow brings this font.
+    return ImageFont.load_default(size)
+
+
+def _png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    reduced = image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
+    reduced.save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,78 @@
+"""Compose the message that one delivery sends, from its event and those of its digest."""
+
+from __future__ import annotations
+
+import logging
+
+from django.conf import settings
+from django.urls import reverse
+
+from fp8scope_dashboard.alerts import chart
+from fp8scope_dashboard.alerts.channels import Message, Notice
+from fp8scope_dashboard.alerts.channels.wording import headline
+from fp8scope_dashboard.alerts.models import Delivery, Event, Reason
+from fp8scope_dashboard.runs.services import page_url
+
+logger = logging.getLogger(__name__)
+
+
+def compose(delivery: Delivery) -> Message:
+    """The message of a delivery that is no follower."""
+    followers = delivery.followers.select_related("event__run__project").order_by("id")
+    members = [each for each in (delivery, *followers) if each.event is not None]
+    notices = tuple(_notice(each, each.event) for each in members if each.event is not None)
+    project = delivery.channel.project
+    url = f"{settings.BASE_URL}{reverse('alerts', args=[project.slug])}"
+
+    def draw_chart() -> bytes | None:
+        return _chart(notices[0], delivery.event) if len(notices) == 1 and delivery.event else None
+
+    return Message(str(delivery.key), project.slug, url, notices, draw_chart)
+
+
+def _notice(delivery: Delivery, event: Event) -> Notice:
+    run = event.run
+    return Notice(
+        delivery=delivery.pk,
+        key=str(delivery.key),
+        alert=str(_first_key(delivery)),
+        reason=delivery.reason,
+        event=event.pk,
+        kind=event.kind,
+        label=event.title,
+        severity=event.severity,
+        state=event.state,
+        message=event.message,
+        onset_step=event.onset_step,
+        step=event.step,
+        value=event.value,
+        threshold=event.threshold,
+        opened_at=event.opened_at,
+        project=run.project.slug,
+        run=str(run.id),
+        run_name=run.name,
+        url=page_url(run),
+        tensors=event.evidence.get("tensors", []),
+    )
+
+
+def _first_key(delivery: Delivery) -> object:
+    """The key of the event's first notice to this channel."""
+    if delivery.reason == Reason.OPENED:
+        return delivery.key
+    same = Delivery.objects.filter(event=delivery.event_id, channel=delivery.channel_id)
+    return same.order_by("id").values_list("key", flat=True)[0]
+
+
+def _chart(notice: Notice, event: Event) -> bytes | None:
+    try:
+        return chart.draw(
+            event.evidence,
+            title=f"{headline(notice)}: {event.message}",
+            onset=event.onset_step,
+            detected=event.step,
+            threshold=event.threshold,
+        )
+    except Exception:  # an alert without its picture is better than none
+        logger.exception("The chart of alert %d could not be drawn.", event.pk)
+        return None

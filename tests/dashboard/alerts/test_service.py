@@ -1,0 +1,160 @@
+"""Services of Apprise, against a real receiver of its json:// service."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apprise import Apprise, AppriseAttachment
+from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, free_port, http_receiver
+from django.conf import LazySettings
+
+from fp8scope_dashboard.alerts.channels import DeliveryError, service
+from fp8scope_dashboard.alerts.channels.outgoing import restricted
+
+PNG = b"\x89PNG\r\n\x1a\n only the beginning of one"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with http_receiver() as receiver:
+        receiver.status = 200
+        yield receiver
+
+
+def attribute(plugin: object, name: str) -> object:
+    """An attribute that only some services have."""
+    return getattr(plugin, name)
+
+
+def read(attachment: Any) -> bytes:
+    """The content of an attachment, whose methods have no types."""
+    with attachment.open() as stream:
+        return bytes(stream.read())
+
+
+def url(receiver: Receiver, query: str = "") -> str:
+    return receiver.url.replace("http://", "json://") + query
+
+
+def test_it_works(receiver: Receiver) -> None:
+    service.send({"url": url(receiver)}, replace(MESSAGE, draw_chart=lambda: PNG))
+    ((path, _, body),) = receiver.requests
+    content = json.loads(body)
+    assert path.startswith("/hook") and content["title"] == "Loss not finite in gpt [critical]"
+    assert content["type"] == "failure" and NOTICE.message in content["message"]
+    (attachment,) = content["attachments"]
+    assert attachment["mimetype"] == "image/png" and base64.b64decode(attachment["base64"]) == PNG
+
+
+@pytest.mark.parametrize(
+    ("severity", "reason", "shown"),
+    [
+        ("critical", "opened", "failure"),
+        ("warning", "opened", "warning"),
+        ("critical", "resolved", "success"),
+    ],
+)
+def test_the_severity_is_passed_on(receiver: Receiver, severity: str, reason: str, shown: str) -> None:
+    notice = replace(NOTICE, severity=severity, reason=reason)
+    service.send({"url": url(receiver)}, replace(MESSAGE, notices=(notice,)))
+    assert json.loads(receiver.requests[0][2])["type"] == shown
+
+
+@pytest.mark.parametrize(("status", "permanent"), [(500, False), (429, False), (404, True), (410, True)])
+def test_a_refusal_is_an_error(receiver: Receiver, status: int, permanent: bool) -> None:
+    receiver.status = status
+    with pytest.raises(DeliveryError, match=str(status)) as caught:
+        service.send({"url": url(receiver)}, MESSAGE)
+    assert caught.value.permanent is permanent and len(receiver.requests) == 1
+
+
+def test_redirects_are_not_followed(receiver: Receiver) -> None:
+    receiver.status, receiver.headers = 307, {"Location": receiver.url.replace("hook", "elsewhere")}
+    for query in ("", "?redirect=yes"):
+        with pytest.raises(DeliveryError):
+            service.send({"url": url(receiver, query)}, MESSAGE)
+    assert all(path.startswith("/hook") for path, _, _ in receiver.requests)
+
+
+def test_private_addresses_are_refused(receiver: Receiver, settings: LazySettings) -> None:
+    settings.CHANNEL_NETWORKS = []
+    # Chats that people host themselves, and one that Apprise would reach by UDP or TCP.
+    host = url(receiver).removeprefix("json://").partition("/")[0]
+    for address in (
+        url(receiver),
+        f"gotify://{host}/token",
+        f"mmost://{host}/aaaaaaaaaaaaaaaaaaaaaaaa",
+        f"ntfy://{host}/t",
+    ):
+        with pytest.raises(DeliveryError, match="private address") as caught:
+            service.send({"url": address}, MESSAGE)
+        assert caught.value.permanent
+    assert not receiver.requests
+
+
+def test_local_files_are_not_read(tmp_path: Path) -> None:
+    """A URL may name a template or a key file, which Apprise reads as an attachment."""
+    template = tmp_path / "template.json"
+    template.write_text('{"text": "from the file"}')
+    attachment = AppriseAttachment(str(template))[0]
+    assert b"from the file" in read(attachment)
+    with restricted(files=False), pytest.raises(PermissionError):
+        read(attachment)
+
+
+def test_a_receiver_that_is_down_is_tried_again() -> None:
+    with pytest.raises(DeliveryError, match="could not be reached") as caught:
+        service.send({"url": f"json://127.0.0.1:{free_port()}/token-in-path"}, MESSAGE)
+    assert not caught.value.permanent and "token" not in str(caught.value)
+
+
+def test_the_url_cannot_extend_the_time(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "READ_SECONDS", 0.3)
+    receiver.hang = threading.Event()
+    start = time.monotonic()
+    with pytest.raises(DeliveryError):
+        service.send({"url": url(receiver, "?rto=60&cto=60")}, MESSAGE)
+    # The receiver would answer after 30 s.
+    assert time.monotonic() - start < 20 and not receiver.hang.is_set()
+
+
+def test_nothing_is_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    receiver.status = 500
+    with caplog.at_level(logging.DEBUG):
+        with pytest.raises(DeliveryError):
+            service.send({"url": url(receiver, "/T0SECRET")}, MESSAGE)
+        with pytest.raises(DeliveryError):
+            service.check_config({"url": "slack://T0SECRET"})
+    assert not [record for record in caplog.records if record.name.startswith("apprise")]
+    assert logging.getLogger("apprise").propagate
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [("slack://T0SECRET/x", "slack://****"), ("T0SECRET", "****"), ("a b://x", "****"), (None, "****")],
+)
+def test_only_the_service_is_shown(address: object, shown: str) -> None:
+    assert service.masked({"url": address}) == shown
+
+
+def test_notices_of_one_alert_have_one_key_at_paging_services() -> None:
+    url = "pagerduty://ABCDEFGHIJKLMNOPQRSTUVWXYZ012345@abcdefghijklmnopqrstuvwxyz012345"
+    pager = Apprise.instantiate(url)
+    assert pager is not None
+    service.join_notices(pager, MESSAGE)
+    assert attribute(pager, "dedup") == NOTICE.alert and attribute(pager, "action") != "resolve"
+    service.join_notices(pager, replace(MESSAGE, notices=(replace(NOTICE, reason="resolved"),)))
+    assert attribute(pager, "dedup") == NOTICE.alert and attribute(pager, "action") == "resolve"
+    named = Apprise.instantiate(f"{url}/?dedup=mine")
+    assert named is not None
+    service.join_notices(named, MESSAGE)
+    assert attribute(named, "dedup") == "mine"
