@@ -29,7 +29,7 @@ def test_an_alert_becomes_an_incident_and_a_post_mortem(
     monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
     run = fp8scope.init(name="diverges", directory=tmp_path / "spool")
     run.on_command("checkpoint", lambda command: "written to step-31.pt")
-    reports = Report.objects.filter(run=run.id, document__has_key="incident")
+    reports = Report.objects.filter(run_id=run.id, document__has_key="incident")
     deadline, number = time.monotonic() + DEADLINE_SECONDS, 0
     while not reports.exists():
         assert time.monotonic() < deadline, "no incident arrived in time"

@@ -61,7 +61,8 @@ def test_a_critical_alert_keeps_the_steps(server: WireServer, settings: Settings
     "sent", [alert(1, 5, "warning"), alert(1, 900), {**alert(1, 5), "step": None, "onset_step": None}]
 )
 def test_other_alerts_keep_nothing(server: WireServer, settings: Settings, sent: dict[str, Any]) -> None:
-    run, seen = begin(settings), []
+    run = begin(settings)
+    seen: list[fp8scope.Alert] = []
     run.on_alert(seen.append)
     server.alerts.append(sent)
     steps_until(run, lambda: seen)
@@ -77,7 +78,7 @@ def test_alerts_about_the_same_steps_are_one_incident(server: WireServer, settin
     server.alerts += [alert(1, 5), alert(2, 6)]
     steps_until(run, lambda: kept(server))
     server.alerts.append(alert(3, 7))
-    seen: list[Any] = []
+    seen: list[fp8scope.Alert] = []
     run.on_alert(seen.append)
     steps_until(run, lambda: 3 in [each.id for each in seen])
     run.finish()
@@ -120,7 +121,8 @@ def test_incidents_are_bounded(
     server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_recorder, "MAX_INCIDENTS", 2)
-    run, seen = begin(settings), []
+    run = begin(settings)
+    seen: list[fp8scope.Alert] = []
     run.on_alert(seen.append)
     for number in range(1, 5):
         for _ in range(3):
