@@ -194,12 +194,11 @@ def _escalate_minutes(escalate: Any) -> int | None:
         raise RuleDocumentError(("escalate",), "Write after_minutes and channels.")
     _check_fields(escalate, ESCALATE, ("escalate",))
     minutes = escalate.get("after_minutes")
-    whole = isinstance(minutes, int) and not isinstance(minutes, bool)
-    if not whole or not 1 <= minutes <= LONGEST_ESCALATION:
-        raise RuleDocumentError(
-            ("escalate", "after_minutes"), f"must be a whole number from 1 to {LONGEST_ESCALATION}."
-        )
-    return int(minutes)
+    if isinstance(minutes, int) and not isinstance(minutes, bool) and 1 <= minutes <= LONGEST_ESCALATION:
+        return minutes
+    raise RuleDocumentError(
+        ("escalate", "after_minutes"), f"must be a whole number from 1 to {LONGEST_ESCALATION}."
+    )
 
 
 def _check_fields(document: Mapping[Any, Any], allowed: Sequence[str], at: Key = ()) -> None:

@@ -52,7 +52,9 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
     new = draft.rule
     # Two simultaneous requests must not save two rules of the same name.
     Project.objects.select_for_update().get(pk=new.project_id)
-    others = Rule.objects.filter(project=new.project_id).exclude(pk=None if stored is None else stored.pk)
+    others = Rule.objects.filter(project=new.project_id)
+    if stored is not None:
+        others = others.exclude(pk=stored.pk)
     if stored is None and others.count() >= MOST_RULES:
         raise RuleDocumentError((), f"The project has {MOST_RULES} rules. Remove one first.")
     if new.kind == RuleKind.THRESHOLD and others.filter(name=new.name).exists():
@@ -71,6 +73,15 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
     rule.channels.set(draft.channels)
     rule.escalation_channels.set(draft.escalation_channels)
     return rule
+
+
+@transaction.atomic
+def switch(rule: Rule, *, on: bool) -> None:
+    """Switch a rule on or off. The open alerts of one that is switched off are resolved."""
+    rule.enabled = on
+    rule.save(update_fields=["enabled"])
+    if not on:
+        _close_events(rule, "The rule was switched off.")
 
 
 @transaction.atomic

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db.models import BigIntegerField
+from django.db.models import BigIntegerField, QuerySet
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -43,6 +43,11 @@ def create_default_rules(project: Project) -> None:
     )
 
 
+def numbered(events: QuerySet[Event]) -> Any:
+    """The events with their `number`; see `alerts_after`."""
+    return events.annotate(number=Coalesce("sent_again_as", "id", output_field=BigIntegerField()))
+
+
 def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
     """The run's alerts with a number greater than `after`, oldest first, in the form of docs/wire.md.
 
@@ -51,8 +56,8 @@ def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
     committed under one lock, so that they appear in ascending order.
     """
     fields = ("kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
-    numbered = Event.objects.annotate(number=Coalesce("sent_again_as", "id", output_field=BigIntegerField()))
-    events = numbered.filter(run_id=run_id, number__gt=after).order_by("number")[:EVENTS_AT_ONCE]
+    events = numbered(Event.objects.filter(run_id=run_id)).filter(number__gt=after).order_by("number")
+    events = events[:EVENTS_AT_ONCE]
     return [{"id": event.pop("number"), **event} for event in events.values("number", *fields)]
 
 

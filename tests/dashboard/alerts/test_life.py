@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.alerting import make_hook
 from dashboard.helpers.recording import Recorder, make_run
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +23,7 @@ from fp8scope_dashboard.alerts.models import (
     Event,
     EventState,
     HistoryEntry,
+    Reason,
     Rule,
 )
 from fp8scope_dashboard.alerts.services import alerts_after, evaluate
@@ -163,7 +165,7 @@ def losses(*faulty: tuple[int, int]) -> np.ndarray:
 def test_a_condition_that_comes_back_reopens_its_alert(project: Project) -> None:
     run = make_run(project)
     recorder = Recorder(run)
-    Channel.objects.create(project=project, name="hook", config={"url": "https://hook.example/"})
+    make_hook(project, "hook")
     loss = losses((100, 105), (150, 155), (350, 355))
     recorder.rows(np.arange(140), {"loss": loss[:140]})
     (event,) = evaluate(run.id)
@@ -184,7 +186,7 @@ def test_a_condition_that_comes_back_reopens_its_alert(project: Project) -> None
 
 
 def escalating(project: Project, **fields: Any) -> tuple[Event, Channel]:
-    channel = Channel.objects.create(project=project, name="phone", config={"url": "https://phone.example/"})
+    channel = make_hook(project, "phone")
     rule = Rule.objects.get(project=project, kind="loss_spike")
     rule.escalate_minutes = 10
     rule.save()
@@ -249,8 +251,8 @@ def test_quiet_hours(moment: str, begin: str, end: str, zone: str, until: str | 
 def test_notices_wait_for_the_end_of_quiet_hours(
     project: Project, severity: str, breaks: bool, waits: bool
 ) -> None:
-    hook = Channel.objects.create(project=project, name="hook", config={"url": "https://hook.example/"})
-    Channel.objects.create(project=project, name="other", config={"url": "https://other.example/"})
+    hook = make_hook(project, "hook")
+    make_hook(project, "other")
     now = timezone.now()
     rule = Rule.objects.get(project=project, kind="loss_spike")
     rule.quiet_from, rule.quiet_to = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
@@ -258,7 +260,7 @@ def test_notices_wait_for_the_end_of_quiet_hours(
     rule.save()
     rule.channels.set([hook])
     event = make_event(project, rule=rule, severity=severity)
-    routing.notify(event, routing.Reason.OPENED)
+    routing.notify(event, Reason.OPENED)
     delivery = Delivery.objects.get(event=event)
     assert delivery.channel == hook
     assert (delivery.due_at > now + timedelta(minutes=50)) == waits

@@ -6,11 +6,12 @@ import random
 import string
 
 import pytest
+from dashboard.helpers.alerting import make_hook
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rule_files, rule_store
-from fp8scope_dashboard.alerts.models import Channel, Rule
+from fp8scope_dashboard.alerts.models import Rule
 
 pytestmark = pytest.mark.django_db
 
@@ -47,7 +48,7 @@ rules:
 def project(db: None) -> Project:
     project = create_project("research", "Research")
     for name in ("on-call", "phone"):
-        Channel.objects.create(project=project, name=name, config={"url": "https://hook.example/"})
+        make_hook(project, name)
     return project
 
 
@@ -74,7 +75,7 @@ def test_an_export_moves_rules_to_another_project(project: Project) -> None:
     apply(project, FILE)
     other = create_project("other", "Other")
     for name in ("on-call", "phone"):
-        Channel.objects.create(project=other, name=name, config={"url": "https://hook.example/"})
+        make_hook(other, name)
     text = rule_files.export(rule_store.rules_in(project))
     apply(other, text)
     assert rule_files.export(rule_store.rules_in(other)) == text

@@ -139,7 +139,7 @@ VALUES = st.lists(
 def test_the_result_does_not_depend_on_the_cuts(
     values: Any, condition: Condition, cuts: list[int], value: float, points: int, share: float
 ) -> None:
-    numbers = {"value": value, "points": points, "share": share, "window": 5, "recover": 2}
+    numbers: Any = {"value": value, "points": points, "share": share, "window": 5, "recover": 2}
     whole = detect(values, condition, statistic="amax", **numbers)
     pieces = detect(values, condition, statistic="amax", cuts=tuple(cuts), **numbers)
     assert pieces == whole
