@@ -4,6 +4,7 @@ from fp8scope_dashboard.alerts.detectors.amax_growth import amax_growth
 from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, Finding, State
 from fp8scope_dashboard.alerts.detectors.baseline import above_baseline, restarted
 from fp8scope_dashboard.alerts.detectors.loss import LossDetector, divergence, not_finite, spike
+from fp8scope_dashboard.alerts.detectors.rank_scales import scale_disagreement
 from fp8scope_dashboard.alerts.detectors.saturation import (
     overflow_rates,
     saturation,
@@ -43,6 +44,7 @@ __all__ = [
     "restarted",
     "saturation",
     "saturation_rise",
+    "scale_disagreement",
     "scale_frozen",
     "scale_jump",
     "scale_stale",
