@@ -92,7 +92,9 @@ def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
     kinds = {rule.kind for rule in enabled}
     scalars, statistics = own_rules.columns_read(enabled)
     scalars |= {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
-    return scalars, statistics | set(STATISTICS_READ if kinds & set(TENSOR_DETECTORS) else ())
+    if kinds & {*TENSOR_DETECTORS, "scale_disagreement"}:
+        statistics |= set(STATISTICS_READ)
+    return scalars, statistics
 
 
 def facts_of(run: Run, catalogue: Sequence[int]) -> TensorFacts:

@@ -19,6 +19,7 @@ from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.generations import Stream
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
+from fp8scope_dashboard.alerts.rank_comparison import RankScales
 from fp8scope_dashboard.alerts.run_conditions import (
     RankStep,
     RunFacts,
@@ -62,6 +63,7 @@ class Pass:
     run: Run
     rules: list[Rule]
     states: dict[UUID, DetectorState]
+    scales: RankScales
     detections: list[Detection] = field(default_factory=list)
     # Writers whose state has changed.
     touched: set[UUID] = field(default_factory=set)
@@ -97,10 +99,12 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     rows = lineage.rows_behind(run)
     shared = _locked(run)
     states = {state.writer: state for state in DetectorState.objects.filter(run=run)} | {RUN_WIDE: shared}
-    work = Pass(run, own_rules.rules_of(run), states)
     streams = generations.streams_of(run)
+    ranks = {stream.rank for stream in _training(streams)}
+    work = Pass(run, own_rules.rules_of(run), states, RankScales(ranks))
     for stream in streams:
         _read_stream(work, stream)
+    _compare_ranks(work, streams)
     if not work.more:
         _read_baseline(work, streams)
         _read_run(work, streams)
@@ -128,8 +132,11 @@ def _read_stream(work: Pass, stream: Stream) -> None:
         for segment in segments:
             if segment.returned_to is not None:
                 _begin_generation(work, stream, segment.returned_to)
+                work.scales.read.pop(stream.rank, None)
             rows = data.rows(slice(segment.first, segment.last))
             found = detection.detect(work.rules, state, rows, facts, leads=stream.leads)
+            if stream.ended_by is None:
+                work.scales.add(stream.rank, stream.catalogue, rows)
             name, generation = _name(work, stream), _generation(work, stream)
             work.detections += [Detection(rule, finding, name, generation) for rule, finding in found]
     if stream.ended_by is not None:
@@ -209,13 +216,30 @@ def _read_run(work: Pass, streams: Sequence[Stream]) -> None:
 
 
 def _run_facts(run: Run, streams: Sequence[Stream]) -> RunFacts:
+    latest = streams[-1].attempt
     ranks = [
         RankStep(stream.rank, stream.last_step, stream.finished)
         for stream in streams
-        if stream.ended_by is None and stream.attempt == streams[-1].attempt
+        if stream.ended_by is None and stream.attempt == latest
     ]
     now, heartbeat = timezone.now().timestamp(), run.heartbeat_at.timestamp()
     return RunFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks)
+
+
+def _training(streams: Sequence[Stream]) -> list[Stream]:
+    """The streams of the latest attempt with rows whose processes have not finished."""
+    stored = [each for each in streams if each.ended_by is None and each.first_step is not None]
+    return [each for each in stored if each.attempt == stored[-1].attempt and not each.finished]
+
+
+def _compare_ranks(work: Pass, streams: Sequence[Stream]) -> None:
+    training = _training(streams)
+    if training:
+        generation = _generation(work, training[0])
+        states = work.state(RUN_WIDE).state
+        detections, ended = work.scales.judge(work.run, work.rules, states, generation)
+        work.detections += detections
+        work.ended |= ended
 
 
 def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:

@@ -27,6 +27,7 @@ class RuleKind(models.TextChoices):
     SCALE_FROZEN = "scale_frozen", "Frozen scale"
     SCALE_STALE = "scale_stale", "Stale scale"
     SCALE_JUMP = "scale_jump", "Scale jump"
+    SCALE_DISAGREEMENT = "scale_disagreement", "Scales differ between ranks"
     AMAX_GROWTH = "amax_growth", "Growing amax"
     GRAD_NORM = "grad_norm", "Gradient norm"
     THROUGHPUT_DROP = "throughput_drop", "Throughput drop"

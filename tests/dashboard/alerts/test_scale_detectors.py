@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.tensors import detected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detectors import Finding, State, TensorFacts, scale_disagreement
+from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.services import evaluate
 
 NAMES = [f"blocks.{i}.mlp.{part}.input" for i in range(6) for part in ("up", "down")]
 KINDS = ("scale_frozen", "scale_stale", "scale_jump", "amax_growth")
@@ -162,3 +168,60 @@ def test_the_result_does_not_depend_on_the_batches(cuts: list[int], seed: int) -
         columns = {"amax": amax, "scale": scale}
         whole = detected(kind, columns, facts=facts(), **parameters[kind])
         assert detected(kind, columns, facts=facts(), cuts=cuts, **parameters[kind]) == whole
+
+
+def compared(
+    scales: dict[int, np.ndarray], cuts: tuple[int, ...] = (), ranks: tuple[int, ...] = (0, 1), **given: float
+) -> list[Finding]:
+    """The findings of `scale_disagreement` in rows of every tenth step, each rank in its own division."""
+    steps = 10 * np.arange(len(scales[0]))
+    parameters = rules.validate("scale_disagreement", given)
+    state: State = {}
+    findings: list[Finding] = []
+    edges = [0, *cuts, len(steps)]
+    for first, last in zip(edges, edges[1:], strict=False):
+        for rank in ranks:
+            state = json.loads(json.dumps(state, allow_nan=False))
+            part = {rank: (steps[first:last], scales[rank][first:last])}
+            state, new = scale_disagreement(state, part, ranks, NAMES, parameters)
+            findings += new
+    return findings
+
+
+def test_ranks_that_agreed_and_then_differ_are_found() -> None:
+    scale = delayed(amaxes(200))
+    parted = scale.copy()
+    parted[100:150, 4] *= 1.5
+    opened, closed = compared({0: scale, 1: parted}, cuts=tuple(range(1, 200)))
+    assert (opened.onset_step, opened.step, closed.opened) == (1_000, 1_020, False)
+    assert opened.evidence["tensors"][0]["name"] == NAMES[4]
+    assert "differ by a factor of 1.5" in opened.message
+
+
+def test_ranks_that_scale_for_themselves_are_no_alarm() -> None:
+    assert (
+        compared({0: delayed(amaxes(300)), 1: delayed(amaxes(300, seed=1))}, cuts=tuple(range(1, 300))) == []
+    )
+
+
+def test_a_rank_that_sends_nothing_is_not_compared() -> None:
+    scale = delayed(amaxes(100))
+    assert compared({0: scale, 1: np.full(scale.shape, np.nan)}) == []
+
+
+@pytest.mark.django_db
+def test_ranks_of_a_run_are_compared_as_they_arrive() -> None:
+    run = make_run(create_project("default", "Default"))
+    steps, scale = np.arange(1, 601), delayed(amaxes(600, n=2))
+    parted = scale.copy()
+    parted[400:, 1] *= 2.0
+    recorders = [Recorder(run, rank=rank, tensors=NAMES[:2]) for rank in range(2)]
+    for first in range(0, 600, 60):
+        for recorder, scales in zip(recorders, (scale, parted), strict=True):
+            part = slice(first, first + 60)
+            amax = 448.0 / scales[part]
+            recorder.rows(steps[part], {"loss": np.full(60, 2.0)}, {"scale": scales[part], "amax": amax})
+            evaluate(run.id)
+    (event,) = Event.objects.filter(run=run)
+    assert (event.kind, event.onset_step) == ("scale_disagreement", 410)
+    assert event.evidence["tensors"][0]["name"] == NAMES[1]

@@ -5,6 +5,7 @@ from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, Finding,
 from fp8scope_dashboard.alerts.detectors.baseline import above_baseline, restarted
 from fp8scope_dashboard.alerts.detectors.divergence import divergence
 from fp8scope_dashboard.alerts.detectors.loss import LossDetector, not_finite
+from fp8scope_dashboard.alerts.detectors.rank_scales import scale_disagreement
 from fp8scope_dashboard.alerts.detectors.saturation import (
     overflow_rates,
     saturation,
@@ -45,6 +46,7 @@ __all__ = [
     "restarted",
     "saturation",
     "saturation_rise",
+    "scale_disagreement",
     "scale_frozen",
     "scale_jump",
     "scale_stale",

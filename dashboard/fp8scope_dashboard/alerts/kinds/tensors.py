@@ -122,6 +122,19 @@ SCALE_JUMP = Kind(
     names_tensors=True,
     shows="scale",
 )
+SCALE_DISAGREEMENT = Kind(
+    "scale_disagreement",
+    "critical",
+    "Ranks that had the same scale of a tensor have different ones.",
+    {
+        "octaves": _octaves(0.1, "Least difference between two ranks."),
+        "agreed": points(20, "Comparisons in which the ranks must have agreed before; one every 10 steps."),
+        "points": points(3, "Comparisons in a row with a difference."),
+        "recover": points(5, "Comparisons in a row without, after which a tensor has recovered."),
+    },
+    names_tensors=True,
+    shows="scale",
+)
 AMAX_GROWTH = Kind(
     "amax_growth",
     "warning",
@@ -149,5 +162,6 @@ TENSOR_KINDS = (
     UNDERFLOW_RISE,
     SCALE_STALE,
     SCALE_JUMP,
+    SCALE_DISAGREEMENT,
     AMAX_GROWTH,
 )
