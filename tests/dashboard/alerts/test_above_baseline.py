@@ -38,15 +38,15 @@ def run(
 
 
 def test_it_works() -> None:
-    baseline = np.full((1, 300), 2.0)
-    losses = np.where(np.arange(300) < 100, 2.0, 2.02)
+    baseline = np.full((1, 400), 2.0)
+    losses = np.where(np.arange(400) < 200, 2.0, 2.02)
     _, (finding,) = run(losses, baseline)
-    assert finding.opened and finding.onset_step == 100 and finding.step < 140
+    assert finding.opened and finding.onset_step == 200 and finding.step < 240
     assert finding.value == pytest.approx(0.01)
     # Twice the margin, or what one seed may differ by.
     assert finding.threshold == pytest.approx(0.00545, abs=1e-5)
     assert finding.evidence["e_value"] >= 2 / ALPHA
-    assert finding.message.startswith("Loss is above its baseline since about step 100: 1 % over 2 at step")
+    assert finding.message.startswith("Loss is above its baseline since about step 200: 1 % over 2 at step")
 
 
 def median_zero(chance: np.random.Generator) -> np.ndarray:
@@ -177,7 +177,7 @@ def test_a_rise_of_one_per_cent_is_found(seeds: int) -> None:
         assert 500 <= finding.step < 650
 
 
-@pytest.mark.parametrize("change", [100, 500, 4000])
+@pytest.mark.parametrize("change", [200, 500, 4000])
 def test_a_rise_of_one_nat_is_found_within_forty_points(change: int) -> None:
     chance = np.random.default_rng(15)
     arms = 3.0 * (1.0 + 0.01 * chance.normal(size=(2, change + 100)))
@@ -197,7 +197,7 @@ def test_seeds_that_differ_lastingly_widen_the_tolerance() -> None:
 
 def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:
     losses = np.ones(1500)
-    losses[100:300] = losses[900:1200] = 1.02
+    losses[200:400] = losses[900:1200] = 1.02
     _, findings = run(losses, np.ones((1, 1500)))
     assert [finding.opened for finding in findings] == [True, False, True, False]
     # The second process gets half of the first one's share of alpha, so its threshold is twice as high.
@@ -207,10 +207,10 @@ def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
 def test_a_loss_that_is_not_finite_is_above(value: float) -> None:
-    losses = np.ones(200)
-    losses[100:] = value
-    _, (finding,) = run(losses, np.ones((1, 200)))
-    assert finding.onset_step == 100 and finding.value is None and "not finite" in finding.message
+    losses = np.ones(300)
+    losses[200:] = value
+    _, (finding,) = run(losses, np.ones((1, 300)))
+    assert finding.onset_step == 200 and finding.value is None and "not finite" in finding.message
 
 
 def test_ignores_points_without_a_baseline() -> None:

@@ -38,7 +38,7 @@ Parameters = Mapping[str, float]
 MARGINS = 2.0
 # Standard deviations of noise that outlasts the blocks which the limit is at least, the share by which noise
 # seen in so many independent blocks may be larger, and the number of standard deviations of a tolerance.
-LASTING, FEW, TOLERANCE_DEVIATIONS = 6.0, 4.0, 3.5
+LASTING, FEW, TOLERANCE_DEVIATIONS = 6.0, 12.0, 3.5
 # Factor of the predicted variance: it is estimated, from few blocks at first.
 SAFETY = 1.5
 # Blocks over which the variance is averaged, and the most a new block counts, in predicted variances.

@@ -20,7 +20,7 @@ MOST_CORRELATION = 0.25
 SLACK = 0.5
 # A length is used only if an epoch has so many blocks of it: the correlation of fewer says nothing.
 LEAST_BLOCKS = 24
-FIRST_CHECKPOINT = 64
+FIRST_CHECKPOINT = 128
 # The largest correlation, and the largest share of the variance in the means, that few blocks can show.
 MOST_MEASURED, MOST_TAKEN = 0.98, 0.8
 # Values further from the centre than this many mean absolute deviations are clipped: single outliers would
