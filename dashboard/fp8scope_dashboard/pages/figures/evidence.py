@@ -12,6 +12,8 @@ from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.ranges import central_range
 from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
+# Statistics that change by orders of magnitude.
+MAGNITUDES = ("scale", "amax")
 # Colours and dashes of the tensors in one chart.
 TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
 
@@ -28,13 +30,15 @@ def evidence_figure(
 ) -> go.Figure | None:
     """Draw the series from before the onset to the step of detection.
 
-    The series are overflow rates if the alert is about tensors, else the loss and the baseline's loss.
-    Returns None if the event stores no series.
+    The series are a statistic of the tensors if the alert is about tensors, the scalar that it is about, or
+    the loss and the baseline's loss. Returns None if the event stores no series.
     """
     series = [line for line in evidence.get("series", ()) if line.get("steps")]
-    tensors = [line for line in series if "tensor" in line]
     if not series:
         return None
+    tensors = [line for line in series if "tensor" in line]
+    quantity = str(series[0]["name"]).rpartition(" ")[2]
+    is_rate, log = quantity.endswith("_rate"), quantity in MAGNITUDES
     baseline = [
         _curve(line, "baseline", "bf16", quiet=True)
         for line in evidence.get("baseline", ())
@@ -45,13 +49,15 @@ def evidence_figure(
             _curve(line, line["tensor"], slot) for line, slot in zip(tensors, TENSOR_SLOTS, strict=False)
         ]
     else:
-        curves = [*baseline, *(_curve(line, "this run", slot) for line in series)]
+        # The loss beside another scalar has another unit.
+        curves = [*baseline, *(_curve(line, "this run", slot) for line in series if line["name"] == quantity)]
     values = [curve.y for curve in curves]
-    y_range = central_range(values, from_zero=bool(tensors))
+    y_range = None if log else central_range(values, from_zero=bool(tensors))
     if y_range is not None and tensors and threshold is not None:
         y_range = (y_range[0], max(y_range[1], 1.3 * threshold))
+    title = quantity.removesuffix("_rate").replace("_", " ")
     figure = curves_figure(
-        curves, theme, y_range=y_range, compact=compact, height=230, y_title="overflow" if tensors else "loss"
+        curves, theme, y_range=y_range, log=log, compact=compact, height=230, y_title=title
     )
     figure.add_vrect(x0=onset, x1=detected, fillcolor=faded(theme.danger, 0.1), line_width=0, layer="below")
     figure.add_vline(x=onset, line={"color": theme.danger, "width": 1.2, "dash": "dot"})
@@ -65,10 +71,10 @@ def evidence_figure(
         showarrow=False,
         font={"size": 11, "color": theme.danger},
     )
-    if tensors:
+    if is_rate:
         figure.update_yaxes(tickformat=".2~p", selector={"overlaying": None})
-        if threshold is not None:
-            figure.add_hline(y=threshold, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
+    if threshold is not None and quantity != "loss":
+        figure.add_hline(y=threshold, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
     return figure
 
 
