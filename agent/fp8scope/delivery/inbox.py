@@ -61,11 +61,16 @@ class AlertQueue:
     def __init__(self) -> None:
         self.waiting: deque[Alert] = deque(maxlen=MAX_WAITING_ALERTS)
         self.callbacks: list[Callable[[Alert], object]] = []
+        self.listeners: list[Callable[[Alert], None]] = []
+        """Called on the sender's thread when an alert arrives."""
 
     def take(self, documents: Sequence[Mapping[str, Any]]) -> None:
         """Keep the alerts of an answer until `deliver`."""
         for document in documents:
-            self.waiting.append(Alert.from_answer(document))
+            alert = Alert.from_answer(document)
+            self.waiting.append(alert)
+            for listener in self.listeners:
+                listener(alert)
 
     def deliver(self) -> None:
         """Call the callbacks with every waiting alert; whatever they raise is raised here."""
