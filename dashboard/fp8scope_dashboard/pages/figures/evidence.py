@@ -30,32 +30,35 @@ def evidence_figure(
 ) -> go.Figure | None:
     """Draw the series from before the onset to the step of detection.
 
-    The series are a statistic of the tensors if the alert is about tensors, the scalar that it is about, or
-    the loss and the baseline's loss. Returns None if the event stores no series.
+    The series are a statistic of tensors, or a scalar; the loss is drawn with that of the baseline. Returns
+    None if the event stores no series.
     """
     series = [line for line in evidence.get("series", ()) if line.get("steps")]
+    tensors = [line for line in series if "tensor" in line]
     if not series:
         return None
-    tensors = [line for line in series if "tensor" in line]
-    quantity = str(series[0]["name"]).rpartition(" ")[2]
-    is_rate, log = quantity.endswith("_rate"), quantity in MAGNITUDES
     baseline = [
         _curve(line, "baseline", "bf16", quiet=True)
         for line in evidence.get("baseline", ())
         if line.get("steps")
     ]
     if tensors:
+        statistic = str(tensors[0]["name"]).removeprefix(str(tensors[0]["tensor"])).strip()
         curves = [
             _curve(line, line["tensor"], slot) for line, slot in zip(tensors, TENSOR_SLOTS, strict=False)
         ]
     else:
-        # The loss beside another scalar has another unit.
-        curves = [*baseline, *(_curve(line, "this run", slot) for line in series if line["name"] == quantity)]
+        # Of another scalar than the loss, the loss beside it has another unit.
+        statistic = str(series[0]["name"])
+        curves = [*(baseline if statistic == "loss" else ()), _curve(series[0], "this run", slot)]
+    is_rate = statistic.endswith("_rate")
     values = [curve.y for curve in curves]
-    y_range = None if log else central_range(values, from_zero=bool(tensors))
-    if y_range is not None and tensors and threshold is not None:
-        y_range = (y_range[0], max(y_range[1], 1.3 * threshold))
-    title = quantity.removesuffix("_rate").replace("_", " ")
+    log = statistic in MAGNITUDES
+    y_range = None if log else central_range(values, from_zero=is_rate)
+    limit = None if statistic == "loss" else threshold
+    if y_range is not None and is_rate and limit is not None:
+        y_range = (y_range[0], max(y_range[1], 1.3 * limit))
+    title = "overflow" if statistic == "overflow_rate" else statistic.replace("_", " ")
     figure = curves_figure(
         curves, theme, y_range=y_range, log=log, compact=compact, height=230, y_title=title
     )
@@ -73,8 +76,8 @@ def evidence_figure(
     )
     if is_rate:
         figure.update_yaxes(tickformat=".2~p", selector={"overlaying": None})
-    if threshold is not None and quantity != "loss":
-        figure.add_hline(y=threshold, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
+    if limit is not None:
+        figure.add_hline(y=limit, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
     return figure
 
 
