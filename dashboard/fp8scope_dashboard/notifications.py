@@ -49,10 +49,15 @@ JOBS: dict[ChangeKind, tuple[str, ...]] = {
     # Somebody asks for the diagnosis; runs in trouble are diagnosed by a sweep.
     "diagnosis": (DIAGNOSE_RUN,),
 }
-# A job starts this long after the change, so that one job serves all changes in between. The mark that
+# Most jobs start this long after the change, so that one job serves all changes in between. The mark that
 # suppresses further jobs must expire before the job reads, or the job would miss the last change.
 JOB_DELAY_SECONDS = 1.0
 JOB_MARK_MILLISECONDS = 900
+# These start at once, since an alert waits for them; further ones of the same run start this long apart.
+PROMPT_JOBS = frozenset({EVALUATE_RUN})
+PROMPT_SPACING_MILLISECONDS = 500
+# The later ones start this long after their mark has expired.
+PROMPT_SLACK_MILLISECONDS = 50
 # Redis is not tried again for this long after a failure.
 PAUSE_SECONDS = 5.0
 # The shortest time between two round trips to Redis; changes in between are published together.
@@ -75,7 +80,7 @@ def run_changed(run_id: UUID, project_id: int, kind: ChangeKind, step: int | Non
     """Announce a change once the current transaction commits, or at once outside a transaction.
 
     Publishes {"run", "kind", "step"} on the channels of the run and of the project, and starts the jobs for
-    this kind of change, each at most about once a second per run. Never raises and never blocks.
+    this kind of change, each at most once or twice a second per run. Never raises and never blocks.
     """
     transaction.on_commit(lambda: _publisher().put(run_id, project_id, kind, step))
 
@@ -160,9 +165,33 @@ class Publisher:
             self._failing = False
 
     def _start(self, job: str, run_id: UUID) -> None:
-        mark = f"fp8scope:due:{job}:{run_id}"
-        if self._client.set(mark, 1, px=JOB_MARK_MILLISECONDS, nx=True):
-            current_app.send_task(job, args=[str(run_id)], countdown=JOB_DELAY_SECONDS)
+        if job in PROMPT_JOBS:
+            delay = self._prompt_delay(job, run_id)
+        else:
+            is_first = self._client.set(_due(job, run_id), 1, px=JOB_MARK_MILLISECONDS, nx=True)
+            delay = JOB_DELAY_SECONDS if is_first else None
+        if delay is not None:
+            # Without a delay the task is not held back in a worker's timer.
+            current_app.send_task(job, args=[str(run_id)], countdown=delay or None)
+
+    def _prompt_delay(self, job: str, run_id: UUID) -> float | None:
+        """Seconds until the job that serves this change; None if that is queued already.
+
+        The key `recent` lasts until the next job may start, the key `due` until the queued job starts.
+        """
+        recent = f"fp8scope:recent:{job}:{run_id}"
+        if self._client.set(recent, 1, px=PROMPT_SPACING_MILLISECONDS, nx=True):
+            return 0.0
+        remaining = max(1, int(self._client.pttl(recent)))
+        if not self._client.set(_due(job, run_id), 1, px=remaining, nx=True):
+            return None
+        self._client.set(recent, 1, px=remaining + PROMPT_SPACING_MILLISECONDS)
+        return (remaining + PROMPT_SLACK_MILLISECONDS) / 1000.0
+
+
+def _due(job: str, run_id: UUID) -> str:
+    """The key that says that a job of the run is queued and has not started."""
+    return f"fp8scope:due:{job}:{run_id}"
 
 
 _lock = threading.Lock()

@@ -6,6 +6,7 @@ import json
 import logging
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -49,9 +50,10 @@ def received(listener: Any) -> list[tuple[str, Any]]:
 
 
 def queued_jobs(client: redis.Redis) -> list[str]:
-    """The names of the tasks in the queue of Celery."""
+    """The names of the tasks in the queues of Celery."""
     assert notifications.flush()
-    return [json.loads(message)["headers"]["task"] for message in client.lrange("celery", 0, -1)]
+    messages = [message for queue in ("alerts", "celery") for message in client.lrange(queue, 0, -1)]
+    return [json.loads(message)["headers"]["task"] for message in messages]
 
 
 def test_it_works(client: redis.Redis, listener: Any) -> None:
@@ -77,9 +79,42 @@ def test_many_changes_start_few_jobs(client: redis.Redis) -> None:
         notifications.run_changed(RUN, 3, "rows", step)
         notifications.flush()
     assert 2 <= len(queued_jobs(client)) <= 20
-    assert (
-        client.pttl(f"fp8scope:due:{notifications.EVALUATE_RUN}:{RUN}") <= notifications.JOB_MARK_MILLISECONDS
-    )
+    for name, longest in (
+        (notifications.EVALUATE_RUN, notifications.PROMPT_SPACING_MILLISECONDS),
+        (notifications.COMPARE_RUN, notifications.JOB_MARK_MILLISECONDS),
+    ):
+        assert client.pttl(f"fp8scope:due:{name}:{RUN}") <= longest
+
+
+def start_times(client: redis.Redis) -> list[datetime | None]:
+    """When the queued evaluations may start; None for at once."""
+    assert notifications.flush()
+    headers = [json.loads(message)["headers"] for message in client.lrange("alerts", 0, -1)]
+    assert {header["task"] for header in headers} == {notifications.EVALUATE_RUN}
+    return [datetime.fromisoformat(header["eta"]) if header["eta"] else None for header in reversed(headers)]
+
+
+def test_the_first_change_is_evaluated_at_once_and_later_ones_soon(client: redis.Redis) -> None:
+    begun = datetime.now(UTC)
+    notifications.run_changed(RUN, 3, "rows", 1)
+    assert start_times(client) == [None]
+    for step in range(2, 5):
+        notifications.run_changed(RUN, 3, "rows", step)
+        assert notifications.flush()
+    first, second = start_times(client)
+    assert first is None and second is not None
+    # The mark that suppressed the last changes expires before the job starts that serves them.
+    before = datetime.now(UTC)
+    both = client.pipeline()
+    for key in ("due", "recent"):
+        both.pttl(f"fp8scope:{key}:{notifications.EVALUATE_RUN}:{RUN}")
+    due, recent = both.execute()
+    assert before + timedelta(milliseconds=due) < second
+    spacing = timedelta(milliseconds=notifications.PROMPT_SPACING_MILLISECONDS)
+    slack = timedelta(milliseconds=notifications.PROMPT_SLACK_MILLISECONDS)
+    assert begun < second < datetime.now(UTC) + spacing + slack
+    # The job after that is further away.
+    assert recent > due
 
 
 def test_the_mark_of_a_job_expires_before_the_job_reads() -> None:
