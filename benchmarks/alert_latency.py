@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
+import queue
 import random
 import subprocess
 import sys
@@ -29,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -153,7 +155,7 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         "lost": len(faults) - len(delays),
         "p50_s": _quantile(delays, 0.50),
         "p95_s": _quantile(delays, 0.95),
-        "max_s": round(delays[-1], 3),
+        "max_s": _quantile(delays, 1.0),
         "opened_p50_s": _quantile(known, 0.50),
         "opened_p95_s": _quantile(known, 0.95),
         "steps_per_s": round(steps / seconds, 1),
@@ -187,27 +189,21 @@ def _stream(
     for trainer in trainers:
         trainer.start()
     steps, seconds, ended = 0, 0.0, 0
-    changed_at = time.monotonic()
+    progress, changed_at = (0, 0), time.monotonic()
     while ended < count:
-        _take(results, faults)
-        have = len(faults.keys() & arrivals.keys())
-        if have == runs * each or time.monotonic() > changed_at + PATIENCE + WARM_UP + have:
+        with suppress(queue.Empty):
+            while message := results.get(timeout=0.2):
+                if message[0] == FAULT:
+                    faults[message[1], message[2]] = message[3]
+                else:
+                    steps, seconds, ended = steps + message[1], max(seconds, message[2]), ended + 1
+        if progress != (progress := (len(faults), len(faults.keys() & arrivals.keys()))):
+            changed_at = time.monotonic()
+        if progress[1] == runs * each or time.monotonic() > changed_at + WARM_UP + PATIENCE:
             stop.set()
-        while stop.is_set() and ended < count:
-            if (message := results.get(timeout=PATIENCE))[0] == FAULT:
-                faults[message[1], message[2]] = message[3]
-            else:
-                steps, seconds, ended = steps + message[1], max(seconds, message[2]), ended + 1
-        time.sleep(0.2)
     for trainer in trainers:
         trainer.join()
     return steps, seconds
-
-
-def _take(results: Any, faults: dict[tuple[str, int], float]) -> None:
-    while not results.empty():
-        _, run, step, at = results.get()
-        faults[run, step] = at
 
 
 def _in_installation(supervisor: Any, script: str, *arguments: str) -> str:
@@ -218,8 +214,7 @@ def _in_installation(supervisor: Any, script: str, *arguments: str) -> str:
 
 def _quantile(ascending: list[float], share: float) -> float:
     """The smallest value that at least this share of the values does not exceed."""
-    index = max(0, -(-int(share * len(ascending) * 1000) // 1000) - 1)
-    return round(ascending[min(index, len(ascending) - 1)], 3)
+    return round(ascending[max(0, math.ceil(share * len(ascending)) - 1)], 3) if ascending else float("nan")
 
 
 def main() -> None:

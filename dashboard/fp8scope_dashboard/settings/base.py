@@ -202,10 +202,11 @@ CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 # What an alert waits for is taken before everything else that is queued.
-CELERY_TASK_QUEUES = [Queue("alerts"), Queue("celery")]
+CELERY_TASK_QUEUES = [Queue("deliveries"), Queue("evaluations"), Queue("celery")]
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {
-    f"fp8scope_dashboard.alerts.tasks.{task}": {"queue": "alerts"} for task in ("evaluate_run", "deliver")
+    "fp8scope_dashboard.alerts.tasks.deliver": {"queue": "deliveries"},
+    "fp8scope_dashboard.alerts.tasks.evaluate_run": {"queue": "evaluations"},
 }
 CELERY_TIMEZONE = "UTC"
 # Fail at once if Redis is down; a sweep finds the work later.
