@@ -1,11 +1,12 @@
 """Whether the diagnosis names the cause of injected faults. Prints one JSON line per training, and a summary.
 
-    python benchmarks/diagnosis.py [--variations 12] [--seed 0]
+    python benchmarks/diagnosis.py [--parts fixed torchao] [--variations 12] [--seed 0]
 
 Ten faults are injected into real small trainings (diagnosis_faults.py), each with a BF16 arm, and healthy
 trainings in BF16, with delayed and with current scaling are the controls. All are recorded by the agent,
-stored by a whole installation, and diagnosed from its database. `--variations` adds as many further
-trainings with other models, seeds, steps of the fault, learning rates, strengths and recipes.
+stored by a whole installation, and diagnosed from its database. The part `torchao` trains with the layers of
+torchao instead of ours. `--variations` adds as many further trainings with other models, seeds, steps of the
+fault, learning rates, strengths and recipes.
 
     fault     what was injected; empty for a control
     named     the cause that the diagnosis names; empty for none
@@ -66,6 +67,14 @@ def fixed_cases() -> list[Any]:
 
     faults = [Case(fault) for fault in CAUSES if fault]
     return faults + [Case("", recipe, seed) for recipe in ("delayed", "current") for seed in CONTROL_SEEDS]
+
+
+def torchao_cases() -> list[Any]:
+    """Trainings with torchao's layers: controls, and the faults that do not need our scaling state."""
+    from diagnosis_faults import TORCHAO, Case
+
+    faults = ("", "bad_layer", "loss_scale", "learning_rate", "data", "evaluation")
+    return [Case(fault, TORCHAO) for fault in faults] + [Case("", TORCHAO, seed=2)]
 
 
 def varied_cases(number: int, seed: int) -> list[Any]:
@@ -132,6 +141,17 @@ def train_and_judge(cases: list[Any], known: dict[str, str]) -> list[dict[str, A
     return lines
 
 
+def judge_baselines(known: dict[str, str]) -> list[dict[str, Any]]:
+    """Diagnose the BF16 runs of the controls, which are healthy."""
+    from diagnosis_faults import Case
+
+    controls = [Case("", "", seed) for seed in CONTROL_SEEDS]
+    lines = [judge(control, known[control.group], 0.0) for control in controls]
+    for line in lines:
+        print(json.dumps(line), flush=True)
+    return lines
+
+
 def summary(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     faults = [line for line in lines if line["fault"]]
     controls = [line for line in lines if not line["fault"]]
@@ -149,6 +169,7 @@ def main() -> None:
     # PYTHONSAFEPATH, which the server processes set, leaves this folder out.
     sys.path.insert(0, str(Path(__file__).parent))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--parts", nargs="*", choices=["fixed", "torchao"], default=["fixed", "torchao"])
     parser.add_argument("--variations", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0, help="of the variations")
     options = parser.parse_args()
@@ -177,17 +198,18 @@ def main() -> None:
         # Of the agent; the servers' settings read a variable of this name, too.
         os.environ["FP8SCOPE_LOG_LEVEL"] = "warning"
         known: dict[str, str] = {}
-        lines = train_and_judge(fixed_cases(), known)
-        from diagnosis_faults import Case
-
-        for seed in CONTROL_SEEDS:
-            control = Case("", "", seed)
-            lines.append(judge(control, known[control.group], 0.0))
-            print(json.dumps(lines[-1]), flush=True)
-        varied = train_and_judge(varied_cases(options.variations, options.seed), known)
-    results = {"benchmark": "diagnosis", **summary("fixed", lines)}
-    if varied:
-        results |= summary("varied", varied)
+        cases = {"varied": varied_cases(options.variations, options.seed)}
+        if "torchao" in options.parts:
+            cases["torchao"] = torchao_cases()
+        if "fixed" in options.parts:
+            cases["fixed"] = fixed_cases()
+        results: dict[str, Any] = {"benchmark": "diagnosis"}
+        for part, chosen in cases.items():
+            lines = train_and_judge(chosen, known)
+            if part == "fixed":
+                lines += judge_baselines(known)
+            if lines:
+                results |= summary(part, lines)
     print(json.dumps({**results, "seconds": round(time.perf_counter() - begin, 1)}))
 
 

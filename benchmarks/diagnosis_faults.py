@@ -1,8 +1,8 @@
 """Small real trainings with one injected fault each, for diagnosis.py.
 
-Every training is the demo's byte-level GPT on the CPU, with fp8scope's own FP8 layers and the agent, which
-sends to the dashboard at FP8SCOPE_URL. A fault begins at one step. Faults of the training itself (`learning
-rate`, `data`) are injected into the BF16 arm too.
+Every training is the demo's byte-level GPT on the CPU, with fp8scope's own FP8 layers or those of torchao,
+and the agent, which sends to the dashboard at FP8SCOPE_URL. A fault begins at one step. Faults of the
+training itself (`learning rate`, `data`) are injected into the BF16 arm too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_linear import Float8Linear
 
 import fp8scope
 from fp8scope.demo.fault import NEVER
@@ -39,13 +41,17 @@ RECIPES: dict[str, Recipe] = {
     "mxfp8": MXFP8(),
 }
 IN_BOTH_ARMS = ("learning_rate", "data")
+TORCHAO = "torchao"
 LAG = 40
 """Steps by which stale scales lag."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training. `fault` is empty for a healthy one; `recipe` is empty for BF16."""
+    """One training. `fault` is empty for a healthy one; `recipe` is empty for BF16.
+
+    The recipe `torchao` is torchao's layers with dynamic scaling per tensor. Their products are emulated.
+    """
 
     fault: str
     recipe: str = "delayed"
@@ -86,8 +92,10 @@ class Faulty(Trainer):
                 shape=case.shape,
                 learning_rate=learning_rate,
             ),
-            self._recipe() if case.recipe else None,
+            self._recipe() if case.recipe in RECIPES else None,
         )
+        if case.recipe == TORCHAO:
+            convert_to_float8_training(self.model, config=Float8LinearConfig(emulate=True))
         self.past: dict[str, list[Tensor]] = {}
 
     def _recipe(self) -> Recipe:
@@ -147,8 +155,11 @@ class Faulty(Trainer):
                         state.recipe = replace(state.recipe, interval=NEVER)
                         state.scale.copy_(past[-LAG])
         elif case.fault == "bad_layer":
-            path = sorted(layers)[case.seed % len(layers)]
-            _force(layers[path], case.strength or 8, first=step == case.at)
+            theirs = {name: m for name, m in self.model.named_modules() if isinstance(m, Float8Linear)}
+            known: dict[str, nn.Module] = {**layers, **theirs}
+            path = sorted(known)[case.seed % len(known)]
+            if step == case.at:
+                _force(known[path], case.strength or 8)
         elif case.fault == "underflow" and step == case.at:
             for layer in layers.values():
                 state = layer.state_of("grad_output")
@@ -179,15 +190,19 @@ def _freeze(state: ScalingState) -> None:
         state.next_scale = frozen  # type: ignore[method-assign]
 
 
-def _force(layer: Fp8Linear, power: int, *, first: bool) -> None:
-    """Multiply the scale of the layer's gradient by a power of two, once, and stop its updates."""
-    for role in ("grad_output", "input"):
-        state = layer.state_of(role)
-        if isinstance(state.recipe, DelayedScaling | CurrentScaling) and first:
+def _force(layer: nn.Module, power: int) -> None:
+    """Spoil one layer by a power of two: the scales of its input and gradient, or else its weight."""
+    states: tuple[ScalingState, ...] = ()
+    if isinstance(layer, Fp8Linear):
+        states = (layer.state_of("input"), layer.state_of("grad_output"))
+    has_margin = False
+    for state in states:
+        if isinstance(state.recipe, DelayedScaling | CurrentScaling):
             state.recipe = replace(state.recipe, margin=-power)
-        elif first:
-            with torch.no_grad():
-                layer.weight.mul_(2.0**power)
+            has_margin = True
+    if not has_margin:
+        with torch.no_grad():
+            layer.get_parameter("weight").mul_(2.0**power)
 
 
 def train(case: Case, run_name: str = "") -> str:

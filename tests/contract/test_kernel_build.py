@@ -68,6 +68,7 @@ def plain(tmp_path: Path) -> Path:
     return tmp_path / "venv" / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_it_works(tree: Path, plain: Path) -> None:
     """One command, with any Python and a compiler, builds all libraries from these sources."""
     if evaluate("backend.get_requires_for_build_wheel()"):
@@ -136,6 +137,7 @@ def test_reads_the_dependencies_of_a_library() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_source_compiles_without_warnings() -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:

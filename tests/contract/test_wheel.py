@@ -14,6 +14,8 @@ import pytest
 
 from fp8scope_kernels.cpu import levels as cpu_levels
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PACKAGES = ("fp8scope", "fp8scope_kernels", "fp8scope_dashboard")

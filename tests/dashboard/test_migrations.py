@@ -23,7 +23,7 @@ from fp8scope_dashboard.accounts.services import (
     create_sign_in_link,
     create_token,
 )
-from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event
+from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event, RuleTrial
 from fp8scope_dashboard.analysis.models import Comparison, JobProgress
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.db.encryption import encrypt_json
@@ -109,6 +109,7 @@ def fill_every_table() -> Run:
         run=run, kind="comparison", job=uuid.uuid4(), stage="Reading", share=0.5,
         started_at=timezone.now(), updated_at=timezone.now(),
     )  # fmt: skip
+    RuleTrial.objects.create(project=project, document={}, runs=[str(run.id)])
     Diagnosis.objects.create(run=run, outcome="clear", sentence="No cause found.", result={}, inputs="")
     return run
 

@@ -13,6 +13,7 @@ from fp8scope.cli.doctor import doctor
 from fp8scope.cli.export import export
 from fp8scope.cli.import_run import import_
 from fp8scope.cli.login import login
+from fp8scope.cli.rules import rules
 from fp8scope.cli.run_script import run
 from fp8scope.cli.sync import sync
 from fp8scope.metadata.environment import version_of
@@ -41,6 +42,7 @@ BUILT_IN: dict[str, Command] = {
     "sync": sync,
     "export": export,
     "import": import_,
+    "rules": rules,
 }
 
 

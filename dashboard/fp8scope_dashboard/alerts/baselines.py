@@ -9,7 +9,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline
+from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, restarted
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
@@ -66,6 +66,20 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> Followed:
     read = {run.id: mine, **theirs}
     after |= {"axis": axis, "cursors": _advanced(cursors, read, float(x[-1]))}
     return Followed(after, findings, waiting)
+
+
+def has_passed(run: Run, state: State, step: int) -> bool:
+    """Whether the losses of a run have been read up to a step or further."""
+    cursor = state.get("cursors", {}).get(str(run.id))
+    return cursor is not None and cursor >= step
+
+
+def rewound(run: Run, state: State, step: int) -> State:
+    """The state from which the losses of a run are read again from a step on."""
+    inner = {key: value for key, value in state.items() if key not in ("axis", "cursors")}
+    # The baselines are read from their beginning again: on the tokens' axis, the step says nothing of theirs.
+    cursors = {str(run.id): step - 1}
+    return {**restarted(inner, step), "axis": state["axis"], "cursors": cursors}
 
 
 def _axis(runs: list[Run]) -> str:

@@ -6,30 +6,31 @@ events are written in one transaction. If a worker dies, the next one starts whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-import numpy as np
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import baselines, events, rules
-from fp8scope_dashboard.alerts.detectors import (
-    Finding,
-    LossDetector,
-    State,
-    divergence,
-    not_finite,
-    overflow_rates,
-    saturation,
-    spike,
-)
+from fp8scope_dashboard.alerts import baselines, detection, events, generations, own_rules, rules
+from fp8scope_dashboard.alerts.detectors import State, TensorFacts
+from fp8scope_dashboard.alerts.events import Detection
+from fp8scope_dashboard.alerts.generations import Stream
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
+from fp8scope_dashboard.alerts.rank_comparison import RankScales
+from fp8scope_dashboard.alerts.run_conditions import (
+    RankStep,
+    RunFacts,
+    rank_behind,
+    run_failed,
+    run_finished,
+    run_silent,
+)
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.receipts.models import Receipt
-from fp8scope_dashboard.runs.models import Run, Tensor, Writer
+from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import ChunkData
 
@@ -40,14 +41,19 @@ CHUNKS_AT_ONCE = 16
 GAP_PATIENCE = timedelta(seconds=60)
 NOT_ALL_READ = -1
 
-LOSS_DETECTORS: Mapping[str, LossDetector] = {
-    "loss_not_finite": not_finite,
-    "loss_divergence": divergence,
-    "loss_spike": spike,
+RUN_DETECTORS = {
+    "run_silent": run_silent,
+    "run_failed": run_failed,
+    "run_finished": run_finished,
+    "rank_behind": rank_behind,
 }
-# Other ranks than the lowest log the loss of their own part of the data: only this rule applies to them.
-ANY_RANK = ("loss_not_finite",)
-SATURATION_STATISTICS = ("saturated", "nonfinite", "numel")
+# Keys of a stored state beside the ids of rules: where a stream is, how often and whereto it has gone back,
+# findings that wait, and the generation that the comparison with the baseline follows.
+POSITION, RETURNS, RETURNED_TO, WAITING, FOLLOWED = (
+    "position", "returns", "returned_to", "waiting", "followed"
+)  # fmt: skip
+# The state of the run that was judged last; see unread_runs.
+RUN_STATE = "run_state"
 
 
 @dataclass
@@ -57,9 +63,12 @@ class Pass:
     run: Run
     rules: list[Rule]
     states: dict[UUID, DetectorState]
-    findings: list[tuple[Rule, Finding]] = field(default_factory=list)
+    scales: RankScales
+    detections: list[Detection] = field(default_factory=list)
     # Writers whose state has changed.
     touched: set[UUID] = field(default_factory=set)
+    # Why streams have ended, by name.
+    ended: dict[str, str] = field(default_factory=dict)
     # Whether more rows can be read at once, and whether rows are expected later.
     more: bool = False
     waiting: bool = False
@@ -90,15 +99,23 @@ def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
     rows = lineage.rows_behind(run)
     shared = _locked(run)
     states = {state.writer: state for state in DetectorState.objects.filter(run=run)} | {RUN_WIDE: shared}
-    work = Pass(run, list(Rule.objects.filter(project=run.project, enabled=True).order_by("id")), states)
-    _read_writers(work)
+    streams = generations.streams_of(run)
+    ranks = {stream.rank for stream in _training(streams)}
+    work = Pass(run, own_rules.rules_of(run), states, RankScales(ranks))
+    for stream in streams:
+        _read_stream(work, stream)
+    _compare_ranks(work, streams)
     if not work.more:
-        _read_baseline(work)
+        _read_baseline(work, streams)
+        _read_run(work, streams)
     shared.rows = NOT_ALL_READ if work.more or work.waiting else rows
+    applied = events.apply(run, work.detections, waiting=shared.state.get(WAITING, []), ended=work.ended)
+    shared.state[WAITING] = applied.waiting
+    shared.state[RUN_STATE] = run.state
     for writer in work.touched | {RUN_WIDE}:
         work.state(writer).updated_at = timezone.now()
         work.state(writer).save()
-    return events.apply(run, work.findings, list(work.states.values())), work.more
+    return applied.opened, work.more
 
 
 def _locked(run: Run) -> DetectorState:
@@ -106,22 +123,42 @@ def _locked(run: Run) -> DetectorState:
     return DetectorState.objects.select_for_update().get(run=run, writer=RUN_WIDE)
 
 
-def _read_writers(work: Pass) -> None:
-    writers = list(Writer.objects.filter(run=work.run).order_by("rank", "-created_at", "uuid"))
-    for writer in writers:
-        if writer.imported:
-            continue
-        leads = writer.rank == writers[0].rank
-        columns: list[str] | None = None
-        for data in _new_chunks(work, writer.uuid):
-            columns = columns if columns is not None else _column_names(work.run, writer)
-            work.findings += _detect(work, work.state(writer.uuid).state, data, columns, leads)
+def _read_stream(work: Pass, stream: Stream) -> None:
+    state = work.state(stream.writer).state
+    facts: TensorFacts | None = None
+    for data in _new_chunks(work, stream.writer):
+        facts = facts if facts is not None else detection.facts_of(work.run, stream.catalogue)
+        state[POSITION], segments = generations.segments(state.get(POSITION, {}), data.steps)
+        for segment in segments:
+            if segment.returned_to is not None:
+                _begin_generation(work, stream, segment.returned_to)
+                work.scales.read.pop(stream.rank, None)
+            rows = data.rows(slice(segment.first, segment.last))
+            found = detection.detect(work.rules, state, rows, facts, leads=stream.leads)
+            if stream.ended_by is None:
+                work.scales.add(stream.rank, stream.catalogue, rows)
+            name, generation = _name(work, stream), _generation(work, stream)
+            work.detections += [Detection(rule, finding, name, generation) for rule, finding in found]
+    if stream.ended_by is not None:
+        work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by}."
 
 
-def _column_names(run: Run, writer: Writer) -> list[str]:
-    """The tensor names of a writer's catalogue."""
-    names = dict(Tensor.objects.filter(run=run).values_list("index", "name"))
-    return [names.get(index, f"tensor {index}") for index in writer.catalogue]
+def _generation(work: Pass, stream: Stream) -> str:
+    return stream.generation(work.state(stream.writer).state.get(RETURNS, 0))
+
+
+def _name(work: Pass, stream: Stream) -> str:
+    return f"{stream.writer}/{_generation(work, stream)}"
+
+
+def _begin_generation(work: Pass, stream: Stream, step: int) -> None:
+    """The training has gone back to an earlier step: its conditions end, and its detectors start afresh."""
+    work.ended[_name(work, stream)] = f"The training went back to step {step}."
+    state = work.state(stream.writer).state
+    for key in set(state) - {POSITION, RETURNS}:
+        del state[key]
+    state[RETURNS] = state.get(RETURNS, 0) + 1
+    state[RETURNED_TO] = step
 
 
 def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
@@ -131,14 +168,15 @@ def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
     if until == state.next_seq:
         return
     work.touched.add(writer)
+    scalars, statistics = detection.columns_read(work.rules)
     chunks = queries.stream(
         work.run.id,
         writer,
         state.next_seq,
         CHUNKS_AT_ONCE,
         until=until,
-        scalars=("loss",),
-        statistics=SATURATION_STATISTICS,
+        scalars=scalars,
+        statistics=statistics,
     )
     yield from (data for _, data in chunks)
     if len(chunks) == CHUNKS_AT_ONCE:
@@ -161,47 +199,61 @@ def _readable_until(work: Pass, writer: UUID, start: int) -> int:
     return after_gap.seq
 
 
-def _detect(
-    work: Pass, states: State, data: ChunkData, columns: list[str], leads: bool
-) -> list[tuple[Rule, Finding]]:
-    detected: list[tuple[Rule, Finding]] = []
-    for rule in work.rules:
-        key, parameters = str(rule.pk), rules.validate(rule.kind, rule.parameters)
-        before: State = states.get(key, {})
-        if rule.kind in LOSS_DETECTORS and "loss" in data.logged and (leads or rule.kind in ANY_RANK):
-            logged = data.logged["loss"]
-            detector = LOSS_DETECTORS[rule.kind]
-            states[key], findings = detector(
-                before, data.steps[logged], data.scalars["loss"][logged], parameters
-            )
-        elif rule.kind == "saturation_rate" and {"saturated", "numel"} <= set(data.statistics):
-            states[key], findings = saturation(
-                before, data.steps, _rates(data, len(columns)), columns, parameters
-            )
-        else:
-            continue
-        detected += [(rule, finding) for finding in findings]
-    return detected
-
-
-def _rates(data: ChunkData, width: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Overflow rates, one column per entry of the catalogue, NaN for entries that the chunk does not have."""
-    rates = np.full((len(data), width), np.nan)
-    arrays = [data.statistics.get(name) for name in SATURATION_STATISTICS]
-    shared = min([width, *(array.shape[1] for array in arrays if array is not None)])
-    saturated, nonfinite, numel = (None if array is None else array[:, :shared] for array in arrays)
-    assert saturated is not None and numel is not None
-    rates[:, :shared] = overflow_rates(saturated, nonfinite, numel)
-    return rates
-
-
-def _read_baseline(work: Pass) -> None:
-    baseline_rules = [rule for rule in work.rules if rule.kind == "above_baseline"]
-    if not baseline_rules or not work.run.baseline:
-        return
-    if not Writer.objects.filter(run=work.run, imported=False).exists():
+def _read_run(work: Pass, streams: Sequence[Stream]) -> None:
+    """Judge the state of the run itself."""
+    judged = [rule for rule in work.rules if rule.kind in RUN_DETECTORS]
+    if not judged or not streams:
         return
     states = work.state(RUN_WIDE).state
+    facts = _run_facts(work.run, streams)
+    for rule in judged:
+        parameters = rules.validate(rule.kind, rule.parameters)
+        before = states.get(str(rule.pk), {})
+        states[str(rule.pk)], findings = RUN_DETECTORS[rule.kind](before, facts, parameters)
+        # Each occurrence is an event, even at the same step.
+        generation = f"{streams[-1].start}/{states[str(rule.pk)]['times']}"
+        work.detections += [Detection(rule, finding, "run", generation) for finding in findings]
+
+
+def _run_facts(run: Run, streams: Sequence[Stream]) -> RunFacts:
+    latest = streams[-1].attempt
+    ranks = [
+        RankStep(stream.rank, stream.last_step, stream.finished)
+        for stream in streams
+        if stream.ended_by is None and stream.attempt == latest
+    ]
+    now, heartbeat = timezone.now().timestamp(), run.heartbeat_at.timestamp()
+    return RunFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks)
+
+
+def _training(streams: Sequence[Stream]) -> list[Stream]:
+    """The streams of the latest attempt with rows whose processes have not finished."""
+    stored = [each for each in streams if each.ended_by is None and each.first_step is not None]
+    return [each for each in stored if each.attempt == stored[-1].attempt and not each.finished]
+
+
+def _compare_ranks(work: Pass, streams: Sequence[Stream]) -> None:
+    training = _training(streams)
+    if training:
+        generation = _generation(work, training[0])
+        states = work.state(RUN_WIDE).state
+        detections, ended = work.scales.judge(work.run, work.rules, states, generation)
+        work.detections += detections
+        work.ended |= ended
+
+
+def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:
+    """Compare the losses with the baseline's. They are those of the latest start of the lowest rank."""
+    baseline_rules = [rule for rule in work.rules if rule.kind == "above_baseline"]
+    leading = next((each for each in reversed(streams) if each.leads and each.first_step is not None), None)
+    if not baseline_rules or not work.run.baseline or leading is None:
+        return
+    states = work.state(RUN_WIDE).state
+    generation = _generation(work, leading)
+    if states.get(FOLLOWED, generation) != generation:
+        step = work.state(leading.writer).state.get(RETURNED_TO, leading.first_step)
+        _rewind_baseline(work, baseline_rules, step)
+    states[FOLLOWED] = generation
     for rule in baseline_rules:
         parameters = {
             **rules.validate(rule.kind, rule.parameters),
@@ -211,4 +263,24 @@ def _read_baseline(work: Pass) -> None:
         followed = baselines.follow(work.run, states.get(str(rule.pk), {}), parameters)
         states[str(rule.pk)] = followed.state
         work.waiting |= followed.waiting
-        work.findings += [(rule, finding) for finding in followed.findings]
+        work.detections += [
+            Detection(rule, finding, _baseline_stream(states), generation) for finding in followed.findings
+        ]
+
+
+def _baseline_stream(states: State) -> str:
+    return f"run/{states.get(RETURNS, 0)}"
+
+
+def _rewind_baseline(work: Pass, baseline_rules: Sequence[Rule], step: int) -> None:
+    """Judge the steps from `step` on again. A training that continues where it was needs nothing."""
+    states = work.state(RUN_WIDE).state
+    rewound = {
+        str(rule.pk): baselines.rewound(work.run, states[str(rule.pk)], step)
+        for rule in baseline_rules
+        if baselines.has_passed(work.run, states.get(str(rule.pk), {}), step)
+    }
+    if rewound:
+        work.ended[_baseline_stream(states)] = f"The training continued from step {step}."
+        states.update(rewound)
+        states[RETURNS] = states.get(RETURNS, 0) + 1

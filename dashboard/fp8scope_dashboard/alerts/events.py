@@ -1,81 +1,262 @@
-"""Open and resolve events from findings: one event per run and kind while the condition lasts."""
+"""Open, complete and resolve events from findings: one unresolved event per run, rule and cause."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 from django.db import transaction
-from django.utils import timezone
+from django.db.models import QuerySet
 
-from fp8scope_dashboard.alerts import evidence, outbox, rules, signals
+from fp8scope_dashboard.alerts import evidence, life, routing, rules, signals
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import DetectorState, Event, EventState, Reason, Rule
+from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, Reason, Rule
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
-MESSAGE_LENGTH = 500
+# Findings that wait for the end of an event that outranks them; further ones are dropped.
+MOST_WAITING = 64
 
 
-def apply(run: Run, findings: Sequence[tuple[Rule, Finding]], states: Sequence[DetectorState]) -> list[Event]:
-    """Open and resolve events from findings. Returns the opened events; their deliveries are queued.
+@dataclass(frozen=True)
+class Detection:
+    """A finding of a rule's detector.
 
-    Call it under the run's lock, in the transaction that stores the states of the detectors. A finding does
-    not open an event while one of the same kind, or of a kind that outranks it, is unresolved. The same onset
-    never opens a second event.
+    Attributes:
+        stream: the sequence of rows that the detector reads. Each has a name of its own.
+        generation: the start of the training that an event belongs to; see generations.py.
     """
-    order = list(rules.KINDS)
-    opened = []
-    for rule, finding in sorted(findings, key=lambda pair: (pair[1].step, order.index(pair[0].kind))):
-        if finding.opened:
-            event = _open(run, rule, finding)
-            if event is not None:
-                opened.append(event)
-        elif not _seen_elsewhere(rule, states):
-            _resolve(run, rule.kind)
+
+    rule: Rule
+    finding: Finding
+    stream: str
+    generation: str
+
+    @property
+    def holder(self) -> list[Any]:
+        """The entry in `Event.seen_by`."""
+        return [self.stream, self.finding.onset_step]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The opened events, and the findings that wait for the end of another event, as JSON types."""
+
+    opened: list[Event]
+    waiting: list[dict[str, Any]]
+
+
+def apply(
+    run: Run,
+    detections: Sequence[Detection],
+    *,
+    waiting: Sequence[Mapping[str, Any]] = (),
+    ended: Mapping[str, str] | None = None,
+) -> Applied:
+    """Open, complete and resolve the events of a run. The deliveries of opened events are queued.
+
+    Call it under the run's lock, in the transaction that stores the states of the detectors. Generations are
+    independent: an event of one holds no finding of another. Within a generation, a finding opens no event
+    while its rule has an unresolved one of the same cause; it is added to that event. While an event of a
+    kind that outranks it is unresolved, it waits.
+
+    Args:
+        waiting: the findings that have waited since earlier calls.
+        ended: why streams have ended, by name. Their conditions end too.
+    """
+    opened: list[Event] = []
+    queue = [*_restored(run, waiting), *sorted(detections, key=_order)]
+    kept: list[Detection] = []
+    for each in queue:
+        if each.finding.opened:
+            _opened_or_kept(run, each, opened, kept)
+        else:
+            kept = [other for other in kept if not _is_end_of(each, other)]
+            _leave(run, each)
+    kept = [each for each in kept if each.stream not in (ended or {})]
+    _end_streams(run, ended or {})
+    # What waited for events that have just been resolved.
+    still_kept: list[Detection] = []
+    for each in kept:
+        _opened_or_kept(run, each, opened, still_kept)
     for event in opened:
-        outbox.enqueue(event)
+        routing.notify(event, Reason.REOPENED if event.reopened else Reason.OPENED)
         signals.event_opened.send(sender=Event, event=event)
-    if findings:
-        transaction.on_commit(lambda: run_changed(run.id, run.project_id, "alert", findings[-1][1].step))
-    return opened
+    if detections or opened:
+        step = max((each.finding.step for each in detections), default=opened[-1].step if opened else 0)
+        transaction.on_commit(lambda: run_changed(run.id, run.project_id, "alert", step))
+    return Applied(opened, [_as_json(each) for each in still_kept[:MOST_WAITING]])
 
 
-def _open(run: Run, rule: Rule, finding: Finding) -> Event | None:
-    holding = [rule.kind, *(kind.name for kind in rules.KINDS.values() if rule.kind in kind.outranks)]
-    unresolved = Event.objects.filter(run=run, kind__in=holding).exclude(state=EventState.RESOLVED)
-    if unresolved.exists():
+def _order(detection: Detection) -> tuple[int, int]:
+    """Kinds that outrank others come first among findings of the same step."""
+    return detection.finding.step, list(rules.KINDS).index(detection.rule.kind)
+
+
+def _is_end_of(end: Detection, waiting: Detection) -> bool:
+    return (end.rule.pk, end.holder) == (waiting.rule.pk, waiting.holder)
+
+
+def _unresolved(run: Run) -> QuerySet[Event]:
+    return Event.objects.filter(run=run, state__in=life.UNRESOLVED).select_related("run").order_by("id")
+
+
+def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
+    same = _same_cause(run, each)
+    if same is not None:
+        _join(same, each)
+        return
+    if each.finding.update:
+        # Its event waits or was resolved by a person.
+        kept[:] = [_completed(other, each) for other in kept]
+        return
+    outranking = [kind.name for kind in rules.KINDS.values() if each.rule.kind in kind.outranks]
+    # No detector sees imported events any more.
+    seen = _unresolved(run).filter(generation=each.generation).exclude(seen_by=[])
+    if any(_covers(event, each.finding) for event in seen.filter(kind__in=outranking)):
+        kept.append(each)
+        return
+    event = _come_back(run, each) or _create(run, each)
+    if event is not None:
+        opened.append(event)
+
+
+def _covers(event: Event, finding: Finding) -> bool:
+    """Whether an event of a kind that outranks a finding's has its cause."""
+    return not rules.kind_of(event.kind).names_tensors or evidence.overlaps(event, finding)
+
+
+def _completed(waiting: Detection, update: Detection) -> Detection:
+    if not _is_end_of(update, waiting):
+        return waiting
+    finding = Finding(**{**asdict(update.finding), "update": False})
+    return Detection(waiting.rule, finding, waiting.stream, waiting.generation)
+
+
+def _same_cause(run: Run, each: Detection) -> Event | None:
+    """The unresolved event that a finding belongs to.
+
+    A kind that names tensors may have several causes at once, told apart by their onsets.
+    """
+    for event in _unresolved(run).filter(rule=each.rule):
+        if each.holder in event.seen_by:
+            return event
+        if each.finding.update or event.generation != each.generation:
+            continue
+        if not rules.kind_of(each.rule.kind).names_tensors or evidence.overlaps(event, each.finding):
+            return event
+    return None
+
+
+def _join(event: Event, each: Detection) -> None:
+    """Add the finding to an event: another rank that sees the same, or more tensors."""
+    if each.holder not in event.seen_by:
+        event.seen_by = [*event.seen_by, each.holder]
+    before = int(event.evidence.get("tensors_over", 0))
+    evidence.complete(event, each.finding)
+    event.save(update_fields=["seen_by", "evidence", "message", "value"])
+    # Not each tensor is an entry: a cause may reach hundreds.
+    if before and event.evidence["tensors_over"] >= 2 * before:
+        life.write(event, EntryKind.UPDATED, text=event.message)
+
+
+def _come_back(run: Run, each: Detection) -> Event | None:
+    """The rule's last event, reopened, if its condition ended shortly before."""
+    last = (
+        Event.objects.filter(run=run, rule=each.rule, generation=each.generation, state=EventState.RESOLVED)
+        .exclude(resolved_step=None)
+        .select_related("run")
+        .order_by("-resolved_step", "-id")
+        .first()
+    )
+    onset = each.finding.onset_step
+    if last is None or not evidence.shares_tensors(last, each.finding):
         return None
+    if not 0 <= onset - (last.resolved_step or 0) <= life.REOPEN_STEPS:
+        return None
+    if not life.reopen(last, text=f"The condition came back at step {onset}: {each.finding.message}"):
+        return None
+    last.seen_by = [each.holder]
+    last.save(update_fields=["seen_by"])
+    return last
+
+
+def _create(run: Run, each: Detection) -> Event | None:
+    finding = each.finding
     event, created = Event.objects.get_or_create(
         run=run,
-        kind=rule.kind,
+        kind=each.rule.kind,
+        rule_name=each.rule.name,
+        generation=each.generation,
         onset_step=finding.onset_step,
         defaults={
-            "rule": rule,
-            "severity": rule.severity,
+            "rule": each.rule,
+            "severity": each.rule.severity,
             "step": finding.step,
             "step_time": _time_of(run, finding.step),
             "value": finding.value,
             "threshold": finding.threshold,
-            "message": finding.message[:MESSAGE_LENGTH],
-            "evidence": evidence.gather(run, rule.kind, finding),
+            "message": finding.message[: evidence.MESSAGE_LENGTH],
+            "evidence": evidence.gather(run, each.rule, finding),
+            "seen_by": [each.holder],
         },
     )
+    if created:
+        life.note_opened(event)
     return event if created else None
 
 
-def _seen_elsewhere(rule: Rule, states: Sequence[DetectorState]) -> bool:
-    """Whether the rule's detector still sees the condition in the stream of another writer."""
-    return any(state.state.get(str(rule.pk), {}).get("open") for state in states)
+def _leave(run: Run, end: Detection) -> None:
+    """The detector no longer sees the condition; the event is resolved when none does."""
+    for event in _seen(run).filter(rule=end.rule):
+        if end.holder in event.seen_by:
+            _without(event, [end.holder], step=end.finding.step)
 
 
-def _resolve(run: Run, kind: str) -> None:
-    unresolved = Event.objects.filter(run=run, kind=kind).exclude(state=EventState.RESOLVED)
-    for event in unresolved:
-        outbox.enqueue(event, reason=Reason.RESOLVED)
-    unresolved.update(state=EventState.RESOLVED, resolved_at=timezone.now())
+def _end_streams(run: Run, ended: Mapping[str, str]) -> None:
+    for event in _seen(run) if ended else ():
+        gone = [holder for holder in event.seen_by if holder[0] in ended]
+        _without(event, gone, ended[gone[0][0]] if gone else "")
+
+
+def _seen(run: Run) -> QuerySet[Event]:
+    """The events whose condition lasts, also those that a person has resolved."""
+    return Event.objects.filter(run=run).exclude(seen_by=[]).select_related("run").order_by("id")
+
+
+def _without(
+    event: Event, holders: Collection[Sequence[Any]], reason: str = "", step: int | None = None
+) -> None:
+    if not holders:
+        return
+    event.seen_by = [holder for holder in event.seen_by if holder not in holders]
+    event.save(update_fields=["seen_by"])
+    if not event.seen_by:
+        life.resolve(event, step=step, reason=reason)
+
+
+def _as_json(each: Detection) -> dict[str, Any]:
+    return {
+        "rule": each.rule.pk,
+        "stream": each.stream,
+        "generation": each.generation,
+        "finding": asdict(each.finding),
+    }
+
+
+def _restored(run: Run, waiting: Sequence[Mapping[str, Any]]) -> Iterator[Detection]:
+    """The inverse of `_as_json`, without the findings of rules that are gone or switched off."""
+    known = Rule.objects.filter(project=run.project_id, enabled=True).in_bulk(
+        [item["rule"] for item in waiting]
+    )
+    for item in waiting:
+        if item["rule"] in known:
+            finding = Finding(**item["finding"])
+            yield Detection(known[item["rule"]], finding, item["stream"], item["generation"])
 
 
 def _time_of(run: Run, step: int) -> datetime | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, Finding
+from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -16,9 +18,10 @@ POINTS = 200
 STEPS_BEFORE = 120
 # Tensors whose series are stored; the finding names more.
 TENSORS = 3
+MESSAGE_LENGTH = 500
 
 
-def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
+def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
     """The finding's evidence and the series around its onset, as JSON types.
 
     `series` and, if the run has a baseline, `baseline` are lists of {"name", "steps", "values"}, with NaN and
@@ -27,15 +30,19 @@ def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
     reach = max(STEPS_BEFORE, finding.step - finding.onset_step)
     first, last = finding.onset_step - reach, finding.step
     gathered: dict[str, Any] = dict(finding.evidence)
-    if kind == "saturation_rate":
+    shown = rules.kind_of(rule.kind)
+    if shown.names_tensors:
         gathered["series"] = [
-            *_tensor_series(run, finding, first, last),
+            *_own_series(run, rule, finding, first, last),
             _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS)),
         ]
         return gathered
     gathered["series"] = [
-        _as_dict("loss", queries.scalar(run.id, "loss", first=first, last=last, points=POINTS))
+        _as_dict(name, queries.scalar(run.id, name, first=first, last=last, points=POINTS))
+        for name in dict.fromkeys((shown.shows, "loss"))
     ]
+    if shown.shows != "loss":
+        return gathered
     baseline = lineage.baseline_runs(run)
     if baseline:
         read = queries.scalars([seed.id for seed in baseline], "loss", first=first, last=last, points=POINTS)
@@ -45,11 +52,57 @@ def gather(run: Run, kind: str, finding: Finding) -> dict[str, Any]:
     return gathered
 
 
-def _tensor_series(run: Run, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
+def overlaps(event: Event, finding: Finding) -> bool:
+    """Whether a finding of tensors has the cause of an event: it began at most SAME_CAUSE steps apart."""
+    last = int(event.evidence.get("last_onset", event.onset_step))
+    return event.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
+
+
+def shares_tensors(event: Event, finding: Finding) -> bool:
+    """Whether a finding names a tensor of an event; true if it names none at all."""
+    if "tensors" not in finding.evidence:
+        return True
+    names = {tensor["name"] for tensor in event.evidence.get("tensors", [])}
+    return any(tensor["name"] in names for tensor in finding.evidence["tensors"])
+
+
+def complete(event: Event, finding: Finding) -> None:
+    """Add the tensors of a finding to an event that has the same cause; other findings change nothing."""
+    tensors = finding.evidence.get("tensors")
+    if tensors is None:
+        return
+    before = event.evidence
+    known = {tensor["name"] for tensor in tensors}
+    others = [tensor for tensor in before.get("tensors", []) if tensor["name"] not in known]
+    more = int(finding.evidence["tensors_over"]) >= int(before.get("tensors_over", 0))
+    event.evidence = {
+        **before,
+        **(finding.evidence if more else {}),
+        "tensors": [*tensors, *others][:NAMED],
+        "last_onset": max(
+            int(before.get("last_onset", event.onset_step)), int(finding.evidence.get("last_onset", 0))
+        ),
+    }
+    if more:
+        event.message, event.value = finding.message[:MESSAGE_LENGTH], finding.value
+
+
+def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
+    """The series that the rule reads, without the loss."""
+    if rule.kind == "threshold" and not rule.tensors:
+        if rule.statistic == "loss":
+            return []
+        series = queries.scalar(run.id, rule.statistic, first=first, last=last, points=POINTS)
+        return [_as_dict(rule.statistic, series)]
+    statistic = rule.statistic if rule.kind == "threshold" else rules.kind_of(rule.kind).shows
+    if statistic == "overflow_rate" and statistic not in queries.statistic_names(run.id):
+        statistic = "saturation_rate"
+    return _tensor_series(run, finding, statistic, first, last)
+
+
+def _tensor_series(run: Run, finding: Finding, statistic: str, first: int, last: int) -> list[dict[str, Any]]:
     names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
     indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
-    stored = queries.statistic_names(run.id)
-    statistic = "overflow_rate" if "overflow_rate" in stored else "saturation_rate"
     return [
         {
             "tensor": name,

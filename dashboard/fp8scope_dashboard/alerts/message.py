@@ -39,7 +39,7 @@ def _notice(delivery: Delivery, event: Event) -> Notice:
         reason=delivery.reason,
         event=event.pk,
         kind=event.kind,
-        label=event.get_kind_display(),
+        label=event.title,
         severity=event.severity,
         state=event.state,
         message=event.message,

@@ -19,7 +19,25 @@ class RuleKind(models.TextChoices):
     LOSS_SPIKE = "loss_spike", "Loss spike"
     LOSS_DIVERGENCE = "loss_divergence", "Loss divergence"
     ABOVE_BASELINE = "above_baseline", "FP8 above baseline"
+    TENSOR_NOT_FINITE = "tensor_not_finite", "NaN or Inf in tensors"
     SATURATION_RATE = "saturation_rate", "Saturation rate"
+    SATURATION_RISE = "saturation_rise", "Saturation above its past"
+    UNDERFLOW_RATE = "underflow_rate", "Underflow rate"
+    UNDERFLOW_RISE = "underflow_rise", "Underflow above its past"
+    SCALE_FROZEN = "scale_frozen", "Frozen scale"
+    SCALE_STALE = "scale_stale", "Stale scale"
+    SCALE_JUMP = "scale_jump", "Scale jump"
+    SCALE_DISAGREEMENT = "scale_disagreement", "Scales differ between ranks"
+    AMAX_GROWTH = "amax_growth", "Growing amax"
+    GRAD_NORM = "grad_norm", "Gradient norm"
+    THROUGHPUT_DROP = "throughput_drop", "Throughput drop"
+    DATA_WAIT = "data_wait", "Wait for data"
+    MEMORY_CREEP = "memory_creep", "Memory creep"
+    RANK_BEHIND = "rank_behind", "Rank behind"
+    RUN_SILENT = "run_silent", "Run silent"
+    RUN_FAILED = "run_failed", "Run failed"
+    RUN_FINISHED = "run_finished", "Run finished"
+    THRESHOLD = "threshold", "Own rule"
 
 
 class Severity(models.TextChoices):
@@ -30,35 +48,91 @@ class Severity(models.TextChoices):
 class RuleAction(models.TextChoices):
     NOTHING = "", "Notify only"
     FALLBACK = "fallback", "Fall back to BF16"
+    CHECKPOINT = "checkpoint", "Write a checkpoint"
+    PAUSE = "pause", "Pause the training"
+
+
+class Condition(models.TextChoices):
+    """What a rule of kind THRESHOLD compares. docs/alerts.md has the definitions."""
+
+    ABOVE = "above", "is above"
+    BELOW = "below", "is below"
+    RISES_BY = "rises_by", "rises by"
+    FALLS_BY = "falls_by", "falls by"
+    CHANGES_BY_FACTOR = "changes_by_factor", "changes by a factor of"
+    NOT_FINITE = "not_finite", "is not finite"
 
 
 class Rule(models.Model):
-    """A detector with its parameters. A new project has one rule of each kind."""
+    """A detector with its parameters. A new project has one rule of each built-in kind.
+
+    Rules of kind THRESHOLD are those that people add. Built-in rules have no `name`, `statistic`, `tensors`
+    or `condition`.
+    """
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="rules")
+    # A rule of one run. A built-in kind then replaces the project's rule of this kind in this run.
+    run = models.ForeignKey(Run, null=True, blank=True, on_delete=models.CASCADE, related_name="rules")
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
+    name = models.CharField(max_length=128, blank=True, default="")
+    statistic = models.CharField(max_length=64, blank=True, default="")
+    tensors = models.CharField(
+        max_length=512, blank=True, default="", help_text="A pattern such as blocks.*.input; empty: a scalar."
+    )
+    condition = models.CharField(max_length=32, choices=Condition, blank=True, default="")
     severity = models.CharField(max_length=16, choices=Severity.choices, default=Severity.CRITICAL)
     parameters = models.JSONField(default=dict, blank=True)
     enabled = models.BooleanField(default=True)
-    # The command to give when the rule opens an event: compute the layers that its evidence names in BF16.
+    # The command to give when the rule opens an event. A fallback is for the layers that its evidence names.
     action = models.CharField(max_length=16, choices=RuleAction, default=RuleAction.NOTHING, blank=True)
+    channels: "models.ManyToManyField[Channel, Any]" = models.ManyToManyField(
+        "Channel", blank=True, related_name="+", help_text="None: all channels of the project."
+    )
+    quiet_from = models.TimeField(null=True, blank=True)
+    quiet_to = models.TimeField(null=True, blank=True)
+    quiet_zone = models.CharField(max_length=64, blank=True, default="")
+    critical_breaks_quiet = models.BooleanField(default=True)
+    escalate_minutes = models.PositiveIntegerField(null=True, blank=True)
+    escalation_channels: "models.ManyToManyField[Channel, Any]" = models.ManyToManyField(
+        "Channel", blank=True, related_name="+"
+    )
     created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["project", "name"], condition=~models.Q(name=""), name="rule_name_once"
+            ),
+        ]
+
+    @property
+    def title(self) -> str:
+        """The rule's name for people."""
+        return self.name or str(self.get_kind_display())
 
 
 class EventState(models.TextChoices):
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"
+    MUTED = "muted"
     RESOLVED = "resolved"
 
 
 class Event(models.Model):
-    """One alert with its evidence. Opened once per run, kind and onset step."""
+    """One alert with its evidence. life.py has its states, and the only functions that change them."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     rule = models.ForeignKey(Rule, null=True, on_delete=models.SET_NULL, related_name="events")
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
     severity = models.CharField(max_length=16, choices=Severity.choices)
     state = models.CharField(max_length=16, choices=EventState.choices, default=EventState.OPEN)
+    rule_name = models.CharField(max_length=128, blank=True, default="", help_text="Kept if the rule goes.")
+    # The number under which a reopened event is sent to the training process again; without it, the id.
+    sent_again_as = models.BigIntegerField(null=True, blank=True)
+    # The start of the training that it belongs to (see generations.py); empty if imported.
+    generation = models.CharField(max_length=32, blank=True, default="")
+    # The detectors that still see the condition: the stream (a writer, or 'run') and its onset step.
+    seen_by = models.JSONField(default=list, blank=True)
     onset_step = models.BigIntegerField(help_text="The first step of the problem.")
     step = models.BigIntegerField(help_text="The step at which the problem was detected.")
     step_time = models.DateTimeField(
@@ -70,16 +144,79 @@ class Event(models.Model):
     evidence = models.JSONField(default=dict, blank=True)
     opened_at = models.DateTimeField(default=timezone.now)
     resolved_at = models.DateTimeField(null=True, blank=True)
+    resolved_step = models.BigIntegerField(null=True, blank=True, help_text="Where the condition ended.")
     acknowledged_by = models.ForeignKey(
         User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     acknowledged_at = models.DateTimeField(null=True, blank=True)
+    muted_until = models.DateTimeField(null=True, blank=True, help_text="Set while the state is muted.")
+    reopened = models.PositiveIntegerField(default=0, help_text="How often it was reopened.")
+    waiting_since = models.DateTimeField(
+        default=timezone.now, help_text="When it last became open: escalation counts from here."
+    )
+    escalated_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering: ClassVar = ["-opened_at"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["run", "kind", "onset_step"], name="event_once"),
+            models.UniqueConstraint(
+                fields=["run", "kind", "rule_name", "generation", "onset_step"], name="event_once"
+            ),
         ]
+
+    @property
+    def title(self) -> str:
+        """What happened, for people."""
+        return self.rule_name or str(self.get_kind_display())
+
+
+class EntryKind(models.TextChoices):
+    OPENED = "opened", "opened"
+    UPDATED = "updated", "got worse"
+    ACKNOWLEDGED = "acknowledged", "acknowledged"
+    MUTED = "muted", "muted"
+    UNMUTED = "unmuted", "unmuted"
+    RESOLVED = "resolved", "resolved"
+    REOPENED = "reopened", "reopened"
+    ESCALATED = "escalated", "escalated"
+    ORDERED = "ordered", "ordered"
+    COMMENT = "comment", "commented"
+
+
+class HistoryEntry(models.Model):
+    """The audit trail of an event: who did what, and when. Entries are never changed."""
+
+    event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="history")
+    kind = models.CharField(max_length=16, choices=EntryKind.choices)
+    at = models.DateTimeField(default=timezone.now)
+    # None: the change was automatic, or the user was deleted; `user_name` tells which.
+    user = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    user_name = models.CharField(max_length=150, blank=True, default="")
+    text = models.CharField(max_length=2_000, blank=True, default="")
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+
+
+class TrialState(models.TextChoices):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class RuleTrial(models.Model):
+    """A rule, saved or not, that is tried on past runs: what it would have reported."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="rule_trials")
+    document = models.JSONField(help_text="The rule, in the form of rule_documents.py.")
+    runs = models.JSONField(default=list, help_text="The ids of the runs.")
+    state = models.CharField(max_length=16, choices=TrialState, default=TrialState.WAITING)
+    share = models.FloatField(default=0.0, help_text="How much is done, from 0 to 1.")
+    result = models.JSONField(default=list)
+    problem = models.CharField(max_length=500, blank=True, default="")
+    created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now)
 
 
 # The writer id of the run-wide detector state.

@@ -52,6 +52,7 @@ def enqueue(
     channels: Collection[Channel] | None = None,
     reason: Reason = Reason.OPENED,
     occurrence: int = 0,
+    due_at: datetime | None = None,
 ) -> None:
     """Write deliveries of an event in the current transaction and queue them after the commit.
 
@@ -63,6 +64,7 @@ def enqueue(
         reason: a resolved notice goes only to channels that want them and were sent another notice of the
             event.
         occurrence: a number that differs each time the same reason occurs again, e.g. the second reopening.
+        due_at: when to send, e.g. at the end of quiet hours; by default now.
     """
     if channels is None:
         channels = Channel.objects.filter(project=event.run.project_id)
@@ -71,9 +73,13 @@ def enqueue(
         if not _wants(channel, event, reason, was_notified=channel.pk in notified):
             continue
         delivery, created = Delivery.objects.get_or_create(
-            event=event, channel=channel, reason=reason, occurrence=occurrence
+            event=event,
+            channel=channel,
+            reason=reason,
+            occurrence=occurrence,
+            defaults={"due_at": due_at or timezone.now()},
         )
-        if created:
+        if created and due_at is None:
             _send_after_commit(delivery)
 
 

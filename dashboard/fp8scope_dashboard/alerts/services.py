@@ -3,91 +3,85 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
+from django.db.models import BigIntegerField, QuerySet
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.alerts import outbox, rules
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.evaluation import evaluate
-from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Reason, Rule
+from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, RunState
 
-__all__ = ["acknowledge", "alerts_after", "create_default_rules", "evaluate", "resolve", "unread_runs"]
+__all__ = ["alerts_after", "create_default_rules", "evaluate", "unread_runs"]
 
 # Events in one response; the training process gets the others with its next message.
 EVENTS_AT_ONCE = 1_000
+# The sweeper looks this far back for runs whose change of state was not announced.
+STATE_IS_NEWS = timedelta(hours=1)
+STATE_READ = ("run_id", "rows", "state__run_state")
 
 
 def create_default_rules(project: Project) -> None:
-    """Create one rule with default parameters for each kind that the project does not have yet."""
-    present = set(Rule.objects.filter(project=project).values_list("kind", flat=True))
+    """Create one rule with default parameters for each built-in kind that the project does not have yet."""
+    present = set(Rule.objects.filter(project=project, run=None).values_list("kind", flat=True))
     Rule.objects.bulk_create(
         Rule(
-            project=project, kind=kind.name, severity=kind.severity, parameters=rules.validate(kind.name, {})
+            project=project,
+            kind=kind.name,
+            severity=kind.severity,
+            parameters=rules.validate(kind.name, {}),
+            enabled=kind.enabled,
         )
         for kind in rules.KINDS.values()
-        if kind.name not in present
+        if kind.is_default and kind.name not in present
     )
 
 
-def alerts_after(run_id: UUID, after_id: int) -> list[dict[str, Any]]:
-    """The run's events with an id greater than `after_id`, oldest first, in the form of docs/wire.md.
+def numbered(events: QuerySet[Event]) -> Any:
+    """The events with their `number`; see `alerts_after`."""
+    return events.annotate(number=Coalesce("sent_again_as", "id", output_field=BigIntegerField()))
 
-    The events of a run get their ids and are committed under one lock, so that ids appear in ascending order.
+
+def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
+    """The run's alerts with a number greater than `after`, oldest first, in the form of docs/wire.md.
+
+    The number of an alert, `id` in the response, is that of its event, until the condition comes back: then
+    the event gets a new number, so that the training process gets it again. Numbers of a run are taken and
+    committed under one lock, so that they appear in ascending order.
     """
-    fields = ("id", "kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
-    events = Event.objects.filter(run_id=run_id, id__gt=after_id).order_by("id")
-    return list(events.values(*fields)[:EVENTS_AT_ONCE])
-
-
-def acknowledge(event: Event, user: User) -> bool:
-    """Record that a person has seen an event. False if it was acknowledged or resolved before."""
-    changed = Event.objects.filter(pk=event.pk, state=EventState.OPEN).update(
-        state=EventState.ACKNOWLEDGED, acknowledged_by=user, acknowledged_at=timezone.now()
-    )
-    return _announced(event, changed)
-
-
-def resolve(event: Event) -> bool:
-    """Close an event by hand; False if it was closed before. Only a new occurrence opens another event."""
-    with transaction.atomic():
-        changed = (
-            Event.objects.filter(pk=event.pk)
-            .exclude(state=EventState.RESOLVED)
-            .update(state=EventState.RESOLVED, resolved_at=timezone.now())
-        )
-        if changed:
-            outbox.enqueue(event, reason=Reason.RESOLVED)
-    return _announced(event, changed)
-
-
-def _announced(event: Event, changed: int) -> bool:
-    if changed:
-        event.refresh_from_db()
-        run_changed(event.run_id, event.run.project_id, "alert", event.step)
-    return bool(changed)
+    fields = ("kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
+    events = numbered(Event.objects.filter(run_id=run_id)).filter(number__gt=after).order_by("number")
+    events = events[:EVENTS_AT_ONCE]
+    return [{"id": event.pop("number"), **event} for event in events.values("number", *fields)]
 
 
 def unread_runs() -> list[UUID]:
-    """Runs with stored rows, or baselines with stored rows, that the detectors have not read."""
+    """Runs with stored rows, or baselines with stored rows, that the detectors have not read.
+
+    Also runs that have ended or become silent since.
+    """
     unread = []
     for project in lineage.active_projects():
-        runs = Run.objects.filter(project=project).values_list("id", "group", "baseline", "rows_stored")
+        fields = ("id", "group", "baseline", "rows_stored", "state", "heartbeat_at")
+        runs = Run.objects.filter(project=project).values_list(*fields)
         # By group and by id: a baseline is either.
         of_group: dict[str, int] = defaultdict(int)
-        for run_id, group, _, rows in runs:
+        for run_id, group, _, rows, *_ in runs:
             of_group[group] += rows
             of_group[str(run_id)] += rows
         states = DetectorState.objects.filter(run__project=project, writer=RUN_WIDE)
-        read = dict(states.values_list("run_id", "rows"))
-        for run_id, group, baseline, rows in runs:
+        read = {run_id: (rows, state) for run_id, rows, state in states.values_list(*STATE_READ)}
+        for run_id, group, baseline, rows, state, heard in runs:
             own = 0 if baseline in (group, str(run_id)) else rows
             behind = rows if not baseline else of_group[baseline] + own
-            if behind and read.get(run_id) != behind:
+            read_rows, read_state = read.get(run_id, (None, RunState.RUNNING))
+            changed = read_state != state and timezone.now() - heard < STATE_IS_NEWS
+            if (behind and read_rows != behind) or changed:
                 unread.append(run_id)
     return unread

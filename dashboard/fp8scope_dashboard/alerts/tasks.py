@@ -4,7 +4,7 @@ from uuid import UUID
 
 from celery import shared_task
 
-from fp8scope_dashboard.alerts import outbox, services
+from fp8scope_dashboard.alerts import life, outbox, routing, services, trials
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -32,3 +32,16 @@ def deliver_due() -> None:
     """Send deliveries that failed before or whose Celery messages were lost."""
     for delivery_id in outbox.due():
         deliver.delay(delivery_id)
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def follow_up() -> None:
+    """Open the alerts whose silence is over, and escalate those that nobody has acknowledged in time."""
+    life.unmute_due()
+    routing.escalate_due()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def try_rule(trial_id: int) -> None:
+    """Try a rule on past runs."""
+    trials.carry_out(trial_id)

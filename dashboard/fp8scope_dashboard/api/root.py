@@ -16,6 +16,7 @@ from fp8scope_dashboard.api.diagnosis import router as diagnosis
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
 from fp8scope_dashboard.api.readiness import router as readiness
+from fp8scope_dashboard.api.rules import router as rules
 from fp8scope_dashboard.api.runs import router as runs
 from fp8scope_dashboard.api.telemetry import router as telemetry
 from fp8scope_dashboard.runs.services import TooManyWritersError
@@ -45,6 +46,7 @@ api.add_router("", exports)
 api.add_router("", control)
 api.add_router("", telemetry)
 api.add_router("", readiness)
+api.add_router("", rules)
 
 
 @api.exception_handler(RefusalError)

@@ -16,7 +16,8 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.alerts.models import Event, RuleAction
+from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts.models import EntryKind, Event, RuleAction
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Listener, ResultState
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
@@ -100,23 +101,38 @@ HOW_TO_ALLOW: Mapping[str, str] = {
 
 
 def carry_out_rule_action(event: Event) -> None:
-    """Give the command that the rule of a new event asks for, if any."""
-    if event.rule is not None and event.rule.action == RuleAction.FALLBACK:
-        fall_back(event)
+    """Give the command that the rule of an event asks for, if any, and note it in the event's history.
+
+    Call it when the event opens, and when it opens again.
+    """
+    if event.rule is None or not event.rule.action:
+        return
+    label = str(RuleAction(event.rule.action).label)
+    try:
+        if event.rule.action == RuleAction.FALLBACK:
+            command = fall_back(event)
+        else:
+            command = give(event.run, event.rule.action, event=event, reason=event.message)
+    except CommandError as error:
+        life.write(event, EntryKind.ORDERED, text=f"{label}: not possible. {error}")
+    else:
+        layers = ", ".join(command.arguments.get("patterns", ()))
+        life.write(event, EntryKind.ORDERED, text=f"{label}{f': {layers}' if layers else ''}")
 
 
-def fall_back(event: Event) -> Command | None:
-    """Ask for BF16 in the layers that an alert's evidence names; None if that is not possible."""
+def fall_back(event: Event) -> Command:
+    """Ask for BF16 in the layers that an alert's evidence names.
+
+    Raises:
+        CommandError: as `give`, or if the evidence names no layer.
+    """
     tensors = [str(tensor["name"]) for tensor in event.evidence.get("tensors", ())][:MOST_PATTERNS]
     modules = event.run.tensors.filter(name__in=tensors).values_list("module", flat=True)
     layers = sorted(set(filter(None, modules)))
     if not layers:
-        return None
+        raise CommandError("The alert names no layer of the run.")
     arguments = {"patterns": layers, "precision": "bf16"}
-    try:
-        return give(event.run, "fallback", arguments, event=event, reason=event.message)
-    except CommandError:
-        return None
+    return give(event.run, "fallback", arguments, event=event, reason=event.message)
 
 
 def commands_for(run: Run, writer: UUID, after: int) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from ninja import Schema
 from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.alerts.models import Event, EventState, RuleKind, Severity
+from fp8scope_dashboard.alerts.life import LONGEST_COMMENT
+from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, HistoryEntry, RuleKind, Severity
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, ResultState
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
@@ -28,7 +29,21 @@ from fp8scope_dashboard.wire.schemas import Natural, Text
 MOST_RECORDS = 10_000
 MOST_RESULTS = 10_000
 LARGEST_DOCUMENT = 4 * limits.MIB
-ALERT = ("kind", "severity", "state", "onset_step", "step", "message", "evidence")
+# What identifies an alert of a run.
+ALERT_KEY = ("kind", "rule_name", "generation", "onset_step")
+ALERT = (*ALERT_KEY, "severity", "state", "step", "message", "evidence")
+ALERT_TIMES = (
+    "step_time",
+    "opened_at",
+    "resolved_at",
+    "acknowledged_at",
+    "muted_until",
+    "waiting_since",
+    "escalated_at",
+)
+ENTRY = ("kind", "user_name", "text")
+# The newest entries of an alert's history that are exported.
+MOST_ENTRIES = 1_000
 COMMAND = ("kind", "arguments", "reason")
 RESULT = ("state", "message", "step")
 
@@ -47,12 +62,23 @@ Person = Annotated[Text, Field(max_length=150)]
 Number: TypeAlias = FiniteFloat | Annotated[Text, Field(pattern=r"^(NaN|-?Infinity)$")]
 
 
+class PastEntry(Schema):
+    """An entry of an alert's audit trail."""
+
+    kind: EntryKind
+    at: AwareDatetime
+    user_name: Person = ""
+    text: Annotated[Text, Field(max_length=LONGEST_COMMENT)] = ""
+
+
 class PastAlert(Schema):
     """An alert as stored, without its rule, which belongs to the project."""
 
     kind: RuleKind
+    rule_name: Annotated[Text, Field(max_length=128)] = ""
     severity: Severity
     state: EventState
+    generation: Annotated[Text, Field(max_length=32)] = ""
     onset_step: Natural
     step: Natural
     step_time: AwareDatetime | None = None
@@ -64,6 +90,12 @@ class PastAlert(Schema):
     resolved_at: AwareDatetime | None = None
     acknowledged_by: Person = ""
     acknowledged_at: AwareDatetime | None = None
+    resolved_step: Natural | None = None
+    muted_until: AwareDatetime | None = None
+    waiting_since: AwareDatetime | None = None
+    escalated_at: AwareDatetime | None = None
+    reopened: Natural = 0
+    history: Annotated[list[PastEntry], Field(max_length=MOST_ENTRIES)] = []
 
 
 class PastResult(Schema):
@@ -78,6 +110,8 @@ class AlertKey(Schema):
     """Identifies an alert of a run."""
 
     kind: RuleKind
+    rule_name: Annotated[Text, Field(max_length=128)] = ""
+    generation: Annotated[Text, Field(max_length=32)] = ""
     onset_step: Natural
 
 
@@ -97,7 +131,8 @@ class PastCommand(Schema):
 
 def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
     """The run's alerts, oldest first, each with its step, in the form of PastAlert."""
-    for event in Event.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id"):
+    events = Event.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id")
+    for event in events.prefetch_related("history").iterator(100):
         yield (
             event.step,
             {
@@ -105,7 +140,13 @@ def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
                 "value": _as_json(event.value),
                 "threshold": _as_json(event.threshold),
                 "acknowledged_by": _name_of(event.acknowledged_by),
-                **_times(event, "step_time", "opened_at", "resolved_at", "acknowledged_at"),
+                "reopened": event.reopened,
+                "resolved_step": event.resolved_step,
+                **_times(event, *ALERT_TIMES),
+                "history": [
+                    {name: getattr(entry, name) for name in ENTRY} | _times(entry, "at")
+                    for entry in list(event.history.all())[-MOST_ENTRIES:]
+                ],
             },
         )
 
@@ -121,7 +162,7 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
             {
                 **{name: getattr(command, name) for name in COMMAND},
                 "given_by": _name_of(command.given_by),
-                "alert": None if event is None else {"kind": event.kind, "onset_step": event.onset_step},
+                "alert": None if event is None else {name: getattr(event, name) for name in ALERT_KEY},
                 **_times(command, "given_at", "expires_at", "delivered_at"),
                 "results": [
                     {"writer": str(result.writer), **_times(result, "at")}
@@ -133,17 +174,24 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def store_alert(run: Run, alert: PastAlert) -> None:
-    """Store an imported alert. If the run has one of the same kind and onset, that one is kept.
+    """Store an imported alert. If the run has one of the same kind, generation and onset, that one is kept.
 
     Raises:
         InvalidError: if the run has too many.
     """
     _check_room(Event.objects.filter(run=run).count(), "alerts")
-    fields = alert.model_dump(exclude={"kind", "onset_step", "acknowledged_by"})
+    fields = alert.model_dump(exclude={*ALERT_KEY, "acknowledged_by", "history"})
+    fields["waiting_since"] = alert.waiting_since or alert.opened_at
     for name in ("value", "threshold"):
         fields[name] = NON_FINITE.get(fields[name], fields[name])
     fields["acknowledged_by"] = _person(run, alert.acknowledged_by)
-    Event.objects.get_or_create(run=run, kind=alert.kind, onset_step=alert.onset_step, defaults=fields)
+    key = {name: getattr(alert, name) for name in ALERT_KEY}
+    event, created = Event.objects.get_or_create(run=run, **key, defaults=fields)
+    if created:
+        HistoryEntry.objects.bulk_create(
+            HistoryEntry(event=event, user=_person(run, entry.user_name), **entry.model_dump())
+            for entry in alert.history
+        )
     run_changed(run.id, run.project_id, "alert", alert.step)
 
 

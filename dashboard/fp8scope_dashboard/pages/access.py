@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
+from django.db.models import Max
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
@@ -15,6 +16,7 @@ from django.views.decorators.cache import never_cache
 from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.accounts.services import projects_of, require_project, role_in
 from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.alerts.services import numbered
 from fp8scope_dashboard.runs.models import Run
 
 P = ParamSpec("P")
@@ -91,6 +93,7 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
         "section": section,
         "projects": projects_of(person(request)).order_by("name")[:MOST_PROJECTS],
         "open_alerts": open_alerts(project),
+        "newest_alert": newest_alert(project),
         "is_member": may(request, project, Role.MEMBER),
         "is_admin": may(request, project, Role.ADMIN),
     }
@@ -99,3 +102,9 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
 def open_alerts(project: Project) -> int:
     """The number of open alerts of a project."""
     return Event.objects.filter(run__project=project, state=EventState.OPEN).count()
+
+
+def newest_alert(project: Project) -> int:
+    """The number of the project's newest alert, 0 without any. Open pages ask for those after it."""
+    events = numbered(Event.objects.filter(run__project=project))
+    return events.aggregate(newest=Max("number"))["newest"] or 0

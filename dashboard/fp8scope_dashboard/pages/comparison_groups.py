@@ -12,7 +12,7 @@ from fp8scope_dashboard.pages.figures.theme import Slot
 from fp8scope_dashboard.runs.models import Run
 
 FP8_SLOTS: tuple[Slot, ...] = ("fp8-1", "fp8-2", "fp8-3")
-# The most groups with an assigned colour.
+# The most groups, and runs without a group, with an assigned colour.
 MOST_GROUPS = 1_000
 
 PRECISIONS = {"bf16": "BF16", "fp8": "FP8", "fp16": "FP16", "fp32": "FP32"}
@@ -32,8 +32,11 @@ class Arms:
 
     def __init__(self, project: Project) -> None:
         fp8 = Run.objects.filter(project=project, precision="fp8").order_by()
-        groups = fp8.values_list("group").annotate(first=Min("created_at")).order_by("first", "group")
-        self._ranks = {group: i for i, (group, _) in enumerate(groups[:MOST_GROUPS])}
+        groups = fp8.exclude(group="").values_list("group").annotate(first=Min("created_at"))
+        alone = fp8.filter(group="").order_by("created_at").values_list("pk", "created_at")
+        begun = [(first, group) for group, first in groups.order_by("first", "group")[:MOST_GROUPS]]
+        begun += [(created, str(pk)) for pk, created in alone[:MOST_GROUPS]]
+        self._ranks = {key: i for i, (_, key) in enumerate(sorted(begun))}
 
     def of(self, run: Run) -> Arm:
         """The arm that a run belongs to."""
@@ -48,7 +51,7 @@ class Arms:
         if run.precision == "bf16":
             return "bf16"
         if run.precision == "fp8":
-            return FP8_SLOTS[self._ranks.get(run.group, 0) % len(FP8_SLOTS)]
+            return FP8_SLOTS[self._ranks.get(run.group or str(run.pk), 0) % len(FP8_SLOTS)]
         return "other"
 
 

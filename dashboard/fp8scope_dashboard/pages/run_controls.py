@@ -90,7 +90,7 @@ def steering(run: Run) -> dict[str, Any]:
         "is_steerable": run.state in (RunState.RUNNING, RunState.SILENT),
         "accepted": accepted,
         "how_to_allow": HOW_TO_ALLOW,
-        "entries": [_command_entry(command) for command in commands],
+        "entries": [command_entry(command) for command in commands],
     }
 
 
@@ -141,7 +141,8 @@ def _describe_report(report: Report) -> str:
     )
 
 
-def _command_entry(command: Command) -> CommandEntry:
+def command_entry(command: Command) -> CommandEntry:
+    """A command, prepared for a page."""
     results = list(command.results.all())
     badge = COMMAND_STATES[state_of(command, results)]
     return CommandEntry(command, badge, _describe_command(command), giver_of(command), results)

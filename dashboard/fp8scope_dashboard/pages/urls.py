@@ -16,6 +16,7 @@ from fp8scope_dashboard.pages.views import (
     kin,
     progress,
     readiness,
+    rules,
     run_controls,
     runs,
     settings,
@@ -31,6 +32,11 @@ class ChoiceField(StringConverter):
     regex = "baseline|group"
 
 
+class AlertAction(StringConverter):
+    regex = "acknowledge|mute|unmute|resolve|reopen|comment"
+
+
+register_converter(AlertAction, "alert_action")
 register_converter(ChoiceField, "choice_field")
 register_converter(CompareFigure, "compare_figure")
 
@@ -68,8 +74,19 @@ urlpatterns: list[URLPattern] = [
     path(P + "evaluations/scores.json", evaluations.scores, name="scores"),
     path(P + "alerts/", alerts.alerts, name="alerts"),
     path(P + "alerts/<int:event_id>/evidence.json", alerts.evidence, name="evidence"),
-    path(P + "alerts/<int:event_id>/acknowledge", alerts.acknowledge, name="acknowledge"),
-    path(P + "rules/<int:rule_id>/mute", alerts.mute, name="mute"),
+    path(P + "alerts/recent.json", alerts.recent, name="alerts_recent"),
+    path(P + "alerts/acknowledge", alerts.acknowledge_many, name="acknowledge_many"),
+    path(P + "alerts/<int:event_id>/", alerts.alert, name="alert"),
+    path(P + "alerts/<int:event_id>/<alert_action:action>", alerts.change, name="alert_change"),
+    path(P + "rules/", rules.rules, name="rules"),
+    path(P + "rules/new", rules.rule, name="rule_new"),
+    path(P + "rules/save", rules.rule_save, name="rule_create"),
+    path(P + "rules/try", rules.rule_try, name="rule_try"),
+    path(P + "rules/try/<int:trial_id>", rules.trial, name="rule_trial"),
+    path(P + "rules/<int:rule_id>/", rules.rule, name="rule"),
+    path(P + "rules/<int:rule_id>/save", rules.rule_save, name="rule_save"),
+    path(P + "rules/<int:rule_id>/switch", alerts.switch_rule, name="rule_switch"),
+    path(P + "rules/<int:rule_id>/remove", rules.rule_remove, name="rule_remove"),
     path(P + "channels/", channels.channels, name="channels"),
     path(P + "channels/list", channels.channel_list, name="channel_list"),
     path(P + "channels/new/<slug:kind>", channels.channel_create, name="channel_create"),
@@ -79,7 +96,6 @@ urlpatterns: list[URLPattern] = [
     path(P + "settings/tokens", settings.token_list, name="token_list"),
     path(P + "settings/tokens/new", settings.token_create, name="token_create"),
     path(P + "settings/tokens/<int:token_id>/revoke", settings.token_revoke, name="token_revoke"),
-    path(P + "settings/rules/<int:rule_id>", settings.rule_change, name="rule_change"),
     path(P + "settings/retention", data.retention, name="retention"),
     path(P + "settings/margins", settings.margins, name="margins"),
 ]

@@ -52,6 +52,7 @@ SEVERITIES: Final[Mapping[str, Badge]] = {
 EVENT_STATES: Final[Mapping[str, Badge]] = {
     "open": Badge("Open", "danger", "alert"),
     "acknowledged": Badge("Acknowledged", "neutral", "eye"),
+    "muted": Badge("Muted", "neutral", "bell-off"),
     "resolved": Badge("Resolved", "good", "check"),
 }
 COMMAND_STATES: Final[Mapping[str, Badge]] = {

@@ -222,6 +222,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 _PERIODIC_TASKS = {
     "alerts.tasks.sweep": 10.0,
     "alerts.tasks.deliver_due": 10.0,
+    "alerts.tasks.follow_up": 15.0,
     "analysis.tasks.sweep": 15.0,
     "diagnosis.tasks.sweep": 20.0,
     "runs.tasks.mark_silent": 30.0,

@@ -13,6 +13,8 @@ COST_REFUSALS = {
     "has no equivalent in {axis}.",
     "rising": "The baseline's loss is rising, so a difference of the loss has no equivalent in {axis}.",
 }
+# Two speeds are equal if the interval of their ratio is within this factor.
+EQUALLY_FAST = 1.05
 MISSING_SPEED = "Both sides must log at least 15 steps with tokens_per_second or step_seconds."
 MISSING_MEMORY = "Both sides must log memory_peak, which needs a CUDA device."
 MISSING_NORM = "Both sides must log grad_norm at 15 steps or more, in a common range."
@@ -35,7 +37,9 @@ def share(more: float, interval: Interval) -> str:
 def faster(subject: str, ratio: float, interval: Interval | None) -> str:
     """`FP8 is 1.31x [1.29, 1.33] faster`, or at what share of the speed of BF16 it runs."""
     if interval is not None and interval[0] <= 1.0 <= interval[1]:
-        return f"{subject} is as fast as BF16 ({times(ratio, interval)})"
+        if interval[0] >= 1.0 / EQUALLY_FAST and interval[1] <= EQUALLY_FAST:
+            return f"{subject} is as fast as BF16 ({times(ratio, interval)})"
+        return f"{subject} may be faster or slower than BF16 ({times(ratio, interval)})"
     if ratio >= 1.0:
         return f"{subject} is {times(ratio, interval)} faster"
     return f"{subject} runs at {times(ratio, interval)} the speed of BF16"

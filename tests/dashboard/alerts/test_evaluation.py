@@ -158,9 +158,16 @@ def test_saturating_tensors_are_one_event(project: Project) -> None:
     )
     (event,) = evaluate(run.id)
     assert (event.kind, event.onset_step, event.step) == ("saturation_rate", 101, 110)
-    assert event.evidence["tensors"][0] == {"name": names[39], "rate": 0.04, "onset_step": 101}
+    assert event.evidence["tensors"][0] == {
+        "name": names[39],
+        "rate": 0.04,
+        "onset_step": 101,
+        "after_step": 100,
+    }
     assert event.evidence["series"][0]["values"][-1] == pytest.approx(0.04)
-    assert event.message.startswith("4 % of blocks.39.mlp.up.input overflowed since step 101")
+    assert event.message.startswith(
+        "39 tensors in layers 1-39 overflow, first blocks.1.mlp.up.input at step 101"
+    )
 
 
 def test_waits_for_a_missing_message_and_then_continues(project: Project) -> None:
@@ -267,5 +274,5 @@ def test_a_worker_that_dies_leaves_a_consistent_state(monkeypatch: pytest.Monkey
     assert len(evaluate(run.id)) == 1
 
 
-def _die(_: Event) -> None:
+def _die(*_: object, **__: object) -> None:
     raise KeyboardInterrupt

@@ -1,33 +1,29 @@
-"""Saturation of any number of tensors is one finding that names the worst ones."""
+"""Shares of saturated, flushed and non-finite elements, absolute and against a tensor's own past."""
 
 from __future__ import annotations
 
-import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.tensors import detected
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.detectors import Finding, State, overflow_rates, saturation
+from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts, overflow_rates
 
 PARAMETERS = rules.validate("saturation_rate", {})
-NAMES = [f"blocks.{i}.input" for i in range(50)]
 
 
-def run(rates: np.ndarray, cuts: tuple[int, ...] = (), **parameters: float) -> list[Finding]:
-    state: State = {}
-    findings = []
-    edges = [0, *sorted(cuts), len(rates)]
-    for first, last in zip(edges, edges[1:], strict=False):
-        state = json.loads(json.dumps(state, allow_nan=False))
-        steps, names = np.arange(len(rates))[first:last], NAMES[: rates.shape[1]]
-        state, new = saturation(state, steps, rates[first:last], names, {**PARAMETERS, **parameters})
-        findings += new
-    return findings
+def run(rates: np.ndarray, cuts: tuple[int, ...] = (), **parameters: Any) -> list[Finding]:
+    return detected("saturation_rate", {"saturated": rates * 1_000}, cuts=cuts, **parameters)
+
+
+def noise(rows: int, n: int, level: float, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).poisson(level * 1_000, (rows, n)).astype(float)
 
 
 def test_it_works() -> None:
@@ -36,19 +32,56 @@ def test_it_works() -> None:
     rates[105:150, 9] = 0.05
     opened, closed = run(rates)
     assert (opened.onset_step, opened.step, opened.value, opened.threshold) == (100, 109, 0.05, 0.001)
-    assert [tensor["name"] for tensor in opened.evidence["tensors"]] == ["blocks.9.input", "blocks.7.input"]
+    assert [tensor["name"] for tensor in opened.evidence["tensors"]] == [
+        "blocks.9.mlp.input",
+        "blocks.7.mlp.input",
+    ]
     assert opened.message == (
-        "5 % of blocks.9.input overflowed since step 100, above the limit of 0.1 %; 1 more tensor above it."
+        "2 tensors in layers 7, 9 overflow, first blocks.7.mlp.input at step 100; the worst: 5 % of "
+        "blocks.9.mlp.input, above the limit of 0.1 %."
     )
     assert (closed.opened, closed.onset_step, closed.step) == (False, 100, 169)
 
 
-def test_forty_tensors_are_one_finding() -> None:
+def test_forty_tensors_are_one_alarm_that_is_completed() -> None:
     rates = np.zeros((200, 50))
     for i in range(40):
         rates[50 + i :, i] = 0.01
-    (finding,) = run(rates)
-    assert finding.onset_step == 50 and finding.step == 59
+    first, *updates = run(rates)
+    assert (first.onset_step, first.step, first.update) == (50, 59, False)
+    assert updates and all(each.update and each.onset_step == 50 for each in updates)
+    assert updates[-1].evidence["tensors_over"] == 40
+    assert updates[-1].message.startswith(
+        "40 tensors in layers 0-39 overflow, first blocks.0.mlp.input at step 50"
+    )
+
+
+def test_a_later_cause_is_another_alarm_while_the_first_lasts() -> None:
+    rates = np.zeros((2_000, 5))
+    rates[50:, 0] = 0.01
+    rates[1_000:1_500, 3] = 0.02
+    first, second, end = run(rates)
+    assert (first.onset_step, first.evidence["tensors_over"]) == (50, 1)
+    assert (second.onset_step, second.update, second.evidence["tensors_over"]) == (1_000, False, 1)
+    assert (end.opened, end.onset_step) == (False, 1_000)
+
+
+def test_a_tensor_that_has_recovered_leaves_its_alarm_and_may_open_another() -> None:
+    rates = np.zeros((2_000, 5))
+    rates[50:, 0] = 0.01
+    rates[60:100, 1] = 0.01
+    rates[1_000:, 1] = 0.01
+    onsets = [finding.onset_step for finding in run(rates) if finding.opened and not finding.update]
+    assert onsets == [50, 1_000]
+
+
+def test_the_onset_of_a_sampled_tensor_is_an_interval() -> None:
+    rates = np.full((2_000, 1), math.nan)
+    rates[::100] = 0.0
+    rates[900::100] = 0.02
+    (opened,) = run(rates)
+    assert opened.message.startswith("blocks.0.mlp.input overflows since step 900 (not before step 801): 2 %")
+    assert run(rates, cuts=(850, 900, 901)) == [opened]
 
 
 def test_the_rate_must_be_exceeded() -> None:
@@ -88,15 +121,6 @@ def test_rates_include_nonfinite_and_are_nan_where_not_observed() -> None:
     assert overflow_rates(saturated, None, numel)[0, 0] == 0.1
 
 
-def test_tensors_may_be_added() -> None:
-    state: State = {}
-    state, _ = saturation(state, np.arange(30), np.zeros((30, 2)), NAMES[:2], PARAMETERS)
-    rates = np.zeros((30, 5))
-    rates[:, 4] = 0.3
-    _, (finding,) = saturation(state, np.arange(30, 60), rates, NAMES[:5], PARAMETERS)
-    assert finding.evidence["tensors"][0]["name"] == NAMES[4]
-
-
 @given(
     hnp.arrays(np.float64, (60, 4), elements=st.sampled_from([0.0, 0.01, 0.5, math.nan])),
     st.lists(st.integers(0, 60), max_size=5),
@@ -105,7 +129,10 @@ def test_the_result_does_not_depend_on_the_batches(rates: np.ndarray, cuts: list
     parameters = {"points": 3.0, "warmup": 2.0, "recover": 4.0}
     whole, cut = run(rates, (), **parameters), run(rates, tuple(cuts), **parameters)
     assert whole == cut
-    assert [finding.opened for finding in whole] == [i % 2 == 0 for i in range(len(whole))]
+    open_alarms = 0
+    for finding in whole:
+        open_alarms += 0 if finding.update else 1 if finding.opened else -1
+        assert open_alarms >= (1 if finding.opened else 0)
 
 
 def test_a_rarely_observed_tensor_keeps_its_alert_open() -> None:
@@ -125,3 +152,66 @@ def test_a_tensor_that_is_no_longer_observed_lets_its_alert_close() -> None:
     rates[:200, 1] = 0.5
     opened, closed = run(rates)
     assert opened.opened and closed.step == 200 + 100 + PARAMETERS["recover"] - 1
+
+
+def test_underflow_of_most_elements_is_found() -> None:
+    underflow = np.full((200, 3), 20.0)
+    underflow[80:, 1] = 700.0
+    (opened,) = detected("underflow_rate", {"underflow": underflow})
+    assert (opened.onset_step, opened.value) == (80, 0.7)
+    assert "70 % of blocks.1.mlp.input becomes zero" in opened.message
+
+
+def test_a_lasting_nan_in_a_tensor_is_found_and_a_single_step_is_not() -> None:
+    nonfinite = np.zeros((100, 3))
+    nonfinite[20] = 5.0
+    nonfinite[60:, 2] = 1.0
+    (opened,) = detected("tensor_not_finite", {"nonfinite": nonfinite})
+    assert (opened.onset_step, opened.step) == (60, 62)
+
+
+def test_a_rate_far_above_its_own_past_is_found_below_the_absolute_limit() -> None:
+    saturated = noise(1_000, 8, 0.00005)
+    saturated[600:, 5] += 1.0
+    assert run(saturated / 1_000) == []
+    (opened, *_) = detected("saturation_rise", {"saturated": saturated}, points=5)
+    assert opened.onset_step == 600 and opened.evidence["tensors"][0]["name"] == "blocks.5.mlp.input"
+
+
+def test_a_lasting_new_level_is_the_past_after_some_time() -> None:
+    underflow = noise(3_000, 4, 0.02)
+    underflow[1_000:] += 200.0
+    opened, closed = detected("underflow_rise", {"underflow": underflow})
+    assert opened.onset_step == 1_000 and opened.evidence["tensors_over"] == 4
+    assert not closed.opened and closed.step < 2_000
+    underflow[2_500:] += 500.0
+    assert [finding.onset_step for finding in detected("underflow_rise", {"underflow": underflow})] == [
+        1_000, 1_000, 2_500, 2_500,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["saturation_rise", "underflow_rise"])
+def test_noise_and_a_slow_drift_are_no_rise(kind: str) -> None:
+    drift = np.linspace(0.0, 300.0, 5_000)[:, None]
+    counts = noise(5_000, 50, 0.01) + drift
+    statistic = "saturated" if kind == "saturation_rise" else "underflow"
+    assert detected(kind, {statistic: counts}) == []
+
+
+@given(
+    hnp.arrays(np.float64, (60, 3), elements=st.sampled_from([0.0, 1.0, 5.0, 400.0, math.nan])),
+    st.lists(st.integers(0, 60), max_size=5),
+)
+def test_a_rise_does_not_depend_on_the_batches(counts: np.ndarray, cuts: list[int]) -> None:
+    parameters: dict[str, Any] = {"window": 8.0, "points": 2.0, "recover": 3.0}
+    whole = detected("underflow_rise", {"underflow": counts}, **parameters)
+    assert detected("underflow_rise", {"underflow": counts}, cuts=cuts, **parameters) == whole
+
+
+def test_tensors_may_be_added() -> None:
+    names = [f"blocks.{i}.input" for i in range(5)]
+    saturated = np.zeros((60, 5))
+    saturated[:30, 2:] = np.nan
+    saturated[30:, 4] = 300.0
+    (opened,) = detected("saturation_rate", {"saturated": saturated}, facts=TensorFacts.unknown(names))
+    assert opened.evidence["tensors"][0]["name"] == names[4]

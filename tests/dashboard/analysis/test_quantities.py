@@ -290,3 +290,5 @@ def test_the_headline_says_what_is_missing() -> None:
     assert headline("FP8", None, None, None, **arguments) == ""
     assert faster("FP8", 0.9, None) == "FP8 runs at 0.90x the speed of BF16"
     assert faster("FP8", 1.01, (0.99, 1.03)) == "FP8 is as fast as BF16 (1.01x [0.99, 1.03])"
+    unknown = faster("FP8", 0.34, (0.03, 4.5))
+    assert unknown == "FP8 may be faster or slower than BF16 (0.34x [0.03, 4.50])"

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.events import apply
+from fp8scope_dashboard.alerts.events import Detection, apply
 from fp8scope_dashboard.alerts.models import Rule, RuleAction
 from fp8scope_dashboard.control import commands
 from fp8scope_dashboard.control.models import Command
@@ -184,7 +184,7 @@ def test_a_rule_falls_back_the_layers_that_its_evidence_names(
     rule = Rule.objects.get(project=listening.run.project, kind="saturation_rate")
     assert rule.action == RuleAction.NOTHING, "off by default"
     rule.action = action
-    (event,) = apply(listening.run, [(rule, overflow(listening.run))], [])
+    (event,) = apply(listening.run, [Detection(rule, overflow(listening.run), "run/0", "0")]).opened
     if action == RuleAction.NOTHING:
         assert not Command.objects.exists()
         return
@@ -196,5 +196,5 @@ def test_a_rule_falls_back_the_layers_that_its_evidence_names(
 def test_a_rule_opens_its_event_if_no_process_accepts_commands(writer: Recorder) -> None:
     rule = Rule.objects.get(project=writer.run.project, kind="saturation_rate")
     rule.action = RuleAction.FALLBACK
-    assert len(apply(writer.run, [(rule, overflow(writer.run))], [])) == 1
+    assert len(apply(writer.run, [Detection(rule, overflow(writer.run), "run/0", "0")]).opened) == 1
     assert not Command.objects.exists()

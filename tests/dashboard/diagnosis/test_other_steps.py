@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -68,7 +70,15 @@ def test_both_arms_stall_under_large_updates() -> None:
     flat = 3.0 + np.random.default_rng(0).normal(0.0, 0.1, 300)
     arms = [Curve(name, STEPS, flat, 1, update=0.04, growth=1.0) for name in ("fp8", "bf16")]
     finding = compare_trouble(arms[0], arms[1:]).finding
-    assert finding.cause == "learning_rate" and "4.0 %" in finding.sentence
+    assert finding.cause == "learning_rate" and "4.0 % of the first weights, so" in finding.sentence
+    # Weights that grow make the same updates look small.
+    grown = [Curve(name, STEPS, flat, 1, update=0.008, growth=4.0) for name in ("fp8", "bf16")]
+    finding = compare_trouble(grown[0], grown[1:]).finding
+    assert (
+        finding.cause == "learning_rate" and "3.2 % of the first weights, which grow 4.0" in finding.sentence
+    )
+    falls = [replace(arm, losses=flat - STEPS / 300.0) for arm in arms]
+    assert compare_trouble(falls[0], falls[1:]).finding.outcome == "clear"
     usual = [Curve(name, STEPS, flat, 1, update=0.002, growth=1.0) for name in ("fp8", "bf16")]
     assert compare_trouble(usual[0], usual[1:]).finding.outcome == "clear"
 

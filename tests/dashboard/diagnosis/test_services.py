@@ -16,6 +16,7 @@ from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.accounts.services import create_project, create_token
 from fp8scope_dashboard.diagnosis import services
 from fp8scope_dashboard.diagnosis.conclusion import NO_CAUSE
+from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.runs.models import Run, Tensor
 
@@ -72,7 +73,7 @@ def test_a_healthy_run_has_no_cause(admin: Visitor) -> None:
     assert [finding["outcome"] for finding in diagnosis.result["findings"]] == [
         "clear", "unknown", "clear", "unknown", "unknown"
     ]  # fmt: skip
-    assert diagnosis.result["method_version"] == 1
+    assert diagnosis.result["method_version"] == METHOD_VERSION
 
 
 def test_names_frozen_scales_and_since_when(admin: Visitor) -> None:

@@ -30,6 +30,7 @@ class Recorder:
     tensors: Sequence[str] = ()
     uuid: uuid.UUID = field(default_factory=uuid.uuid4)
     seq: int = 0
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         known = dict(Tensor.objects.filter(run=self.run).values_list("name", "index"))
@@ -38,7 +39,9 @@ class Recorder:
             known[name] = index
         Tensor.objects.bulk_create([self._tensor(name, known[name]) for name in added])
         indices = [known[name] for name in self.tensors]
-        Writer.objects.create(run=self.run, uuid=self.uuid, rank=self.rank, catalogue=indices)
+        Writer.objects.create(
+            run=self.run, uuid=self.uuid, rank=self.rank, attempt=self.attempt, catalogue=indices
+        )
 
     def _tensor(self, name: str, index: int) -> Tensor:
         module, _, role = name.rpartition(".")

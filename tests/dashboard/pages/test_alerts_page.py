@@ -10,6 +10,7 @@ from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
+from fp8scope_dashboard.alerts import life
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Rule
 
 
@@ -72,13 +73,64 @@ def test_acknowledging(member: Visitor) -> None:
     assert "by mia" in html(member, "alerts/?state=acknowledged")
 
 
-def test_muting_and_unmuting(member: Visitor) -> None:
-    rule = make_event(member).rule
+def test_switching_a_rule_off_and_on(member: Visitor) -> None:
+    event = make_event(member, seen_by=[["run/0", 1]])
+    rule = event.rule
     assert rule is not None
     for enabled in ("0", "1"):
-        member.client.post(member.address(f"rules/{rule.id}/mute"), {"enabled": enabled})
+        member.client.post(member.address(f"rules/{rule.id}/switch"), {"enabled": enabled})
         rule.refresh_from_db()
         assert rule.enabled == (enabled == "1")
+    event.refresh_from_db()
+    assert event.state == EventState.RESOLVED, "nothing else would end its alert"
+
+
+def test_filters_by_severity_and_kind(admin: Visitor) -> None:
+    spike = make_event(admin)
+    failed = make_event(admin, kind="loss_not_finite", severity="critical")
+    for query, shown in (
+        ("severity=critical", failed),
+        ("kind=loss_spike", spike),
+        ("severity=warning&kind=loss_spike&state=all", spike),
+    ):
+        page = html(admin, f"alerts/?{query}")
+        other = spike if shown is failed else failed
+        assert f'id="event-{shown.id}"' in page and f'id="event-{other.id}"' not in page
+    assert "No alert matches" in html(admin, "alerts/?severity=critical&kind=loss_spike")
+    assert f'id="event-{spike.id}"' in html(admin, "alerts/?severity=nonsense&kind=%00")
+
+
+def test_acknowledges_the_chosen_alerts(member: Visitor) -> None:
+    chosen, left = [make_event(member) for _ in range(2)], make_event(member)
+    ids = [*(str(event.id) for event in chosen), "x", "٣", "9" * 30]
+    answer = member.client.post(member.address("alerts/acknowledge"), {"alerts": ids}, follow=True)
+    assert "Acknowledged 2 alerts." in answer.content.decode()
+    assert {event.state for event in Event.objects.filter(pk__in=[each.pk for each in chosen])} == {
+        "acknowledged"
+    }
+    left.refresh_from_db()
+    assert left.state == EventState.OPEN
+    answer = member.client.post(member.address("alerts/acknowledge"), {"alerts": ids}, follow=True)
+    assert "Choose the alerts" in answer.content.decode()
+
+
+def test_tells_open_pages_of_new_alerts(admin: Visitor, stranger: Visitor) -> None:
+    first, second = make_event(admin), make_event(admin, severity="critical")
+    make_event(stranger)
+    life.resolve(first)
+
+    def recent(after: str) -> Any:
+        return admin.client.get(admin.address(f"alerts/recent.json?after={after}")).json()
+
+    answer = recent("0")
+    assert [alert["number"] for alert in answer["alerts"]] == [second.id] and answer["newest"] == second.id
+    assert answer["alerts"][0]["url"] == admin.address(f"alerts/{second.id}/")
+    assert recent(str(second.id)) == {"newest": second.id, "alerts": [], "open": 1, "more": 0}
+    life.reopen(first)
+    (again,) = recent(str(second.id))["alerts"]
+    assert again["number"] > second.id and again["url"] == admin.address(f"alerts/{first.id}/")
+    assert recent("nonsense")["more"] == 0
+    assert f'data-newest-alert="{again["number"]}"' in html(admin)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +152,7 @@ def test_redirects_to_pages_of_this_project_only(member: Visitor, requested: str
 def test_a_viewer_sees_no_buttons(viewer: Visitor) -> None:
     make_event(viewer)
     page = html(viewer)
-    assert (
-        "Up &lt;it&gt; went." in page and "Acknowledge</button>" not in page and "Mute this rule" not in page
-    )
+    assert "Up &lt;it&gt; went." in page and "alerts/acknowledge" not in page and "/acknowledge" not in page
 
 
 def test_shows_the_state_of_deliveries(admin: Visitor) -> None:
@@ -117,7 +167,7 @@ def test_shows_the_state_of_deliveries(admin: Visitor) -> None:
         channel = Channel.objects.create(project=admin.project, name=name)
         Delivery.objects.create(event=event, channel=channel, **fields)
     page = html(admin)
-    assert "good: delivered" in page
+    assert "good: delivered" not in page, "only what is not delivered"
     assert "bad: not delivered after 8 attempts: The receiver answered 500." in page
     assert "slow: pending, 1 attempt failed: Nobody answered." in page
 

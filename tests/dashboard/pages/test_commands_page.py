@@ -10,7 +10,6 @@ from dashboard.helpers.reporting import send_report
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
-from fp8scope_dashboard.alerts.models import Rule, RuleAction
 from fp8scope_dashboard.control import commands
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.pages.views.events import fingerprint_of
@@ -144,25 +143,6 @@ def test_every_change_of_a_command_changes_the_fingerprint(member: Visitor, writ
     send_report(writer, kind="accepts", accepts=[])
     fingerprints.append(fingerprint_of(runs)["command"])
     assert len({repr(fingerprint) for fingerprint in fingerprints}) == 5
-
-
-def test_the_settings_page_sets_the_action_of_a_rule(member: Visitor) -> None:
-    rule = Rule.objects.get(project=member.project, kind="saturation_rate")
-    address = member.address(f"settings/rules/{rule.pk}")
-    assert "Fall back to BF16" in page_of(member, "settings/")
-    member.client.post(address, {"enabled": "1", "action": "fallback"})
-    rule.refresh_from_db()
-    assert rule.action == RuleAction.FALLBACK
-    member.client.post(address, {"enabled": "1", "action": "explode"})
-    rule.refresh_from_db()
-    assert rule.action == RuleAction.FALLBACK, "an unknown action changes nothing"
-    member.client.post(address, {"enabled": "1", "action": ""})
-    rule.refresh_from_db()
-    assert rule.action == RuleAction.NOTHING
-    spike = Rule.objects.get(project=member.project, kind="loss_spike")
-    member.client.post(member.address(f"settings/rules/{spike.pk}"), {"enabled": "1", "action": "fallback"})
-    spike.refresh_from_db()
-    assert spike.action == RuleAction.NOTHING, "a loss spike names no tensors to fall back"
 
 
 def page_of(visitor: Visitor, rest: str) -> str:

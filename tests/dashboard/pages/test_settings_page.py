@@ -9,7 +9,6 @@ from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import ApiToken
 from fp8scope_dashboard.accounts.services import authenticate_token, create_token
-from fp8scope_dashboard.alerts.models import Rule
 
 
 def html(visitor: Visitor) -> str:
@@ -59,27 +58,6 @@ def test_refuses_a_name_that_is_too_long(member: Visitor) -> None:
     assert not ApiToken.objects.exists()
 
 
-def test_changes_a_rule(member: Visitor) -> None:
-    rule = Rule.objects.get(project=member.project, kind="saturation_rate")
-    post(member, f"rules/{rule.pk}", rate="0.01", points="5", severity="critical", enabled="1")
-    rule.refresh_from_db()
-    assert rule.parameters["rate"] == 0.01 and rule.parameters["points"] == 5
-    assert rule.severity == "critical" and rule.enabled
-    post(member, f"rules/{rule.pk}", severity="nonsense")
-    rule.refresh_from_db()
-    assert rule.parameters["rate"] == 0.001, "an omitted parameter gets its default"
-    assert rule.severity == "critical" and not rule.enabled
-
-
-@pytest.mark.parametrize("rate", ["2", "-1", "nan", "inf", "much"])
-def test_refuses_rule_parameters_out_of_bounds(member: Visitor, rate: str) -> None:
-    rule = Rule.objects.get(project=member.project, kind="saturation_rate")
-    assert "rate must" in post(member, f"rules/{rule.pk}", rate=rate, enabled="1")
-    before = dict(rule.parameters)
-    rule.refresh_from_db()
-    assert rule.parameters == before
-
-
 def test_changes_the_margins(admin: Visitor) -> None:
     post(admin, "margins", margin="0.5", alpha="0.01")
     admin.project.refresh_from_db()
@@ -99,4 +77,4 @@ def test_refuses_margins_out_of_bounds(admin: Visitor, margin: str, alpha: str) 
 def test_a_viewer_sees_no_forms(viewer: Visitor) -> None:
     page = html(viewer)
     assert "Create a token" not in page and "Save" not in page and "Add</button>" not in page
-    assert page.count("disabled") >= 5
+    assert page.count("disabled") >= 3

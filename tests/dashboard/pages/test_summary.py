@@ -145,6 +145,13 @@ def test_arms_keep_their_slots_when_groups_are_added(admin: Visitor) -> None:
     assert arms.of(second).label == "FP8 · current"
 
 
+def test_runs_without_a_group_have_slots_of_their_own(admin: Visitor) -> None:
+    alone = [make_run(admin.project, str(i), precision="fp8") for i in range(2)]
+    grouped = make_run(admin.project, "c", precision="fp8", group="delayed")
+    arms = Arms(admin.project)
+    assert [arms.of(run).slot for run in (*alone, grouped)] == list(FP8_SLOTS)
+
+
 def test_slots_of_bf16_and_unknown_precisions(admin: Visitor) -> None:
     bf16 = make_run(admin.project, "x", precision="bf16", group="bf16")
     odd = make_run(admin.project, "y", precision="int4")

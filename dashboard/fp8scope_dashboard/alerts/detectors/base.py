@@ -10,6 +10,10 @@ from fp8scope_dashboard.text.numbers import LARGEST
 
 # The state of a detector between calls. JSON types only, so that it can be stored between two batches.
 State = dict[str, Any]
+# Tensors that the evidence names.
+NAMED = 10
+# Tensors that leave their range at most so many steps apart have one cause.
+SAME_CAUSE = 200
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,7 @@ class Finding:
     """The start (`opened`) or the end of a condition.
 
     Attributes:
+        update: more is known of the open condition with this onset, such as further tensors.
         onset_step: the first step of the condition.
         step: the step at which the detector found the condition, or its end.
         value, threshold: the observed value and its limit; None if not a finite number.
@@ -31,6 +36,7 @@ class Finding:
     threshold: float | None = None
     message: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
+    update: bool = False
 
 
 def usable(value: float) -> bool:

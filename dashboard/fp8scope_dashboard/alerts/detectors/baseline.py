@@ -93,6 +93,19 @@ def above_baseline(
     return state, findings
 
 
+def restarted(state: State, step: int) -> State:
+    """The state from which the steps from `step` on are judged once more, because they were trained again.
+
+    The evidence stays valid, because H0 says the same of each new loss. Only a condition, or a suspicion,
+    that began in the steps that were replaced ends: another process begins, with its own share of alpha.
+    """
+    after: State = {**state, "last_step": step - 1}
+    after["points"] = [point for point in state["points"] if point[0] < step]
+    if state["open"] or (state["onset"] is not None and state["onset"] >= step):
+        after.update(_fresh(), open=False, processes=state["processes"] + 1)
+    return after
+
+
 def _fresh() -> State:
     return {"points": [], "blocks": 0, "wealth": [0.0] * len(BETS), "cusum": 0.0, "onset": None, "calm": 0}
 

@@ -1,117 +1,182 @@
-"""Saturated and non-finite elements over many tensors, reported as one condition."""
+"""Shares of elements that leave the format's range, of many tensors: absolute, and against their own past.
+
+The share of saturated or non-finite elements (overflow) and of elements that become zero (underflow) are
+compared with a limit, and with what the tensor had before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, percent
-from fp8scope_dashboard.text.numbers import count
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
 
 Floats = NDArray[np.float64]
+Float32s = NDArray[np.float32]
 Parameters = Mapping[str, float]
+Result = tuple[State, list[Finding]]
 
-# Tensors that the evidence names; the message names the worst.
-NAMED = 10
-# In rows. An agent within its overhead budget observes plain tensors at least this often.
-LONGEST_GAP = 100
+# In mean absolute deviations: normal noise is hardly clipped.
+CLIP = np.float32(3.0)
 
 
 def overflow_rates(saturated: Floats, nonfinite: Floats | None, numel: Floats) -> Floats:
     """(saturated + nonfinite) / numel, float64[R, n]; NaN where a tensor is empty or was not observed."""
     count = saturated if nonfinite is None else saturated + np.where(np.isnan(nonfinite), 0.0, nonfinite)
+    return _share(count, numel)
+
+
+def _share(counts: Floats, numel: Floats) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(numel > 0, count / numel, np.nan)
+        return np.where(numel > 0, counts / numel, np.nan)
 
 
-def saturation(
-    state: State, steps: NDArray[np.int64], rates: Floats, names: Sequence[str], parameters: Parameters
-) -> tuple[State, list[Finding]]:
-    """Open when the rate of a tensor is above `rate` in `points` consecutive observations.
+def _overflow(rows: TensorRows) -> Floats:
+    statistics = rows.statistics
+    return overflow_rates(statistics["saturated"], statistics.get("nonfinite"), statistics["numel"])
+
+
+def _underflow(rows: TensorRows) -> Floats:
+    return _share(rows.statistics["underflow"], rows.statistics["numel"])
+
+
+def saturation(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when the overflow rate of a tensor is above `rate` in `points` consecutive observations.
 
     Args:
-        steps: int64[R]; steps that are not above the last one are ignored.
-        rates: float64[R, n], see `overflow_rates`. NaN (not observed) does not change a tensor's count.
-        names: n names; later calls may add columns but not move them.
-        parameters: `rate`; `points` in observations; `warmup`, the steps from the first one that are ignored
-            because scales are not settled; `recover` in rows.
-
-    There is one finding for all tensors; further tensors that saturate while it is open do not open another.
-    Closes when no tensor was above for `recover` rows. Rows in which a tensor that was above is not observed
-    do not count, up to LONGEST_GAP of them.
+        rows: `saturated`, `numel` and, if known, `nonfinite`.
+        parameters: `rate`; `points`; `recover`; `warmup`, the steps from the first one that are ignored
+            because scales are not settled.
     """
-    state = {"last_step": None, "first_step": None, "open": False, "calm": 0, "gap": 0, "counts": {}, **state}
-    counts, onsets, peaks = _dense(state["counts"], len(names))
-    findings = []
-    for step, row in zip(steps.tolist(), rates, strict=True):
-        if state["last_step"] is not None and step <= state["last_step"]:
-            continue
-        state["last_step"] = step
-        if state["first_step"] is None:
-            state["first_step"] = step
-        if step - state["first_step"] < parameters["warmup"]:
-            continue
-        over = row > parameters["rate"]
-        unseen = bool((np.isnan(row) & (counts > 0)).any())
-        state["gap"] = state["gap"] + 1 if unseen else 0
-        counts[row <= parameters["rate"]] = 0
-        onsets[over & (counts == 0)] = step
-        peaks[over & (counts == 0)] = 0.0
-        counts[over] += 1
-        peaks[over] = np.maximum(peaks[over], row[over])
-        finding = _transition(state, step, over, counts, onsets, peaks, names, parameters)
-        if finding:
-            findings.append(finding)
-    state["counts"] = {
-        str(i): [int(counts[i]), int(onsets[i]), float(peaks[i])] for i in np.flatnonzero(counts).tolist()
-    }
-    return state, findings
+    wording = Wording(
+        "overflows", "overflow", lambda rate, name: f"{percent(rate)} of {name}",
+        f"above the limit of {percent(parameters['rate'])}", parameters["rate"],
+    )  # fmt: skip
+    return _above(state, rows, _overflow(rows), parameters, wording)
 
 
-def _dense(sparse: dict[str, list[Any]], n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    counts, onsets, peaks = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n)
-    for key, remembered in sparse.items():
-        counts[int(key)], onsets[int(key)], peaks[int(key)] = remembered
-    return counts, onsets, peaks
+def underflow(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when more than the share `rate` of a tensor becomes zero in `points` consecutive observations.
+
+    Args:
+        rows: `underflow` and `numel`.
+        parameters: as of `saturation`.
+    """
+    wording = Wording(
+        "underflows", "underflow", lambda rate, name: f"{percent(rate)} of {name} becomes zero",
+        f"above the limit of {percent(parameters['rate'])}", parameters["rate"],
+    )  # fmt: skip
+    return _above(state, rows, _underflow(rows), parameters, wording)
 
 
-def _transition(
-    state: State,
-    step: int,
-    over: NDArray[np.bool_],
-    counts: NDArray[np.int64],
-    onsets: NDArray[np.int64],
-    peaks: Floats,
-    names: Sequence[str],
-    parameters: Parameters,
-) -> Finding | None:
-    if state["open"]:
-        if over.any():
-            state["calm"] = 0
-        elif not 0 < state["gap"] <= LONGEST_GAP:
-            state["calm"] += 1
-        if state["calm"] < parameters["recover"]:
-            return None
-        state["open"] = False
-        # The old counts of tensors that are no longer observed must not open it again.
-        counts[:] = 0
-        return Finding(False, state["onset"], step)
-    sure = counts >= parameters["points"]
-    if not sure.any():
-        return None
-    onset = int(onsets[sure].min())
-    state.update(open=True, calm=0, onset=onset)
-    # All tensors above the rate belong to the condition, even if their count is below `points`.
-    clipping = np.flatnonzero(counts > 0)
-    worst = clipping[np.argsort(-peaks[clipping], kind="stable")][:NAMED].tolist()
-    tensors = [{"name": names[i], "rate": float(peaks[i]), "onset_step": int(onsets[i])} for i in worst]
-    others = f"; {count(len(clipping) - 1, 'more tensor')} above it" if len(clipping) > 1 else ""
-    message = (
-        f"{percent(float(peaks[worst[0]]))} of {names[worst[0]]} overflowed since step {onset}, above the "
-        f"limit of {percent(parameters['rate'])}{others}."
-    )
-    evidence = {"tensors": tensors, "tensors_over": len(clipping)}
-    return Finding(True, onset, step, float(peaks[worst[0]]), float(parameters["rate"]), message, evidence)
+def tensor_not_finite(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when a tensor has NaN or infinite elements in `points` consecutive observations.
+
+    A loss scale that is searched for makes single steps infinite; GradScaler skips them.
+
+    Args:
+        rows: `nonfinite` and `numel`.
+        parameters: `points`, `recover`.
+    """
+    wording = Wording(
+        "has NaN or infinite elements", "have NaN or infinite elements",
+        lambda rate, name: f"{percent(rate)} of {name}", "where none should be", 0.0,
+    )  # fmt: skip
+    rates = _share(rows.statistics["nonfinite"], rows.statistics["numel"])
+    return _above(state, rows, rates, {"rate": 0.0, "warmup": 0, **parameters}, wording)
+
+
+def _above(state: State, rows: TensorRows, rates: Floats, parameters: Parameters, wording: Wording) -> Result:
+    late = rows.after(parameters["warmup"])[:, None]
+    with np.errstate(invalid="ignore"):
+        over = (rates > parameters["rate"]) & late
+    observed = Observed(rows.steps, over, ~np.isnan(rates) & late, rates)
+    return tensor_alarm(state, observed, rows.facts.names, parameters, wording)
+
+
+def saturation_rise(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when the overflow rate of a tensor is far above that of its own past; see `_rise`."""
+    wording = Wording(
+        "overflows more than before", "overflow more than before",
+        lambda rate, name: f"{percent(rate)} of {name}",
+        f"at least {percent(parameters['rise'])} above its own past", parameters["rise"],
+    )  # fmt: skip
+    return _rise(state, rows, _overflow(rows), parameters, wording)
+
+
+def underflow_rise(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when the underflow rate of a tensor is far above that of its own past; see `_rise`."""
+    wording = Wording(
+        "underflows more than before", "underflow more than before",
+        lambda rate, name: f"{percent(rate)} of {name} becomes zero",
+        f"at least {percent(parameters['rise'])} above its own past", parameters["rise"],
+    )  # fmt: skip
+    return _rise(state, rows, _underflow(rows), parameters, wording)
+
+
+def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters, wording: Wording) -> Result:
+    """Open when a rate exceeds m + max(z d, `rise`, m) in `points` consecutive observations.
+
+    m and d are exponential averages of the rate and of its absolute deviation from m, with the weight
+    1 / `window`. A rate enters them no further from m than the limit times CLIP / z (Huber's clipping), so
+    that a fault hardly raises its own limit, and a lasting new level is the tensor's past after some hundred
+    observations.
+
+    Args:
+        parameters: `z`; `rise`, in elements over all elements; `window`, also the observations of a tensor
+            before it is judged; `points`, `recover`.
+    """
+    past = _Past.restored(state, len(rows.facts.names))
+    seen = ~np.isnan(rates)
+    over = past.exceeded(rates, seen, parameters)
+    observed = Observed(rows.steps, over, seen, rates)
+    after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
+    return after | past.as_state(), findings
+
+
+@dataclass
+class _Past:
+    """float32[n] each: the average of a rate, of its absolute deviation, and the number of observations."""
+
+    mean: Float32s
+    deviation: Float32s
+    count: Float32s
+
+    @classmethod
+    def restored(cls, state: State, n: int) -> _Past:
+        names = ("mean", "deviation", "count")
+        return cls(*(unpack(state.get(name), n, np.float32(0.0)) for name in names))
+
+    def as_state(self) -> State:
+        return {name: pack(getattr(self, name)) for name in ("mean", "deviation", "count")}
+
+    def exceeded(self, rates: Floats, seen: NDArray[np.bool_], parameters: Parameters) -> NDArray[np.bool_]:
+        """bool[R, n]. Row by row, because each observation changes the limit of the next."""
+        over = np.zeros(rates.shape, bool)
+        z, rise, window = (np.float32(parameters[name]) for name in ("z", "rise", "window"))
+        reach = np.minimum(np.float32(1.0), CLIP / z)
+        values = np.where(seen, rates, 0.0).astype(np.float32)
+        complete: NDArray[np.bool_] = np.asarray(seen.all(axis=1))
+        for i in range(len(rates)):
+            x = values[i]
+            distance = np.maximum(np.maximum(z * self.deviation, self.mean), rise)
+            known = self.count >= window
+            row = (x > self.mean + distance) & known
+            # The first observations count equally.
+            weight = np.float32(1.0) / np.minimum(self.count + np.float32(1.0), window)
+            if not complete[i]:
+                row &= seen[i]
+                weight = np.where(seen[i], weight, np.float32(0.0))
+            over[i] = row
+            step = x - self.mean
+            step = np.where(known, np.minimum(step, reach * distance), step)
+            self.mean += weight * step
+            self.deviation += weight * (np.abs(step) - self.deviation)
+            self.count += seen[i]
+        return over

@@ -1,30 +1,60 @@
-"""The alerts of a project with their evidence; users acknowledge them and mute rules."""
+"""The alerts of a project, and one alert: its evidence, its history, and what people do about it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import messages
 from django.db.models import Prefetch, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_POST
 
-from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.alerts import services
-from fp8scope_dashboard.alerts.models import Delivery, Event, EventState, Rule
-from fp8scope_dashboard.pages.access import in_project, page, person
+from fp8scope_dashboard.accounts.models import Project, Role, User
+from fp8scope_dashboard.alerts import life, rule_store
+from fp8scope_dashboard.alerts.models import (
+    Delivery,
+    EntryKind,
+    Event,
+    EventState,
+    HistoryEntry,
+    Rule,
+    RuleKind,
+    Severity,
+)
+from fp8scope_dashboard.alerts.services import numbered
+from fp8scope_dashboard.control.models import Command
+from fp8scope_dashboard.diagnosis.models import Diagnosis
+from fp8scope_dashboard.pages.access import in_project, open_alerts, page, person
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
+from fp8scope_dashboard.pages.run_controls import command_entry
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.verdicts import EVENT_STATES, SEVERITIES, Badge
 from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
-MOST_EVENTS = 200
-FILTERS = {"open": "Open", "acknowledged": "Acknowledged", "resolved": "Resolved", "all": "All"}
+MOST_EVENTS: Final = 200
+MOST_RUNS: Final = 100
+MOST_RECENT: Final = 5
+FILTERS: Final = {
+    "open": "Open",
+    "acknowledged": "Acknowledged",
+    "muted": "Muted",
+    "resolved": "Resolved",
+    "all": "All",
+}
+# Hours for which an alert can be muted, and how the page names them.
+SILENCES: Final = {"1": "1 hour", "4": "4 hours", "24": "1 day", "168": "1 week"}
+CAUSES: Final = ("cause", "suspect", "not_fp8")
 
 
 @dataclass(frozen=True)
@@ -51,48 +81,174 @@ class Group:
     alerts: list[Alert] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Filter:
+    """Which alerts the list shows. Empty fields do not restrict it."""
+
+    state: str
+    severity: str
+    kind: str
+    run: UUID | None
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], default_state: str) -> Filter:
+        """The filter in an address; what is not known there is left out."""
+        state, severity, kind = query.get("state", ""), query.get("severity", ""), query.get("kind", "")
+        return cls(
+            state if state in FILTERS else default_state,
+            severity if severity in Severity.values else "",
+            kind if kind in RuleKind.values else "",
+            _run_id(query.get("run", "")),
+        )
+
+    def apply(self, events: QuerySet[Event]) -> QuerySet[Event]:
+        """The events that are shown, in any state."""
+        chosen = {"severity": self.severity, "kind": self.kind, "run": self.run}
+        return events.filter(**{name: value for name, value in chosen.items() if value})
+
+    def address(self, state: str) -> str:
+        """The query of the same list in another state."""
+        fields = {"severity": self.severity, "kind": self.kind, "run": self.run and str(self.run)}
+        return urlencode({"state": state} | {name: value for name, value in fields.items() if value})
+
+
 @in_project()
 def alerts(request: HttpRequest, project: Project) -> HttpResponse:
-    """The alerts of one state, newest first, grouped by run."""
-    state = request.GET.get("state", "")
+    """The alerts that match the filter, newest first, grouped by run."""
     events = Event.objects.filter(run__project=project)
-    if state not in FILTERS:
-        # Open alerts come first; without any, the page shows all.
-        state = "open" if events.filter(state=EventState.OPEN).exists() else "all"
-    only = _run_id(request.GET.get("run", ""))
+    # Open alerts come first; without any, the page shows all.
+    default = "open" if events.filter(state=EventState.OPEN).exists() else "all"
+    chosen = Filter.of(request.GET, default)
+    matching = chosen.apply(events)
+    kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
     context = {
-        "groups": _grouped(_listed(events, state, only), Arms(project)),
-        "state": state,
-        "filters": {key: (label, _listed(events, key, only).count()) for key, label in FILTERS.items()},
-        "only": Run.objects.filter(project=project, pk=only).first() if only else None,
+        "groups": _grouped(_in_state(matching, chosen.state), Arms(project)),
+        "filter": chosen,
+        "states": [
+            (key, label, _in_state(matching, key).count(), chosen.address(key))
+            for key, label in FILTERS.items()
+        ],
+        "severities": Severity.choices,
+        "kinds": [(kind, RuleKind(kind).label) for kind in kinds],
+        "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MOST_RUNS],
+        "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
         "total": events.count(),
-        "rules": Rule.objects.filter(project=project).order_by("id"),
+        "rules": rule_store.rules_in(project),
     }
     template = "pages/_alerts.html" if request.headers.get("HX-Target") == "alerts" else "pages/alerts.html"
     return page(request, project, "alerts", template, context)
 
 
+@in_project()
+def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
+    """One alert with everything that is known about it."""
+    event = _event(project, event_id)
+    commands = Command.objects.filter(event=event).select_related("given_by", "event")
+    diagnosis = Diagnosis.objects.filter(run=event.run_id, outcome__in=CAUSES).first()
+    context: dict[str, Any] = {
+        "alert": _alert(event),
+        "event": event,
+        "arm": Arms(project).of(event.run),
+        "tensors": event.evidence.get("tensors", []),
+        "tensors_more": max(
+            0, _count(event.evidence.get("tensors_over")) - len(event.evidence.get("tensors", []))
+        ),
+        "history": event.history.select_related("user"),
+        "commands": [command_entry(command) for command in commands.prefetch_related("results")],
+        "orders": event.history.filter(kind=EntryKind.ORDERED),
+        "diagnosis": diagnosis,
+        "silences": SILENCES,
+        "longest_comment": life.LONGEST_COMMENT,
+    }
+    template = "pages/_alert.html" if request.headers.get("HX-Target") == "alert" else "pages/alert.html"
+    return page(request, project, "alerts", template, context)
+
+
+@in_project()
+def recent(request: HttpRequest, project: Project) -> JsonResponse:
+    """The open alerts after a number, newest first, for messages on open pages and of the browser."""
+    text = request.GET.get("after", "0")
+    after = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    events = numbered(Event.objects.filter(run__project=project))
+    newest = events.order_by("-number").values_list("number", flat=True).first() or 0
+    fresh = events.filter(number__gt=after, state=EventState.OPEN).select_related("run").order_by("-number")
+    shown = [
+        {
+            "number": event.number,
+            "severity": event.severity,
+            "title": event.title,
+            "run": event.run.name,
+            "message": event.message,
+            "url": reverse("alert", args=[project.slug, event.pk]),
+        }
+        for event in fresh[:MOST_RECENT]
+    ]
+    counts = {"open": open_alerts(project), "more": max(0, fresh.count() - len(shown))}
+    return JsonResponse({"newest": newest, "alerts": shown, **counts})
+
+
 @require_POST
 @in_project(Role.MEMBER)
-def acknowledge(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
-    """Acknowledge an alert and redirect back."""
-    event = _event(project, event_id)
-    if services.acknowledge(event, person(request)):
-        messages.success(request, f"Acknowledged: {event.get_kind_display()} in {event.run.name}.")
+def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
+    """Acknowledge the chosen alerts, and redirect back."""
+    texts = request.POST.getlist("alerts")[:MOST_EVENTS]
+    ids = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19]
+    events = Event.objects.filter(run__project=project, pk__in=ids).select_related("run")
+    count = sum(life.acknowledge(event, person(request)) for event in events)
+    if count:
+        messages.success(request, f"Acknowledged {count} alert{'s' if count > 1 else ''}.")
+    else:
+        messages.warning(request, "Choose the alerts to acknowledge. Those chosen are not open any more.")
     return redirect(_back(request, project))
 
 
 @require_POST
 @in_project(Role.MEMBER)
-def mute(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
-    """Mute or unmute a rule in the whole project."""
+def change(request: HttpRequest, project: Project, event_id: int, action: str) -> HttpResponse:
+    """Change the state of an alert or comment on it, and redirect back."""
+    event, user = _event(project, event_id), person(request)
+    try:
+        done = _changed(event, user, action, request.POST)
+    except life.LifeError as error:
+        messages.error(request, str(error))
+    else:
+        if done:
+            messages.success(request, f"{done}: {event.title} in {event.run.name}.")
+        else:
+            messages.warning(request, f"Nothing was changed: the alert is {event.state} already.")
+    return redirect(_back(request, project))
+
+
+def _changed(event: Event, user: User, action: str, post: Mapping[str, str]) -> str:
+    """Carry out an action. Returns a word for what was done; empty if the state does not allow it."""
+    if action == "acknowledge":
+        return "Acknowledged" if life.acknowledge(event, user) else ""
+    if action == "mute":
+        hours = post.get("hours", "")
+        if hours not in SILENCES:
+            raise life.LifeError("Choose how long to mute the alert.")
+        until = timezone.now() + timedelta(hours=int(hours))
+        return f"Muted for {SILENCES[hours]}" if life.mute(event, user, until) else ""
+    if action == "unmute":
+        return "Unmuted" if life.unmute(event, user) else ""
+    if action == "resolve":
+        return "Resolved" if life.resolve(event, user) else ""
+    if action == "reopen":
+        return "Reopened" if life.reopen(event, user) else ""
+    life.comment(event, user, post.get("text", ""))
+    return "Comment added"
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
+    """Switch a rule on or off in the whole project."""
     rule = Rule.objects.filter(project=project, pk=rule_id).first()
     if rule is None:
         raise Http404("No such rule.")
-    rule.enabled = request.POST.get("enabled") == "1"
-    rule.save(update_fields=["enabled"])
-    state = "unmuted" if rule.enabled else "muted: it opens no alerts until it is unmuted"
-    messages.success(request, f"The rule “{rule.get_kind_display()}” is {state}.")
+    rule_store.switch(rule, on=request.POST.get("enabled") == "1")
+    state = "on" if rule.enabled else "off: it opens no alerts until it is switched on again"
+    messages.success(request, f"The rule “{rule.title}” is {state}.")
     return redirect(_back(request, project))
 
 
@@ -116,28 +272,37 @@ def evidence(request: HttpRequest, project: Project, event_id: int) -> HttpRespo
 
 
 def _event(project: Project, event_id: int) -> Event:
-    event = Event.objects.select_related("run").filter(run__project=project, pk=event_id).first()
+    events = Event.objects.select_related("run", "rule", "acknowledged_by")
+    event = events.filter(run__project=project, pk=event_id).first()
     if event is None:
         raise Http404("No such alert.")
     return event
 
 
-def _listed(events: QuerySet[Event], state: str, only: UUID | None) -> QuerySet[Event]:
-    if only is not None:
-        events = events.filter(run=only)
+def _in_state(events: QuerySet[Event], state: str) -> QuerySet[Event]:
     return events if state == "all" else events.filter(state=state)
 
 
 def _grouped(events: QuerySet[Event], arms: Arms) -> list[Group]:
     deliveries = Prefetch("deliveries", Delivery.objects.select_related("channel"))
+    comments = Prefetch("history", HistoryEntry.objects.filter(kind=EntryKind.COMMENT), to_attr="comments")
     groups: dict[UUID, Group] = {}
     newest = events.order_by("-opened_at", "-id")[:MOST_EVENTS]
-    for event in newest.select_related("run", "rule", "acknowledged_by").prefetch_related(deliveries):
+    for event in newest.select_related("run", "rule", "acknowledged_by").prefetch_related(
+        deliveries, comments
+    ):
         group = groups.setdefault(event.run_id, Group(event.run, arms.of(event.run)))
-        group.alerts.append(
-            Alert(event, SEVERITIES[event.severity], EVENT_STATES[event.state], list(event.deliveries.all()))
-        )
+        group.alerts.append(_alert(event))
     return list(groups.values())
+
+
+def _alert(event: Event) -> Alert:
+    deliveries = list(event.deliveries.all())
+    return Alert(event, SEVERITIES[event.severity], EVENT_STATES[event.state], deliveries)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _run_id(text: str) -> UUID | None:

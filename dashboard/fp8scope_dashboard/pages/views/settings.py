@@ -15,8 +15,7 @@ from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import ApiToken, Project, Role
 from fp8scope_dashboard.accounts.services import create_token, revoke_token
-from fp8scope_dashboard.alerts import rules as rule_kinds
-from fp8scope_dashboard.alerts.models import Channel, Rule, RuleAction, Severity
+from fp8scope_dashboard.alerts.models import Channel
 from fp8scope_dashboard.pages.access import in_project, page, person
 from fp8scope_dashboard.pages.views.data import deletions
 
@@ -34,21 +33,9 @@ def _context(project: Project) -> dict[str, Any]:
     return {
         "tokens": tokens.order_by("revoked_at", "-created_at")[:MOST_TOKENS],
         "channels": Channel.objects.filter(project=project).order_by("id"),
-        "rules": [_rule(rule) for rule in Rule.objects.filter(project=project).order_by("id")],
-        "severities": Severity.choices,
-        "actions": RuleAction.choices,
         "server_url": django_settings.BASE_URL,
         "deletions": deletions(project),
     }
-
-
-def _rule(rule: Rule) -> dict[str, Any]:
-    kind = rule_kinds.kind_of(rule.kind)
-    fields = [
-        {"name": name, "value": rule.parameters.get(name, parameter.default), "parameter": parameter}
-        for name, parameter in kind.parameters.items()
-    ]
-    return {"rule": rule, "kind": kind, "fields": fields}
 
 
 @require_POST
@@ -92,42 +79,6 @@ def token_revoke(request: HttpRequest, project: Project, token_id: int) -> HttpR
     revoke_token(token)
     messages.success(request, f"Revoked the token “{token.name}”. The server refuses processes that use it.")
     return _settings(project, "tokens")
-
-
-@require_POST
-@in_project(Role.MEMBER)
-def rule_change(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
-    """Change a rule's parameters, severity and action, and whether it is enabled."""
-    rule = Rule.objects.filter(project=project, pk=rule_id).first()
-    if rule is None:
-        raise Http404("No such rule.")
-    try:
-        rule.parameters = rule_kinds.validate(rule.kind, _numbers(request, rule))
-    except ValueError as error:
-        messages.error(request, f"{rule.get_kind_display()}: {error}")
-        return _settings(project, "rules")
-    severity = request.POST.get("severity", "")
-    if severity in Severity.values:
-        rule.severity = severity
-    rule.enabled = request.POST.get("enabled") == "1"
-    action = request.POST.get("action", RuleAction.NOTHING)
-    if action in RuleAction.values and rule_kinds.kind_of(rule.kind).names_tensors:
-        rule.action = action
-    rule.save(update_fields=["parameters", "severity", "enabled", "action"])
-    messages.success(request, f"Saved the rule “{rule.get_kind_display()}”.")
-    return _settings(project, "rules")
-
-
-def _numbers(request: HttpRequest, rule: Rule) -> dict[str, float]:
-    numbers: dict[str, float] = {}
-    for name in rule_kinds.kind_of(rule.kind).parameters:
-        text = request.POST.get(name, "").strip()
-        if text:
-            try:
-                numbers[name] = float(text)
-            except ValueError:
-                raise rule_kinds.RuleError(f"{name} must be a number, not {text[:40]!r}.") from None
-    return numbers
 
 
 @require_POST

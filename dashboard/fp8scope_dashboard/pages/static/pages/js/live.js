@@ -29,7 +29,7 @@ const flush = (all = false) => {
   for (const element of document.querySelectorAll("[data-refresh-on]")) {
     const refreshKinds = element.dataset.refreshOn.split(" ");
     // Do not replace an open help text or a form that has the focus.
-    const isInUse = element.querySelector("details[open]") || element.querySelector("input:focus, select:focus");
+    const isInUse = element.querySelector("details[open]") || element.querySelector("input:focus, select:focus, [data-holds]:checked");
     if (!isInUse && (all || refreshKinds.some((kind) => detail.kinds.has(kind)))) window.htmx?.trigger(element, "fp8:refresh");
   }
 };

@@ -23,7 +23,7 @@ def unseal(apps, schema_editor):
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("alerts", "0003_plain_labels"),
+        ("alerts", "0004_generations"),
     ]
 
     operations = [

@@ -1,0 +1,88 @@
+"""Amaxes that grow over thousands of steps: the late outliers of SwiGLU layers.
+
+Fishman et al., "Scaling FP8 training to trillion-token LLMs" (2024), show that the weights of SwiGLU align
+late in training, so that its product grows by orders of magnitude in a few layers and leaves the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
+from fp8scope_dashboard.alerts.detectors.base import Finding, State
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
+
+Parameters = Mapping[str, float]
+Float32s = NDArray[np.float32]
+
+# Tensors of a role from which their median says what all of them do.
+LEAST_PEERS = 4
+# Observations over which the lowest level is forgotten.
+FORGET = 20_000
+
+
+def amax_growth(state: State, rows: TensorRows, parameters: Parameters) -> tuple[State, list[Finding]]:
+    """Open when the level of an amax has grown by more than `octaves` powers of two more than its peers'.
+
+    The level is an exponential average of log2(amax) over `span` observations. Its growth is its distance
+    from the lowest level since the first `warmup` observations; the lowest level follows with the weight
+    1 / FORGET. The median growth of the tensors of the same role is subtracted: a loss scale that doubles and
+    a warm-up of the learning rate move all alike.
+
+    Args:
+        rows: `amax`.
+        parameters: `octaves`, `span`, `warmup`, `points`, `recover`.
+    """
+    amax = rows.statistics["amax"]
+    n = len(rows.facts.names)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        seen = (amax > 0) & np.isfinite(amax)
+        logs = np.log2(np.where(seen, amax, 1.0)).astype(np.float32)
+    level, lowest, count = (
+        unpack(state.get(name), n, np.float32(0.0)) for name in ("level", "lowest", "count")
+    )
+    peers = _peers(rows.facts.roles)
+    octaves, span, warmup = (np.float32(parameters[name]) for name in ("octaves", "span", "warmup"))
+    over = np.zeros(seen.shape, bool)
+    growth = np.zeros(seen.shape, np.float32)
+    leak = np.float32(1.0 / FORGET)
+    for i in range(len(rows.steps)):
+        # The first observations count equally.
+        weight = np.where(seen[i], np.float32(1.0) / np.minimum(count + 1, span), np.float32(0.0))
+        level = level + weight * (logs[i] - level)
+        count = count + seen[i]
+        settled = count > warmup
+        lowest = np.where(settled, np.minimum(lowest + leak * (level - lowest) * seen[i], level), level)
+        own = level - lowest
+        if own.max(initial=0.0) <= octaves:
+            continue
+        growth[i] = own - _typical(own, settled, peers)
+        over[i] = (growth[i] > octaves) & settled & seen[i]
+    wording = Wording(
+        "has a growing amax", "have growing amaxes",
+        lambda octaves, name: f"that of {name} is {2.0**octaves:.3g} times its lowest level",
+        f"above the limit of {2.0 ** parameters['octaves']:.3g}, relative to its role",
+        unit="octaves",
+    )  # fmt: skip
+    observed = Observed(rows.steps, over, seen, growth.astype(np.float64))
+    after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
+    arrays = {"level": level, "lowest": lowest, "count": count}
+    return after | {name: pack(array.astype(np.float32)) for name, array in arrays.items()}, findings
+
+
+def _peers(roles: NDArray[np.str_]) -> list[NDArray[np.bool_]]:
+    return [roles == role for role in np.unique(roles)] if len(roles) else []
+
+
+def _typical(own: Float32s, settled: NDArray[np.bool_], peers: list[NDArray[np.bool_]]) -> Float32s:
+    """The median growth of each tensor's role, 0 where it has too few settled tensors."""
+    typical = np.zeros_like(own)
+    for members in peers:
+        values = own[members & settled]
+        if len(values) >= LEAST_PEERS:
+            typical[members] = np.median(values)
+    return typical

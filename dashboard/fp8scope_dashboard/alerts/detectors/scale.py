@@ -1,0 +1,160 @@
+"""Scales that do not follow their amax: frozen, made for another amax, or jumped.
+
+A scale s is made for the amax M 2^-margin / s, with M the largest value of the format. The use of the range,
+u = log2(amax s / M) + margin, is 0 if the scale fits exactly, negative if a part of the range is unused, and
+positive if values saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
+from fp8scope_dashboard.alerts.detectors.base import Finding, State
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
+
+Floats = NDArray[np.float64]
+Float32s = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+Parameters = Mapping[str, float]
+Result = tuple[State, list[Finding]]
+
+# In powers of two: 3 %, far above the rounding of float32.
+ABOVE = 0.05
+# Consecutive observations above what an unchanged scale was made for, after which it must have followed.
+FOLLOWS_WITHIN = 16
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """log2 of the amax and of the scale, float32[R, n], and where both are known and positive."""
+
+    amax: Float32s
+    scale: Float32s
+    seen: Bools
+
+    @classmethod
+    def of(cls, rows: TensorRows) -> _Scales:
+        amax, scale = rows.statistics["amax"], rows.statistics["scale"]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            seen = (amax > 0) & np.isfinite(amax) & (scale > 0) & np.isfinite(scale)
+            return cls(
+                np.where(seen, np.log2(np.where(seen, amax, 1.0)), 0.0).astype(np.float32),
+                np.where(seen, np.log2(np.where(seen, scale, 1.0)), 0.0).astype(np.float32),
+                seen,
+            )
+
+    def use(self, rows: TensorRows) -> Floats:
+        """u, float64[R, n]; NaN where it is unknown."""
+        facts = rows.facts
+        with np.errstate(invalid="ignore"):
+            known = self.seen & facts.per_tensor & np.isfinite(facts.largest)
+            return np.where(known, self.amax + self.scale - np.log2(facts.largest) + facts.margin, np.nan)
+
+
+def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when a scale stays exactly the same while the amax that it should follow moves.
+
+    Either the amax is above what the scale was made for in more than FOLLOWS_WITHIN consecutive observations,
+    or the scale is constant for longer than its `patience`, and the smallest and the largest amax meanwhile
+    are `octaves` powers of two apart.
+
+    Args:
+        rows: `amax` and `scale`.
+        parameters: `octaves`, `points`, `recover`.
+    """
+    scales = _Scales.of(rows)
+    n = len(rows.facts.names)
+    use = scales.use(rows)
+    names = ("scale", "low", "high", "same", "above")
+    last, low, high, same, above = (unpack(state.get(name), n, np.float32(0.0)) for name in names)
+    over = np.zeros(scales.seen.shape, bool)
+    moved = np.zeros(scales.seen.shape, np.float32)
+    with np.errstate(invalid="ignore"):
+        too_high = use > ABOVE
+    for i in range(len(rows.steps)):
+        seen, amax, scale = scales.seen[i], scales.amax[i], scales.scale[i]
+        kept = (scale == last) & (same > 0)
+        begins, goes_on = seen & ~kept, seen & kept
+        low = np.where(begins, amax, np.where(goes_on, np.minimum(low, amax), low))
+        high = np.where(begins, amax, np.where(goes_on, np.maximum(high, amax), high))
+        last = np.where(seen, scale, last)
+        same = np.where(begins, np.float32(1.0), same + goes_on)
+        above = np.where(seen, np.where(too_high[i] & kept, above + 1, np.float32(0.0)), above)
+        moved[i] = high - low
+        stays = (same > rows.facts.patience) & (moved[i] > parameters["octaves"])
+        over[i] = seen & ((above > FOLLOWS_WITHIN) | stays)
+    wording = Wording(
+        "keeps its scale while its amax moves", "keep their scale while their amax moves",
+        lambda octaves, name: f"the amax of {name} has moved by a factor of {2.0**octaves:.3g}",
+        "and the scale is unchanged", unit="octaves",
+    )  # fmt: skip
+    observed = Observed(rows.steps, over, scales.seen, moved.astype(np.float64))
+    after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
+    arrays = zip(names, (last, low, high, same, above), strict=True)
+    return after | {name: pack(array.astype(np.float32)) for name, array in arrays}, findings
+
+
+def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when a scale was made for an amax that is `octaves` powers of two from the tensor's, for long.
+
+    For longer than the `patience` of the tensor: a delayed scale may lag behind by its history.
+
+    Args:
+        rows: `amax` and `scale`.
+        parameters: `octaves`; `points`, beyond the patience; `recover`.
+    """
+    use = _Scales.of(rows).use(rows)
+    n = len(rows.facts.names)
+    seen = ~np.isnan(use)
+    with np.errstate(invalid="ignore"):
+        far = np.abs(use) > parameters["octaves"]
+    count = unpack(state.get("far"), n, np.float32(0.0))
+    over = np.zeros(seen.shape, bool)
+    if far.any() or count.any():
+        for i in range(len(rows.steps)):
+            count = np.where(seen[i], np.where(far[i], count + 1, np.float32(0.0)), count)
+            over[i] = far[i] & (count > rows.facts.patience)
+    wording = Wording(
+        "has a scale for another amax", "have scales for another amax",
+        lambda octaves, name: f"that of {name} is off by a factor of {2.0**octaves:.3g}",
+        f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
+    )  # fmt: skip
+    observed = Observed(rows.steps, over, seen, np.abs(use))
+    after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
+    return after | {"far": pack(count.astype(np.float32))}, findings
+
+
+def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result:
+    """Open when a scale changes by more than `octaves` powers of two between two observations.
+
+    Observations without an amax do not count: the scale of an empty or all-zero tensor means nothing.
+
+    Args:
+        rows: `amax` and `scale`.
+        parameters: `octaves`; `warmup`, the first steps, in which scales are found; `points`, `recover`.
+    """
+    scales = _Scales.of(rows)
+    n = len(rows.facts.names)
+    last = unpack(state.get("scale"), n, np.float32(np.nan))
+    jumps = np.zeros(scales.seen.shape, np.float32)
+    for i in range(len(rows.steps)):
+        change = np.abs(scales.scale[i] - last)
+        jumps[i] = np.where(scales.seen[i], change, np.float32(0.0))
+        last = np.where(scales.seen[i], scales.scale[i], last)
+    late = rows.after(parameters["warmup"])[:, None]
+    with np.errstate(invalid="ignore"):
+        over = (jumps > parameters["octaves"]) & late
+    wording = Wording(
+        "has a scale that jumped", "have scales that jumped",
+        lambda octaves, name: f"that of {name} by a factor of {2.0**octaves:.3g}",
+        f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
+    )  # fmt: skip
+    observed = Observed(rows.steps, over, scales.seen & late, jumps.astype(np.float64))
+    after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
+    return after | {"scale": pack(last.astype(np.float32))}, findings

@@ -1,0 +1,280 @@
+"""From conditions of many tensors to few alarms: tensors that leave their range together have one cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
+from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, Finding, State
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Int64s = NDArray[np.int64]
+Parameters = Mapping[str, float]
+
+# In rows. An agent within its overhead budget observes plain tensors at least this often.
+LONGEST_GAP = 100
+# Causes that are open at once; tensors of further ones join the latest.
+MOST_GROUPS = 16
+LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The words of a message.
+
+    Attributes:
+        one, many: what the tensors do: 'overflows', 'overflow'.
+        amount: the value of the worst tensor, with its name: '5 % of blocks.1.input'.
+        limit: what the value is compared with: 'above the limit of 0.1 %'.
+        threshold: the limit as a number, if the evidence shows the same quantity.
+        unit: the name of the value in the evidence: 'rate', or 'octaves' for powers of two.
+    """
+
+    one: str
+    many: str
+    amount: Callable[[float, str], str]
+    limit: str
+    threshold: float | None = None
+    unit: str = "rate"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Rows of a condition.
+
+    Attributes:
+        steps: int64[R], ascending.
+        over: bool[R, n], whether the condition holds.
+        seen: bool[R, n], whether the tensor was observed; false wherever `over` is undecided.
+        values: float64[R, n], used where `over` holds.
+    """
+
+    steps: Int64s
+    over: Bools
+    seen: Bools
+    values: Floats
+
+
+def tensor_alarm(
+    state: State, rows: Observed, names: Sequence[str], parameters: Parameters, wording: Wording
+) -> tuple[State, list[Finding]]:
+    """Open when the condition of a tensor holds in `points` consecutive observations.
+
+    Tensors whose onsets are at most SAME_CAUSE steps from those of an open alarm belong to it: a finding with
+    `update` completes it. Other tensors open another alarm. A tensor leaves its alarm after `recover` rows
+    without the condition. Rows in which it is not observed do not count, up to LONGEST_GAP of them. An alarm
+    closes with its last tensor.
+
+    Args:
+        names: n names; later calls may add columns but not move them.
+        parameters: `points`, in observations; `recover`, in rows.
+    """
+    board = _Board.restored(state, len(names))
+    last_seen = unpack(state.get("last_seen"), len(names), np.int64(-1))
+    findings: list[Finding] = []
+    any_over: Bools = np.asarray(rows.over.any(axis=1))
+    for i, step in enumerate(rows.steps.tolist()):
+        if not (any_over[i] or board.is_busy):
+            continue
+        board.count(rows, i, step, last_seen)
+        findings += board.open_or_join(step, names, parameters, wording)
+        findings += board.let_go(rows.over[i], rows.seen[i], step, parameters)
+    if len(rows.steps):
+        last_seen = _seen_before(rows, len(rows.steps), np.ones(len(names), bool), last_seen)
+    return {**board.as_state(), "last_seen": pack(last_seen)}, findings
+
+
+@dataclass
+class _Board:
+    """The state of every tensor: int64[n] each, and float64[n] of `peaks`.
+
+    Attributes:
+        counts: consecutive observations with the condition.
+        onsets: the first step of them; `after`: the last step before that at which it was observed.
+        group: the onset of the alarm that the tensor belongs to; -1: none.
+        calm: rows without the condition; gaps: rows without an observation.
+        last_onset: of each open alarm, by its onset.
+    """
+
+    counts: Int64s
+    onsets: Int64s
+    after: Int64s
+    group: Int64s
+    calm: Int64s
+    gaps: Int64s
+    peaks: Floats
+    last_onset: dict[int, int]
+
+    @classmethod
+    def restored(cls, state: State, n: int) -> _Board:
+        columns = [np.zeros(n, np.int64) for _ in range(6)]
+        columns[3][:] = -1
+        peaks = np.zeros(n)
+        for key, values in state.get("tensors", {}).items():
+            for column, value in zip([*columns, peaks], values, strict=True):
+                column[int(key)] = value
+        last_onset = {int(onset): last for onset, last in state.get("groups", {}).items()}
+        counts, onsets, after, group, calm, gaps = columns
+        return cls(counts, onsets, after, group, calm, gaps, peaks, last_onset)
+
+    def as_state(self) -> State:
+        kept = np.flatnonzero((self.counts > 0) | (self.group >= 0)).tolist()
+        columns = (self.counts, self.onsets, self.after, self.group, self.calm, self.gaps)
+        tensors = {str(i): [*(int(column[i]) for column in columns), float(self.peaks[i])] for i in kept}
+        return {
+            "tensors": tensors,
+            "groups": {str(onset): last for onset, last in self.last_onset.items()},
+            "open": bool(self.last_onset),
+        }
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.last_onset) or bool(self.counts.any())
+
+    def count(self, rows: Observed, i: int, step: int, last_seen: Int64s) -> None:
+        over, seen = rows.over[i], rows.seen[i]
+        self.counts[seen & ~over] = 0
+        new = over & (self.counts == 0)
+        if new.any():
+            self.onsets[new] = step
+            self.after[new] = _seen_before(rows, i, new, last_seen)
+            self.peaks[new & (self.group < 0)] = 0.0
+        self.counts[over] += 1
+        self.peaks[over] = np.maximum(self.peaks[over], rows.values[i][over])
+
+    def open_or_join(
+        self, step: int, names: Sequence[str], parameters: Parameters, wording: Wording
+    ) -> list[Finding]:
+        sure = (self.counts >= parameters["points"]) & (self.group < 0)
+        if not sure.any():
+            return []
+        changed: dict[int, bool] = {}
+        for i in np.flatnonzero(sure)[np.argsort(self.onsets[sure], kind="stable")].tolist():
+            if self.group[i] >= 0:
+                continue
+            group = self._group_of(int(self.onsets[i]))
+            if group is None:
+                group = self._free_onset(int(self.onsets[i]))
+                changed[group] = True
+                self.last_onset[group] = group
+            self._add(i, group)
+            changed.setdefault(group, False)
+        return [self._finding(group, new, step, names, wording) for group, new in changed.items()]
+
+    def _add(self, i: int, group: int) -> None:
+        """Add a tensor, and all that began about the same time, even if they are not sure yet."""
+        near = (self.counts > 0) & (self.group < 0) & (np.abs(self.onsets - self.onsets[i]) <= SAME_CAUSE)
+        self.group[near] = group
+        self.calm[near] = 0
+        self.gaps[near] = 0
+        self.last_onset[group] = max(self.last_onset[group], int(self.onsets[near].max()))
+
+    def _group_of(self, onset: int) -> int | None:
+        near = [
+            group
+            for group, last in self.last_onset.items()
+            if group - SAME_CAUSE <= onset <= last + SAME_CAUSE
+        ]
+        if not near and len(self.last_onset) >= MOST_GROUPS:
+            near = [max(self.last_onset)]
+        return max(near, default=None)
+
+    def _free_onset(self, onset: int) -> int:
+        while onset in self.last_onset:
+            onset += 1
+        return onset
+
+    def let_go(self, over: Bools, seen: Bools, step: int, parameters: Parameters) -> list[Finding]:
+        """Take the tensors that have recovered out of their alarms, and close those that have none left."""
+        if not self.last_onset:
+            return []
+        member = self.group >= 0
+        unseen = member & ~seen & (self.counts > 0)
+        self.gaps[unseen] += 1
+        self.gaps[~unseen] = 0
+        waits = (self.gaps > 0) & (self.gaps <= LONGEST_GAP)
+        self.calm[over] = 0
+        self.calm[member & ~over & ~waits] += 1
+        leaving = member & (self.calm >= parameters["recover"])
+        if not leaving.any():
+            return []
+        # The old counts of tensors that are no longer observed must not open it again.
+        self.counts[leaving] = 0
+        self.group[leaving] = -1
+        open_groups = set(np.unique(self.group).tolist())
+        closed = [group for group in self.last_onset if group not in open_groups]
+        for group in closed:
+            del self.last_onset[group]
+        return [Finding(False, group, step) for group in closed]
+
+    def _finding(self, group: int, new: bool, step: int, names: Sequence[str], wording: Wording) -> Finding:
+        members = np.flatnonzero(self.group == group)
+        worst = members[np.argsort(-self.peaks[members], kind="stable")]
+        first = int(members[np.argmin(self.onsets[members])])
+        tensors = [
+            {
+                "name": names[i],
+                wording.unit: float(self.peaks[i]),
+                "onset_step": int(self.onsets[i]),
+                "after_step": int(self.after[i]),
+            }
+            for i in worst[:NAMED].tolist()
+        ]
+        peak, name = float(self.peaks[worst[0]]), names[int(worst[0])]
+        since = f"step {self.onsets[first]}{_interval(int(self.after[first]), int(self.onsets[first]))}"
+        if len(members) == 1:
+            message = f"{name} {wording.one} since {since}: {wording.amount(peak, name)}, {wording.limit}."
+        else:
+            where = layers_in(names[i] for i in members.tolist())
+            message = (
+                f"{len(members)} tensors{where} {wording.many}, first {names[first]} at {since}; "
+                f"the worst: {wording.amount(peak, name)}, {wording.limit}."
+            )
+        evidence: dict[str, Any] = {
+            "tensors": tensors,
+            "tensors_over": len(members),
+            "last_onset": self.last_onset[group],
+        }
+        return Finding(True, group, step, peak, wording.threshold, message, evidence, update=not new)
+
+
+def _seen_before(rows: Observed, i: int, columns: Bools, last_seen: Int64s) -> Int64s:
+    """The last step before row i at which each column was observed; -1: never. int64[columns.sum()].
+
+    `last_seen`, int64[n], is the same for the first row.
+    """
+    earlier = rows.seen[:i, columns]
+    if not len(earlier):
+        return last_seen[columns]
+    last = len(earlier) - 1 - np.argmax(earlier[::-1], axis=0)
+    return np.where(earlier.any(axis=0), rows.steps[last], last_seen[columns])
+
+
+def _interval(after: int, onset: int) -> str:
+    """Where the onset lies, for a tensor that is not observed in every step."""
+    return f" (not before step {after + 1})" if 0 <= after < onset - 1 else ""
+
+
+def layers_in(names: Iterable[str]) -> str:
+    """' in layers 20-24', from the first number in each name; empty if a name has none."""
+    numbers = set()
+    for name in names:
+        match = LAYER.search(name)
+        if match is None:
+            return ""
+        numbers.add(int(match.group(1)))
+    ordered = sorted(numbers)
+    starts = [n for n in ordered if n - 1 not in numbers]
+    ends = [n for n in ordered if n + 1 not in numbers]
+    spans = [f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True)]
+    if not spans:
+        return ""
+    word = "layers" if len(ordered) > 1 else "layer"
+    return f" in {word} {', '.join(spans[:6])}{' and others' if len(spans) > 6 else ''}"

@@ -1,0 +1,62 @@
+"""Rules for the loss."""
+
+from __future__ import annotations
+
+from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
+
+LOSS_NOT_FINITE = Kind(
+    "loss_not_finite",
+    "critical",
+    "The loss is NaN or infinite.",
+    {"recover": points(20, "Finite losses in a row that end it.")},
+    # All other conditions of such a training are consequences.
+    outranks=(
+        "loss_spike",
+        "loss_divergence",
+        "above_baseline",
+        "grad_norm",
+        "tensor_not_finite",
+        "saturation_rate",
+        "saturation_rise",
+        "underflow_rate",
+        "underflow_rise",
+        "scale_frozen",
+        "scale_stale",
+        "scale_jump",
+        "amax_growth",
+    ),
+)
+LOSS_SPIKE = Kind(
+    "loss_spike",
+    "warning",
+    "The loss is far above its recent values, for several steps in a row.",
+    {
+        "z": Parameter(6.0, 3.0, 100.0, "Robust standard deviations above the median of recent losses."),
+        "points": points(3, "Points in a row that must be that high."),
+        "window": Parameter(50, 10, 10_000, "Recent points that a loss is compared with.", whole=True),
+        "recover": points(10, "Points in a row below half of that height that end it."),
+    },
+)
+LOSS_DIVERGENCE = Kind(
+    "loss_divergence",
+    "critical",
+    "The smoothed loss has risen from its minimum and stays high.",
+    {
+        "fraction": Parameter(0.02, 0.001, 10.0, "Least rise, relative to the minimum."),
+        "sigmas": Parameter(8.0, 3.0, 100.0, "Least rise, in standard deviations of the smoothed loss."),
+        "points": points(20, "Points in a row above the limit that open it, and below that end it."),
+        "span": Parameter(20, 2, 10_000, "Points over which the loss is smoothed.", whole=True),
+    },
+    outranks=("loss_spike", "above_baseline"),
+)
+ABOVE_BASELINE = Kind(
+    "above_baseline",
+    "warning",
+    "The loss is above its baseline's by more than the project's margin, or the spread of its seeds.",
+    {
+        "block": Parameter(2, 1, 10_000, "Points whose mean is compared.", whole=True),
+        "recover": points(10, "Blocks in a row within the margin that end it."),
+    },
+)
+
+LOSS_KINDS = (LOSS_NOT_FINITE, LOSS_DIVERGENCE, LOSS_SPIKE, ABOVE_BASELINE)

@@ -1,0 +1,229 @@
+"""The life of an alert: its states, who may move it from one to another, and its audit trail.
+
+    open --acknowledge--> acknowledged --mute--> muted --(time is over)--> open
+    open, acknowledged, muted --resolve--> resolved --reopen--> open
+
+Every change is one UPDATE that names the states it may start from, so of two simultaneous changes one loses.
+Each change writes one HistoryEntry in the same transaction. Automatic changes have no user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import connection, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.alerts import routing
+from fp8scope_dashboard.alerts.models import (
+    RUN_WIDE,
+    DetectorState,
+    EntryKind,
+    Event,
+    EventState,
+    HistoryEntry,
+    Reason,
+)
+from fp8scope_dashboard.notifications import run_changed
+
+LONGEST_MUTE: Final = timedelta(days=30)
+LONGEST_COMMENT: Final = 2_000
+MOST_COMMENTS: Final = 500
+# A condition that comes back within so many steps of its end reopens the alert instead of opening another.
+REOPEN_STEPS: Final = 100
+
+OPEN, ACKNOWLEDGED = EventState.OPEN, EventState.ACKNOWLEDGED
+MUTED, RESOLVED = EventState.MUTED, EventState.RESOLVED
+UNRESOLVED: Final = (OPEN, ACKNOWLEDGED, MUTED)
+
+
+class LifeError(ValueError):
+    """The change is invalid; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The states that a change may start from, and the state it leads to."""
+
+    sources: tuple[EventState, ...]
+    target: EventState
+
+
+TRANSITIONS: Final[Mapping[EntryKind, Transition]] = {
+    EntryKind.ACKNOWLEDGED: Transition((OPEN, MUTED), ACKNOWLEDGED),
+    EntryKind.MUTED: Transition((OPEN, ACKNOWLEDGED, MUTED), MUTED),
+    EntryKind.UNMUTED: Transition((MUTED,), OPEN),
+    EntryKind.RESOLVED: Transition(UNRESOLVED, RESOLVED),
+    EntryKind.REOPENED: Transition((RESOLVED,), OPEN),
+}
+
+
+def note_opened(event: Event) -> None:
+    """Begin the history of a new event."""
+    write(event, EntryKind.OPENED, text=event.message)
+
+
+def acknowledge(event: Event, user: User) -> bool:
+    """Record that a person takes care of an event. False if somebody did before, or if it is resolved."""
+    now = timezone.now()
+    return _move(
+        event, EntryKind.ACKNOWLEDGED, user, acknowledged_by=user, acknowledged_at=now, muted_until=None
+    )
+
+
+def mute(event: Event, user: User, until: datetime) -> bool:
+    """Silence an event until a time; then it is open again, unless its condition has ended.
+
+    Returns:
+        False if it is resolved.
+
+    Raises:
+        LifeError: if the time is over already, or more than LONGEST_MUTE ahead.
+    """
+    now = timezone.now()
+    if not now < until <= now + LONGEST_MUTE:
+        raise LifeError(f"Choose a time within the next {LONGEST_MUTE.days} days.")
+    text = f"until {until:%Y-%m-%d %H:%M} UTC"
+    return _move(event, EntryKind.MUTED, user, text, muted_until=until)
+
+
+def unmute(event: Event, user: User | None = None) -> bool:
+    """End the silence of an event before its time, or, without a user, because its time is over."""
+    text = "" if user is not None else "The time is over, and the condition lasts."
+    now = timezone.now()
+    return _move(event, EntryKind.UNMUTED, user, text, muted_until=None, waiting_since=now, escalated_at=None)
+
+
+def resolve(event: Event, user: User | None = None, *, step: int | None = None, reason: str = "") -> bool:
+    """Close an event, by hand or, without a user, because its condition has ended at `step`.
+
+    Returns:
+        False if it was closed before.
+    """
+    text = reason or ("" if user is not None else "The condition has ended.")
+    step = event.run.last_step if step is None else step
+    with transaction.atomic():
+        is_closed = _move(
+            event,
+            EntryKind.RESOLVED,
+            user,
+            text,
+            step=step,
+            resolved_at=timezone.now(),
+            resolved_step=step,
+            muted_until=None,
+        )
+        if is_closed:
+            routing.notify(event, Reason.RESOLVED)
+    return is_closed
+
+
+@transaction.atomic
+def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
+    """Open a resolved event again, by hand or, without a user, because its condition came back.
+
+    Without a user, the training process gets the alert again. Call it under the run's lock then.
+
+    Returns:
+        False if the event is not resolved.
+
+    Raises:
+        LifeError: if a newer alert of the same rule is unresolved.
+    """
+    if user is not None:
+        # The lock of the evaluation, which opens events.
+        DetectorState.objects.get_or_create(run_id=event.run_id, writer=RUN_WIDE)
+        DetectorState.objects.select_for_update().get(run_id=event.run_id, writer=RUN_WIDE)
+    if same_condition(event).filter(state__in=UNRESOLVED).exclude(pk=event.pk).exists():
+        raise LifeError("A newer alert of this rule is not resolved yet: use that one.")
+    fields: dict[str, Any] = {"sent_again_as": _next_number()} if user is None else {}
+    return _move(
+        event,
+        EntryKind.REOPENED,
+        user,
+        text,
+        resolved_at=None,
+        resolved_step=None,
+        acknowledged_by=None,
+        acknowledged_at=None,
+        waiting_since=timezone.now(),
+        escalated_at=None,
+        reopened=F("reopened") + 1,
+        **fields,
+    )
+
+
+def comment(event: Event, user: User, text: str) -> None:
+    """Add a person's comment.
+
+    Raises:
+        LifeError: if it is empty or too long, or the event has too many.
+    """
+    text = text.strip()
+    if not text or len(text) > LONGEST_COMMENT or "\0" in text:
+        raise LifeError(f"A comment has 1 to {LONGEST_COMMENT:,} characters.")
+    if event.history.filter(kind=EntryKind.COMMENT).count() >= MOST_COMMENTS:
+        raise LifeError(f"The alert has {MOST_COMMENTS} comments already.")
+    with transaction.atomic():
+        write(event, EntryKind.COMMENT, user, text)
+        _announce(event)
+
+
+def unmute_due() -> int:
+    """Open the muted events whose time is over. Returns their number."""
+    over = Event.objects.filter(state=MUTED, muted_until__lte=timezone.now()).select_related("run")
+    return sum(unmute(event) for event in over)
+
+
+def same_condition(event: Event) -> Any:
+    """The events of the same run, rule and generation."""
+    return Event.objects.filter(
+        run_id=event.run_id, kind=event.kind, rule_name=event.rule_name, generation=event.generation
+    )
+
+
+def write(event: Event, kind: EntryKind, user: User | None = None, text: str = "") -> None:
+    """Add an entry to the history of an event."""
+    HistoryEntry.objects.create(
+        event=event,
+        kind=kind,
+        user=user,
+        user_name="" if user is None else user.username,
+        text=text[:LONGEST_COMMENT],
+    )
+
+
+@transaction.atomic
+def _move(
+    event: Event,
+    kind: EntryKind,
+    user: User | None,
+    text: str = "",
+    step: int | None = None,
+    **fields: Any,
+) -> bool:
+    transition = TRANSITIONS[kind]
+    allowed = Event.objects.filter(pk=event.pk, state__in=transition.sources)
+    if allowed.update(state=transition.target, **fields) != 1:
+        return False
+    event.refresh_from_db()
+    write(event, kind, user, text)
+    _announce(event, step)
+    return True
+
+
+def _announce(event: Event, step: int | None = None) -> None:
+    run_changed(event.run_id, event.run.project_id, "alert", event.step if step is None else step)
+
+
+def _next_number() -> int:
+    """A number above all ids of events, from the sequence of these ids."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT nextval(pg_get_serial_sequence('alerts_event', 'id'))")
+        number: int = cursor.fetchone()[0]
+        return number

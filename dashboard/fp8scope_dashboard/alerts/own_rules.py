@@ -1,0 +1,116 @@
+"""The rules of a run, and how the detector of rules that people write reads stored rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detectors import Finding, State, threshold
+from fp8scope_dashboard.alerts.detectors.threshold import Condition
+from fp8scope_dashboard.alerts.models import Rule, RuleKind
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry.codec import ChunkData
+from fp8scope_dashboard.telemetry.rank_merge import derive, sources
+
+# A rule follows at most so many tensors, the first of the catalogue that match its pattern.
+MOST_TENSORS: Final = 2_000
+
+
+def rules_of(run: Run) -> list[Rule]:
+    """The enabled rules that apply to a run: its own, and its project's.
+
+    A rule of the run with a built-in kind replaces the project's rule of this kind, also if it is disabled.
+    """
+    stored = list(Rule.objects.filter(project=run.project_id, run=None).order_by("id"))
+    of_run = list(Rule.objects.filter(run=run).order_by("id"))
+    replaced = {rule.kind for rule in of_run if rules.kind_of(rule.kind).is_default}
+    applying = [*(rule for rule in stored if rule.kind not in replaced), *of_run]
+    return [rule for rule in applying if rule.enabled]
+
+
+def columns_read(own: Iterable[Rule]) -> tuple[set[str], set[str]]:
+    """The scalars and the stored statistics of tensors that rules of kind THRESHOLD read."""
+    scalars, statistics = set[str](), set[str]()
+    for rule in own:
+        if rule.kind == RuleKind.THRESHOLD and rule.tensors:
+            statistics.update(sources(rule.statistic))
+        elif rule.kind == RuleKind.THRESHOLD:
+            scalars.add(rule.statistic)
+    return scalars, statistics
+
+
+def detect(
+    rule: Rule, state: State, data: ChunkData, columns: Sequence[str], leads: bool
+) -> tuple[State, list[Finding]]:
+    """Run the detector of a rule of kind THRESHOLD over new rows of one writer.
+
+    Args:
+        columns: the names of the tensors in the writer's catalogue.
+        leads: whether the writer has the run's lowest rank; other ranks' scalars are those of their share.
+
+    The state belongs to a definition: if the rule has changed, the detector starts again.
+    """
+    definition = [rule.statistic, rule.tensors, rule.condition, *sorted(rule.parameters.items())]
+    known = state.get("definition") == _as_json(definition)
+    before = state.get("detector", {}) if known else {}
+    parameters = rules.validate(rule.kind, rule.parameters)
+    condition = cast("Condition", rule.condition)
+    if rule.tensors:
+        names, values = _tensors(rule, data, columns)
+        after, findings = (
+            threshold(before, data.steps, values, names, condition, parameters, statistic=rule.statistic)
+            if names
+            else (before, [])
+        )
+    elif leads and rule.statistic in data.logged:
+        logged = data.logged[rule.statistic]
+        values = data.scalars[rule.statistic][logged][:, np.newaxis]
+        after, findings = threshold(
+            before, data.steps[logged], values, [rule.statistic], condition, parameters
+        )
+    else:
+        after, findings = before, []
+    # `open` is where the evaluation looks for it, whatever the detector.
+    return {
+        "definition": _as_json(definition),
+        "detector": after,
+        "open": bool(after.get("open")),
+    }, findings
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a tensor's name matches a pattern: * for any characters, ? for one, [abc] for one of these."""
+    return _compiled(pattern).match(name) is not None
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
+
+
+def _tensors(rule: Rule, data: ChunkData, columns: Sequence[str]) -> tuple[list[str], NDArray[np.float64]]:
+    """The names of the tensors that match, and their values, float64[R, n]."""
+    chosen = [i for i, name in enumerate(columns) if matches(rule.tensors, name)][:MOST_TENSORS]
+    stored = {name: data.statistics.get(name) for name in sources(rule.statistic)}
+    present = {name: array for name, array in stored.items() if array is not None}
+    if not chosen or len(present) < len(stored):
+        return [], np.empty((len(data), 0))
+    values = {}
+    for name, array in present.items():
+        # A chunk from before the catalogue grew is narrower.
+        values[name] = np.full((len(data), len(chosen)), np.nan)
+        within = [k for k, i in enumerate(chosen) if i < array.shape[1]]
+        values[name][:, within] = array[:, [chosen[k] for k in within]]
+    return [columns[i] for i in chosen], derive(rule.statistic, values)
+
+
+def _as_json(definition: Sequence[object]) -> list[object]:
+    """As it is read back from the database: tuples become lists."""
+    return [list(part) if isinstance(part, tuple) else part for part in definition]

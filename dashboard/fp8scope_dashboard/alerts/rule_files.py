@@ -1,0 +1,125 @@
+"""Rules as code: the YAML file of `fp8scope rules`, with errors that name the line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts.models import Rule
+from fp8scope_dashboard.alerts.rule_documents import Draft, Key, RuleDocumentError, document_of, parse
+from fp8scope_dashboard.alerts.rule_store import MOST_RULES
+
+VERSION: Final = 1
+LARGEST_FILE: Final = 256 * 1024
+DEEPEST: Final = 8
+HEAD: Final = """\
+# The alert rules of an fp8scope project. Change them, then: fp8scope rules apply FILE
+# Rules of your own are found by their name, built-in ones by their kind. docs/alerts.md has the fields.
+"""
+
+
+class RuleFileError(ValueError):
+    """A file is invalid; the message begins with the line."""
+
+
+def export(rules: Sequence[Rule]) -> str:
+    """The file of these rules."""
+    content = {"version": VERSION, "rules": [document_of(rule) for rule in rules]}
+    return HEAD + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+
+
+def read(project: Project, text: str) -> list[Draft]:
+    """The rules of a file.
+
+    Raises:
+        RuleFileError: if it is no YAML, too large, or a rule is invalid.
+    """
+    if len(text) > LARGEST_FILE:
+        raise RuleFileError(f"The file has more than {LARGEST_FILE // 1024} kB.")
+    root, content = _load(text)
+    if not isinstance(content, dict):
+        raise RuleFileError("line 1: The file must have the keys version and rules.")
+    for key in content:
+        if key not in ("version", "rules"):
+            raise _error(root, (key,), f"{str(key)[:40]}: unknown; known here: version, rules.")
+    if content.get("version") != VERSION or isinstance(content.get("version"), bool):
+        raise _error(root, ("version",), f"version: must be {VERSION}.")
+    documents = content.get("rules")
+    if not isinstance(documents, list) or len(documents) > MOST_RULES:
+        raise _error(root, ("rules",), f"rules: must be a list of at most {MOST_RULES} rules.")
+    drafts: dict[tuple[str, str], Draft] = {}
+    for number, document in enumerate(documents):
+        try:
+            draft = parse(project, document)
+        except RuleDocumentError as error:
+            raise _error(root, ("rules", number, *error.key), str(error)) from None
+        if draft.key in drafts:
+            raise _error(root, ("rules", number), "This rule is in the file twice.")
+        drafts[draft.key] = draft
+    return list(drafts.values())
+
+
+def _load(text: str) -> tuple[Node | None, Any]:
+    """The tree of the file, for line numbers, and its content. It has no aliases, so neither can be large."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _check(root, set(), 0)
+        return root, yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise RuleFileError(f"line {mark.line + 1 if mark else 1}: {error.problem}") from None
+    except RuleFileError:
+        raise
+    # Of numbers that Python does not convert, and of brackets without an end.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RuleFileError(f"line 1: The file is not valid YAML ({type(error).__name__}).") from None
+
+
+def _check(node: Node | None, seen: set[int], depth: int) -> None:
+    if node is None:
+        return
+    if id(node) in seen:
+        raise RuleFileError(f"{_line(node)}: Anchors and aliases are not supported. Repeat the value.")
+    if depth > DEEPEST:
+        raise RuleFileError(f"{_line(node)}: The file is nested too deeply.")
+    seen.add(id(node))
+    if isinstance(node, SequenceNode):
+        for child in node.value:
+            _check(child, seen, depth + 1)
+    elif isinstance(node, MappingNode):
+        names = set()
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                raise RuleFileError(f"{_line(key)}: A key must be a word.")
+            if key.value in names:
+                raise RuleFileError(f"{_line(key)}: {key.value[:40]} is there twice.")
+            names.add(key.value)
+            _check(value, seen, depth + 1)
+    elif node.tag not in SAFE_TAGS:
+        raise RuleFileError(f"{_line(node)}: {node.value[:40]} is no text, number, true or false.")
+
+
+SAFE_TAGS: Final = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
+
+
+def _error(root: Node | None, key: Key, message: str) -> RuleFileError:
+    """An error at the deepest part of `key` that is in the file."""
+    node, line = root, root
+    for part in key:
+        child: tuple[Any, Any] | None = None
+        if isinstance(node, MappingNode):
+            child = next(((name, value) for name, value in node.value if name.value == str(part)), None)
+        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
+            child = (node.value[part], node.value[part])
+        if child is None:
+            break
+        line, node = child
+    return RuleFileError(f"{_line(line)}: {message}")
+
+
+def _line(node: Node | None) -> str:
+    return f"line {node.start_mark.line + 1 if node is not None else 1}"

@@ -1,0 +1,149 @@
+"""Save, change and remove rules, and apply a whole list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from django.db import transaction
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts.models import Event, Rule, RuleKind
+from fp8scope_dashboard.alerts.rule_documents import Draft, RuleDocumentError, document_of, key_of
+
+MOST_RULES: Final = 500
+# A change of one of these starts the rule's detector again.
+DEFINITION: Final = ("statistic", "tensors", "condition")
+SAVED: Final = (
+    *("run", "kind", "name", *DEFINITION, "severity", "parameters", "enabled", "action"),
+    *("quiet_from", "quiet_to", "quiet_zone", "critical_breaks_quiet", "escalate_minutes"),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What applying a list of rules does, or would do, to one of them.
+
+    Attributes:
+        fields: what changes, by name: the present and the new value. Empty unless `what` is "changed".
+    """
+
+    what: Literal["created", "changed", "unchanged", "removed"]
+    title: str
+    fields: dict[str, tuple[Any, Any]]
+
+
+def rules_in(project: Project) -> list[Rule]:
+    """The rules of a project: built-in ones first, those of runs last."""
+    stored = Rule.objects.filter(project=project).select_related("run")
+    order = list(RuleKind.values)
+    return sorted(stored, key=lambda rule: (rule.run_id is not None, order.index(rule.kind), rule.name))
+
+
+@transaction.atomic
+def save(draft: Draft, stored: Rule | None = None) -> Rule:
+    """Save a draft as a new rule, or in place of a stored one of the same project.
+
+    Raises:
+        RuleDocumentError: if another rule has its name or its kind, or the project has MOST_RULES.
+    """
+    new = draft.rule
+    # Two simultaneous requests must not save two rules of the same name.
+    Project.objects.select_for_update().get(pk=new.project_id)
+    others = Rule.objects.filter(project=new.project_id)
+    if stored is not None:
+        others = others.exclude(pk=stored.pk)
+    if stored is None and others.count() >= MOST_RULES:
+        raise RuleDocumentError((), f"The project has {MOST_RULES} rules. Remove one first.")
+    if new.kind == RuleKind.THRESHOLD and others.filter(name=new.name).exists():
+        raise RuleDocumentError(("name",), "Another rule of the project has this name.")
+    if new.kind != RuleKind.THRESHOLD and any(
+        key_of(other) == draft.key for other in others.filter(kind=new.kind)
+    ):
+        raise RuleDocumentError(("kind",), "There is a rule of this kind already: change that one.")
+    rule = stored or new
+    if stored is not None:
+        if _definition(stored) != _definition(new) or not new.enabled:
+            _close_events(stored, "The rule was changed." if new.enabled else "The rule was switched off.")
+        for name in SAVED:
+            setattr(stored, name, getattr(new, name))
+    rule.save()
+    rule.channels.set(draft.channels)
+    rule.escalation_channels.set(draft.escalation_channels)
+    return rule
+
+
+@transaction.atomic
+def switch(rule: Rule, *, on: bool) -> None:
+    """Switch a rule on or off. The open alerts of one that is switched off are resolved."""
+    rule.enabled = on
+    rule.save(update_fields=["enabled"])
+    if not on:
+        _close_events(rule, "The rule was switched off.")
+
+
+@transaction.atomic
+def remove(rule: Rule) -> None:
+    """Delete a rule. Its open alerts are resolved; all its alerts are kept.
+
+    Raises:
+        RuleDocumentError: if it is a project's rule of a built-in kind, which can only be switched off.
+    """
+    if rule.kind != RuleKind.THRESHOLD and rule.run_id is None:
+        raise RuleDocumentError((), "A built-in rule cannot be removed. Switch it off instead.")
+    _close_events(rule, "The rule was removed.")
+    rule.delete()
+
+
+@transaction.atomic
+def apply(
+    project: Project, drafts: Sequence[Draft], *, prune: bool = False, check: bool = False
+) -> list[Change]:
+    """Create and change rules so that the project has these; applying them again changes nothing.
+
+    Args:
+        prune: also remove the rules that are not among them, except for the built-in ones of the project.
+        check: change nothing, and return what would change.
+
+    Raises:
+        RuleDocumentError: as `save`; then nothing is changed.
+    """
+    stored = {key_of(rule): rule for rule in rules_in(project)}
+    changes = []
+    for draft in drafts:
+        rule = stored.pop(draft.key, None)
+        before = None if rule is None else document_of(rule)
+        after = save(draft, rule)
+        changes.append(_change(after, before))
+    removable = [rule for rule in stored.values() if rule.kind == RuleKind.THRESHOLD or rule.run_id]
+    for rule in removable if prune else []:
+        changes.append(Change("removed", rule.title, {}))
+        remove(rule)
+    if check:
+        transaction.set_rollback(True)
+    return changes
+
+
+def _change(rule: Rule, before: dict[str, Any] | None) -> Change:
+    if before is None:
+        return Change("created", rule.title, {})
+    after = document_of(rule)
+    fields = {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    }
+    return Change("changed" if fields else "unchanged", rule.title, fields)
+
+
+def _definition(rule: Rule) -> list[Any]:
+    return [*(getattr(rule, name) for name in DEFINITION), rule.run_id, sorted(rule.parameters.items())]
+
+
+def _close_events(rule: Rule, reason: str) -> None:
+    """Resolve the open alerts of a rule whose detector starts again: nothing else would."""
+    for event in Event.objects.filter(rule=rule).exclude(seen_by=[]).select_related("run"):
+        Event.objects.filter(pk=event.pk).update(seen_by=[])
+        life.resolve(event, reason=reason)

@@ -1,0 +1,103 @@
+"""Conditions of the run itself: silent, failed, finished, a rank that is behind. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8scope_dashboard.alerts.detectors import Finding, State
+from fp8scope_dashboard.runs.models import RunState
+
+ERROR_LENGTH = 300
+# In seconds. The state of a run that was last heard from before that is no news.
+NEWS = 86_400.0
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """The last stored step of a rank of the latest attempt; `ended` once its process has finished."""
+
+    rank: int
+    last_step: int | None
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run at a time.
+
+    Attributes:
+        now: seconds since the epoch.
+        heartbeat: when it was last heard from, likewise.
+    """
+
+    state: str
+    last_step: int
+    now: float
+    heartbeat: float
+    error: str = ""
+    ranks: Sequence[RankStep] = ()
+
+
+def run_silent(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+    """Open when no process of the run has been heard from for a minute; close when one is."""
+    message = (
+        f"The run is silent since step {run.last_step}: no process was heard from for "
+        f"{run.now - run.heartbeat:.0f} s. It was killed, hangs, or has no connection."
+    )
+    return _while(state, _is(run, RunState.SILENT, state), run.last_step, message)
+
+
+def run_failed(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+    """Open when a process ends with an error; close when the run is resumed."""
+    lines = run.error.strip().splitlines()
+    reason = f": {lines[-1][:ERROR_LENGTH]}" if lines else "."
+    message = f"The run failed after step {run.last_step}{reason}"
+    return _while(state, _is(run, RunState.FAILED, state), run.last_step, message)
+
+
+def run_finished(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+    """Open when the run finishes; close when it is resumed."""
+    message = f"The run finished after step {run.last_step}."
+    return _while(state, _is(run, RunState.FINISHED, state), run.last_step, message)
+
+
+def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+    """Open when a rank has not reached the step that the fastest rank had `seconds` ago.
+
+    The ranks of a training step together, so this is a process that hangs, or whose data do not arrive.
+    """
+    steps = {rank.rank: rank.last_step or 0 for rank in run.ranks if not rank.ended}
+    if run.state != RunState.RUNNING or len(steps) < 2:
+        after, findings = _while(state, False, run.last_step, "")
+        return {**after, "mark": None}, findings
+    fastest = max(steps.values())
+    mark = state.get("mark") or [run.now, fastest]
+    behind = {rank: step for rank, step in steps.items() if step < mark[1]}
+    if not behind:
+        mark = [run.now, fastest]
+    late = bool(behind) and run.now - mark[0] >= parameters["seconds"]
+    rank = min(behind, key=lambda each: behind[each], default=0)
+    others = f" {len(behind) - 1} more are behind." if len(behind) > 1 else ""
+    message = (
+        f"Rank {rank} is at step {behind.get(rank, 0)}, and others at step {fastest}, for "
+        f"{run.now - mark[0]:.0f} s.{others}"
+    )
+    after, findings = _while(state, late, behind.get(rank, run.last_step), message)
+    return {**after, "mark": mark}, findings
+
+
+def _is(run: RunFacts, wanted: RunState, state: State) -> bool:
+    return run.state == wanted and (bool(state.get("open")) or run.now - run.heartbeat < NEWS)
+
+
+def _while(state: State, holds: bool, step: int, message: str) -> tuple[State, list[Finding]]:
+    """The findings of a condition that lasts as long as it holds."""
+    state = {"open": False, "onset": 0, "times": 0, **state}
+    if holds and not state["open"]:
+        state.update(open=True, onset=step, times=state["times"] + 1)
+        return state, [Finding(True, step, step, message=message)]
+    if state["open"] and not holds:
+        state["open"] = False
+        return state, [Finding(False, state["onset"], step)]
+    return state, []

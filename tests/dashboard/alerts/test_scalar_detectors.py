@@ -1,0 +1,130 @@
+"""Gradient norm, speed, the wait for data and memory against their own past."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detection import SCALAR_DETECTORS
+from fp8scope_dashboard.alerts.detectors import Finding, ScalarRows, State
+
+PARTS = {"time_forward": 0.03, "time_backward": 0.05, "time_optimizer": 0.01, "time_other": 0.01}
+
+
+def found(
+    kind: str, scalars: Mapping[str, np.ndarray], cuts: Sequence[int] = (), **parameters: Any
+) -> list[Finding]:
+    rows = len(next(iter(scalars.values())))
+    state: State = {}
+    findings: list[Finding] = []
+    edges = [0, *sorted(min(cut, rows) for cut in cuts), rows]
+    for first, last in zip(edges, edges[1:], strict=False):
+        state = json.loads(json.dumps(state, allow_nan=False))
+        part = {name: values[first:last] for name, values in scalars.items()}
+        logged = {name: np.ones(last - first, bool) for name in scalars}
+        chunk = ScalarRows(np.arange(first, last), part, logged)
+        state, new = SCALAR_DETECTORS[kind](state, chunk, rules.validate(kind, parameters))
+        findings += new
+    return findings
+
+
+def norms(rows: int = 2_000, seed: int = 0, spread: float = 0.3) -> np.ndarray:
+    return np.exp(np.random.default_rng(seed).normal(0.0, spread, rows))
+
+
+def test_it_works() -> None:
+    norm = norms()
+    norm[1_000:1_060] *= 30.0
+    opened, closed = found("grad_norm", {"grad_norm": norm})
+    assert (opened.onset_step, opened.step) == (1_000, 1_004)
+    assert opened.message.startswith("Gradient norm rose to") and "since step 1000" in opened.message
+    assert not closed.opened and 1_050 < closed.step <= 1_079
+
+
+def test_gradient_norms_of_a_healthy_training_are_no_alarm() -> None:
+    decay = np.concatenate([np.linspace(30.0, 1.0, 300), np.ones(4_700)])
+    spiky = norms(5_000) * decay
+    spiky[::97] *= 20.0
+    assert found("grad_norm", {"grad_norm": spiky}) == []
+
+
+def test_a_gradient_norm_that_stays_infinite_is_found() -> None:
+    norm = norms()
+    norm[500] = np.inf
+    norm[1_000:] = np.inf
+    (opened,) = found("grad_norm", {"grad_norm": norm})
+    assert (opened.onset_step, opened.value) == (1_000, None)
+    assert opened.message.startswith("Gradient norm is not finite since step 1000")
+
+
+def test_steps_that_take_twice_as_long_are_found() -> None:
+    seconds = 0.1 * norms(spread=0.05)
+    seconds[1_000:] *= 2.0
+    opened = found("throughput_drop", {"step_seconds": seconds})[0]
+    assert 1_000 <= opened.onset_step < 1_015 and opened.value == pytest.approx(0.2, rel=0.2)
+
+
+def test_evaluations_and_checkpoints_are_no_slowdown() -> None:
+    seconds = 0.1 * norms(10_000, spread=0.1)
+    seconds[::100] = 30.0
+    seconds[50::1000] = 300.0
+    assert found("throughput_drop", {"step_seconds": seconds}) == []
+
+
+def test_a_lasting_slowdown_is_reported_once() -> None:
+    seconds = 0.1 * norms(10_000, spread=0.05)
+    seconds[1_000:] *= 2.0
+    opened, closed = found("throughput_drop", {"step_seconds": seconds})
+    assert opened.opened and not closed.opened
+
+
+def test_a_wait_for_data_is_found() -> None:
+    steps = 1_000
+    parts = {name: np.full(steps, seconds) for name, seconds in PARTS.items()}
+    wait = np.full(steps, 0.002)
+    wait[100] = 5.0
+    assert found("data_wait", {"time_data": wait, **parts}, share=0.9) == []
+    wait[100] = 0.002
+    wait[400:600] = 0.1
+    opened, closed = found("data_wait", {"time_data": wait, **parts})
+    assert 350 <= opened.onset_step <= 420 and opened.threshold == 0.3
+    assert "Steps wait for data" in opened.message and not closed.opened
+
+
+def test_memory_that_rises_steadily_is_found_and_caches_are_not() -> None:
+    noise = np.random.default_rng(0).uniform(0.0, 2**26, 2_000)
+    base = 2.0**32 + noise
+    filling = base + 2.0**31 * (1.0 - np.exp(-np.arange(2_000) / 30.0))
+    assert found("memory_creep", {"memory_rss": filling}) == []
+    leak = base + 2.0**20 * np.arange(2_000)
+    (opened,) = found("memory_creep", {"memory_rss": leak})
+    assert opened.step < 60 * 13 and opened.message.startswith(
+        "The main memory in use rises steadily since step"
+    )
+    assert found("memory_creep", {"memory_rss": leak, "memory_allocated": base}) == []
+
+
+@pytest.mark.parametrize("kind", list(SCALAR_DETECTORS))
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.lists(st.integers(0, 600), max_size=4), seed=st.integers(0, 50))
+def test_the_result_does_not_depend_on_the_batches(kind: str, cuts: list[int], seed: int) -> None:
+    values = norms(600, seed, spread=1.0)
+    values[300:400] *= 20.0
+    values[::50] = np.nan
+    values[350:360] = np.inf
+    scalars = {"grad_norm": values, "step_seconds": values, "memory_rss": values, "time_data": values}
+    scalars |= {name: np.full(600, seconds) for name, seconds in PARTS.items()}
+    parameters: dict[str, dict[str, Any]] = {
+        "memory_creep": {"points": 5.0, "blocks": 2.0, "rise": 0.0},
+        "data_wait": {"points": 5.0},
+    }
+    given_parameters: dict[str, Any] = parameters.get(kind, {"window": 20.0, "points": 3.0})
+    whole = found(kind, scalars, **given_parameters)
+    assert found(kind, scalars, cuts, **given_parameters) == whole
