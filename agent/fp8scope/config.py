@@ -17,6 +17,10 @@ DEFAULT_OVERHEAD = 0.02
 """Largest share of the step time that watching may add."""
 
 
+forced: dict[str, str] = {}
+"""`mode` and `directory` of all runs, whatever is passed to `settings_from`; for `fp8scope replay`."""
+
+
 class ConfigurationError(ValueError):
     """A setting is invalid; the message names it and says what is accepted."""
 
@@ -54,6 +58,8 @@ class Settings:
     """A machine crash loses at most this much; with 0, each step is on disk before the next one ends."""
     overhead: float | None = DEFAULT_OVERHEAD
     """See `fp8scope.attach`."""
+    flight_steps: int = 256
+    """Steps that the flight recorder keeps; 0: none. See docs/incidents.md."""
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError if a value is invalid; the message never contains the token."""
@@ -93,6 +99,7 @@ def settings_from(
     value is invalid.
     """
     env = os.environ if environment is None else environment
+    mode, directory = forced.get("mode", mode), forced.get("directory", directory)
     url = url or env.get("FP8SCOPE_URL", "")
     token = token or env.get("FP8SCOPE_TOKEN", "")
     if not (url and token):
@@ -111,6 +118,7 @@ def settings_from(
         fsync_seconds=_number(env, "FP8SCOPE_FSYNC", 5.0, low=0, high=3600),
         spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
         overhead=overhead_from(env.get("FP8SCOPE_OVERHEAD", ""), "FP8SCOPE_OVERHEAD"),
+        flight_steps=int(_number(env, "FP8SCOPE_FLIGHT_STEPS", 256, low=0, high=1 << 16)),
     )
 
 

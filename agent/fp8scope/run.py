@@ -1,7 +1,7 @@
 """A training run, as the training script sees it."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -10,6 +10,7 @@ from fp8scope.config import ArgumentTypeError, Settings
 from fp8scope.control.command_queue import PAUSE_SECONDS, Callback
 from fp8scope.control.controller import RunController
 from fp8scope.delivery.inbox import Alert
+from fp8scope.incidents.flight_recorder import MAX_BYTES, Batches, FlightRecorder
 from fp8scope.observe.budget import Overhead, check_overhead
 from fp8scope.process import open_runs
 from fp8scope.recording.entries import Document
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 class Run:
     """A run that is being recorded; made by `fp8scope.init`. Only one thread at a time may use it.
 
-    `session` and `controller` are for fp8scope's own parts; a training script does not need them.
+    `session`, `controller` and `flight` are for fp8scope's own parts; a training script does not need them.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Run:
         self.session = Session(settings, registration, identity or Identity(str(uuid.uuid4())), rank=rank)
         self.controller = RunController(self.session, commands)
         self.guard = self.session.guard
+        self.flight = FlightRecorder(self.session, self.controller)
         self.shadow: Recipe | None = None
         """The recipe of `watch` where none is given."""
         self._steps = self.session.steps
@@ -401,6 +403,36 @@ class Run:
         whatever `loss_fn` raises.
         """
         return self.controller.bisect(batch, loss_fn, model)
+
+    # Incidents
+
+    def batches(self, source: Iterable[Any]) -> Batches:
+        """Return an iterable of the same batches: `for batch in run.batches(loader):`.
+
+        It shows the flight recorder which batches each step trains on. `fp8scope replay` needs it to train a
+        step again, and to leave batches out. See docs/incidents.md.
+        """
+        return self.flight.batches(source)
+
+    def allow_snapshots(
+        self,
+        model: "torch.nn.Module | Sequence[torch.nn.Module]",
+        optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer]",
+        *,
+        every: int = 100,
+        also: Sequence[Any] = (),
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """Let the flight recorder copy the state of the training every `every` steps, for `fp8scope replay`.
+
+        It keeps the two latest copies in host memory, and the batches since then, and writes them to disk
+        with an incident. `also`: further objects with a `state_dict`, such as a scheduler or a GradScaler.
+        No copies are taken if two of them would exceed `max_bytes`. With `every=0` there are none; a replay
+        then runs the script from its beginning. Needs `run.batches`.
+
+        Raises ConfigurationError if an argument is invalid.
+        """
+        self.flight.allow_snapshots(model, optimizer, every=every, also=also, max_bytes=max_bytes)
 
     # Checkpoints
 

@@ -24,7 +24,7 @@ ORDERS = {
     """,
     "fp8scope": """
         credentials config guard scalars metadata arguments process observe step recording delivery session
-        control run autolog integrations demo cli __main__
+        control incidents run autolog replay postmortem integrations demo cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup embedded settings text db notifications accounts wire runs receipts telemetry

@@ -166,6 +166,22 @@ class Attachment:
         """Return the name under which `model` is followed, or None if it is not."""
         return self._models.get(model)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the work of the open step is done, or no step is open."""
+        self._note_updates_by_hand()
+        return self._step is None or self._due
+
+    def complete(self) -> None:
+        """Record the open step if its work is done; else forget it with its losses."""
+        if self.is_complete:
+            self._close_if_due()
+        else:
+            self._step, self._forward_seen = None, False
+            self._stepped.clear()
+            self._steps.abandon_step()
+        self._pending.clear()
+
     def end(self) -> None:
         """Record the step that is complete, and remove all hooks."""
         unlisten(self)

@@ -13,6 +13,7 @@ from fp8scope.cli.doctor import doctor
 from fp8scope.cli.export import export
 from fp8scope.cli.import_run import import_
 from fp8scope.cli.login import login
+from fp8scope.cli.report import report
 from fp8scope.cli.rules import rules
 from fp8scope.cli.run_script import run
 from fp8scope.cli.sync import sync
@@ -34,8 +35,21 @@ def bisect(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def replay(arguments: list[str]) -> int:
+    """Run a step of an incident again, in FP8 and in BF16."""
+    try:
+        from fp8scope.cli.replay import main
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"`fp8scope replay` needs {error.name}, which is missing: pip install 'fp8scope[torch]'"
+        ) from error
+    return main(arguments)
+
+
 BUILT_IN: dict[str, Command] = {
     "bisect": bisect,
+    "replay": replay,
+    "report": report,
     "doctor": doctor,
     "login": login,
     "run": run,

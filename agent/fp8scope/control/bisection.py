@@ -137,11 +137,11 @@ def bisect(
         loss_bf16, reference = passes.run({})
         for path, layer, product in cases:
             _, gradient = passes.run({layer: frozenset((product,))})
-            errors.append(ProductError(path, product, *_compare(gradient, reference)))
+            errors.append(ProductError(path, product, *compare_gradients(gradient, reference)))
             if on_progress is not None:
                 on_progress(len(errors), len(cases))
         loss_fp8, gradient = passes.run(None)
-        total = ProductError("*", "fprop", *_compare(gradient, reference))
+        total = ProductError("*", "fprop", *compare_gradients(gradient, reference))
     finally:
         passes.end()
     # NaN, from a gradient that is not finite, is the worst error.
@@ -198,7 +198,7 @@ class _Passes:
         self._restore()
 
 
-def _compare(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> tuple[float, float]:
+def compare_gradients(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> tuple[float, float]:
     """Return relative error and cosine of a gradient, given in pieces. Waits for the device only once."""
     sums = torch.zeros(4, dtype=torch.float64, device=reference[0].device)
     for mine, exact in zip(gradient, reference, strict=True):

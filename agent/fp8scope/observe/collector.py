@@ -111,6 +111,14 @@ class Collector:
         self._announced = offset + len(entries)
         return (offset, entries, STATISTICS) if entries else None
 
+    def described(self) -> tuple[list[str], list[str]]:
+        """The names of all tensors in the order of the rows, and those of their statistics."""
+        if self._tables is None:
+            return [], []
+        from fp8scope_kernels import STATISTICS
+
+        return [tensor.name for tensor in self._tables.catalogue], list(STATISTICS)
+
     @property
     def row_bytes(self) -> int:
         """The approximate memory of one step."""

@@ -121,16 +121,23 @@ class StepRow(Entry):
     `tokens`: the tokens of all steps up to the end of this one.
     """
 
-    __slots__ = ("_guard", "_snapshot", "_step", "_tokens")
+    __slots__ = ("_guard", "_keep", "_snapshot", "_step", "_tokens")
     kind = RecordKind.ROW
 
     def __init__(
-        self, step: Step, tokens: int, snapshot: Snapshot | PlainSnapshot | None, guard: Guard
+        self,
+        step: Step,
+        tokens: int,
+        snapshot: Snapshot | PlainSnapshot | None,
+        guard: Guard,
+        keep: Callable[[Sequence[Bytes]], None] | None = None,
     ) -> None:
+        """`keep` is called with the pieces of the row by the thread that records it."""
         self._step = step
         self._tokens = tokens
         self._snapshot = snapshot
         self._guard = guard
+        self._keep = keep
 
     def _source(self) -> Pending | None:
         # A copy from a device ends after the events that time the step.
@@ -159,7 +166,10 @@ class StepRow(Entry):
         values |= step.scalars
         values |= seen.scalars
         dropped = self._guard.counts()[0]
-        return Row(step.number, step.ended_at, dropped, values, seen.statistics, seen.extras).pieces()
+        pieces = Row(step.number, step.ended_at, dropped, values, seen.statistics, seen.extras).pieces()
+        if self._keep is not None:
+            self._keep(pieces)
+        return pieces
 
     def done(self) -> None:
         if self._snapshot is not None:

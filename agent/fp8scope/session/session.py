@@ -1,7 +1,8 @@
 """A run's recording in this process: how it begins, is continued, and ends."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 FINISH_SECONDS = 30.0
 GIT_SECONDS = 0.5
 """How long the end of a run waits for git, if no step was recorded since it answered."""
+MAX_REPORTS_KEPT = 200
 MAX_REWINDS = 100
 """Attempts that one process may begin by going back to earlier steps."""
 logger = logging.getLogger("fp8scope")
@@ -95,6 +97,10 @@ class Session:
         self.steps.number, self.steps.tokens = identity.step, identity.tokens
         self._resumed = identity.resumed
         self.rewinds = 0
+        self.before_end: list[Callable[[], None]] = []
+        """Called when the run ends, while it can still send reports."""
+        self.sent_reports: deque[dict[str, Any]] = deque(maxlen=MAX_REPORTS_KEPT)
+        """The latest changes to the run and results of commands."""
         self.hasher: BatchHasher | None = None
         """Logs `data_hash`; None unless `init` was asked for it."""
         self._hashes_model = False
@@ -175,6 +181,8 @@ class Session:
             document = {"kind": kind, "step": self.steps.number, **fields}
             if self.active:
                 self.writers.put(Document(RecordKind.REPORT, lambda: dump_json(document)))
+                if kind in ("annotation", "command"):
+                    self.sent_reports.append(document)
 
     def _note_page(self, page: str) -> None:
         """The server has registered the run; called on the sender's thread."""
@@ -332,6 +340,9 @@ class Session:
         self._end_steps()
         with self.guard.shield("describing the run"):
             self.registration.send_changes(now=True)
+        for action in self.before_end:
+            with self.guard.shield("ending the run"):
+                action()
         if self._controller is not None:
             self._controller.end()
         with self.guard.shield("ending the measures"):

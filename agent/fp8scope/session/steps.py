@@ -21,6 +21,7 @@ from fp8scope.observe.timing import Measures
 from fp8scope.process.failure_report import failure
 from fp8scope.process.sys_exit import exit_status
 from fp8scope.recording.entries import StepRow, catalogue_of, histograms_of
+from fp8scope.recording.records import Bytes
 from fp8scope.recording.registration import Registration
 from fp8scope.scalars import is_tensor, whole_number
 from fp8scope.session.pipeline import Pipeline
@@ -30,8 +31,25 @@ from fp8scope.step import MAX_SCALARS, Step
 class Follower(Protocol):
     """Finds the steps of a training loop by itself: `fp8scope.autolog.attachment.Attachment`."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the work of the open step is done, or no step is open."""
+
+    def complete(self) -> None:
+        """Record the open step if its work is done; else forget it."""
+
     def end(self) -> None:
         """Record the step that is complete, and follow the training no longer."""
+
+
+class FlightLog(Protocol):
+    """Keeps the last steps: `fp8scope.incidents.flight_recorder.FlightRecorder`."""
+
+    def step_ends(self, number: int) -> None:
+        """A step is being recorded."""
+
+    def keep_row(self, pieces: Sequence[Bytes]) -> None:
+        """Keep the row of a step. Called by the thread that records it."""
 
 
 class Steps:
@@ -70,6 +88,7 @@ class Steps:
         self.early: dict[str, Any] = {}
         """Values that were logged before the first step; they go to that."""
         self.follower: Follower | None = None
+        self.flight: FlightLog | None = None
         self.pipeline = pipeline
         """The current writer's."""
         self.switches: Sequence[object] = ()
@@ -108,6 +127,14 @@ class Steps:
                 # Another thread called `end_recording` after `_enabled` was read above.
                 self.active = False
             self.number, self.open = before
+
+    @property
+    def completed(self) -> int:
+        """The number of the last step whose work is done, whether it is recorded yet or not."""
+        done = self.open is None or self.open is self._logged
+        if self.follower is not None:
+            done = self.follower.is_complete
+        return self.number if done else self.number - 1
 
     def end_recording(self) -> None:
         """The run is finished: record no further step."""
@@ -197,7 +224,11 @@ class Steps:
         except BusyError as busy:
             self.guard.drop(1, str(busy))
             return
-        pipeline.put(StepRow(step, self.tokens, snapshot, self.guard))
+        flight = self.flight
+        keep = None if flight is None else flight.keep_row
+        pipeline.put(StepRow(step, self.tokens, snapshot, self.guard, keep))
+        if flight is not None:
+            flight.step_ends(number)
         if snapshot is not None and snapshot.sampled:
             pipeline.put(histograms_of(step, snapshot))
             self.count_kernel_failures()

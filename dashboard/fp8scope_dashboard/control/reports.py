@@ -71,12 +71,15 @@ def _store_report(
 ) -> None:
     if Report.objects.filter(run=run).count() >= MOST_REPORTS:
         raise InvalidError(f"The run has {MOST_REPORTS} reports.", "Report less often.")
+    document = body.model_dump(mode="json", exclude=ENVELOPE)
+    if document.get("incident") is None:
+        document.pop("incident", None)
     Report.objects.create(
         run=run,
         writer=message.writer,
         seq=message.seq,
         kind=body.kind,
         step=body.step,
-        document=body.model_dump(mode="json", exclude=ENVELOPE),
+        document=document,
     )
     run_changed(run.id, run.project_id, "report", body.step)

@@ -74,14 +74,30 @@ class ReferenceIn(_ReportIn):
         return self
 
 
+class Incident(Schema):
+    """What the flight recorder of a process has kept, on the disk of its host."""
+
+    reason: Annotated[Text, Field(max_length=32)]
+    alert: Natural | None = None
+    target: Natural
+    first_step: Natural
+    last_step: Natural
+    snapshots: Annotated[list[Natural], Field(max_length=16)] = []
+    folder: Annotated[Text, Field(max_length=512)]
+    host: Annotated[Text, Field(max_length=255)] = ""
+    rank: Natural = 0
+    bytes: Natural = 0
+
+
 class AnnotationIn(_ReportIn):
-    """A note on a change to the run at a step."""
+    """A note on a change to the run at a step, or an incident that was kept."""
 
     kind: Literal["annotation"]
     name: Word
     text: Annotated[Text, Field(min_length=1, max_length=LARGEST_MESSAGE)]
     why: Message = ""
     layers: Annotated[list[Path], Field(max_length=MOST_LAYERS)] = []
+    incident: Incident | None = None
 
 
 class CommandResultIn(_ReportIn):

@@ -17,6 +17,7 @@ from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 COMMANDS_SHOWN = 12
 WINDOWS_SHOWN = 50
 BISECTIONS_SHOWN = 20
+INCIDENTS_SHOWN = 20
 MODULES_PROPOSED = 2_000
 PRODUCTS_LISTED = 10
 MOST_MARKS = 100
@@ -102,7 +103,8 @@ def modules_of(run: Run) -> list[str]:
 
 
 def findings(run: Run) -> dict[str, Any]:
-    """The context of the cards of reference windows and bisections."""
+    """The context of the cards of incidents, reference windows and bisections."""
+    incidents = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION, document__has_key="incident")
     windows = Report.objects.filter(run=run, kind=ReportKind.REFERENCE).order_by("-step", "-id")
     rankings = Report.objects.filter(run=run, kind=ReportKind.BISECT).order_by("-id")
     ended_badly = is_dead(standing_now(run))
@@ -111,6 +113,7 @@ def findings(run: Run) -> dict[str, Any]:
         "windows_dead": ended_badly,
         "window_count": windows.count(),
         "windows_over": windows.filter(document__verdict="over").count(),
+        "incidents": [report.document["incident"] for report in incidents.order_by("-id")[:INCIDENTS_SHOWN]],
         "rankings": [ranking_of(report, PRODUCTS_LISTED) for report in rankings[:BISECTIONS_SHOWN]],
     }
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder
-from dashboard.helpers.reporting import ANNOTATION, BISECT, PRODUCT, REFERENCE, another, send_report
+from dashboard.helpers.reporting import (
+    ANNOTATION,
+    BISECT,
+    INCIDENT,
+    PRODUCT,
+    REFERENCE,
+    another,
+    send_report,
+)
 from pydantic import ValidationError
 
 from fp8scope_dashboard.control import reports, schemas
@@ -17,7 +25,9 @@ from fp8scope_dashboard.wire.errors import InvalidError, WriterConflictError
 
 
 @pytest.mark.parametrize(
-    "document", [BISECT, REFERENCE, ANNOTATION], ids=lambda document: str(document["kind"])
+    "document",
+    [BISECT, REFERENCE, ANNOTATION, INCIDENT],
+    ids=lambda document: str(document.get("name", document["kind"])),
 )
 def test_it_works(writer: Recorder, document: dict[str, Any]) -> None:
     assert send_report(writer, **document)
@@ -54,6 +64,9 @@ def test_a_repeated_report_is_stored_once(writer: Recorder) -> None:
         (REFERENCE, {"tolerance": 0}),
         (REFERENCE, {"verdict": "fine"}),
         (ANNOTATION, {"text": ""}),
+        (INCIDENT, {"incident": {**INCIDENT["incident"], "target": -1}}),
+        (INCIDENT, {"incident": {**INCIDENT["incident"], "folder": "x" * 513}}),
+        (INCIDENT, {"incident": {**INCIDENT["incident"], "snapshots": [1] * 17}}),
         (ANNOTATION, {"name": "Some Thing"}),
         (ANNOTATION, {"layers": ["a"] * 501}),
         (ANNOTATION, {"step": -1}),

@@ -55,6 +55,24 @@ REFERENCE: dict[str, Any] = {
     "kept_bytes": 1024,
     "seconds": 1.5,
 }
+INCIDENT: dict[str, Any] = {
+    "kind": "annotation",
+    "step": 130,
+    "name": "incident",
+    "text": "Incident kept: steps 1 to 130",
+    "incident": {
+        "reason": "alert",
+        "alert": 7,
+        "target": 120,
+        "first_step": 1,
+        "last_step": 130,
+        "snapshots": [80, 100],
+        "folder": "/data/<run>/incident-step-120",
+        "host": "gpu-7",
+        "rank": 3,
+        "bytes": 5_242_880,
+    },
+}
 ANNOTATION: dict[str, Any] = {
     "kind": "annotation",
     "step": 41,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE, send_report
+from dashboard.helpers.reporting import ANNOTATION, BISECT, INCIDENT, REFERENCE, send_report
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
@@ -58,6 +58,17 @@ def test_without_reports_there_is_no_card(admin: Visitor, writer: Recorder) -> N
     assert 'id="reports"' in shown, "the empty element is there for the first report"
     for name in ("bisect", "reference"):
         assert "No report yet" in figure(admin, writer.run, name)["empty"]
+
+
+def test_shows_incidents_and_where_they_are(admin: Visitor, writer: Recorder) -> None:
+    assert "Incidents" not in page(admin, writer.run, "reports")
+    send_report(writer, **ANNOTATION)
+    send_report(writer, **INCIDENT)
+    shown = page(admin, writer.run, "reports")
+    for text in ("Incidents", "a critical alert", "1–130", "after step 80, 100", "5.0", "gpu-7"):
+        assert text in shown
+    assert "/data/&lt;run&gt;/incident-step-120" in shown
+    assert shown.count("<tr>") == 2
 
 
 def test_draws_both_arms_of_a_window_over_steps(admin: Visitor, writer: Recorder) -> None:

@@ -81,6 +81,13 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "difference within this window; it does not predict other windows.",
         "Over: the difference exceeds the project's margin or is not finite.",
     ),
+    "incident": Term(
+        "Incident",
+        "The last steps in full, kept on the training machine when a critical alert arrives or the run "
+        "fails: statistics of all tensors, batches by hash, random state, and snapshots if the script allows "
+        "them.",
+        "A replay trains one of these steps again and names the product in which FP8 and BF16 part.",
+    ),
     "bisection": Term(
         "Bisection",
         "For each matrix product in turn: the gradient g of one batch with this product in FP8 and all "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 from uuid import UUID
-from zoneinfo import available_timezones
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
@@ -190,7 +189,7 @@ def _form(
         "kind": kind,
         "title": stored.title if stored is not None else (kind and RuleKind(kind.name).label) or "New rule",
         "parameters": _parameters(document, kind),
-        "share_percent": _percent(document.get("share", 1.0)),
+        "share_percent": _shown(_percent(document.get("share", 1.0))),
         "severity": document.get("severity") or (kind.severity if kind is not None else Severity.WARNING),
         "is_enabled": document.get("enabled", True),
         "conditions": Condition.choices,
@@ -200,7 +199,7 @@ def _form(
         "channels": [(channel, channel.name in document.get("channels", ())) for channel in channels],
         "escalate": escalate,
         "escalation_channels": [(each, each.name in escalate.get("channels", ())) for each in channels],
-        "zones": sorted(available_timezones()),
+        "zones": rule_documents.time_zones(),
         "runs": Run.objects.filter(project=project).order_by("-created_at")[:RUNS_OFFERED],
         "can_be_tried": stored is None or trials.can_be_tried(stored),
         "problem": None if error is None else _in_words(error),
@@ -220,7 +219,8 @@ def _parameters(document: dict[str, Any], kind: rule_kinds.Kind | None) -> list[
         {
             "name": name,
             "label": rule_words.label_of(name),
-            "value": given.get(name, parameter.default),
+            # A value has no default that would be right for any statistic.
+            "value": _shown(given.get(name, "" if name == "value" else parameter.default)),
             "parameter": parameter,
         }
         for name, parameter in shown.parameters.items()
@@ -234,6 +234,11 @@ def _suggestions(project: Project) -> dict[str, list[str]]:
         scalars.update(run.last_scalars)
         statistics.update(queries.statistic_names(run.id))
     return {"scalars": sorted(scalars), "statistics": sorted(statistics or {"amax", *DERIVED})}
+
+
+def _shown(value: Any) -> Any:
+    """A number in the format of an input field; what is no number as it was entered."""
+    return f"{value:.12g}" if isinstance(value, float | int) else value
 
 
 def _percent(share: Any) -> Any:

@@ -1,0 +1,1 @@
+"""The post-mortem of a run or of an incident."""

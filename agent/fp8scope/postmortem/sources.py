@@ -1,0 +1,198 @@
+"""Where a post-mortem comes from: the folder of an incident, or the dashboard's API."""
+
+import json
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import urllib3
+
+from fp8scope.config import Settings
+from fp8scope.delivery.transport import MAX_ANSWER_BYTES, classify
+from fp8scope.incidents.folder import Incident
+from fp8scope.postmortem.document import Event, PostMortem
+from fp8scope.postmortem.figure import Figure
+from fp8scope.postmortem.onset import series_of, signs
+from fp8scope.recording.records import Row
+
+CHARTED = 6
+"""Charts of a report, the loss first."""
+PRODUCTS = 10
+POINTS = 2000
+
+
+class SourceError(RuntimeError):
+    """The server does not answer, or refuses; the message says why."""
+
+
+def from_incident(incident: Incident) -> PostMortem:
+    """The post-mortem of an incident, from its folder alone."""
+    document, rows = incident.document, incident.rows
+    tensors, statistics = document["tensors"], document["statistics"]
+    moved = signs(rows, tensors, statistics)
+    alert = document.get("alert")
+    result = incident.result()
+    first, last = document["steps"]
+    facts = [
+        ("Run", f"{document['name']} ({document['run']})"),
+        ("Page", document.get("page") or "none"),
+        ("Kept", f"steps {first} to {last}, rank {document['rank']} on {document['host']}"),
+        ("Because of", _why(document)),
+        ("When", document["created_at"]),
+        ("Precision", str(document["precision"])),
+        ("Recipe", json.dumps(document["recipe"])),
+        ("Step in question", str(document["target"])),
+    ]
+    charted = ["loss", *(sign.name for sign in moved if sign.name != "loss")][:CHARTED]
+    return PostMortem(
+        title=f"Post-mortem: {document['name']}, step {document['target']}",
+        facts=facts,
+        signs=[Event(sign.step, sign.sentence()) for sign in moved],
+        alerts=[_alert(alert)] if alert else [],
+        orders=[_order(event) for event in document["events"] if event.get("name") != "incident"],
+        replay=[] if result is None else result["sentences"],
+        products=[] if result is None else _products(result.get("bisection")),
+        figures=_charts(rows, tensors, statistics, charted, document["target"]),
+        gaps=_gaps(moved, result, incident),
+    )
+
+
+def _why(document: Mapping[str, Any]) -> str:
+    if document["alert"]:
+        return f"the alert {document['alert']['kind']}: {document['alert']['message']}"
+    last = str(document["failure"]).strip().splitlines()
+    return f"the failure {last[-1]}" if last else "a failure"
+
+
+def _gaps(moved: Sequence[object], result: object, incident: Incident) -> list[str]:
+    gaps = []
+    if not moved:
+        gaps.append("No value left its earlier range within the kept steps.")
+    if result is None:
+        gaps.append(f"The step was not replayed: fp8scope replay {incident.folder} SCRIPT")
+    gaps.append("The diagnosis is on the dashboard: fp8scope report with the run's id includes it.")
+    return gaps
+
+
+def _charts(
+    rows: Sequence[Row], tensors: Sequence[str], statistics: Sequence[str], names: Sequence[str], mark: int
+) -> list[Figure]:
+    steps = [row.step for row in rows]
+    series = dict(series_of(rows, tensors, statistics))
+    return [
+        Figure(f"{number}", name, steps, series[name].tolist(), mark)
+        for number, name in enumerate(names, 1)
+        if name in series and len(steps) > 1
+    ]
+
+
+def _alert(alert: Mapping[str, Any]) -> Event:
+    step = alert.get("onset_step")
+    return Event(
+        alert.get("step") if step is None else step,
+        f"{alert.get('severity', '')} {alert.get('kind', '')}: {alert.get('message', '')}",
+    )
+
+
+def _order(event: Mapping[str, Any]) -> Event:
+    """A report of the run: the result of a command, or a change."""
+    if event.get("kind") == "command":
+        message = f": {event['message']}" if event.get("message") else ""
+        return Event(event.get("step"), f"command {event['command']} {event['state']}{message}")
+    why = f" ({event['why']})" if event.get("why") else ""
+    return Event(event.get("step"), f"{event.get('text', '')}{why}")
+
+
+def _products(bisection: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+    rows = [] if bisection is None else bisection["products"][:PRODUCTS]
+    return [(row["layer"], row["product"], f"{float(row['relative_error']):.2%}") for row in rows]
+
+
+class RunSource:
+    """Reads one run from the dashboard's API."""
+
+    def __init__(self, settings: Settings, run: str) -> None:
+        self._pool = urllib3.PoolManager(
+            retries=False, timeout=urllib3.Timeout(settings.connect_timeout, read=settings.read_timeout)
+        )
+        self._headers = {"Authorization": f"Bearer {settings.token}"}
+        self._address = f"{settings.url}/api/v1/runs/{run}"
+
+    def postmortem(self) -> PostMortem:
+        """The post-mortem of the run. Raises SourceError if the server does not answer."""
+        run, diagnosis = self._get(""), self._get("/diagnosis")
+        history = self._get("/history", missing={"reports": [], "commands": []})
+        alerts = sorted(run["events"], key=lambda alert: alert.get("onset_step") or 0)
+        mark = alerts[0].get("onset_step") if alerts else None
+        gaps = [] if diagnosis["current"] else ["The diagnosis is older than the data: report again later."]
+        return PostMortem(
+            title=f"Post-mortem: {run['name']}",
+            facts=[
+                ("Run", f"{run['name']} ({run['id']})"),
+                ("Page", run["url"]),
+                ("State", f"{run['state']}, last step {run['last_step']}"),
+                ("Precision", run["precision"]),
+                ("Recipe", json.dumps(run["recipe"])),
+                ("Baseline", run["baseline"] or "none"),
+            ],
+            signs=[
+                Event(finding["onset"], finding["sentence"])
+                for finding in sorted(diagnosis["findings"], key=lambda finding: finding["onset"] or 0)
+                if finding["onset"] is not None
+            ],
+            alerts=[_alert(alert) for alert in alerts],
+            orders=_orders(history),
+            cause=[text for text in (diagnosis["sentence"], diagnosis["suggestion"]) if text],
+            products=_products(_latest(history, "bisect")),
+            figures=[chart for name in ("loss", "grad_norm") if (chart := self._chart(name, mark))],
+            gaps=gaps,
+        )
+
+    def _chart(self, name: str, mark: int | None) -> Figure | None:
+        query = urllib.parse.urlencode({"scalar": name, "points": POINTS})
+        series = self._get(f"/series?{query}", missing={"steps": [], "values": []})
+        values = [float("nan") if value is None else float(value) for value in series["values"]]
+        if len(values) < 2:
+            return None
+        return Figure(name, name, series["steps"], values, mark)
+
+    def _get(self, path: str, missing: Mapping[str, Any] | None = None) -> Any:
+        """Return the answer of the server, or `missing` where it has none of this kind."""
+        try:
+            response = self._pool.request(
+                "GET", self._address + path, headers=self._headers, preload_content=False
+            )
+            body = response.read(MAX_ANSWER_BYTES)
+            response.release_conn()
+        except urllib3.exceptions.HTTPError as error:
+            raise SourceError(f"{self._address}: {type(error).__name__}; try again.") from None
+        if response.status in (404, 422) and missing is not None:
+            return missing
+        outcome = classify(response.status, response.headers, body)
+        if response.status != 200 or not outcome.answer:
+            raise SourceError(outcome.message or f"HTTP {response.status}")
+        return outcome.answer
+
+
+def _orders(history: Mapping[str, Any]) -> list[Event]:
+    """Commands with their results, and changes to the run, by step."""
+    events = [
+        Event(
+            command["step"],
+            f"{command['given_by']} ordered {command['kind']}"
+            + (f" ({command['reason']})" if command["reason"] else "")
+            + f": {command['state']}"
+            + (f", {command['message']}" if command["message"] else ""),
+        )
+        for command in history["commands"]
+    ]
+    events += [
+        _order({"step": report["step"], **report["document"]})
+        for report in history["reports"]
+        if report["kind"] == "annotation"
+    ]
+    return sorted(events, key=lambda event: (event.step is None, event.step))
+
+
+def _latest(history: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    return next((report["document"] for report in history["reports"] if report["kind"] == kind), None)

@@ -1,0 +1,198 @@
+"""Trains one step again and again from the same state, with different products in FP8.
+
+The script itself trains: each pass is one more turn of its loop. So a pass has everything that the step had,
+such as losses outside of the model, gradient accumulation, and a GradScaler.
+"""
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fp8scope.autolog.loss_capture import Loss, listen, unlisten
+from fp8scope.control.bisection import Bisection, ProductError, compare_gradients
+from fp8scope.control.precision import fp8_layers_of, precision_of, products_of, set_products
+from fp8scope.control.training_state import clone_batch
+from fp8scope.guard import Guard
+from fp8scope.incidents.batches import KeptBatch
+from fp8scope.incidents.flight_recorder import FlightRecorder
+from fp8scope.incidents.snapshots import Trained, restore_random
+from fp8scope.recording.records import Row
+from fp8scope_kernels import PRODUCTS, Product
+
+NOTE = "one step of a replay, after its last backward pass"
+OnProgress = Callable[[int, int], object]
+
+
+class More(Protocol):
+    """Draws another batch of the script's own; raises StopIteration after the last."""
+
+    def __call__(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The result of one pass: the rows of its steps, and the gradient after its last backward pass."""
+
+    rows: Sequence[Row]
+    gradient: Sequence[Tensor]
+
+
+class GradientWatch:
+    """Copies the gradients after a given backward pass of a step. A listener of `loss_capture`."""
+
+    def __init__(self, models: Sequence[nn.Module], guard: Guard) -> None:
+        every = dict.fromkeys(parameter for model in models for parameter in model.parameters())
+        self._parameters = [parameter for parameter in every if parameter.requires_grad]
+        self._guard = guard
+        self.count = 0
+        self.wanted: int | None = None
+        """The number of the backward pass; None for the latest."""
+        self.gradient: list[Tensor] = []
+
+    def begin(self, wanted: int | None) -> None:
+        self.count, self.wanted, self.gradient = 0, wanted, []
+
+    def before_backward(self) -> Any:
+        return None
+
+    def after_backward(self, before: Any, loss: Loss | None) -> None:
+        self.count += 1
+        if self.wanted is None or self.count == self.wanted:
+            self.gradient = [
+                torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in self._parameters
+            ]
+
+    def before_scaler_step(self, optimizer: Optimizer) -> Any:
+        return None
+
+    def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
+        pass
+
+    def failed(self, kind: str, error: Exception) -> None:
+        self._guard.caught(kind, error)
+
+
+class Passes:
+    """Passes of one step, which begins in the present state. `kept`: its batches that are known already."""
+
+    def __init__(self, flight: FlightRecorder, trained: Trained, kept: list[KeptBatch]) -> None:
+        self._flight = flight
+        self._trained = trained
+        self._kept = kept
+        self._begin = trained.capture()
+        self._watch = GradientWatch(trained.models, flight.session.guard)
+        self.layers = [
+            (path, layer)
+            for model in trained.models
+            for path, layer in fp8_layers_of(model)
+            if precision_of(layer) == "fp8"
+        ]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Copy gradients within the block."""
+        listen(self._watch)
+        try:
+            yield
+        finally:
+            unlisten(self._watch)
+
+    def first(self, more: More | None = None) -> Generator[Any, None, Pass]:
+        """Yield the batches of the step as it is; `more` draws those that are not known."""
+        self._watch.begin(None)
+        began = self._flight.session.steps.completed
+        added = self._flight.ring.added
+        for kept in self._kept:
+            restore_random(kept.random)
+            yield clone_batch(kept.batch)
+        while more is not None and self._flight.session.steps.completed == began:
+            try:
+                batch = more()
+            except StopIteration:
+                break
+            kept = KeptBatch.of(batch)
+            self._kept.append(kept)
+            yield batch
+        return self._end(added)
+
+    def again(self, products: Mapping[nn.Module, Collection[Product]] | None) -> Generator[Any, None, Pass]:
+        """Yield the batches of the step from its state, with these products of layers in FP8; None: all."""
+        self._trained.load(self._begin)
+        self._watch.begin(self._watch.wanted if self._watch.wanted is not None else self._watch.count)
+        for _, layer in self.layers:
+            set_products(layer, None if products is None else products.get(layer, frozenset()))
+        added = self._flight.ring.added
+        try:
+            for kept in self._kept:
+                restore_random(kept.random)
+                yield clone_batch(kept.batch)
+        finally:
+            for _, layer in self.layers:
+                set_products(layer, None)
+        return self._end(added)
+
+    def restore(self) -> None:
+        """Return to the state before the step."""
+        self._trained.load(self._begin)
+
+    def _end(self, added: int) -> Pass:
+        """Record the steps of the pass, and forget one that is not complete."""
+        return Pass(recorded_since(self._flight, added), self._watch.gradient)
+
+
+def recorded_since(flight: FlightRecorder, added: int) -> list[Row]:
+    """The rows of all steps that were completed since `flight.ring.added` was `added`."""
+    steps = flight.session.steps
+    if steps.follower is not None:
+        steps.follower.complete()
+    else:
+        steps.end_logged()
+    steps.pipeline.write_out()
+    return flight.ring.rows_since(added)
+
+
+def bisection_of(
+    passes: Passes, loss_of: Callable[[Pass], float | None], on_progress: OnProgress
+) -> Generator[Any, None, Bisection | None]:
+    """Yield batches for passes in BF16, with each product alone in FP8, and with all.
+
+    The result is None if there is no FP8 layer, or if a pass has no loss or gradient.
+    """
+    if not passes.layers:
+        return None
+    began = time.perf_counter()
+    cases = [
+        (path, layer, product)
+        for path, layer in passes.layers
+        for product in PRODUCTS
+        if product in products_of(layer)
+    ]
+    total = yield from passes.again(None)
+    reference = yield from passes.again({})
+    loss_fp8, loss_bf16 = loss_of(total), loss_of(reference)
+    if loss_fp8 is None or loss_bf16 is None or not reference.gradient:
+        return None
+    errors = []
+    for path, layer, product in cases:
+        single = yield from passes.again({layer: frozenset((product,))})
+        errors.append(ProductError(path, product, *_error(single, reference)))
+        on_progress(len(errors), len(cases))
+    errors.sort(key=lambda error: (error.relative_error == error.relative_error, -error.relative_error))
+    together = ProductError("*", "fprop", *_error(total, reference))
+    return Bisection(tuple(errors), together, loss_bf16, loss_fp8, time.perf_counter() - began, NOTE)
+
+
+def _error(one: Pass, reference: Pass) -> tuple[float, float]:
+    """Relative error and cosine of a pass's gradient; NaN if one of both is not finite or is missing."""
+    if len(one.gradient) != len(reference.gradient):
+        return float("nan"), float("nan")
+    try:
+        return compare_gradients(one.gradient, reference.gradient)
+    except ValueError:
+        return float("nan"), float("nan")

@@ -1,0 +1,144 @@
+"""What a replayed step says: whether it is the recorded one, and whether FP8 and BF16 part in it."""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from fp8scope.control.bisection import Bisection, ProductError
+from fp8scope.recording.records import wire_number
+
+PARTED_LOSS = 0.01
+"""A loss that is higher by this share than BF16's, from the same state on the same batches."""
+PARTED_GRADIENT = 0.5
+"""A relative error of the gradient. Of healthy layers all products together stay far below it."""
+STANDS_OUT = 2.0
+"""A product is named alone if its error is so many times the worst of the other layers."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a replay. Losses are None where they are not known."""
+
+    step: int
+    recorded: float | None
+    replayed: float | None
+    repeatable: bool | None = None
+    """Whether the step gave the same loss twice in this process."""
+    first_difference: int | None = None
+    """The first step since the snapshot whose loss differs from the recorded one."""
+    bisection: Bisection | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether both losses are the same float64, bit for bit; None if one is unknown."""
+        if self.recorded is None or self.replayed is None:
+            return None
+        return same_bits(self.recorded, self.replayed)
+
+    @property
+    def loss_bf16(self) -> float | None:
+        return None if self.bisection is None else self.bisection.loss_bf16
+
+    @property
+    def parted(self) -> bool | None:
+        """Whether FP8 and BF16 part in this step; None if BF16 was not run."""
+        if self.bisection is None:
+            return None
+        fp8, bf16, error = self.bisection.loss_fp8, self.bisection.loss_bf16, self.bisection.total
+        if not math.isfinite(bf16):
+            return False
+        if not math.isfinite(fp8) or math.isnan(error.relative_error):
+            return True
+        return fp8 - bf16 > PARTED_LOSS * abs(bf16) or error.relative_error > PARTED_GRADIENT
+
+    @property
+    def product(self) -> ProductError | None:
+        """The product in which they part; None if they do not, or if no layer stands out."""
+        if not self.parted or self.bisection is None or not self.bisection.products:
+            return None
+        worst = self.bisection.products[0]
+        others = [each.relative_error for each in self.bisection.products if each.layer != worst.layer]
+        if math.isnan(worst.relative_error) or not others:
+            return worst
+        rest = max(others)
+        return worst if worst.relative_error >= STANDS_OUT * rest else None
+
+    def sentences(self) -> list[str]:
+        """The finding in words, one sentence each."""
+        return [self._sameness(), *filter(None, (self._parting(), self._ordinary())), *self.notes]
+
+    def document(self) -> dict[str, Any]:
+        """The finding as JSON."""
+        product = self.product
+        return {
+            "step": self.step,
+            "recorded_loss": _number(self.recorded),
+            "replayed_loss": _number(self.replayed),
+            "equal": self.equal,
+            "repeatable": self.repeatable,
+            "first_difference": self.first_difference,
+            "parted": self.parted,
+            "product": None if product is None else {"layer": product.layer, "product": product.product},
+            "bisection": None if self.bisection is None else self.bisection.document(),
+            "sentences": self.sentences(),
+        }
+
+    def _sameness(self) -> str:
+        if self.equal is None:
+            missing = "recorded" if self.recorded is None else "replayed"
+            return f"Step {self.step} has no {missing} loss to compare."
+        if self.equal:
+            return f"Step {self.step} gives the recorded loss {self.recorded!r}, bit for bit."
+        text = f"Step {self.step} gives the loss {self.replayed!r}; recorded is {self.recorded!r}."
+        if self.repeatable is False:
+            return (
+                f"{text} Two passes of the same step differ: the script is not deterministic on this device."
+            )
+        if self.first_difference not in (None, self.step):
+            return f"{text} The replay differs from step {self.first_difference} on."
+        return f"{text} The script, its batches or its random numbers are not those of the run."
+
+    def _parting(self) -> str:
+        found = self.bisection
+        if found is None:
+            return ""
+        losses = f"loss {found.loss_fp8:.6g} in FP8, {found.loss_bf16:.6g} in BF16"
+        if not math.isfinite(found.loss_bf16):
+            return f"BF16 fails in this step too ({losses}): FP8 is not the cause."
+        if not self.parted:
+            error = found.total.relative_error
+            return (
+                f"FP8 and BF16 do not part in this step ({losses}, gradient error {error:.1%}): look at the "
+                "batches, the learning rate, or an earlier step."
+            )
+        product = self.product
+        if product is None:
+            return f"FP8 and BF16 part in this step ({losses}); no single product stands out."
+        return (
+            f"FP8 and BF16 part in {product.layer} {product.product} ({losses}; gradient error "
+            f"{product.relative_error:.1%} with this product alone in FP8)."
+        )
+
+    def _ordinary(self) -> str:
+        if not self.parted or self.product is None or self.bisection is None:
+            return ""
+        others = [e.relative_error for e in self.bisection.products if e.layer != self.product.layer]
+        return f"The median of the products of other layers is {median(others):.1%}." if others else ""
+
+
+def same_bits(one: float, other: float) -> bool:
+    """Whether two numbers are the same float64. All NaN count as the same."""
+    return struct.pack("<d", one) == struct.pack("<d", other) or (math.isnan(one) and math.isnan(other))
+
+
+def loss_in(scalars: Mapping[str, float] | None) -> float | None:
+    """The loss among the scalars of a row; None without one."""
+    return None if scalars is None else scalars.get("loss")
+
+
+def _number(value: float | None) -> float | str | None:
+    return None if value is None else wire_number(value)

@@ -1,0 +1,175 @@
+"""`fp8scope replay`: the step gives the recorded loss bit for bit, and the broken product is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent.helpers.incidents import incident_of, script, train
+
+from fp8scope.cli.main import main
+from fp8scope.incidents.folder import Incident
+from fp8scope.recording.records import RecordKind, Row, load_json
+from fp8scope.recording.spool import Spool, find_spools
+
+
+def replay(
+    capsys: pytest.CaptureFixture[str], incident: Path, path: str, *options: str, own: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The result of a replay, as JSON."""
+    capsys.readouterr()
+    status = main(["replay", "--json", *own, str(incident), path, *options])
+    out, err = capsys.readouterr()
+    assert out, err
+    document: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert status == (0 if document["equal"] else 3)
+    return document
+
+
+@pytest.mark.parametrize("way", ["attach", "step"])
+@pytest.mark.parametrize(
+    ("fault", "layer", "products"),
+    [("grad", "3", ("dgrad", "wgrad")), ("input", "3", ("fprop",)), ("weight", "0", ("fprop",))],
+)
+def test_three_divergences(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    layer: str,
+    products: tuple[str, ...],
+    way: str,
+) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path, "--fault", fault, "--way", way)
+    # The fault is in the state, so that the replay needs no argument that makes it.
+    found = replay(capsys, incident, path, "--way", way)
+    assert found["step"] == 37
+    assert found["equal"] and found["repeatable"] and found["recorded_loss"] == found["replayed_loss"]
+    assert found["first_difference"] is None
+    assert found["parted"]
+    assert found["product"]["layer"] == layer and found["product"]["product"] in products
+    assert json.loads((incident / "replay.json").read_text()) == found
+
+
+def test_from_the_start_it_makes_every_step_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path, "--fault", "weight")
+    found = replay(capsys, incident, path, "--fault", "weight", own=("--from-start",))
+    assert found["equal"] and found["product"]["layer"] == "0"
+    # Without the fault, the training is another one from step 25 on.
+    found = replay(capsys, incident, path, own=("--from-start",))
+    assert not found["equal"] and found["first_difference"] == 25 and not found["parted"]
+
+
+def test_any_kept_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path, "--fault", "grad")
+    healthy = replay(capsys, incident, path, own=("--step", "24"))
+    assert healthy["equal"] and not healthy["parted"] and healthy["product"] is None
+    assert main(["replay", "--step", "99", str(incident), path]) == 2
+    assert "step 99 is not among the steps 1 to 37" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--micro", "3"), id="accumulation"),
+        pytest.param(("--micro", "2", "--way", "step"), id="accumulation in a block"),
+        pytest.param(("--counted-rate",), id="a learning rate from a counter"),
+    ],
+)
+def test_scripts_of_other_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path, "--fault", "grad", *options)
+    found = replay(capsys, incident, path, *options)
+    assert found["equal"] and found["parted"] and found["product"]["layer"] == "3"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_training_without_fp8(tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path, "--precision", precision)
+    found = replay(capsys, incident, path, "--precision", precision)
+    assert found["equal"] and found["parted"] is None
+    assert "no layer in FP8" in found["sentences"][-1]
+
+
+def test_a_resumed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    train(path, "--stop", "15")
+    options = ("--checkpoint", "checkpoint.pt", "--fault", "input")
+    incident = incident_of(path, *options)
+    assert json.loads((incident / "incident.json").read_text())["steps"] == [16, 52]
+    for own in ((), ("--from-start",)):
+        found = replay(capsys, incident, path, *options, own=own)
+        assert found["step"] == 52 and found["equal"] and found["product"]["layer"] == "3"
+
+
+def test_a_script_that_shows_no_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path, "--plain-loader")
+    found = replay(capsys, incident, path, "--plain-loader")
+    assert found["equal"] and found["parted"] is None
+    assert "run.batches" in found["sentences"][-1]
+
+
+def test_another_script_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path)
+    assert main(["replay", str(incident), path, "--precision", "bf16"]) == 1
+    assert "is in only one of them" in capsys.readouterr().err
+    assert main(["replay", str(incident), path, "--plain-loader"]) == 1
+    assert "run.batches" in capsys.readouterr().err
+    assert main(["replay", "--from-start", str(incident), path, "--stop", "5"]) == 1
+    assert "the script ended before step 37" in capsys.readouterr().err
+    assert main(["replay", str(incident), str(tmp_path / "none.py")]) == 2
+    assert main(["replay", str(tmp_path), path]) == 2
+
+
+def test_a_replay_sends_and_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path)
+    before = sorted((tmp_path / ".fp8scope").rglob("*"))
+    replay(capsys, incident, path)
+    after = sorted((tmp_path / ".fp8scope").rglob("*"))
+    assert [file.name for file in after if file not in before] == ["replay.json"]
+
+
+def test_goes_on_without_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    options = ("--bad-batch", "35", "--precision", "bf16")
+    incident = incident_of(path, *options)
+    assert main(["replay", "--skip", "36", str(incident), path, *options, "--stop", "12"]) == 0
+    assert "1 batch left out" in capsys.readouterr().err
+    (folder,) = [
+        spool for spool in find_spools(tmp_path / ".fp8scope/spool") if spool.parent != incident.parent
+    ]
+    spool, rows, parents, position = Spool(folder), [], set(), 0
+    while (record := spool.read(position)) is not None:
+        position = record.end
+        if record.kind is RecordKind.ROW:
+            rows.append(Row.decode(record.payload))
+        elif record.kind is RecordKind.REGISTRATION:
+            parents.add(load_json(record.payload)["parent"])
+    spool.close()
+    # It goes on after the snapshot of step 30, with the losses of the run up to the batch that it leaves out.
+    kept = {row.step: row.scalars["loss"] for row in Incident(incident).rows}
+    assert [row.step for row in rows] == list(range(31, 43))
+    assert [row.scalars["loss"] for row in rows[:5]] == [kept[step] for step in range(31, 36)]
+    assert kept[36] > 100 > max(row.scalars["loss"] for row in rows)
+    assert json.loads((incident / "incident.json").read_text())["run"] in parents
+
+
+def test_going_on_needs_the_same_data_and_learning_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path, "--counted-rate")
+    assert main(["replay", "--skip", "37", str(incident), path, "--counted-rate", "--seed", "1"]) == 1
+    assert "batch 31 of the script is another one" in capsys.readouterr().err
+    assert main(["replay", "--skip", "37", str(incident), path, "--counted-rate"]) == 1
+    assert "the script sets the learning rate 0.000833333 after the snapshot" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["replay", "--skip", "a:b", str(incident), path])
