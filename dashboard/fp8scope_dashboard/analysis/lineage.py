@@ -24,8 +24,8 @@ MOST_DEPENDENTS = 64
 MOST_CHILDREN = 50
 # Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
-# Prefix of `Comparison.inputs`. Raise it when the result of a comparison gets a new field.
-VERSION = "v3"
+# Prefix of `Comparison.inputs`. Raise it when a comparison of the same data gets another result.
+VERSION = "v4"
 
 
 def arm_named(names: Collection[str]) -> Q:

@@ -100,7 +100,7 @@ def update_ratio(run: Run) -> float | None:
 
 
 def weight_growth(run: Run) -> float | None:
-    """Median ratio of the weights' amax in the last part of the run to that in the first."""
+    """Ratio of the weights' amax in the last part of the run to that in the first; see `Curve.growth`."""
     if "amax" not in run.statistics:
         return None
     weights = Tensor.objects.filter(run=run, role="weight").order_by("index")[:MOST_TENSORS]
@@ -111,7 +111,7 @@ def weight_growth(run: Run) -> float | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = amax[:, -1] / amax[:, 0]
     growth = growth[np.isfinite(growth)]
-    return float(np.median(growth)) if len(growth) else None
+    return float(np.quantile(growth, 0.25)) if len(growth) else None
 
 
 def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:
