@@ -3,16 +3,21 @@
 import importlib
 import logging.config
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from celery import Celery
-from celery.signals import setup_logging, worker_init
+from celery import Celery, Task
+from celery.signals import setup_logging, task_prerun, worker_init
 from django.conf import settings
 
+from fp8scope_dashboard.notifications import JOBS, job_started
 from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_parent_exit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
+
+# The jobs that changes of runs start.
+RUN_JOBS = frozenset(job for jobs in JOBS.values() for job in jobs)
 
 app = Celery("fp8scope")
 app.config_from_object("django.conf:settings", namespace="CELERY")
@@ -26,6 +31,13 @@ def load_before_forking(**_: Any) -> None:
 
 
 worker_init.connect(load_before_forking)
+
+
+@task_prerun.connect  # type: ignore[untyped-decorator]
+def note_start(task: Task, args: Sequence[object], **_: Any) -> None:
+    """A change of a run from now on needs another job, because this one may have read already."""
+    if task.name in RUN_JOBS and args:
+        job_started(task.name, str(args[0]))
 
 
 @setup_logging.connect  # type: ignore[untyped-decorator]

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import Literal
 from uuid import UUID
 
@@ -49,10 +50,14 @@ JOBS: dict[ChangeKind, tuple[str, ...]] = {
     # Somebody asks for the diagnosis; runs in trouble are diagnosed by a sweep.
     "diagnosis": (DIAGNOSE_RUN,),
 }
-# A job starts this long after the change, so that one job serves all changes in between. The mark that
-# suppresses further jobs must expire before the job reads, or the job would miss the last change.
+# Of each job at most one waits for a run. Its mark is removed when it starts, before it reads, so that it
+# misses no change. A mark whose job was lost expires after this long.
+JOB_MARK_SECONDS = 30
+# Most jobs start this long after the change, so that one job serves all changes in between.
 JOB_DELAY_SECONDS = 1.0
-JOB_MARK_MILLISECONDS = 900
+# These start at once, since an alert waits for them; the next one of the run starts this long after.
+PROMPT_JOBS = frozenset({EVALUATE_RUN})
+PROMPT_SPACING_MILLISECONDS = 500
 # Redis is not tried again for this long after a failure.
 PAUSE_SECONDS = 5.0
 # The shortest time between two round trips to Redis; changes in between are published together.
@@ -75,7 +80,8 @@ def run_changed(run_id: UUID, project_id: int, kind: ChangeKind, step: int | Non
     """Announce a change once the current transaction commits, or at once outside a transaction.
 
     Publishes {"run", "kind", "step"} on the channels of the run and of the project, and starts the jobs for
-    this kind of change, each at most about once a second per run. Never raises and never blocks.
+    this kind of change, each at most once or twice a second per run, less often if workers are busy. Never
+    raises and never blocks.
     """
     transaction.on_commit(lambda: _publisher().put(run_id, project_id, kind, step))
 
@@ -83,6 +89,11 @@ def run_changed(run_id: UUID, project_id: int, kind: ChangeKind, step: int | Non
 def flush(timeout: float = 5.0) -> bool:
     """Wait until all changes announced so far are published or dropped. Returns False on a timeout."""
     return _publisher().flush(timeout)
+
+
+def job_started(job: str, run_id: str) -> None:
+    """Let later changes of the run start another job. A worker calls it before a job reads."""
+    _publisher().job_started(job, run_id)
 
 
 class Publisher:
@@ -160,9 +171,30 @@ class Publisher:
             self._failing = False
 
     def _start(self, job: str, run_id: UUID) -> None:
-        mark = f"fp8scope:due:{job}:{run_id}"
-        if self._client.set(mark, 1, px=JOB_MARK_MILLISECONDS, nx=True):
-            current_app.send_task(job, args=[str(run_id)], countdown=JOB_DELAY_SECONDS)
+        if not self._client.set(_waiting_key(job, run_id), 1, ex=JOB_MARK_SECONDS, nx=True):
+            return
+        delay = JOB_DELAY_SECONDS
+        if job in PROMPT_JOBS:
+            delay = max(0, int(self._client.pttl(_started_key(job, run_id)))) / 1000.0
+        # Without a delay the task is not held back in a worker's timer.
+        current_app.send_task(job, args=[str(run_id)], countdown=delay or None)
+
+    def job_started(self, job: str, run_id: str) -> None:
+        """See `job_started`."""
+        with suppress(redis.RedisError), self._client.pipeline(transaction=False) as commands:
+            commands.delete(_waiting_key(job, run_id))
+            commands.set(_started_key(job, run_id), 1, px=PROMPT_SPACING_MILLISECONDS)
+            commands.execute()
+
+
+def _waiting_key(job: str, run_id: UUID | str) -> str:
+    """The key that exists while a job of the run waits to be started."""
+    return f"fp8scope:due:{job}:{run_id}"
+
+
+def _started_key(job: str, run_id: UUID | str) -> str:
+    """The key that exists for a while after a job of the run was started."""
+    return f"fp8scope:started:{job}:{run_id}"
 
 
 _lock = threading.Lock()

@@ -17,7 +17,10 @@ DocumentSink = Callable[[Sequence[Mapping[str, Any]]], None]
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert of the server. `step` is where it was noticed, `onset_step` where it began."""
+    """An alert of the server. `step` is where it was noticed, `onset_step` where it began.
+
+    `rule` is the name of a rule that people added; empty for built-in kinds.
+    """
 
     id: int
     kind: str
@@ -28,6 +31,7 @@ class Alert:
     value: float | None = None
     threshold: float | None = None
     opened_at: str = ""
+    rule: str = ""
 
     @classmethod
     def from_answer(cls, document: Mapping[str, Any]) -> "Alert":
@@ -52,6 +56,7 @@ class Alert:
             value=number("value"),
             threshold=number("threshold"),
             opened_at=text("opened_at"),
+            rule=text("rule"),
         )
 
 

@@ -55,10 +55,23 @@ def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
     the event gets a new number, so that the training process gets it again. Numbers of a run are taken and
     committed under one lock, so that they appear in ascending order.
     """
-    fields = ("kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
+    fields = (
+        "kind",
+        "rule_name",
+        "severity",
+        "step",
+        "onset_step",
+        "value",
+        "threshold",
+        "message",
+        "opened_at",
+    )
     events = numbered(Event.objects.filter(run_id=run_id)).filter(number__gt=after).order_by("number")
     events = events[:EVENTS_AT_ONCE]
-    return [{"id": event.pop("number"), **event} for event in events.values("number", *fields)]
+    return [
+        {"id": event.pop("number"), "rule": event.pop("rule_name"), **event}
+        for event in events.values("number", "opened_at", *fields)
+    ]
 
 
 def unread_runs() -> list[UUID]:

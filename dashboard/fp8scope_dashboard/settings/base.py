@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
+from kombu import Queue
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
@@ -200,6 +201,13 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+# What an alert waits for is taken before everything else that is queued.
+CELERY_TASK_QUEUES = [Queue("deliveries"), Queue("evaluations"), Queue("celery")]
+CELERY_TASK_DEFAULT_QUEUE = "celery"
+CELERY_TASK_ROUTES = {
+    "fp8scope_dashboard.alerts.tasks.deliver": {"queue": "deliveries"},
+    "fp8scope_dashboard.alerts.tasks.evaluate_run": {"queue": "evaluations"},
+}
 CELERY_TIMEZONE = "UTC"
 # Fail at once if Redis is down; a sweep finds the work later.
 CELERY_TASK_PUBLISH_RETRY = False
@@ -207,6 +215,8 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "socket_connect_timeout": 1.0,
     "socket_timeout": 5.0,
     "visibility_timeout": 700,
+    # In the order of CELERY_TASK_QUEUES, instead of each queue in turn.
+    "queue_order_strategy": "priority",
 }
 # Seconds between the runs of each periodic task.
 _PERIODIC_TASKS = {

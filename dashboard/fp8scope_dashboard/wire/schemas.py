@@ -127,6 +127,7 @@ class FinishIn(Schema):
 class Alert(Schema):
     id: int
     kind: str
+    rule: str = ""
     severity: str
     step: int
     onset_step: int

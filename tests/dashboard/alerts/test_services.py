@@ -34,7 +34,7 @@ def test_it_works(event: Event) -> None:
     (alert,) = alerts_after(event.run_id, 0)
     assert alert["id"] == event.id and alert["onset_step"] == 2 and alert["value"] is None
     assert set(alert) == {
-        "id", "kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at"
+        "id", "kind", "rule", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at"
     }  # fmt: skip
     assert alerts_after(event.run_id, event.id) == []
 

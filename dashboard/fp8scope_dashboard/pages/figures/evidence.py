@@ -12,6 +12,8 @@ from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.ranges import central_range
 from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
+# Statistics that change by orders of magnitude.
+MAGNITUDES = ("scale", "amax")
 # Colours and dashes of the tensors in one chart.
 TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
 
@@ -28,8 +30,8 @@ def evidence_figure(
 ) -> go.Figure | None:
     """Draw the series from before the onset to the step of detection.
 
-    The series are overflow rates if the alert is about tensors, else the loss and the baseline's loss.
-    Returns None if the event stores no series.
+    The series are a statistic of tensors, or a scalar; the loss is drawn with that of the baseline. Returns
+    None if the event stores no series.
     """
     series = [line for line in evidence.get("series", ()) if line.get("steps")]
     tensors = [line for line in series if "tensor" in line]
@@ -41,17 +43,24 @@ def evidence_figure(
         if line.get("steps")
     ]
     if tensors:
+        statistic = str(tensors[0]["name"]).removeprefix(str(tensors[0]["tensor"])).strip()
         curves = [
             _curve(line, line["tensor"], slot) for line, slot in zip(tensors, TENSOR_SLOTS, strict=False)
         ]
     else:
-        curves = [*baseline, *(_curve(line, "this run", slot) for line in series)]
+        # Of another scalar than the loss, the loss beside it has another unit.
+        statistic = str(series[0]["name"])
+        curves = [*(baseline if statistic == "loss" else ()), _curve(series[0], "this run", slot)]
+    is_rate = statistic.endswith("_rate")
     values = [curve.y for curve in curves]
-    y_range = central_range(values, from_zero=bool(tensors))
-    if y_range is not None and tensors and threshold is not None:
-        y_range = (y_range[0], max(y_range[1], 1.3 * threshold))
+    log = statistic in MAGNITUDES
+    y_range = None if log else central_range(values, from_zero=is_rate)
+    limit = None if statistic == "loss" else threshold
+    if y_range is not None and is_rate and limit is not None:
+        y_range = (y_range[0], max(y_range[1], 1.3 * limit))
+    title = "overflow" if statistic == "overflow_rate" else statistic.replace("_", " ")
     figure = curves_figure(
-        curves, theme, y_range=y_range, compact=compact, height=230, y_title="overflow" if tensors else "loss"
+        curves, theme, y_range=y_range, log=log, compact=compact, height=230, y_title=title
     )
     figure.add_vrect(x0=onset, x1=detected, fillcolor=faded(theme.danger, 0.1), line_width=0, layer="below")
     figure.add_vline(x=onset, line={"color": theme.danger, "width": 1.2, "dash": "dot"})
@@ -65,10 +74,10 @@ def evidence_figure(
         showarrow=False,
         font={"size": 11, "color": theme.danger},
     )
-    if tensors:
+    if is_rate:
         figure.update_yaxes(tickformat=".2~p", selector={"overlaying": None})
-        if threshold is not None:
-            figure.add_hline(y=threshold, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
+    if limit is not None:
+        figure.add_hline(y=limit, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
     return figure
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
-from zoneinfo import available_timezones
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
@@ -119,7 +120,13 @@ def trial(request: HttpRequest, project: Project, trial_id: int) -> HttpResponse
     stored = RuleTrial.objects.filter(project=project, pk=trial_id).first()
     if stored is None:
         raise Http404("No such trial.")
+    if stored.state in (TrialState.WAITING, TrialState.RUNNING) and stored.created_at < _lost_before():
+        stored.state, stored.problem = TrialState.FAILED, "The worker did not finish the trial. Try again."
     return render(request, "pages/_trial.html", {"project": project, "trial": stored})
+
+
+def _lost_before() -> datetime:
+    return timezone.now() - trials.LOST_AFTER
 
 
 def posted_document(request: HttpRequest) -> dict[str, Any]:
@@ -190,7 +197,7 @@ def _form(
         "kind": kind,
         "title": stored.title if stored is not None else (kind and RuleKind(kind.name).label) or "New rule",
         "parameters": _parameters(document, kind),
-        "share_percent": _percent(document.get("share", 1.0)),
+        "share_percent": _shown(_percent(document.get("share", 1.0))),
         "severity": document.get("severity") or (kind.severity if kind is not None else Severity.WARNING),
         "is_enabled": document.get("enabled", True),
         "conditions": Condition.choices,
@@ -200,14 +207,23 @@ def _form(
         "channels": [(channel, channel.name in document.get("channels", ())) for channel in channels],
         "escalate": escalate,
         "escalation_channels": [(each, each.name in escalate.get("channels", ())) for each in channels],
-        "zones": sorted(available_timezones()),
-        "runs": Run.objects.filter(project=project).order_by("-created_at")[:RUNS_OFFERED],
+        "zones": rule_documents.time_zones(),
+        "runs": _runs(project, stored),
+        "run_is_fixed": stored is not None and stored.kind != RuleKind.THRESHOLD,
         "can_be_tried": stored is None or trials.can_be_tried(stored),
         "problem": None if error is None else _in_words(error),
         **_suggestions(project),
     }
     status = 200 if error is None else 422
     return page(request, project, "alerts", "pages/rule.html", context, status)
+
+
+def _runs(project: Project, stored: Rule | None) -> list[Run]:
+    """The latest runs, and the run of the rule, however old it is."""
+    runs = list(Run.objects.filter(project=project).order_by("-created_at")[:RUNS_OFFERED])
+    if stored is not None and stored.run is not None and stored.run not in runs:
+        runs.append(stored.run)
+    return runs
 
 
 def _parameters(document: dict[str, Any], kind: rule_kinds.Kind | None) -> list[dict[str, Any]]:
@@ -220,7 +236,8 @@ def _parameters(document: dict[str, Any], kind: rule_kinds.Kind | None) -> list[
         {
             "name": name,
             "label": rule_words.label_of(name),
-            "value": given.get(name, parameter.default),
+            # A value has no default that would be right for any statistic.
+            "value": _shown(given.get(name, "" if name == "value" else parameter.default)),
             "parameter": parameter,
         }
         for name, parameter in shown.parameters.items()
@@ -234,6 +251,11 @@ def _suggestions(project: Project) -> dict[str, list[str]]:
         scalars.update(run.last_scalars)
         statistics.update(queries.statistic_names(run.id))
     return {"scalars": sorted(scalars), "statistics": sorted(statistics or {"amax", *DERIVED})}
+
+
+def _shown(value: Any) -> Any:
+    """A number in the format of an input field; what is no number as it was entered."""
+    return f"{value:.12g}" if isinstance(value, float | int) else value
 
 
 def _percent(share: Any) -> Any:
