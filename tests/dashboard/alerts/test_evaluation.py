@@ -109,10 +109,10 @@ def test_a_run_above_its_baseline_opens_one_event(project: Project) -> None:
         baseline = make_run(project, group="bf16", state="finished")
         Recorder(baseline).rows(STEPS, {"loss": noisy_loss(seed, sd=0.002)})
     run = make_run(project, baseline="bf16")
-    Recorder(run).rows(STEPS, {"loss": noisy_loss(9, sd=0.002) * np.where(STEPS > 100, 1.05, 1.0)})
+    Recorder(run).rows(STEPS, {"loss": noisy_loss(9, sd=0.002) * np.where(STEPS > 200, 1.05, 1.0)})
     (event,) = evaluate(run.id)
     assert event.kind == "above_baseline"
-    assert 100 < event.onset_step <= 105 and event.step - event.onset_step < 150
+    assert 200 < event.onset_step <= 205 and event.step - event.onset_step < 40
     assert len(event.evidence["baseline"]) == 3
     healthy = make_run(project, baseline="bf16")
     Recorder(healthy).rows(STEPS, {"loss": noisy_loss(10, sd=0.002)})
@@ -136,14 +136,15 @@ def test_waits_for_a_running_baseline(project: Project) -> None:
 
 
 def test_aligns_runs_of_different_batch_sizes_on_tokens(project: Project) -> None:
+    steps = np.arange(1, 801)
     baseline = make_run(project, group="bf16", state="finished")
-    Recorder(baseline).rows(STEPS, {"loss": noisy_loss(0), "tokens": STEPS * 100.0})
+    Recorder(baseline).rows(steps, {"loss": noisy_loss(0, steps), "tokens": steps * 100.0})
     run = make_run(project, baseline="bf16")
     # Twice the batch: its step 50 has seen what the baseline had at step 100.
-    losses = noisy_loss(0)[1::2] * np.where(STEPS[:150] > 60, 1.1, 1.0)
-    Recorder(run).rows(STEPS[:150], {"loss": losses, "tokens": STEPS[:150] * 200.0})
+    losses = noisy_loss(0, steps)[1::2] * np.where(steps[:400] > 250, 1.1, 1.0)
+    Recorder(run).rows(steps[:400], {"loss": losses, "tokens": steps[:400] * 200.0})
     (event,) = [event for event in evaluate(run.id) if event.kind == "above_baseline"]
-    assert 60 < event.onset_step <= 65
+    assert 250 < event.onset_step <= 255
 
 
 def test_saturating_tensors_are_one_event(project: Project) -> None:
