@@ -164,7 +164,7 @@ def test_an_alert_above_the_baseline_stays_open_over_a_resume_that_repeats_nothi
     Recorder(baseline).rows(steps, {"loss": np.random.default_rng(0).normal(2.0, 0.002, 300)})
     run = make_run(project, baseline="bf16")
     Rule.objects.exclude(kind="above_baseline").update(enabled=False)
-    high = np.where(steps > 100, 2.2, 2.0) + np.random.default_rng(1).normal(0.0, 0.002, 300)
+    high = np.where(steps > 150, 2.2, 2.0) + np.random.default_rng(1).normal(0.0, 0.002, 300)
     Recorder(run).rows(steps[:200], {"loss": high[:200]})
     (event,) = evaluate(run.id)
     Recorder(run, attempt=1).rows(steps[200:], {"loss": high[200:]})
