@@ -88,7 +88,7 @@ def train(recipe: str, seed: int, steps: int, width: int) -> tuple[ChunkData, Te
     n = len(Keeper.tensors)
     blocks = recipe in ("rowwise", "mxfp8")
     patience = 4 * 16 + 64 if recipe in ("delayed", "fault") else 1_100
-    largest = np.array([LARGEST.get(tensor["format"], np.nan) for tensor in Keeper.tensors])
+    largest = np.array([LARGEST.get(tensor["format"].lower(), np.nan) for tensor in Keeper.tensors])
     names = [str(tensor["name"]) for tensor in Keeper.tensors]
     return data, TensorFacts(names, largest, np.zeros(n), np.full(n, patience), np.full(n, not blocks))
 

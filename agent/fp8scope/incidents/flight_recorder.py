@@ -91,6 +91,10 @@ class FlightRecorder:
         """Keep a row. Called by the thread that records it."""
         self.ring.add(pieces)
 
+    def random_at(self, number: int) -> "torch.Tensor | None":
+        """torch's random state when step `number` was recorded; None if it is not kept."""
+        return next((state for step, state in reversed(self._random) if step == number), None)
+
     # Batches and snapshots
 
     def batches(self, source: Iterable[Any]) -> "Batches":

@@ -12,6 +12,7 @@ Then the step is trained in several passes (`fp8scope.replay.passes`), and the s
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from fp8scope.control.training_state import clone_batch
@@ -187,21 +188,35 @@ class Engine:
             row = row_in(one)
             return None if row is None else loss_in(row.scalars)
 
+        notes = self._notes(flight)
         passes = Passes(flight, flight.trained or Trained([], []), kept)
         with passes.watched():
             first: Pass = yield from passes.first(more)
-            self.finding = self._found(row_in(first))
+            self.finding = self._found(row_in(first), notes=notes)
             if flight.trained is None:
-                self.finding = self._found(row_in(first), notes=(HOW_TO_STUDY,))
+                self.finding = self._found(row_in(first), notes=(*notes, HOW_TO_STUDY))
                 return
             if not passes.layers:
-                self.finding = self._found(row_in(first), notes=(NO_FP8,))
+                self.finding = self._found(row_in(first), notes=(*notes, NO_FP8))
                 return
             bisection = yield from bisection_of(passes, loss_of, self._on_progress)
             repeatable = None
             if bisection is not None and (loss := loss_of(first)) is not None:
                 repeatable = same_bits(loss, bisection.loss_fp8)
-            self.finding = self._found(row_in(first), repeatable=repeatable, bisection=bisection)
+            self.finding = self._found(row_in(first), repeatable=repeatable, bisection=bisection, notes=notes)
+
+    def _notes(self, flight: FlightRecorder) -> tuple[str, ...]:
+        """Why a replay from the start may not be the recorded training.
+
+        The last step of the way is recorded earlier than it was in the run, so the one before it is compared.
+        """
+        before = self._step - 2
+        recorded, replayed = self._incident.random(before), flight.random_at(before)
+        if self._snapshot is not None or recorded is None or replayed is None:
+            return ()
+        if torch.equal(recorded, replayed):
+            return ()
+        return (f"torch's random state after step {before} is another one than in the run: seed the script.",)
 
     def _found(self, row: Row | None, **more: Any) -> Finding:
         recorded = self._incident.row(self._step)

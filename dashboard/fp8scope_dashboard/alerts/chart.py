@@ -92,7 +92,7 @@ def draw(
     values = np.concatenate(finite) if finite else np.empty(0)
     if not len(values):
         return None
-    is_rate = lines[0].label.endswith("_rate") or any("tensor" in series for series in evidence["series"])
+    is_rate = str(evidence["series"][0]["name"]).endswith("_rate")
     low, high = float(values.min()), float(values.max())
     if threshold is not None and math.isfinite(threshold) and _is_near(threshold, low, high):
         low, high = min(low, threshold), max(high, threshold)
@@ -120,8 +120,10 @@ def lines_of(evidence: Mapping[str, Any]) -> list[Line]:
     series = [each for each in evidence.get("series", ()) if each.get("steps")]
     tensors = [each for each in series if "tensor" in each]
     lines = []
-    labels = _without_shared_beginning([str(each.get("tensor", each["name"])) for each in tensors or series])
-    for each, label, colour in zip(tensors or series, labels, COLOURS, strict=False):
+    # The loss beside another scalar has another unit.
+    chosen = tensors or series[:1]
+    labels = _without_shared_beginning([str(each.get("tensor", each["name"])) for each in chosen])
+    for each, label, colour in zip(chosen, labels, COLOURS, strict=False):
         lines.append(_line(each, label, colour))
     if not tensors:
         baselines = [each for each in evidence.get("baseline", ()) if each.get("steps")]

@@ -109,7 +109,7 @@ def facts_of(run: Run, catalogue: Sequence[int]) -> TensorFacts:
     scalings = [scaling_of(run.recipe, role) for _, role, _ in tensors]
     return TensorFacts(
         [name for name, _, _ in tensors],
-        np.array([LARGEST.get(format, np.nan) for _, _, format in tensors], np.float64),
+        np.array([LARGEST.get(format.lower(), np.nan) for _, _, format in tensors], np.float64),
         np.array([scaling.margin for scaling in scalings], np.float64),
         np.array(
             [

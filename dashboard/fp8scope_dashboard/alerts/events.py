@@ -180,8 +180,8 @@ def _come_back(run: Run, each: Detection) -> Event | None:
         return None
     if not life.reopen(last, text=f"The condition came back at step {onset}: {each.finding.message}"):
         return None
-    last.seen_by = [each.holder]
-    last.save(update_fields=["seen_by"])
+    last.seen_by, last.severity = [each.holder], each.rule.severity
+    last.save(update_fields=["seen_by", "severity"])
     return last
 
 

@@ -60,6 +60,10 @@ def detect(
     definition = [rule.statistic, rule.tensors, rule.condition, *sorted(rule.parameters.items())]
     known = state.get("definition") == _as_json(definition)
     before = state.get("detector", {}) if known else {}
+    # The alert of the former definition would stay open for ever.
+    ended = []
+    if state.get("open") and not known and len(data):
+        ended.append(Finding(False, state["detector"]["onset_step"], int(data.steps[0])))
     parameters = rules.validate(rule.kind, rule.parameters)
     condition = cast("Condition", rule.condition)
     if rule.tensors:
@@ -82,7 +86,7 @@ def detect(
         "definition": _as_json(definition),
         "detector": after,
         "open": bool(after.get("open")),
-    }, findings
+    }, [*ended, *findings]
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -37,7 +37,7 @@ class Change:
 
 def rules_in(project: Project) -> list[Rule]:
     """The rules of a project: built-in ones first, those of runs last."""
-    stored = Rule.objects.filter(project=project).select_related("run")
+    stored = Rule.objects.filter(project=project).select_related("run").prefetch_related("channels")
     order = list(RuleKind.values)
     return sorted(stored, key=lambda rule: (rule.run_id is not None, order.index(rule.kind), rule.name))
 
@@ -63,6 +63,10 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
         key_of(other) == draft.key for other in others.filter(kind=new.kind)
     ):
         raise RuleDocumentError(("kind",), "There is a rule of this kind already: change that one.")
+    if stored is not None and stored.kind != RuleKind.THRESHOLD and stored.run_id != new.run_id:
+        raise RuleDocumentError(
+            ("run",), "A built-in rule keeps its run. Add a rule of this kind for the run."
+        )
     rule = stored or new
     if stored is not None:
         if _definition(stored) != _definition(new) or not new.enabled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,6 +22,8 @@ MOST_ALERTS: Final = 50
 # Trials of a project that are kept.
 MOST_TRIALS: Final = 20
 CHUNKS_AT_ONCE: Final = 16
+# The worker of an older trial that has no result was killed.
+LOST_AFTER: Final = timedelta(minutes=30)
 BASELINE: Final = "above_baseline"
 # The key under which the states of an unsaved rule are kept.
 UNSAVED: Final = 0

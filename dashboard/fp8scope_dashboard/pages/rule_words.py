@@ -26,6 +26,7 @@ LABELS: Final[Mapping[str, str]] = {
     "share": "Share",
     "octaves": "Powers of two",
     "seconds": "Seconds",
+    "agreed": "Points that agreed before",
     "value": "Value",
 }
 

@@ -59,6 +59,9 @@ def test_from_the_start_it_makes_every_step_again(tmp_path: Path, capsys: pytest
     # Without the fault, the training is another one from step 25 on.
     found = replay(capsys, incident, path, own=("--from-start",))
     assert not found["equal"] and found["first_difference"] == 25 and not found["parted"]
+    assert "random state" not in "".join(found["sentences"])
+    found = replay(capsys, incident, path, "--seed", "1", own=("--from-start",))
+    assert found["first_difference"] == 1 and "seed the script" in found["sentences"][-1]
 
 
 def test_any_kept_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,6 +94,29 @@ def test_a_changed_rule_starts_again_and_resolves_its_alert(project: Project) ->
     assert evaluate(run.id) == []
 
 
+def test_an_alert_of_a_former_definition_ends_with_the_next_rows(project: Project) -> None:
+    """Also if the rule was changed while its run was evaluated, so that nobody resolved the alert."""
+    rule = add(project)
+    run = make_run(project)
+    recorder = Recorder(run)
+    recorder.rows(STEPS, {"loss": np.ones(100), "grad_norm": np.full(100, 20.0)})
+    (event,) = evaluate(run.id)
+    Rule.objects.filter(pk=rule.pk).update(parameters=rule.parameters | {"value": 50.0})
+    recorder.rows(STEPS + 100, {"loss": np.ones(100), "grad_norm": np.full(100, 20.0)})
+    assert evaluate(run.id) == []
+    event.refresh_from_db()
+    assert event.state == "resolved" and event.seen_by == []
+
+
+def test_a_built_in_rule_of_the_project_stays_one(project: Project) -> None:
+    """Else no other run would have a rule of this kind."""
+    rule = Rule.objects.get(project=project, kind="loss_spike")
+    run = make_run(project)
+    draft = rule_documents.parse(project, rule_documents.document_of(rule) | {"run": str(run.id)})
+    with pytest.raises(rule_documents.RuleDocumentError, match="keeps its run"):
+        rule_store.save(draft, rule)
+
+
 def test_a_changed_severity_keeps_its_alert(project: Project) -> None:
     rule = add(project)
     (event,) = evaluate(scalar(project, last=1000).id)

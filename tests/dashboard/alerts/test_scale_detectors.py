@@ -19,6 +19,7 @@ from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, State, TensorFacts, scale_disagreement
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.alerts.services import evaluate
+from fp8scope_dashboard.runs.models import Tensor
 
 NAMES = [f"blocks.{i}.mlp.{part}.input" for i in range(6) for part in ("up", "down")]
 KINDS = ("scale_frozen", "scale_stale", "scale_jump", "amax_growth")
@@ -225,3 +226,18 @@ def test_ranks_of_a_run_are_compared_as_they_arrive() -> None:
     (event,) = Event.objects.filter(run=run)
     assert (event.kind, event.onset_step) == ("scale_disagreement", 410)
     assert event.evidence["tensors"][0]["name"] == NAMES[1]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("form", ["E4M3", "e4m3"])
+def test_a_frozen_scale_of_a_run_is_found_by_the_range_of_its_format(form: str) -> None:
+    run = make_run(create_project("default", "Default"), recipe={"recipe": "DelayedScaling"})
+    recorder = Recorder(run, tensors=NAMES)
+    Tensor.objects.filter(run=run).update(format=form)
+    amax = amaxes(160)
+    scale = delayed(amax)
+    amax[100:], scale[100:] = amax[100:] * 50.0, scale[100]
+    recorder.rows(np.arange(160), {"loss": np.full(160, 2.0)}, {"scale": scale, "amax": amax})
+    (event,) = evaluate(run.id)
+    assert event.kind == "scale_frozen" and event.step < 100 + 4 * HISTORY
+    assert event.evidence["tensors_over"] == len(NAMES)

@@ -54,3 +54,19 @@ def test_the_axis_includes_a_threshold_above_all_values() -> None:
 def test_without_series_there_is_no_figure() -> None:
     assert draw({}) is None
     assert draw({"series": [{"name": "loss", "steps": [], "values": []}]}) is None
+
+
+def test_a_scalar_is_drawn_without_the_loss_and_with_its_threshold() -> None:
+    norm = {"name": "grad_norm", "steps": [10, 11, 12], "values": [1.0, 1.1, 9.0]}
+    figure = draw({"series": [norm, LOSS]}, threshold=4.0)
+    assert figure is not None
+    assert "loss" not in {trace.name for trace in figure.data}
+    assert figure.layout.yaxis.title.text == "grad norm"
+    assert 4.0 in {shape.y0 for shape in figure.layout.shapes}
+
+
+def test_a_scale_is_drawn_on_a_logarithmic_axis_without_percentages() -> None:
+    scale = {**TENSOR, "name": "a.input scale", "values": [1.0, 1e3, 1e6]}
+    figure = draw({"series": [scale, LOSS]})
+    assert figure is not None
+    assert figure.layout.yaxis.type == "log" and "p" not in (figure.layout.yaxis.tickformat or "")

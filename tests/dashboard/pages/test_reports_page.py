@@ -65,10 +65,10 @@ def test_shows_incidents_and_where_they_are(admin: Visitor, writer: Recorder) ->
     send_report(writer, **ANNOTATION)
     send_report(writer, **INCIDENT)
     shown = page(admin, writer.run, "reports")
-    for text in ("Incidents", "a critical alert", "1–130", "after step 80, 100", "5.0", "gpu-7"):
+    for text in ("Incidents", "a critical alert", "1–130", "snapshots after step 80, 100", "5.0", "gpu-7"):
         assert text in shown
     assert "/data/&lt;run&gt;/incident-step-120" in shown
-    assert shown.count("<tr>") == 2
+    assert shown.count("<li>") == 1
 
 
 def test_draws_both_arms_of_a_window_over_steps(admin: Visitor, writer: Recorder) -> None:

@@ -12,6 +12,8 @@ from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.ranges import central_range
 from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
+# Statistics that change by orders of magnitude.
+MAGNITUDES = ("scale", "amax")
 # Colours and dashes of the tensors in one chart.
 TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
 
@@ -51,12 +53,15 @@ def evidence_figure(
         curves = [*(baseline if statistic == "loss" else ()), _curve(series[0], "this run", slot)]
     is_rate = statistic.endswith("_rate")
     values = [curve.y for curve in curves]
-    y_range = central_range(values, from_zero=is_rate)
+    log = statistic in MAGNITUDES
+    y_range = None if log else central_range(values, from_zero=is_rate)
     limit = None if statistic == "loss" else threshold
     if y_range is not None and is_rate and limit is not None:
         y_range = (y_range[0], max(y_range[1], 1.3 * limit))
     title = "overflow" if statistic == "overflow_rate" else statistic.replace("_", " ")
-    figure = curves_figure(curves, theme, y_range=y_range, compact=compact, height=230, y_title=title)
+    figure = curves_figure(
+        curves, theme, y_range=y_range, log=log, compact=compact, height=230, y_title=title
+    )
     figure.add_vrect(x0=onset, x1=detected, fillcolor=faded(theme.danger, 0.1), line_width=0, layer="below")
     figure.add_vline(x=onset, line={"color": theme.danger, "width": 1.2, "dash": "dot"})
     figure.add_annotation(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
@@ -118,7 +120,13 @@ def trial(request: HttpRequest, project: Project, trial_id: int) -> HttpResponse
     stored = RuleTrial.objects.filter(project=project, pk=trial_id).first()
     if stored is None:
         raise Http404("No such trial.")
+    if stored.state in (TrialState.WAITING, TrialState.RUNNING) and stored.created_at < _lost_before():
+        stored.state, stored.problem = TrialState.FAILED, "The worker did not finish the trial. Try again."
     return render(request, "pages/_trial.html", {"project": project, "trial": stored})
+
+
+def _lost_before() -> datetime:
+    return timezone.now() - trials.LOST_AFTER
 
 
 def posted_document(request: HttpRequest) -> dict[str, Any]:
@@ -200,13 +208,22 @@ def _form(
         "escalate": escalate,
         "escalation_channels": [(each, each.name in escalate.get("channels", ())) for each in channels],
         "zones": rule_documents.time_zones(),
-        "runs": Run.objects.filter(project=project).order_by("-created_at")[:RUNS_OFFERED],
+        "runs": _runs(project, stored),
+        "run_is_fixed": stored is not None and stored.kind != RuleKind.THRESHOLD,
         "can_be_tried": stored is None or trials.can_be_tried(stored),
         "problem": None if error is None else _in_words(error),
         **_suggestions(project),
     }
     status = 200 if error is None else 422
     return page(request, project, "alerts", "pages/rule.html", context, status)
+
+
+def _runs(project: Project, stored: Rule | None) -> list[Run]:
+    """The latest runs, and the run of the rule, however old it is."""
+    runs = list(Run.objects.filter(project=project).order_by("-created_at")[:RUNS_OFFERED])
+    if stored is not None and stored.run is not None and stored.run not in runs:
+        runs.append(stored.run)
+    return runs
 
 
 def _parameters(document: dict[str, Any], kind: rule_kinds.Kind | None) -> list[dict[str, Any]]:
