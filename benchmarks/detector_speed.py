@@ -1,6 +1,6 @@
 """How many series-steps a second the default alert rules judge on one core. Prints a JSON line per case.
 
-    python benchmarks/detector_speed.py [--series N] [--steps N] [--rows N]
+    python benchmarks/detector_speed.py [--series N] [--steps N] [--rows N] [--cases NAME ...]
 
 A series is one statistic of one tensor. The detectors read six statistics of each tensor, so that N series
 are N / 6 tensors. A pass runs every default rule over the rows, in chunks of `--rows`; after each chunk the
@@ -35,6 +35,7 @@ from fp8scope_dashboard.alerts.models import Rule  # noqa: E402
 from fp8scope_dashboard.telemetry.codec import ChunkData  # noqa: E402
 
 GOAL = 5e6
+CASES = ("healthy", "alarming")
 # Rows that are made; longer replays repeat them, with steps that go on.
 MADE = 2_000
 HISTORY = 16
@@ -157,8 +158,9 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--rows", type=int, default=200, help="steps of a chunk")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     arguments = parser.parse_args()
-    for case in ("healthy", "alarming"):
+    for case in arguments.cases:
         print(json.dumps(replay(case, arguments.series, arguments.steps, arguments.rows)), flush=True)
 
 

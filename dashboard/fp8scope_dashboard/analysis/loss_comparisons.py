@@ -31,7 +31,9 @@ def compare(run_id: UUID) -> Comparison | None:
 
     None if the run does not exist or names no baseline.
     """
-    run = Run.objects.select_related("project", "comparison").filter(pk=run_id).first()
+    # The stored result is large, and not needed.
+    runs = Run.objects.select_related("project", "comparison").defer("comparison__result")
+    run = runs.filter(pk=run_id).first()
     if run is None or not run.baseline:
         return None
     inputs = lineage.inputs_of(run)
@@ -53,20 +55,20 @@ def compare(run_id: UUID) -> Comparison | None:
         report("Computing costs and savings", 0.9)
         stored = result.as_dict()
         quantities = quantities_of(run, mine, others, stored)
-    comparison, _ = Comparison.objects.update_or_create(
-        run=run,
-        defaults={
-            "baseline": run.baseline,
-            "to_step": run.last_step or 0,
-            "verdict": judgement.verdict,
-            "result": {**stored, **judgement.as_dict(), "quantities": quantities},
-            "inputs": inputs,
-            "seconds": time.perf_counter() - began,
-            "computed_at": timezone.now(),
-        },
-    )
+    values = {
+        "baseline": run.baseline,
+        "to_step": run.last_step or 0,
+        "verdict": judgement.verdict,
+        "result": {**stored, **judgement.as_dict(), "quantities": quantities},
+        "inputs": inputs,
+        "seconds": time.perf_counter() - began,
+        "computed_at": timezone.now(),
+    }
+    # The usual case is one statement that does not read the row.
+    if not Comparison.objects.filter(run=run).update(**values):
+        Comparison.objects.update_or_create(run=run, defaults=values)
     run_changed(run.id, run.project_id, "comparison", run.last_step)
-    return comparison
+    return Comparison(run=run, **values)
 
 
 def project_prior(run: Run) -> Prior:

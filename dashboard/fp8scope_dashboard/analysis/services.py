@@ -24,13 +24,12 @@ def refresh(run_id: UUID) -> None:
 
     Repeated and concurrent calls do no harm: each computes from the stored data and records its inputs.
     """
-    run = Run.objects.select_related("project", "comparison").filter(pk=run_id).first()
+    # The stored results are large, and not needed.
+    runs = Run.objects.select_related("project", "comparison").defer("comparison__result")
+    run = runs.filter(pk=run_id).first()
     if run is None:
         return
-    affected = [
-        run,
-        *Run.objects.select_related("project", "comparison").filter(pk__in=lineage.dependents(run)),
-    ]
+    affected = [run, *runs.filter(pk__in=lineage.dependents(run))]
     for each in affected:
         if each.baseline:
             compare_evaluations(each.id)

@@ -110,7 +110,9 @@ def compare_trouble(
     shared = [match for trouble in ours if (match := _match(trouble, run, arms)) is not None]
     own = tuple(trouble for trouble in ours if trouble not in [match.trouble for match in shared])
     links = (Link("compare", "Both arms"),)
-    if not shared and not worse and _is_driven_too_hard(run):
+    # Two such trainings drift apart by several per cent, whatever their precision. So a loss that ends higher
+    # is no evidence against FP8; trouble of its own is.
+    if not shared and not (own and worse) and _is_driven_too_hard(run):
         hard = [arm for arm, _ in arms if _is_driven_too_hard(arm)]
         if hard and (2 * len(hard) >= len(arms) or run.seed in [arm.seed for arm in hard]):
             return Reference(_too_hard(run, hard[0], links), True)

@@ -77,6 +77,12 @@ def test_large_updates_in_both_arms() -> None:
     assert (
         finding.cause == "learning_rate" and "3.2 % of the first weights, which grow 4.0" in finding.sentence
     )
+    # They drift apart by some per cent, whatever the precision; a jump of the FP8 run alone is its own.
+    higher = replace(arms[0], losses=flat + 0.03 * 3.0 * STEPS / 300.0)
+    assert is_worse(higher, arms[1:])
+    assert compare_trouble(higher, arms[1:]).finding.cause == "learning_rate"
+    jumps = replace(arms[0], losses=flat + np.where(STEPS > 150, 4.0, 0.0))
+    assert compare_trouble(jumps, arms[1:]).own
     falls = [replace(arm, losses=flat - STEPS / 300.0) for arm in arms]
     assert compare_trouble(falls[0], falls[1:]).finding.outcome == "clear"
     usual = [Curve(name, STEPS, flat, 1, update=0.002, growth=1.0) for name in ("fp8", "bf16")]
