@@ -202,7 +202,7 @@ CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 # What an alert waits for is taken before everything else that is queued.
-CELERY_TASK_QUEUES = [Queue(name) for name in ("deliveries", "evaluations", "celery")]  # type: ignore[no-untyped-call]
+CELERY_TASK_QUEUES = [
     Queue(name)  # type: ignore[no-untyped-call]
     for name in ("deliveries", "evaluations", "celery")
 ]
