@@ -10,7 +10,6 @@ the installation. At random steps a loss is NaN. Figures:
     runs                runs that stream at once
     alerts, lost        alerts that arrived, and that did not within 60 s; each faulty step raises one
     p50_s, p95_s, max_s from the end of the faulty step in the training process to the webhook's arrival
-    opened_p50_s, opened_p95_s  of these, from the end of the step until the alert is opened
     steps_per_s         steps that all runs made in a second
     batches_per_s       messages that the server stored in a second
     installation_cpu    cores that the installation used on average, while the runs streamed
@@ -31,6 +30,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,6 +42,8 @@ CALM_STEPS = 25
 WARM_UP = 5.0
 PATIENCE = 60.0
 FAULT, STEPS = "fault", "steps"
+# Unix seconds, by run.
+Times = defaultdict[str, list[float]]
 
 # Run with the servers' settings: makes a project with a webhook; prints its token.
 PREPARE = """
@@ -57,17 +59,11 @@ Channel.objects.create(
 )
 print(create_token(project, 'benchmark')[1])
 """
-# Prints when each alert was opened, as [run, step, unix seconds], and the number of stored messages.
+# Prints the number of stored messages.
 STORED = """
-import json, sys
 import django; django.setup()
-from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.receipts.models import Receipt
-events = Event.objects.filter(kind='loss_not_finite').values_list('run_id', 'onset_step', 'opened_at')
-print(json.dumps({
-    'opened': [[str(run), step, at.timestamp()] for run, step, at in events],
-    'batches': Receipt.objects.count(),
-}))
+print(Receipt.objects.count())
 """
 
 
@@ -88,14 +84,14 @@ def train(
         for i, run in enumerate(streaming):
             ready = time.monotonic() - begin > WARM_UP and calm[i] > CALM_STEPS and left[i]
             is_faulty = ready and random.random() < 1.0 / CALM_STEPS
-            with run.step(128) as step:
+            with run.step(128):
                 loss = float("nan") if is_faulty else 2.0 + random.gauss(0.0, 0.01)
                 run.log(loss=loss, lr=1e-4, grad_norm=1.0, throughput=1e5)
             ended = time.time()
             calm[i] = 0 if is_faulty else calm[i] + 1
             if is_faulty:
                 left[i] -= 1
-                results.put((FAULT, run.id, step.number, ended))
+                results.put((FAULT, run.id, ended))
         steps += 1
         time.sleep(max(0.0, begin + steps / rate - time.monotonic()))
     results.put((STEPS, steps * runs, time.monotonic() - begin))
@@ -104,15 +100,18 @@ def train(
 
 
 @contextmanager
-def receiver(arrivals: dict[tuple[str, int], float]) -> Iterator[str]:
-    """A webhook that notes when the first notice of each event arrives."""
+def receiver(arrivals: Times) -> Iterator[str]:
+    """A webhook that notes when the notices of each run arrive, for the first time."""
+    seen: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             now = time.time()
             notice = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             for each in notice.get("alerts", [notice]):
-                arrivals.setdefault((each["run"], each["onset_step"]), now)
+                if each["kind"] == "loss_not_finite" and each["key"] not in seen:
+                    seen.add(each["key"])
+                    arrivals[each["run"]].append(now)
             self.send_response(204)
             self.end_headers()
 
@@ -136,8 +135,8 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
 
     from fp8scope_dashboard.servers.supervisor import Supervisor
 
-    arrivals: dict[tuple[str, int], float] = {}
-    faults: dict[tuple[str, int], float] = {}
+    arrivals: Times = defaultdict(list)
+    faults: Times = defaultdict(list)
     with (
         tempfile.TemporaryDirectory() as directory,
         receiver(arrivals) as hook,
@@ -149,21 +148,19 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         steps, seconds = _stream(supervisor.url, token, Path(directory), runs, options, faults, arrivals)
         machine = psutil.cpu_percent() / 100.0 * (os.cpu_count() or 1)
         installation = (_cpu_seconds(supervisor) - before) / seconds
-        stored = json.loads(_in_installation(supervisor, STORED))
-    opened = {(run, step): at for run, step, at in stored["opened"]}
-    delays = sorted(arrivals[key] - at for key, at in faults.items() if key in arrivals)
-    known = sorted(opened[key] - at for key, at in faults.items() if key in opened)
+        stored = int(_in_installation(supervisor, STORED))
+    # The next fault of a run is later than the alert of the one before.
+    pairs = [pair for run, ends in faults.items() for pair in zip(ends, arrivals[run], strict=False)]
+    delays = sorted(arrival - end for end, arrival in pairs)
     return {
         "runs": runs,
         "alerts": len(delays),
-        "lost": len(faults) - len(delays),
+        "lost": _count(faults) - len(delays),
         "p50_s": _quantile(delays, 0.50),
         "p95_s": _quantile(delays, 0.95),
         "max_s": _quantile(delays, 1.0),
-        "opened_p50_s": _quantile(known, 0.50),
-        "opened_p95_s": _quantile(known, 0.95),
         "steps_per_s": round(steps / seconds, 1),
-        "batches_per_s": round(stored["batches"] / seconds, 1),
+        "batches_per_s": round(stored / seconds, 1),
         "installation_cpu": round(installation, 2),
         "machine_cpu": round(machine, 2),
     }
@@ -175,8 +172,8 @@ def _stream(
     directory: Path,
     runs: int,
     options: argparse.Namespace,
-    faults: dict[tuple[str, int], float],
-    arrivals: dict[tuple[str, int], float],
+    faults: Times,
+    arrivals: Times,
 ) -> tuple[int, float]:
     """Stream until all alerts have arrived. Returns the steps of all runs and the seconds."""
     context = multiprocessing.get_context("spawn")
@@ -200,16 +197,20 @@ def _stream(
         with suppress(queue.Empty):
             while message := results.get(timeout=0.2):
                 if message[0] == FAULT:
-                    faults[message[1], message[2]] = message[3]
+                    faults[message[1]].append(message[2])
                 else:
                     steps, seconds, ended = steps + message[1], max(seconds, message[2]), ended + 1
-        if progress != (progress := (len(faults), len(faults.keys() & arrivals.keys()))):
+        if progress != (progress := (_count(faults), _count(arrivals))):
             changed_at = time.monotonic()
         if progress[1] == runs * each or time.monotonic() > changed_at + WARM_UP + PATIENCE:
             stop.set()
     for trainer in trainers:
         trainer.join()
     return steps, seconds
+
+
+def _count(times: Times) -> int:
+    return sum(map(len, times.values()))
 
 
 def _cpu_seconds(supervisor: Any) -> float:

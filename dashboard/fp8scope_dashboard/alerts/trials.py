@@ -23,7 +23,7 @@ MOST_ALERTS: Final = 50
 MOST_TRIALS: Final = 20
 CHUNKS_AT_ONCE: Final = 16
 # The worker of an older trial that has no result was killed.
-LOST_AFTER: Final = timedelta(minutes=30)
+LOST_AFTER: Final = timedelta(minutes=15)
 BASELINE: Final = "above_baseline"
 # The key under which the states of an unsaved rule are kept.
 UNSAVED: Final = 0

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
-from kombu import Queue
+from kombu.entity import Queue
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
@@ -202,7 +202,10 @@ CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 # What an alert waits for is taken before everything else that is queued.
-CELERY_TASK_QUEUES = [Queue("deliveries"), Queue("evaluations"), Queue("celery")]
+CELERY_TASK_QUEUES = [
+    Queue(name)  # type: ignore[no-untyped-call]
+    for name in ("deliveries", "evaluations", "celery")
+]
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {
     "fp8scope_dashboard.alerts.tasks.deliver": {"queue": "deliveries"},

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
+from django.apps import apps
 from django.db import connection
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
 from fp8scope_dashboard.receipts.models import Receipt
@@ -21,6 +24,7 @@ from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db
 STEPS = np.arange(1, 301)
+OLD_KINDS = ("loss_not_finite", "loss_spike", "loss_divergence", "above_baseline", "saturation_rate")
 
 
 @pytest.fixture
@@ -327,3 +331,27 @@ def test_a_schedule_of_another_length_raises_no_alarm(project: Project) -> None:
     Recorder(broken).rows(STEPS, {"loss": loss(1, 330) * np.where(STEPS > 200, 1.4, 1.0)})
     evaluate(broken.id)
     assert "above_baseline" in kinds(broken) or "loss_divergence" in kinds(broken)
+
+
+def test_an_upgrade_adds_the_new_rules_and_resolves_an_old_saturation(project: Project) -> None:
+    run = make_run(project)
+    recorder = Recorder(run, tensors=["blocks.0.input"])
+    counts = {"saturated": np.full((60, 1), 50.0), "numel": np.full((60, 1), 1000.0)}
+    recorder.rows(STEPS[:60], {"loss": noisy_loss(0)[:60]}, counts)
+    (event,) = evaluate(run.id)
+    rule = Rule.objects.get(project=project, kind="saturation_rate")
+    state = DetectorState.objects.get(run=run, writer=recorder.uuid)
+    before = {"last_step": 60, "first_step": 1, "open": True, "onset": event.onset_step, "calm": 0, "gap": 0}
+    state.state = {str(rule.pk): {**before, "counts": {"0": [50, event.onset_step, 0.05]}}}
+    state.save()
+    Rule.objects.exclude(pk=rule.pk).delete()
+    migration = import_module("fp8scope_dashboard.alerts.migrations.0007_signals")
+    migration.add_rules(apps, None)
+    migration.convert_saturation(apps, None)
+    added = dict(Rule.objects.filter(project=project).exclude(pk=rule.pk).values_list("kind", "severity"))
+    new = {name: kind for name, kind in rules.KINDS.items() if kind.is_default and name not in OLD_KINDS}
+    assert added == {name: kind.severity for name, kind in new.items()}
+    recorder.rows(STEPS[60:120], {"loss": noisy_loss(0)[60:120]}, {**counts, "saturated": np.zeros((60, 1))})
+    assert evaluate(run.id) == []
+    event.refresh_from_db()
+    assert event.state == EventState.RESOLVED
