@@ -9,12 +9,13 @@ from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.analysis.quantities.result import METHOD_VERSION
 from fp8scope_dashboard.pages.quantities import quantity_rows
 
 
 def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
     result = Comparison.objects.get(run=seeded.healthy).result["quantities"]
-    assert result["headline"].startswith("FP8 ") and result["method_version"] == 1
+    assert result["headline"].startswith("FP8 ") and result["method_version"] == METHOD_VERSION
     compare = viewer.client.get(viewer.address("compare/"), {"runs": str(seeded.healthy.id)}).content.decode()
     head = viewer.client.get(viewer.address(f"runs/{seeded.healthy.id}/")).content.decode()
     assert result["headline"] in compare and result["headline"] in head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from dashboard.helpers.seeding import losses
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -79,6 +79,8 @@ def test_a_rate_begins_at_zero() -> None:
     assert low <= 0.0
 
 
+@example(np.array([5e-324]))
+@example(np.array([0.0, 5e-324]))
 @given(arrays(np.float64, st.integers(1, 60), elements=st.floats(-1e300, 1e300) | st.just(np.nan)))
 def test_ranges_are_always_usable(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     for axis_range in (loss_range([values]), central_range([values])):

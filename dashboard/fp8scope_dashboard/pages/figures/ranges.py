@@ -67,5 +67,8 @@ def _initial_value(values: Floats) -> float:
 def _padded(low: float, high: float) -> Range:
     extent = high - low
     if extent <= 0:
-        extent = abs(high) or 1.0
+        extent = abs(high)
+    # A part of a denormal number rounds to 0.
+    if extent < np.finfo(np.float64).tiny:
+        extent = 1.0
     return low - PADDING * extent, high + PADDING * extent
