@@ -29,8 +29,8 @@ from detector_speed import default_rules
 import fp8scope
 from fp8scope.demo.model import Shape
 from fp8scope.demo.train import Plan, Trainer
-from fp8scope_dashboard.alerts import detection
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
+from fp8scope_dashboard.alerts.watching import detection
 from fp8scope_dashboard.diagnosis.tensors import LARGEST
 from fp8scope_dashboard.telemetry.codec import ChunkData, decode
 from fp8scope_dashboard.telemetry.replay import in_order

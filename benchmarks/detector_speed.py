@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.test")
 django.setup()
 
-from fp8scope_dashboard.alerts import detection, rules  # noqa: E402, the settings come first
+from fp8scope_dashboard.alerts import rules  # noqa: E402
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts  # noqa: E402
 from fp8scope_dashboard.alerts.models import Rule  # noqa: E402
+from fp8scope_dashboard.alerts.watching import detection  # noqa: E402
 from fp8scope_dashboard.telemetry.codec import ChunkData  # noqa: E402
 
 GOAL = 5e6

@@ -93,7 +93,7 @@ def _invite(options: argparse.Namespace, data: DataDir) -> None:
 
 
 def _rekey(options: argparse.Namespace, data: DataDir) -> None:
-    from fp8scope_dashboard.alerts.rekey import rekey
+    from fp8scope_dashboard.alerts.delivery.rekey import rekey
 
     try:
         count, unreadable = rekey()

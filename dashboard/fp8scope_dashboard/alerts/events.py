@@ -11,9 +11,11 @@ import numpy as np
 from django.db import transaction
 from django.db.models import QuerySet
 
-from fp8scope_dashboard.alerts import evidence, life, routing, rules, signals
+from fp8scope_dashboard.alerts import life, rules, signals
+from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.detectors import Finding
 from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, Reason, Rule
+from fp8scope_dashboard.alerts.watching import evidence
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries

@@ -19,7 +19,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.alerts import routing
+from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.models import (
     RUN_WIDE,
     DetectorState,

@@ -9,7 +9,7 @@ from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.alerts.channels import CHANNELS
+from fp8scope_dashboard.alerts.delivery.channels import CHANNELS
 from fp8scope_dashboard.db.encryption import UnreadableSecretError, decrypt_json, encrypt_json
 from fp8scope_dashboard.runs.models import Run
 

@@ -4,7 +4,9 @@ from uuid import UUID
 
 from celery import shared_task
 
-from fp8scope_dashboard.alerts import life, outbox, routing, services, trials
+from fp8scope_dashboard.alerts import life, services
+from fp8scope_dashboard.alerts.delivery import outbox, routing
+from fp8scope_dashboard.alerts.user_rules import trials
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
 
-from fp8scope_dashboard.alerts import rule_files, rule_store
-from fp8scope_dashboard.alerts.rule_documents import RuleDocumentError
+from fp8scope_dashboard.alerts.user_rules import rule_files, rule_store
+from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
 from fp8scope_dashboard.api.auth import project_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.wire import schemas

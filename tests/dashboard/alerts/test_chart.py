@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fp8scope_dashboard.alerts import chart
+from fp8scope_dashboard.alerts.delivery import chart
 
 STEPS = list(range(900, 1101))
 

@@ -22,7 +22,7 @@ from django.db.models import F
 from helpers.live_servers import process_environment
 
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts import outbox
+from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.runs.models import Run

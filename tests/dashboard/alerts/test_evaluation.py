@@ -273,7 +273,7 @@ def test_a_worker_that_dies_leaves_a_consistent_state(monkeypatch: pytest.Monkey
     recorder = Recorder(run)
     recorder.rows(STEPS[:20], {"loss": np.full(20, np.nan)})
     with monkeypatch.context() as patched:
-        patched.setattr("fp8scope_dashboard.alerts.outbox.enqueue", _die)
+        patched.setattr("fp8scope_dashboard.alerts.delivery.outbox.enqueue", _die)
         with pytest.raises(KeyboardInterrupt):
             evaluate(run.id)
     assert Event.objects.count() == 0 and not DetectorState.objects.filter(next_seq__gt=0).exists()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts import life, routing
+from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.models import (
     Channel,
     Delivery,

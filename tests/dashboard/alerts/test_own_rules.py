@@ -10,9 +10,9 @@ from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts import rule_documents, rule_store
 from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.alerts.services import evaluate
+from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db

@@ -15,7 +15,7 @@ import pytest
 from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, http_receiver
 from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.channels import DeliveryError, webhook
+from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, webhook
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from django.conf import LazySettings
 from django.core.exceptions import ImproperlyConfigured
 
 from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.delivery.rekey import rekey
 from fp8scope_dashboard.alerts.models import Channel
-from fp8scope_dashboard.alerts.rekey import rekey
 from fp8scope_dashboard.db.encryption import UnreadableSecretError, decrypt_json, encrypt_json
 
 SECRET = {"url": "https://hook.test/T0SECRET", "größe": 1}

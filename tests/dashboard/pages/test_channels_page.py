@@ -10,7 +10,7 @@ from dashboard.helpers.visitors import Visitor
 from django.conf import LazySettings
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import outbox
+from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
 from fp8scope_dashboard.db.encryption import UnreadableSecretError, encrypt_json
 from fp8scope_dashboard.pages.views.channels import MOST_CHANNELS

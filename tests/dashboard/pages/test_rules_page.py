@@ -14,10 +14,10 @@ from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import rule_documents, trials
 from fp8scope_dashboard.alerts.models import Event, Rule, RuleTrial
 from fp8scope_dashboard.alerts.rules import KINDS
 from fp8scope_dashboard.alerts.services import evaluate
+from fp8scope_dashboard.alerts.user_rules import rule_documents, trials
 from fp8scope_dashboard.pages.rule_words import label_of
 
 FORM = {

@@ -19,7 +19,7 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
-from fp8scope_dashboard.alerts import life, rule_store
+from fp8scope_dashboard.alerts import life
 from fp8scope_dashboard.alerts.models import (
     Delivery,
     EntryKind,
@@ -31,6 +31,7 @@ from fp8scope_dashboard.alerts.models import (
     Severity,
 )
 from fp8scope_dashboard.alerts.services import numbered
+from fp8scope_dashboard.alerts.user_rules import rule_store
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages.access import in_project, open_alerts, page, person

@@ -15,8 +15,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.alerts import outbox
-from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError, email, service, webhook
+from fp8scope_dashboard.alerts.delivery import outbox
+from fp8scope_dashboard.alerts.delivery.channels import CHANNELS, DeliveryError, email, service, webhook
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Reason, Severity
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.access import in_project, page

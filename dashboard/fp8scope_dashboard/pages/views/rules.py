@@ -13,7 +13,6 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.alerts import rule_documents, rule_store, trials
 from fp8scope_dashboard.alerts import rules as rule_kinds
 from fp8scope_dashboard.alerts.models import (
     Channel,
@@ -25,8 +24,9 @@ from fp8scope_dashboard.alerts.models import (
     Severity,
     TrialState,
 )
-from fp8scope_dashboard.alerts.rule_documents import RuleDocumentError
 from fp8scope_dashboard.alerts.tasks import try_rule
+from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store, trials
+from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
 from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import in_project, page, person
 from fp8scope_dashboard.runs.models import Run

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import outbox
+from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import (
     EntryKind,
     Event,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fp8scope_dashboard.alerts import own_rules, rules
+from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import (
     Finding,
     LossDetector,
@@ -36,6 +36,7 @@ from fp8scope_dashboard.alerts.detectors import (
 from fp8scope_dashboard.alerts.detectors.scalars import TIMES
 from fp8scope_dashboard.alerts.detectors.tensor_rows import UNKNOWN_PATIENCE
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
+from fp8scope_dashboard.alerts.user_rules import own_rules
 from fp8scope_dashboard.diagnosis.tensors import LARGEST, scaling_of
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry.codec import ChunkData

@@ -14,13 +14,15 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import baselines, detection, events, generations, own_rules, rules
+from fp8scope_dashboard.alerts import events, rules
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.alerts.events import Detection
-from fp8scope_dashboard.alerts.generations import Stream
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
-from fp8scope_dashboard.alerts.rank_comparison import RankScales
-from fp8scope_dashboard.alerts.run_conditions import (
+from fp8scope_dashboard.alerts.user_rules import own_rules
+from fp8scope_dashboard.alerts.watching import baselines, detection, generations
+from fp8scope_dashboard.alerts.watching.generations import Stream
+from fp8scope_dashboard.alerts.watching.rank_comparison import RankScales
+from fp8scope_dashboard.alerts.watching.run_conditions import (
     RankStep,
     RunFacts,
     rank_behind,

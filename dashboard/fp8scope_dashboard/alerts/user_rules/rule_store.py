@@ -11,7 +11,7 @@ from django.db import transaction
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import life
 from fp8scope_dashboard.alerts.models import Event, Rule, RuleKind
-from fp8scope_dashboard.alerts.rule_documents import Draft, RuleDocumentError, document_of, key_of
+from fp8scope_dashboard.alerts.user_rules.rule_documents import Draft, RuleDocumentError, document_of, key_of
 
 MOST_RULES: Final = 500
 # A change of one of these starts the rule's detector again.

@@ -9,11 +9,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.alerts import baselines, detection, generations, rules
+from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.generations import Stream
 from fp8scope_dashboard.alerts.models import Rule, RuleKind, RuleTrial, TrialState
-from fp8scope_dashboard.alerts.rule_documents import RuleDocumentError, parse
+from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError, parse
+from fp8scope_dashboard.alerts.watching import baselines, detection, generations
+from fp8scope_dashboard.alerts.watching.generations import Stream
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 

@@ -7,9 +7,9 @@ import logging
 from django.conf import settings
 from django.urls import reverse
 
-from fp8scope_dashboard.alerts import chart
-from fp8scope_dashboard.alerts.channels import Message, Notice
-from fp8scope_dashboard.alerts.channels.wording import headline
+from fp8scope_dashboard.alerts.delivery import chart
+from fp8scope_dashboard.alerts.delivery.channels import Message, Notice
+from fp8scope_dashboard.alerts.delivery.channels.wording import headline
 from fp8scope_dashboard.alerts.models import Delivery, Event, Reason
 from fp8scope_dashboard.runs.services import page_url
 

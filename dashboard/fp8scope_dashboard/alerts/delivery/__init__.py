@@ -1,0 +1,1 @@
+"""From an alert to its receivers: routing, the outbox, digests, pictures and channels."""

@@ -1,0 +1,1 @@
+"""Rules that people write: their documents, files and trials on past runs."""
