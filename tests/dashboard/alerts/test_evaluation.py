@@ -355,3 +355,25 @@ def test_an_upgrade_adds_the_new_rules_and_resolves_an_old_saturation(project: P
     assert evaluate(run.id) == []
     event.refresh_from_db()
     assert event.state == EventState.RESOLVED
+
+
+def test_an_open_alert_of_the_earlier_loss_detectors_ends_and_they_read_on(project: Project) -> None:
+    run = make_run(project)
+    recorder = Recorder(run)
+    losses = noisy_loss(0)
+    losses[200:] *= 2.0
+    recorder.rows(STEPS[:250], {"loss": losses[:250]})
+    (event,) = [event for event in evaluate(run.id) if event.kind == "loss_divergence"]
+    rule = Rule.objects.get(project=project, kind="loss_divergence", run=None)
+    rule.parameters = {"fraction": 0.02, "sigmas": 8.0, "points": 20, "span": 50}
+    rule.save()
+    state = DetectorState.objects.get(run=run, writer=recorder.uuid)
+    state.state = {**state.state, str(rule.pk): {"open": True, "last_step": 250, "ema": 4.0, "minimum": 2.0}}
+    state.save()
+    import_module("fp8scope_dashboard.alerts.migrations.0008_loss_detectors").replace_detectors(apps, None)
+    event.refresh_from_db()
+    rule.refresh_from_db()
+    assert event.state == EventState.RESOLVED and "update" in event.evidence["resolved_because"]
+    assert rule.parameters == {"span": 50}
+    recorder.rows(STEPS[250:], {"loss": losses[250:]})
+    assert evaluate(run.id) == []
