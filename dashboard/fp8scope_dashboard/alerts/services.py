@@ -18,7 +18,7 @@ from fp8scope_dashboard.alerts.watching.evaluation import evaluate
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, RunState
 
-__all__ = ["alerts_after", "create_default_rules", "evaluate", "unread_runs"]
+__all__ = ["alerts_after", "create_default_rules", "evaluate", "unjudged", "unread_runs"]
 
 # Events in one response; the training process gets the others with its next message.
 EVENTS_AT_ONCE = 1_000
@@ -72,6 +72,16 @@ def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
         {"id": event.pop("number"), "rule": event.pop("rule_name"), **event}
         for event in events.values("number", "opened_at", *fields)
     ]
+
+
+def unjudged(run: Run) -> list[str]:
+    """Why the loss is not compared with its baseline, in sentences; empty if it is."""
+    row = DetectorState.objects.filter(run=run, writer=RUN_WIDE).first()
+    if row is None:
+        return []
+    following = Rule.objects.filter(project=run.project_id, kind="above_baseline", enabled=True)
+    notes = (row.state.get(str(rule), {}).get("note", "") for rule in following.values_list("pk", flat=True))
+    return sorted({note for note in notes if note})
 
 
 def unread_runs() -> list[UUID]:

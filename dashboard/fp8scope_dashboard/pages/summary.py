@@ -10,6 +10,7 @@ from typing import Any
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Event, EventState, Severity
+from fp8scope_dashboard.alerts.services import unjudged
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
 from fp8scope_dashboard.analysis.judging import judged_now, standing_now
@@ -112,6 +113,8 @@ class Summary:
     is_dead: bool = False
     events: list[Event] = field(default_factory=list)
     open_events: int = 0
+    # What the rules cannot judge, and why.
+    unjudged: list[str] = field(default_factory=list)
     scores: list[EvaluationComparison] = field(default_factory=list)
     now: datetime = field(default_factory=timezone.now)
 
@@ -158,6 +161,7 @@ def summarise(run: Run) -> Summary:
         is_dead=ended_badly,
         events=critical_first[:OPEN_ALERTS_SHOWN],
         open_events=pending.count(),
+        unjudged=unjudged(run),
         scores=list(latest.distinct("name", "metric")[:OPEN_ALERTS_SHOWN]),
     )
 

@@ -18,7 +18,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
-from fp8scope_dashboard.alerts.services import evaluate, unread_runs
+from fp8scope_dashboard.alerts.services import evaluate, unjudged, unread_runs
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run
 
@@ -312,6 +312,9 @@ def test_says_that_runs_cannot_be_compared(project: Project) -> None:
     Recorder(run).rows(STEPS + 50, {"loss": noisy_loss(1)})
     evaluate(run.id)
     assert baseline_state(run)["note"].startswith("Cannot compare: run and its baseline have no losses")
+    assert unjudged(run) == [baseline_state(run)["note"]] and unjudged(baseline) == []
+    Rule.objects.filter(project=project, kind="above_baseline").update(enabled=False)
+    assert unjudged(run) == []
 
 
 def test_a_schedule_of_another_length_raises_no_alarm(project: Project) -> None:

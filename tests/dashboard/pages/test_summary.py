@@ -9,6 +9,7 @@ from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 
+from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Rule
 from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.comparison_groups import FP8_SLOTS, Arms, arm_labels
@@ -37,6 +38,16 @@ def test_summarises_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
     assert summary.verdict.seeds == 3 and summary.verdict.baseline == "bf16"
     gauge = summary.verdict.gauge
     assert gauge is not None and gauge.low < gauge.point < gauge.high
+
+
+def test_says_what_the_rules_cannot_judge(viewer: Visitor, seeded: Seeded) -> None:
+    rule = Rule.objects.get(project=viewer.project, kind="above_baseline", run=None)
+    shared, _ = DetectorState.objects.get_or_create(run=seeded.healthy, writer=RUN_WIDE)
+    shared.state[str(rule.pk)] = {"note": "Cannot compare: no common steps."}
+    shared.save()
+    assert summarise(seeded.healthy).unjudged == ["Cannot compare: no common steps."]
+    page = viewer.client.get(viewer.address(f"runs/{seeded.healthy.id}/")).content.decode()
+    assert "FP8 above baseline: Cannot compare: no common steps." in page
 
 
 def test_shows_progress_and_lost_points(admin: Visitor) -> None:
