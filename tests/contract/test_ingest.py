@@ -194,7 +194,8 @@ def test_answers_carry_the_alerts_that_the_client_has_not_seen(client: WireClien
     alerts = client.send(body).json["alerts"]
     assert [alert["id"] for alert in alerts] == [first, second]
     assert alerts[0].keys() == {
-        *("id", "kind", "severity", "step", "onset_step", "value", "threshold", "message", "opened_at")
+        *("id", "kind", "rule", "severity", "step", "onset_step", "value", "threshold", "message"),
+        "opened_at",
     }
     assert [alert["id"] for alert in client.send(body, query=f"?alerts_after={first}").json["alerts"]] == [
         second

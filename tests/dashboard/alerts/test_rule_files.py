@@ -116,7 +116,7 @@ def test_removes_only_with_prune_and_never_a_built_in_rule(project: Project) -> 
         ("after_minutes: 15", "after_minutes: 0", r"line 17: escalate.after_minutes: must be"),
         ("condition: changes_by_factor", "condition: not_finite", r"line 22: condition: For tensors"),
         ("value: 8\n", "value: 1\n", r"line 23: value: A factor must be above 1"),
-        ("{z: 8}", "{zz: 8}", r"line 5: parameters.zz: unknown; loss_spike takes: z, points"),
+        ("{z: 8}", "{zz: 8}", r"line 5: parameters.zz: unknown; loss_spike takes: z, fraction, points"),
         ("{z: 8}", "{z: 1}", r"line 5: parameters.z: must be a number from 3"),
         ("kind: loss_spike", "kind: threshold", r"line 3: kind: must be one of: loss_not_finite"),
         ("name: Late outliers", "name: Gradient norm", r"line 19: This rule is in the file twice"),

@@ -14,7 +14,8 @@ NAMES = [(kind.name, name) for kind in KINDS.values() for name in kind.parameter
 
 
 def test_it_works() -> None:
-    assert validate("loss_spike", {"z": 8}) == {"z": 8.0, "points": 3, "window": 50, "recover": 10}
+    defaults = {"fraction": 0.15, "points": 3, "window": 50, "recover": 10}
+    assert validate("loss_spike", {"z": 8}) == {"z": 8.0, **defaults}
 
 
 @pytest.mark.parametrize(("kind", "name"), NAMES)
