@@ -185,6 +185,10 @@ def has_spread(scores: Floats) -> bool:
     return _spread(scores) > 0.0
 
 
+# Of Student's t, for which the non-central t is computed; beyond it the limit is as good to 0.1 %.
+LARGEST_CRITICAL = 1e3
+
+
 def smallest_detectable(
     error: float, alpha: float, freedom: float = math.inf, *, one_sided: bool = False
 ) -> float:
@@ -198,6 +202,10 @@ def smallest_detectable(
     # The quantiles agree to 1e-4 there, and the non-central t overflows for larger values.
     if freedom > 1e4:
         return (critical + float(scipy.stats.norm.ppf(POWER))) * error
+
+    # The noise of the difference no longer matters, only that of its standard error; the non-central t fails.
+    if critical > LARGEST_CRITICAL:
+        return critical * math.sqrt(float(scipy.stats.chi2.ppf(POWER, freedom)) / freedom) * error
 
     def missing_power(shift: float) -> float:
         return float(scipy.stats.nct.sf(critical, freedom, shift)) - POWER
