@@ -16,6 +16,10 @@ from fp8scope.incidents.rates import before_steps, rates_of
 from fp8scope.incidents.snapshots import SnapshotError, restore_random
 from fp8scope.replay.engine import EndScript
 
+# A script that sets the rate before it draws a batch has that of the snapshot in the first step: loading the
+# optimizer's state replaces it. The second step shows the script's own.
+COMPARED_STEPS = 2
+
 
 class Continuation:
     """Leaves out the batches of the steps `first` to `last`. `snapshot`: the step to begin after; None: 0."""
@@ -34,8 +38,8 @@ class Continuation:
         self._hashes: dict[int, int | None] = {}
         self._left_out: set[int] = set()
         self._begin = 0
-        self._rates: list[float | None] | None = None
-        """The learning rates of the first step after the snapshot, until they are compared."""
+        self._rates: list[list[float | None]] = []
+        """The learning rates of the first steps after the snapshot, until they are compared."""
         concerned = [incident.group_of(step) for step in range(first, last + 1)]
         for group in incident.groups:
             places = range(group["position"], group["position"] + group["count"])
@@ -44,7 +48,11 @@ class Continuation:
                 self._left_out |= set(places)
             if group["after_step"] == snapshot:
                 self._begin = group["position"]
-                self._rates = next(iter(group["rates"]), None)
+        following = [group for group in incident.groups if group["after_step"] >= (snapshot or 0)]
+        for group in following[:COMPARED_STEPS] if snapshot is not None else []:
+            if group in concerned:
+                break
+            self._rates += group["rates"]
 
     def serve(self, flight: FlightRecorder, source: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of the script, from the snapshot on, without those that are left out."""
@@ -100,9 +108,9 @@ class Continuation:
         before_steps(flight.trained.optimizers, self._check_rates)
 
     def _check_rates(self, optimizer: Optimizer) -> None:
-        """Compare the learning rates of the first step of an optimizer with those of the run."""
-        expected, self._rates = self._rates, None
-        for rate, other in zip(rates_of(optimizer), expected or (), strict=False):
+        """Compare the learning rates of the first steps with those of the run."""
+        expected = self._rates.pop(0) if self._rates else []
+        for rate, other in zip(rates_of(optimizer), expected, strict=False):
             if rate is not None and other is not None and abs(rate - other) > 1e-6 * abs(other):
                 self.problem = (
                     f"the script sets the learning rate {rate:g} after the snapshot, and the run had "
