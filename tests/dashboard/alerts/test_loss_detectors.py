@@ -150,6 +150,20 @@ def test_a_slow_divergence_is_found() -> None:
     assert finding.opened and 1500 < finding.onset_step < 2400 and finding.step < 3900
 
 
+def test_a_rise_that_began_slowly_is_not_its_own_noise() -> None:
+    """The loss of the demo's faulty run: it creeps up, then rises by a third. 4 of 20 were found before."""
+    steps = np.arange(1, 601)
+    course = np.interp(
+        steps, [1, 30, 60, 120, 240, 320, 345, 380, 600], [4.0, 3.0, 2.6, 2.45, 2.13, 2.28, 2.5, 2.95, 2.8]
+    )
+    opened = []
+    for seed in range(20):
+        losses = course + 0.12 * np.random.default_rng(seed).normal(size=600)
+        findings = divergence({}, steps, losses, rules.validate("loss_divergence", {}))[1]
+        opened += [finding.step for finding in findings if finding.opened]
+    assert len(opened) >= 18 and all(345 < step < 420 for step in opened)
+
+
 def test_divergence_closes_when_the_loss_recovers() -> None:
     losses = noisy()
     losses[200:280] += 1.0

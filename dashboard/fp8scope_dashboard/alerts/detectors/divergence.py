@@ -9,6 +9,9 @@ counts only if it is
   included), and by DESCENT of all that the loss has fallen since its first level;
 * above the highest level of the recent half of the run, by a quarter of the first and half of the second.
 
+A rise that lasts enters the past and looks like a slow variation. So a gross one, of GROSS times the
+fraction, is judged by the levels up to the lowest recent one alone.
+
 A rise of that size is a divergence after `points` points. A rise of half that size is one if it keeps rising:
 its last third is above its middle third, which is above its first.
 
@@ -33,6 +36,8 @@ from fp8scope_dashboard.alerts.detectors.levels import Past
 
 # Share of the descent of the loss that a rise must undo.
 DESCENT = 0.05
+# So many times the least rise, it is judged by the levels before it.
+GROSS = 1.5
 # A slow rise takes at least so many points, and this share of the run.
 SLOW_POINTS, SLOW_SHARE = 100, 0.05
 # Share of its level, and deviations of a level, by which a settled loss may still change.
@@ -114,7 +119,8 @@ def _watch(
     past = levels.past(state["levels"])
     if past is None:
         return None
-    state.update(low=past.low, limit=_limit(past, 1.0, parameters), sigma=past.deviation)
+    limit = min(_limit(past, 1.0, parameters), _gross_limit(state, parameters))
+    state.update(low=past.low, limit=limit, sigma=past.deviation)
     points = _rising_points(state, past, median, parameters)
     if not points:
         return None
@@ -147,6 +153,15 @@ def _limit(past: Past, share: float, parameters: Mapping[str, float], high: floa
     descent = share * DESCENT * (past.first - past.low)
     before = past.high if high is None else high
     return float(max(past.low + max(fraction, sigmas, descent), before + max(fraction / 4.0, sigmas / 2.0)))
+
+
+def _gross_limit(state: State, parameters: Mapping[str, float]) -> float:
+    """The level from which a rise counts whatever it has done to the past; infinite while that is unknown."""
+    before = levels.before_rise(state["levels"])
+    if before is None:
+        return math.inf
+    least = before.low + GROSS * parameters["fraction"] * abs(before.low)
+    return max(least, _limit(before, 1.0, parameters))
 
 
 def _open(state: State, onset: int, step: int, median: float) -> Finding:

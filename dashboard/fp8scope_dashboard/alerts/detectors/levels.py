@@ -24,6 +24,8 @@ LEAST_LEVELS = 8
 MOST_CORRELATION, MOST_TAKEN = 0.98, 0.8
 # How much closer than a straight line a curve that only falls must be to the levels.
 FOLLOWS = 1.5
+# Standard deviation of normal values over the median size of their differences: 1.4826 / sqrt(2).
+DIFFERENCE_TO_DEVIATION = 1.0484
 # The share by which a deviation that so many independent levels show may be larger.
 FEW = 2.0
 
@@ -78,6 +80,27 @@ def past(state: State) -> Past | None:
     both = [*recent, *state["fine"]] if state["size"] > 1 else recent
     spread = max(deviation(state["fine"]), deviation(recent))
     return Past(state["first"], min(both), max(both), spread)
+
+
+def before_rise(state: State) -> Past | None:
+    """The past up to its lowest recent level: a rise since then is not its own noise. None if that is short.
+
+    `high` reaches as many levels back from the lowest one as the recent half has, so that a loss that still
+    falls there counts as high.
+    """
+    recent, coarse = recent_half(state), state["coarse"]
+    if not recent:
+        return None
+    lowest = len(coarse) - len(recent) + recent.index(min(recent))
+    before = coarse[: lowest + 1]
+    if len(before) < 2 * LEAST_LEVELS:
+        return None
+    steps = [abs(b - a) for a, b in zip(state["fine"], state["fine"][1:], strict=False)]
+    # Coarse levels are means, which scatter less than the level that is judged.
+    scatter = DIFFERENCE_TO_DEVIATION * statistics.median(steps) if steps else 0.0
+    stretch = before[-len(recent) :]
+    spread = max(deviation(stretch), deviation(before[-RING:]), scatter)
+    return Past(state["first"], min(recent), max(stretch), spread)
 
 
 def recent_half(state: State) -> list[float]:

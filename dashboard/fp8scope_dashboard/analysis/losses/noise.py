@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Largest correlation of successive points that is told from a level that never settles.
+# Largest correlation of successive points: beyond it a level cannot be distinguished from a random walk.
 LARGEST_CORRELATION = 0.98
 # The correlation is taken to be so many standard errors larger than its estimate: short series hide it.
 # docs/statistics.md has the error that this gives.
