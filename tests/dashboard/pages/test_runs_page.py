@@ -9,7 +9,7 @@ from dashboard.helpers.visitors import Visitor
 from django.conf import settings
 from django.utils.html import escape
 
-from fp8scope_dashboard.pages.views.runs import RUNS_A_PAGE
+from fp8scope_dashboard.pages.views.run_list import RUNS_A_PAGE
 from fp8scope_dashboard.runs.models import Run, RunState
 
 

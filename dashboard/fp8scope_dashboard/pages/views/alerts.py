@@ -40,7 +40,7 @@ from fp8scope_dashboard.pages.figures.evidence import evidence_figure
 from fp8scope_dashboard.pages.run_controls import command_entry
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.verdicts import EVENT_STATES, SEVERITIES, Badge
-from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
+from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
 MOST_EVENTS: Final = 200

@@ -23,7 +23,7 @@ from fp8scope_dashboard.pages.figures.ranges import loss_range
 from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.series_loading import AXIS_TITLES, Options, loss_curves
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, Verdict, baseline_groups, verdict_of
-from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
+from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_answer
 from fp8scope_dashboard.pages.views.progress import progress_context
 from fp8scope_dashboard.runs.models import Run
 

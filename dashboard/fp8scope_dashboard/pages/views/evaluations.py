@@ -26,7 +26,7 @@ from fp8scope_dashboard.pages.figures.comparisons import ScoreBand, ScorePoint, 
 from fp8scope_dashboard.pages.formatting import number, percent
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.verdicts import UNKNOWN, VERDICTS, Badge, score_badge
-from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
+from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
 # The page shows the newest of each.

@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.readiness import (
     exponents_of,
 )
 from fp8scope_dashboard.pages.series_loading import Options
-from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
+from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_answer
 from fp8scope_dashboard.telemetry import queries
 
 TENSORS_A_PAGE = 50

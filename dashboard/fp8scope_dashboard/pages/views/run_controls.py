@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.figures.findings import ranking_figure, window_fig
 from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.run_controls import findings, modules_of, ranking_of, steering
 from fp8scope_dashboard.pages.series_loading import Options
-from fp8scope_dashboard.pages.views.figures import empty_answer, figure_answer
+from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_answer
 
 BARS, COMPACT_BARS = 20, 12
 
