@@ -16,6 +16,7 @@ from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
+from fp8scope_dashboard.runs.models import Artefact
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
 READ += ["evidence", "settings", "token_list", "ranks", "run_commands", "run_reports", "report_figure"]
@@ -40,6 +41,7 @@ READ += [
 STREAMS = ["project_events", "run_events"]
 MEMBER = ["alert_change", "acknowledge_many", "token_create", "token_revoke", "command_new"]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
+MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 
@@ -62,6 +64,7 @@ class Addresses:
         )
         self.token, _ = create_token(visitor.project, "t")
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
+        self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
         self.channel = Channel.objects.create(
             project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
         )
@@ -76,6 +79,7 @@ class Addresses:
             "kind": "webhook",
             "field": "baseline",
             "trial_id": self.trial.pk,
+            "artefact_id": self.artefact.pk,
             "action": "acknowledge",
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
@@ -123,6 +127,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
         *("alert_change", "rule_save", "rule_switch", "rule_remove", "token_revoke", "channel_change"),
         "delivery_again",
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
+        *("note_save", "note_preview", "artefact_new", "artefact_remove"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
