@@ -19,7 +19,7 @@ from fp8scope_dashboard.pages.kin import kin_of, offered_groups, offered_runs
 from fp8scope_dashboard.pages.note_markup import rendered
 from fp8scope_dashboard.pages.onset_facts import last_line
 from fp8scope_dashboard.pages.ranks import ranks_of
-from fp8scope_dashboard.pages.series_loading import Options
+from fp8scope_dashboard.pages.series_loading import step_of
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.runs.models import Artefact, Note, Run, Tensor, Writer
 from fp8scope_dashboard.runs.notes import MOST_CHARACTERS
@@ -32,7 +32,7 @@ TENSOR_NAME_LENGTH: Final = 512
 MOST_ERRORS: Final = 32
 SECONDARY: Final = ("tokens_per_second", "step_seconds", "mfu", "memory_peak")
 # What is kept in the addresses of the tabs.
-KEPT: Final = ("first", "last", "tensor")
+KEPT: Final = ("steps", "tensor")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def links_of(run: Run, current: str, query: QueryDict) -> list[Link]:
         for field in KEPT:
             if query.get(field):
                 kept[field] = query[field][:TENSOR_NAME_LENGTH]
-        address = f"{page}?{kept.urlencode()}" if kept else page
+        address = f"{page}?{kept.urlencode(safe='.')}" if kept else page
         links.append(Link(name, tab.label, address, name == current))
     links.append(
         Link("data", "Data", reverse("run_data", args=[run.project.slug, run.pk]), current == "data")
@@ -79,9 +79,28 @@ def links_of(run: Run, current: str, query: QueryDict) -> list[Link]:
 
 
 def range_of(query: QueryDict) -> dict[str, Any]:
-    """The range of steps in an address."""
-    options = Options.of(query)
-    return {"first": options.first, "last": options.last}
+    """The range of steps in an address, `steps=240..260`; None where it says nothing or nonsense."""
+    first, dots, last = query.get("steps", "").partition("..")
+    ends = step_of(first), step_of(last)
+    known = bool(dots) and None not in ends
+    return {"first": ends[0] if known else None, "last": ends[1] if known else None}
+
+
+def typed_range(run: Run, query: QueryDict) -> str:
+    """The address of the page with the range that a form sent as `first` and `last`; empty if it sent none.
+
+    An empty field is the begin or the end of the run.
+    """
+    first, last = step_of(query.get("first")), step_of(query.get("last"))
+    kept = query.copy()
+    for field in ("first", "last"):
+        kept.pop(field, None)
+    if first is None and last is None:
+        kept.pop("steps", None)
+    else:
+        kept["steps"] = f"{first or 0}..{run.last_step or 0 if last is None else last}"
+    page = reverse("run", args=[run.project.slug, run.pk])
+    return f"{page}?{kept.urlencode(safe='.')}" if kept else page
 
 
 def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped,
 
 Floats = NDArray[np.float64]
 
-# Pixels between two panels, where the title of the lower one stands, and around all of them.
+# Pixels between two panels, where the title of the lower one stands, and around all of them. The legend is
+# below the menu of the figure.
 GAP: Final = 30
-TOP, BOTTOM = 30, 36
+TOP, BOTTOM = 50, 36
 # Ends of stretches of values outside a panel that are marked.
 MOST_OUTSIDE: Final = 100
 MOST_MARKS: Final = 100

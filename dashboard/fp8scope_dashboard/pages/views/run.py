@@ -6,6 +6,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage
@@ -36,6 +37,8 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     if part == SUMMARY:
         context = {"run": shown, "summary": summarise(shown), "kin": kin_of(shown), **_strip(shown)}
         return page(request, project, "runs", "pages/_run_summary.html", context)
+    if "first" in request.GET or "last" in request.GET:
+        return redirect(run_tabs.typed_range(shown, request.GET))
     name = run_tabs.tab_named(request.GET.get("tab", ""))
     context = {
         "run": shown,

@@ -29,7 +29,7 @@ const showTab = async (url, { focus = false } = {}) => {
 
 const openTab = (name, options) => {
   const url = tabAddress(name);
-  if (name !== current().dataset.tab) history.pushState(history.state, "", url);
+  if (name !== current().dataset.tab) history.pushState({ fp8: true }, "", url);
   showTab(url, options);
 };
 
@@ -77,7 +77,14 @@ const showRange = (range) => {
   }
 };
 
-const ask = (range) => document.dispatchEvent(new CustomEvent("fp8:range", { detail: { axis: AXIS, range } }));
+// A range that somebody chose is an entry of the history, unlike those of zooming on and on.
+const ask = (range) => {
+  const url = new URL(location.href);
+  if (range) url.searchParams.set(AXIS, range.join(".."));
+  else url.searchParams.delete(AXIS);
+  if (url.href !== location.href) history.pushState({ fp8: true }, "", url);
+  document.dispatchEvent(new CustomEvent("fp8:range", { detail: { axis: AXIS, range } }));
+};
 
 document.addEventListener("fp8:range", (event) => {
   if (event.detail.axis === AXIS) showRange(event.detail.range);
