@@ -36,7 +36,8 @@ def difference_of(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Differe
     """Compare two configurations entry by entry. 1 and 1.0 are equal; 1 and "1" are not."""
     ours, others = flattened(mine), flattened(theirs)
     names = sorted(set(ours) | set(others))
-    differing, equal = [], []
+    differing: list[Entry] = []
+    equal: list[Entry] = []
     for name in names[:MOST_ENTRIES]:
         here, there = ours.get(name, _MISSING), others.get(name, _MISSING)
         entry = Entry(name, _written(here), _written(there))

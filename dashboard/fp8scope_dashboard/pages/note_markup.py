@@ -16,7 +16,7 @@ LINK_SCHEMES: Final = frozenset({"http", "https", "mailto", ""})
 def rendered(text: str) -> SafeString:
     """A note as HTML. Every character that is not markup is escaped."""
     # With `html` off, markdown-it escapes all tags, so that only its own elements are in the result.
-    return mark_safe(_MARKDOWN.render(text))
+    return mark_safe(str(_MARKDOWN.render(text)))
 
 
 def is_safe_link(address: str) -> bool:
@@ -27,10 +27,15 @@ def is_safe_link(address: str) -> bool:
         return False
 
 
+class _Markdown(MarkdownIt):
+    def validateLink(self, url: str) -> bool:
+        """The hook of markdown-it for the addresses of links."""
+        return is_safe_link(url)
+
+
 def _markdown() -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False, "linkify": False})
+    parser = _Markdown("commonmark", {"html": False, "linkify": False})
     parser.enable(["table", "strikethrough"]).disable("image")
-    parser.validateLink = is_safe_link
 
     def lower_headings(state: object) -> None:
         for token in getattr(state, "tokens", []):

@@ -111,7 +111,7 @@ def _smoothed(run_id: UUID, names: Sequence[str], window: _Window) -> dict[str, 
         values = means.last if name == "tokens" else centred_average(means.means, default_span(len(means)))
         # A mean stands in the middle of its bucket, a sum of tokens at its end.
         middle = (means.counts.clip(max=window.stride) - 1) / 2.0 if name != "tokens" else 0.0
-        smooth[name] = Smooth(means.ends - middle, values)
+        smooth[name] = Smooth(np.asarray(means.ends - middle, np.float64), values)
     return smooth
 
 
@@ -279,11 +279,13 @@ def _trouble(run: Run, options: Options) -> tuple[Panel, str] | None:
         return None
     limits = limits_of(run)
     edges = shares.edges.astype(np.float64)
-    # A column reaches to the step before the next one.
-    x = np.append(edges[:-1], edges[-1] - 1.0)
+    # The last column reaches to the last step.
+    is_wide = edges[-1] - 1.0 > edges[-2]
+    x = np.append(edges[:-1], edges[-1] - 1.0) if is_wide else edges[:-1]
 
     def line(values: Floats, name: str, tone: str) -> Line:
-        return Line(name, x, np.append(values, values[-1]), tone, ".2~%", is_area=tone == "danger")
+        drawn = np.append(values, values[-1]) if is_wide else values
+        return Line(name, x, drawn, tone, ".2~%", is_area=tone == "danger")
 
     overflow = line(shares.overflow, f"overflow ≥ {percent(limits[OVERFLOW])}", "danger")
     underflow = line(shares.underflow, f"underflow ≥ {percent(limits[UNDERFLOW])}", "warning")

@@ -68,8 +68,8 @@ def links_of(run: Run, current: str, query: QueryDict) -> list[Link]:
         if name != "overview":
             kept["tab"] = name
         for field in KEPT:
-            if query.get(field):
-                kept[field] = query[field][:TENSOR_NAME_LENGTH]
+            if value := query.get(field, ""):
+                kept[field] = value[:TENSOR_NAME_LENGTH]
         address = f"{page}?{kept.urlencode(safe='.')}" if kept else page
         links.append(Link(name, tab.label, address, name == current))
     links.append(
@@ -151,7 +151,8 @@ def compared_run(run: Run) -> Run | None:
     """The baseline run whose configuration is shown beside the run's: of the same seed, else the newest."""
     baselines = lineage.baseline_runs(run)
     same = [each for each in baselines if each.seed is not None and each.seed == run.seed]
-    return (same or baselines or [None])[-1]
+    chosen = same or baselines
+    return chosen[-1] if chosen else None
 
 
 def _configuration(run: Run, query: QueryDict) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_folds_the_least_serious_and_is_bounded() -> None:
 
 
 def departed(low: list[float], high: list[float]) -> tuple[int, bool] | None:
-    steps = 10.0 * np.arange(1, len(low) + 1)
+    steps = np.arange(1, len(low) + 1, dtype=np.float64) * 10
     return departure_of(steps, np.array(low), np.array(high), 0.01)
 
 

@@ -25,8 +25,8 @@ def titles(answer: dict[str, Any]) -> list[str]:
 
 
 def trace(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    (found, *_) = [trace for trace in answer["figure"]["data"] if trace.get("name") == name]
-    return found
+    drawn: list[dict[str, Any]] = answer["figure"]["data"]
+    return next(trace for trace in drawn if trace.get("name") == name)
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
@@ -110,6 +110,7 @@ def test_marks_values_outside_of_a_panel() -> None:
     assert places["a&lt;b: not finite"] == ([1.0, 2.0], [2.0, 2.0])
     assert places["a&lt;b: above the panel"] == ([3.0], [2.0])
     assert places["a&lt;b: below the panel"] == ([4.0], [0.0])
+    assert places["alert"] == ([2.0], [0.0])
     (line,) = [shape for shape in figure.layout.shapes if shape.xref == "x"]
     assert (line.x0, line.yref, line.y0, line.y1) == (2.0, "paper", 0, 1)
 

@@ -96,6 +96,8 @@ def test_a_refresh_gets_only_the_head(admin: Visitor, seeded: Seeded) -> None:
     assert '<div id="run-head"' in part and "data-figure" not in part and "<html" not in part
     summary = html(admin, f"runs/{seeded.faulty.id}/", **{"HX-Request": "true", "HX-Target": "run-summary"})
     assert '<div id="run-summary"' in summary and "What happened" in summary and "data-figure" not in summary
+    cards = html(admin, f"runs/{seeded.faulty.id}/", **{"HX-Request": "true", "HX-Target": "run-cards"})
+    assert cards.strip().startswith('<div id="run-cards"') and "mlp.down.input" in cards
 
 
 def test_a_run_without_steps(admin: Visitor) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark
+from fp8scope_dashboard.pages.figures.curves import ALERT, Curve, Mark
 from fp8scope_dashboard.pages.figures.ranges import Range
 from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped, faded, new_figure
 
@@ -113,7 +113,7 @@ def panels_figure(
         _axis(figure, panel, axis, domain, theme)
         # The legend of the first panel holds for all.
         _draw(figure, panel, axis, theme, legend=number == 1 and bool(panel.bands))
-    _mark(figure, marks, theme)
+    _mark(figure, marks, panels[0].y_range, theme)
     figure.update_xaxes(
         anchor=f"y{len(panels)}" if len(panels) > 1 else "y",
         title_text="step",
@@ -385,10 +385,10 @@ def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     return ends.astype(np.int64)
 
 
-def _mark(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None:
-    """A dotted line through all panels for each mark."""
+def _mark(figure: go.Figure, marks: Sequence[Mark], y_range: Range | None, theme: Theme) -> None:
+    """A dotted line through all panels for each mark, with its text at the bottom of the first panel."""
     for mark in marks[:MOST_MARKS]:
-        colour = theme.danger if mark.severe else theme.warning if mark.label == "alert" else theme.muted
+        colour = _mark_colour(mark, theme)
         figure.add_shape(
             type="line",
             xref="x",
@@ -400,3 +400,32 @@ def _mark(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None:
             line={"color": faded(colour, 0.7), "width": 1, "dash": "dot"},
             layer="below",
         )
+    for name, symbol in ((ALERT, "diamond"), ("change", "square")):
+        group = [mark for mark in marks[:MOST_MARKS] if (mark.label == ALERT) == (name == ALERT)]
+        if not group or y_range is None:
+            continue
+        figure.add_scatter(
+            x=[mark.x for mark in group],
+            y=[y_range[0]] * len(group),
+            xaxis="x",
+            yaxis="y",
+            mode="markers",
+            marker={
+                "symbol": symbol,
+                "size": 8,
+                "color": [_mark_colour(mark, theme) for mark in group],
+                "line": {"width": 1, "color": theme.surface},
+            },
+            text=[escaped(mark.text) for mark in group],
+            customdata=[escaped(mark.label) for mark in group],
+            name=name,
+            showlegend=False,
+            hovertemplate="%{text}<extra>%{customdata}</extra>",
+            cliponaxis=False,
+        )
+
+
+def _mark_colour(mark: Mark, theme: Theme) -> str:
+    if mark.label != ALERT:
+        return theme.muted
+    return theme.danger if mark.severe else theme.warning

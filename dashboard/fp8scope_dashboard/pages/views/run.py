@@ -24,12 +24,12 @@ from fp8scope_dashboard.runs.models import Run
 
 SEEDS_COMPARED: Final = 8
 # The parts that refresh themselves, by the id that htmx sends.
-HEAD, SUMMARY, TAB = "run-head", "run-summary", "run-tab"
+HEAD, SUMMARY, CARDS, TAB = "run-head", "run-summary", "run-cards", "run-tab"
 
 
 @in_project()
 def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The page of a run, or the part of it that htmx asks for: its head, its summary or its tab."""
+    """The page of a run, or the part of it that htmx asks for: its head, its summary, its cards or its tab."""
     shown = run_of(project, run_id)
     part = request.headers.get("HX-Target", "")
     if part == HEAD:
@@ -37,6 +37,9 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     if part == SUMMARY:
         context = {"run": shown, "summary": summarise(shown), "kin": kin_of(shown), **_strip(shown)}
         return page(request, project, "runs", "pages/_run_summary.html", context)
+    if part == CARDS:
+        context = {"run": shown, "summary": summarise(shown)}
+        return page(request, project, "runs", "pages/_run_cards.html", context)
     if "first" in request.GET or "last" in request.GET:
         return redirect(run_tabs.typed_range(shown, request.GET))
     name = run_tabs.tab_named(request.GET.get("tab", ""))
