@@ -5,12 +5,33 @@ from uuid import UUID
 from celery import shared_task
 
 from fp8scope_dashboard.analysis import lineage, services
+from fp8scope_dashboard.notifications import (
+    COMPARE_WAITING,
+    COMPARED_RUNS,
+    job_started,
+    redis_client,
+    start_once,
+)
+
+RUNS_AT_ONCE = 500
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def compare_run(run_id: str) -> None:
     """Update the comparisons that a run takes part in."""
     services.refresh(UUID(run_id))
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def compare_waiting() -> None:
+    """Start a job for each changed run that takes part in comparisons; most runs take part in none."""
+    client = redis_client()
+    # Before looking, so that runs that change from now on start another task.
+    job_started(COMPARE_WAITING)
+    while taken := client.zpopmin(COMPARED_RUNS, RUNS_AT_ONCE):
+        run_ids = [UUID(run_id.decode()) for run_id, _ in taken]  # type: ignore[union-attr]
+        for run_id in lineage.compared_among(run_ids):
+            start_once(client, compare_run.name, run_id, delay=None)
 
 
 @shared_task  # type: ignore[untyped-decorator]
