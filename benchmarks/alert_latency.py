@@ -1,6 +1,6 @@
 """Measure how soon an alert arrives. Prints one JSON line for each number of runs.
 
-    python benchmarks/alert_latency.py [--runs 1 50] [--alerts 60] [--rate 10] [--processes 2]
+    python benchmarks/alert_latency.py [--runs 1 10 50] [--alerts 60] [--rate 10] [--processes 2]
 
 Starts an installation (`fp8scope up` with its defaults: web, worker, beat, PostgreSQL with fsync, Redis) with
 a webhook on this machine. Runs of the real agent stream `--rate` steps a second, each with four scalars;
@@ -10,6 +10,8 @@ the installation. At random steps a loss is NaN. Figures:
     runs                runs that stream at once
     alerts, lost        alerts that arrived, and that did not within 60 s; each faulty step raises one
     p50_s, p95_s, max_s from the end of the faulty step in the training process to the webhook's arrival
+    opened_p50_s, opened_p95_s
+                        of this, from the end of the step until the detectors opened the alert
     steps_per_s         steps that all runs made in a second
     batches_per_s       messages that the server stored in a second
     installation_cpu    cores that the installation used on average, while the runs streamed
@@ -39,6 +41,10 @@ from typing import Any
 
 # So many finite losses end the alert; the next one needs some more.
 CALM_STEPS = 25
+# Of a calm run, in each step.
+FAULT_PROBABILITY = 0.1
+# With one run the faults come one after the other, so there are fewer.
+MOST_FAULTS = 20
 WARM_UP = 5.0
 PATIENCE = 60.0
 FAULT, STEPS = "fault", "steps"
@@ -59,11 +65,15 @@ Channel.objects.create(
 )
 print(create_token(project, 'benchmark')[1])
 """
-# Prints the number of stored messages.
+# Prints the number of stored messages, and the seconds from each faulty step to the opening of its alert.
 STORED = """
+import json
 import django; django.setup()
+from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.receipts.models import Receipt
-print(Receipt.objects.count())
+events = Event.objects.filter(kind='loss_not_finite', reopened=0).exclude(step_time=None)
+delays = [(event.opened_at - event.step_time).total_seconds() for event in events]
+print(json.dumps([Receipt.objects.count(), sorted(delays)]))
 """
 
 
@@ -83,7 +93,7 @@ def train(
     while not stop.is_set() and os.getppid() == parent:
         for i, run in enumerate(streaming):
             ready = time.monotonic() - begin > WARM_UP and calm[i] > CALM_STEPS and left[i]
-            is_faulty = ready and random.random() < 1.0 / CALM_STEPS
+            is_faulty = ready and random.random() < FAULT_PROBABILITY
             with run.step(128):
                 loss = float("nan") if is_faulty else 2.0 + random.gauss(0.0, 0.01)
                 run.log(loss=loss, lr=1e-4, grad_norm=1.0, throughput=1e5)
@@ -148,7 +158,7 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         steps, seconds = _stream(supervisor.url, token, Path(directory), runs, options, faults, arrivals)
         machine = psutil.cpu_percent() / 100.0 * (os.cpu_count() or 1)
         installation = (_cpu_seconds(supervisor) - before) / seconds
-        stored = int(_in_installation(supervisor, STORED))
+        stored, opened = json.loads(_in_installation(supervisor, STORED))
     # The next fault of a run is later than the alert of the one before.
     pairs = [pair for run, ends in faults.items() for pair in zip(ends, arrivals[run], strict=False)]
     delays = sorted(arrival - end for end, arrival in pairs)
@@ -159,6 +169,8 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         "p50_s": _quantile(delays, 0.50),
         "p95_s": _quantile(delays, 0.95),
         "max_s": _quantile(delays, 1.0),
+        "opened_p50_s": _quantile(opened, 0.50),
+        "opened_p95_s": _quantile(opened, 0.95),
         "steps_per_s": round(steps / seconds, 1),
         "batches_per_s": round(stored / seconds, 1),
         "installation_cpu": round(installation, 2),
@@ -180,7 +192,7 @@ def _stream(
     stop, results = context.Event(), context.Queue()
     count = min(options.processes, runs)
     shares = [runs // count + (i < runs % count) for i in range(count)]
-    each = -(-options.alerts // runs)
+    each = min(MOST_FAULTS, -(-options.alerts // runs))
     trainers = [
         context.Process(
             target=train,
@@ -240,8 +252,8 @@ def _quantile(ascending: list[float], share: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, nargs="+", default=[1, 50])
-    parser.add_argument("--alerts", type=int, default=60, help="faulty steps, at least one in each run")
+    parser.add_argument("--runs", type=int, nargs="+", default=[1, 10, 50])
+    parser.add_argument("--alerts", type=int, default=60, help="faulty steps, 1 to 20 in each run")
     parser.add_argument("--rate", type=float, default=10.0, help="steps of each run in a second")
     parser.add_argument("--processes", type=int, default=2, help="that the runs are spread over")
     options = parser.parse_args()

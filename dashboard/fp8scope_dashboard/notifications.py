@@ -230,7 +230,7 @@ class Publisher:
             self._failing = False
 
     def _send(self, changes: Mapping[ChangeKey, _Change]) -> None:
-        """Publish all changes and queue their runs in one round trip, then start the tasks that are needed."""
+        """Publish all changes and queue their runs in one round trip, then start what they need."""
         now = time.time()
         urgent = {str(run): now for (run, _, _), change in changes.items() if change.urgent}
         evaluated = {str(run): now for run, _, kind in changes if kind in EVALUATED} | urgent

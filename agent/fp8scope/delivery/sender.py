@@ -23,7 +23,7 @@ from fp8scope.recording.spool import Spool
 logger = logging.getLogger("fp8scope")
 
 ANSWER_SECONDS = 0.5
-"""So much later than an urgent message the next one is sent, or a heartbeat: the answer to it has the alert."""
+"""The next message, or a heartbeat, follows an urgent one after this time: its answer has the alert."""
 
 
 class Sender:

@@ -205,7 +205,7 @@ class Pipeline:
             self._cursor.close()
 
     def _send_soon(self, end: int) -> None:
-        """Send all records up to `end` now, on the sender's thread. Called by the thread that recorded them."""
+        """Have the sender send all records up to `end` now. Called by the thread that recorded them."""
         if self.sender is not None and self.sender.hasten(end):
             self.sending.wake()
 

@@ -31,7 +31,7 @@ HEALTHY_SECONDS = 60.0
 # most of their memory. Those of alerts also wait for webhooks, so there are more than cores.
 LEAST_CONCURRENCY = 3
 MOST_CONCURRENCY = 16
-# No long job may hold up an alert: the worker of alerts takes no other queue, and the other one gives way to it.
+# No long job may hold up an alert: the worker of alerts takes no other queue, and the other one gives way.
 ALERT_QUEUES = ("deliveries", "evaluations")
 JOB_QUEUES = ("celery",)
 # A worker child above this size (in KiB) is replaced after its task.

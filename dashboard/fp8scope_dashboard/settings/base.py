@@ -201,8 +201,8 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-# What an alert waits for has queues of its own: `fp8scope up` has a worker that takes nothing else, so that no
-# long job holds up an alert. A worker of all queues takes them first.
+# What an alert waits for has its own queues: `fp8scope up` has a worker that takes nothing else, so that no
+# long job holds up an alert. A worker of all queues takes these two first.
 CELERY_TASK_QUEUES = [
     Queue(name)  # type: ignore[no-untyped-call]
     for name in ("deliveries", "evaluations", "celery")

@@ -84,7 +84,9 @@ class Pass:
         self.scales = RankScales({stream.rank for stream in _training(self.streams)})
 
     def state(self, writer: UUID) -> DetectorState:
-        return self.states.setdefault(writer, DetectorState(run=self.run, writer=writer))
+        if writer not in self.states:
+            self.states[writer] = DetectorState(run=self.run, writer=writer)
+        return self.states[writer]
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def evaluate_together(run_ids: Collection[UUID]) -> Evaluated:
 
 
 def _locked(runs: Sequence[Run]) -> dict[UUID, dict[UUID, DetectorState]]:
-    """Lock the run-wide state of each run, in the order of their ids; return all states, by run and writer."""
+    """Lock the run-wide state of each run, in the order of ids; return all states, by run and writer."""
     wide = DetectorState.objects.filter(run__in=runs, writer=RUN_WIDE).select_for_update().order_by("run_id")
     locked = {state.run_id: state for state in wide}
     if new := [run for run in runs if run.pk not in locked]:
