@@ -11,10 +11,11 @@ the installation. At random steps a loss is NaN. Figures:
     alerts, lost        alerts that arrived, and that did not within 60 s; each faulty step raises one
     p50_s, p95_s, max_s from the end of the faulty step in the training process to the webhook's arrival
     opened_p50_s, opened_p95_s
-                        of this, from the end of the step until the detectors opened the alert
+                        of this, until the detectors opened the alert
     steps_per_s         steps that all runs made in a second
     batches_per_s       messages that the server stored in a second
-    installation_cpu    cores that the installation used on average, while the runs streamed
+    installation_cpu    cores that the installation used on average, while the runs streamed; and by process
+    runs_cpu            cores that the runs used
     machine_cpu         cores of the machine that were busy, with the runs and whatever else it does
 """
 
@@ -33,7 +34,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,10 +52,13 @@ FAULT, STEPS = "fault", "steps"
 # Unix seconds, by run.
 Times = defaultdict[str, list[float]]
 
-# Run with the servers' settings: makes a project with a webhook; prints its token.
+# Run with the servers' settings: waits for the workers, and makes a project with a webhook; prints its token.
 PREPARE = """
 import sys
 import django; django.setup()
+from fp8scope_dashboard.celery import app
+while len(app.control.ping(timeout=2.0)) < 2:
+    pass
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project, create_token
 from fp8scope_dashboard.alerts.models import Channel
@@ -65,15 +69,18 @@ Channel.objects.create(
 )
 print(create_token(project, 'benchmark')[1])
 """
-# Prints the number of stored messages, and the seconds from each faulty step to the opening of its alert.
+# Prints the number of stored messages, and when the alerts of each run opened, in Unix seconds.
 STORED = """
 import json
+from collections import defaultdict
 import django; django.setup()
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import HistoryEntry
 from fp8scope_dashboard.receipts.models import Receipt
-events = Event.objects.filter(kind='loss_not_finite', reopened=0).exclude(step_time=None)
-delays = [(event.opened_at - event.step_time).total_seconds() for event in events]
-print(json.dumps([Receipt.objects.count(), sorted(delays)]))
+opened = defaultdict(list)
+entries = HistoryEntry.objects.filter(event__kind='loss_not_finite', kind__in=('opened', 'reopened'))
+for run, at in entries.order_by('id').values_list('event__run', 'at'):
+    opened[str(run)].append(at.timestamp())
+print(json.dumps([Receipt.objects.count(), opened]))
 """
 
 
@@ -155,13 +162,15 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         token = _in_installation(supervisor, PREPARE, hook)
         psutil.cpu_percent()
         before = _cpu_seconds(supervisor)
+        times = os.times()
         steps, seconds = _stream(supervisor.url, token, Path(directory), runs, options, faults, arrivals)
         machine = psutil.cpu_percent() / 100.0 * (os.cpu_count() or 1)
-        installation = (_cpu_seconds(supervisor) - before) / seconds
+        after = _cpu_seconds(supervisor)
+        installation = {name: round((after[name] - before[name]) / seconds, 2) for name in after}
+        ended = os.times()
+        streaming = ended.children_user + ended.children_system - times.children_user - times.children_system
         stored, opened = json.loads(_in_installation(supervisor, STORED))
-    # The next fault of a run is later than the alert of the one before.
-    pairs = [pair for run, ends in faults.items() for pair in zip(ends, arrivals[run], strict=False)]
-    delays = sorted(arrival - end for end, arrival in pairs)
+    delays, until_opened = _delays(faults, arrivals), _delays(faults, opened)
     return {
         "runs": runs,
         "alerts": len(delays),
@@ -169,11 +178,13 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         "p50_s": _quantile(delays, 0.50),
         "p95_s": _quantile(delays, 0.95),
         "max_s": _quantile(delays, 1.0),
-        "opened_p50_s": _quantile(opened, 0.50),
-        "opened_p95_s": _quantile(opened, 0.95),
+        "opened_p50_s": _quantile(until_opened, 0.50),
+        "opened_p95_s": _quantile(until_opened, 0.95),
         "steps_per_s": round(steps / seconds, 1),
         "batches_per_s": round(stored / seconds, 1),
-        "installation_cpu": round(installation, 2),
+        "installation_cpu": round(sum(installation.values()), 2),
+        **{f"{name}_cpu": cores for name, cores in installation.items()},
+        "runs_cpu": round(streaming / seconds, 2),
         "machine_cpu": round(machine, 2),
     }
 
@@ -221,22 +232,30 @@ def _stream(
     return steps, seconds
 
 
+def _delays(faults: Times, events: Mapping[str, list[float]]) -> list[float]:
+    """The seconds from each fault to its event, ascending."""
+    # The next fault of a run is later than the alert of the one before.
+    pairs = [pair for run, ends in faults.items() for pair in zip(ends, events.get(run, ()), strict=False)]
+    return sorted(event - end for end, event in pairs)
+
+
 def _count(times: Times) -> int:
     return sum(map(len, times.values()))
 
 
-def _cpu_seconds(supervisor: Any) -> float:
-    """CPU seconds of the installation's living processes."""
+def _cpu_seconds(supervisor: Any) -> dict[str, float]:
+    """CPU seconds of the installation's living processes, by name."""
     import psutil
 
-    total = 0.0
-    for pid in supervisor.pids().values():
+    totals: dict[str, float] = {}
+    for name, pid in supervisor.pids().items():
         server = psutil.Process(pid)
+        totals[name] = 0.0
         for process in (server, *server.children(recursive=True)):
             with suppress(psutil.Error):
                 times = process.cpu_times()
-                total += times.user + times.system
-    return total
+                totals[name] += times.user + times.system
+    return totals
 
 
 def _in_installation(supervisor: Any, script: str, *arguments: str) -> str:
