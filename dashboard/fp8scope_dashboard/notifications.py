@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from uuid import UUID
 
 import redis
@@ -269,10 +269,11 @@ def evaluator_key(slot: int) -> str:
     return f"fp8scope:evaluator:{slot}"
 
 
-def _client(url: str) -> Any:
-    return redis.Redis.from_url(
+def _client(url: str) -> redis.Redis:
+    client: redis.Redis = redis.Redis.from_url(
         url, socket_connect_timeout=1.0, socket_timeout=2.0, retry=Retry(NoBackoff(), 0)
     )
+    return client
 
 
 _lock = threading.Lock()

@@ -59,7 +59,8 @@ def queued_jobs(client: redis.Redis) -> list[str]:
 def waiting(client: redis.Redis) -> set[uuid.UUID]:
     """The runs that wait for the detectors."""
     assert notifications.flush()
-    return {uuid.UUID(run.decode()) for run in client.zrange(notifications.WAITING_RUNS, 0, -1)}
+    runs: Any = client.zrange(notifications.WAITING_RUNS, 0, -1)
+    return {uuid.UUID(run.decode()) for run in runs}
 
 
 def test_it_works(client: redis.Redis, listener: Any) -> None:

@@ -1,5 +1,6 @@
 """Celery tasks: each parses ids and calls a plain function."""
 
+from typing import Any
 from uuid import UUID
 
 from celery import shared_task
@@ -28,9 +29,11 @@ def compare_waiting() -> None:
     client = redis_client()
     # Before looking, so that runs that change from now on start another task.
     job_started(COMPARE_WAITING)
-    while taken := client.zpopmin(COMPARED_RUNS, RUNS_AT_ONCE):
-        run_ids = [UUID(run_id.decode()) for run_id, _ in taken]  # type: ignore[union-attr]
-        for run_id in lineage.compared_among(run_ids):
+    while True:
+        taken: Any = client.zpopmin(COMPARED_RUNS, RUNS_AT_ONCE)
+        if not taken:
+            return
+        for run_id in lineage.compared_among([UUID(member.decode()) for member, _ in taken]):
             start_once(client, compare_run.name, run_id, delay=None)
 
 
