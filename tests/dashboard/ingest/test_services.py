@@ -76,17 +76,20 @@ def test_rows_in_which_a_scalar_becomes_nan_are_urgent() -> None:
     """Detectors read their run before others. A scalar that stays NaN is no news."""
     with redis.Redis.from_url(settings.REDIS_URL) as client:
         recorder = Recorder.of_new_run()
-        for losses, expected in [
-            ([1.0, 2.0], 0),
-            ([1.0, math.nan, 1.0], 1),
-            ([math.inf], 1),
-            ([math.nan, None], 0),
-            ([1.0], 0),
-        ]:
+        for number, (losses, expected) in enumerate(
+            [
+                ([1.0, 2.0], 0),
+                ([1.0, math.nan, 1.0], 1),
+                ([math.inf], 1),
+                ([math.nan, None], 0),
+                ([1.0], 0),
+            ]
+        ):
             client.flushdb()
             # As a request does.
             recorder.run.refresh_from_db()
-            recorder.send(range(len(losses)), {"loss": losses, "lr": [0.1] * len(losses)})
+            steps = range(10 * number, 10 * number + len(losses))
+            recorder.send(steps, {"loss": losses, "lr": [0.1] * len(losses)})
             assert notifications.flush()
             assert client.zcard(notifications.URGENT_RUNS) == expected, losses
             assert client.zcard(notifications.WAITING_RUNS) == 1
