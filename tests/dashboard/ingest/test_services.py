@@ -76,15 +76,14 @@ def test_rows_in_which_a_scalar_becomes_nan_are_urgent() -> None:
     """Detectors read their run before others. A scalar that stays NaN is no news."""
     with redis.Redis.from_url(settings.REDIS_URL) as client:
         recorder = Recorder.of_new_run()
-        for number, (losses, expected) in enumerate(
-            [
-                ([1.0, 2.0], 0),
-                ([1.0, math.nan, 1.0], 1),
-                ([math.inf], 1),
-                ([math.nan, None], 0),
-                ([1.0], 0),
-            ]
-        ):
+        batches: list[tuple[list[float | None], int]] = [
+            ([1.0, 2.0], 0),
+            ([1.0, math.nan, 1.0], 1),
+            ([math.inf], 1),
+            ([math.nan, None], 0),
+            ([1.0], 0),
+        ]
+        for number, (losses, expected) in enumerate(batches):
             client.flushdb()
             # As a request does.
             recorder.run.refresh_from_db()
