@@ -12,14 +12,16 @@ from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
 from playwright.sync_api import expect
 
+from fp8scope_dashboard.pages.run_tabs import TABS
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-RANGE = "document.querySelector('#panels .figure__plot').layout?.xaxis?.range?.map(Math.round) ?? []"
+RANGE = "document.querySelector('#panels .figure__plot')?.layout?.xaxis?.range?.map(Math.round) ?? []"
 CRAMPED = """() => [...document.querySelectorAll("a, button, input, select, summary")].filter((tag) => {
   const box = tag.getBoundingClientRect();
-  return box.width && (box.left < -1 || box.right > innerWidth + 1) && !tag.closest(".scroll-x, .run-links, .nav, .skip");
+  const isOutside = box.width && (box.left < -1 || box.right > innerWidth + 1);
+  return isOutside && !tag.closest(".scroll-x, .run-links, .nav, .skip");
 }).map((tag) => tag.outerHTML.slice(0, 120))"""
 
 
@@ -172,16 +174,7 @@ def test_every_tab_fits_the_screen(
     open_tab: OpenTab, seeded: Seeded, width: int, theme: str, tmp_path: Path
 ) -> None:
     tab = open_tab(width, theme)
-    for name in (
-        "overview",
-        "tensors",
-        "efficiency",
-        "ranks",
-        "configuration",
-        "environment",
-        "console",
-        "notes",
-    ):
+    for name in TABS:
         open_run(tab, seeded.faulty, f"?tab={name}")
         tab.draw_everything()
         assert not tab.is_too_wide(), f"{name} scrolls sideways at {width}"

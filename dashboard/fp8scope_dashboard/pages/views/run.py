@@ -29,7 +29,7 @@ HEAD, SUMMARY, CARDS, TAB = "run-head", "run-summary", "run-cards", "run-tab"
 
 @in_project()
 def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The page of a run, or the part of it that htmx asks for: its head, its summary, its cards or its tab."""
+    """The page of a run, or the part that htmx asks for: its head, summary, cards or tab."""
     shown = run_of(project, run_id)
     part = request.headers.get("HX-Target", "")
     if part == HEAD:
