@@ -53,7 +53,7 @@ class Chosen:
 def chosen_runs(project: Project, query: QueryDict) -> Chosen:
     """The runs in the address; ids of other projects' runs are ignored."""
     if "q" in query:
-        asked = read(query["q"], vocabulary_of(project))
+        asked = read(query.get("q", ""), vocabulary_of(project))
         found = search(_all(project), asked)
         return Chosen(_newest(found, MOST_CHOSEN), found.count(), asked.text, asked.problems)
     ids = set()

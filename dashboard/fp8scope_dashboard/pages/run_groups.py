@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -15,7 +16,6 @@ from django.db.models import (
     Func,
     Max,
     Min,
-    QuerySet,
     StdDev,
     Value,
 )
@@ -128,7 +128,7 @@ def _key(by: str) -> Any:
     return Cast(_AsText(values[0] if len(values) == 1 else Coalesce(*values)), CharField())
 
 
-def _alerts(keyed: QuerySet[Run], values: list[str | None]) -> dict[str | None, int]:
+def _alerts(keyed: Any, values: list[str | None]) -> dict[str | None, int]:
     """Open alerts by group."""
     troubled = keyed.filter(events__state="open").order_by()
     if None not in values:
@@ -136,9 +136,7 @@ def _alerts(keyed: QuerySet[Run], values: list[str | None]) -> dict[str | None, 
     return dict(troubled.values_list("group_key").annotate(Count("events")))
 
 
-def _group(
-    listing: Listing, keyed: QuerySet[Run], row: dict[str, Any], alerts: dict[str | None, int]
-) -> Group:
+def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[str | None, int]) -> Group:
     state, value = listing.state, row["group_key"]
     term = _term(state.by, value)
     # The term of a group is what the address lists as open.

@@ -24,7 +24,7 @@ from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run
 
 # Runs that a form may list one by one; more are chosen as all that match.
-MOST_LISTED: Final = 1_000
+MOST_LISTED: Final = 500
 DONE: Final = {
     "tag": "Tagged {runs} “{tag}”.",
     "untag": "Removed the tag “{tag}” from {runs}.",

@@ -178,7 +178,7 @@ def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     # The list knows the colour already: finding it reads all groups of the project.
     colour = slot if slot in COLOURS else Arms(project).of(shown).slot
     series = queries.scalar(shown.id, "loss", points=WIDTH)
-    image = sparkline(series.steps.astype(float), series.values, colour)  # type: ignore[arg-type]
+    image = sparkline(series.steps.astype(float), series.values, colour)
     answer = HttpResponse(image, content_type="image/svg+xml")
     patch_cache_control(answer, private=True, max_age=86_400, immutable=True)
     return answer

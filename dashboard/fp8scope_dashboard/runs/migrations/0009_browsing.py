@@ -89,6 +89,9 @@ class Migration(migrations.Migration):
             ],
             options={"ordering": ["name", "id"]},
         ),
+        migrations.AddIndex(
+            "bulkaction", models.Index(fields=["project", "-done_at"], name="runs_bulkac_project_ef4b26_idx")
+        ),
         migrations.AddConstraint(
             "savedview",
             models.UniqueConstraint(fields=("project", "owner", "name"), name="saved_view_once"),

@@ -106,7 +106,7 @@ def _moment(column: str) -> Callable[[Operator, str], Q]:
     return condition
 
 
-def duration_expression() -> ExpressionWrapper:
+def duration_expression() -> ExpressionWrapper[Any]:
     """How long a run took, or has been heard from."""
     end = Coalesce("finished_at", "heartbeat_at")
     return ExpressionWrapper(end - F("created_at"), output_field=DurationField())
