@@ -184,7 +184,9 @@ class Listing:
         column = column_named(key)
         order = column.order if column is not None and column.order is not None else F("created_at")
         down = self.state.sort.startswith("-")
-        by = order.desc(nulls_last=True) if down else order.asc(nulls_last=True)
+        # The index of the start sorts no nulls last, and the start is never null.
+        last = None if key == "created" else True
+        by = order.desc(nulls_last=last) if down else order.asc(nulls_last=last)
         return _with_entries(runs, self.state.shown).order_by(by, "-created_at", "id")
 
     def facets(self) -> list[Facet]:
