@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from django.http import QueryDict
 from django.urls import reverse
+from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.control.models import Report, ReportKind
@@ -16,14 +17,13 @@ from fp8scope_dashboard.pages.config_difference import difference_of
 from fp8scope_dashboard.pages.efficiency import recent_figures
 from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.kin import kin_of, offered_groups, offered_runs
-from fp8scope_dashboard.pages.note_markup import rendered
 from fp8scope_dashboard.pages.onset_facts import last_line
 from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.series_loading import step_of
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.runs.models import Artefact, Note, Run, Tensor, Writer
-from fp8scope_dashboard.runs.notes import MOST_CHARACTERS
 from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.text.markdown import MOST_CHARACTERS, to_html
 
 # The most tensors that the search field suggests.
 MOST_SUGGESTED: Final = 2_000
@@ -186,12 +186,18 @@ def _console(run: Run, query: QueryDict) -> dict[str, Any]:
     }
 
 
+def note_html(text: str) -> SafeString:
+    """A note as HTML. Its headings come below those of the page."""
+    # Only elements of the parser are in the result.
+    return mark_safe(to_html(text, first_heading=3))
+
+
 def notes_context(run: Run) -> dict[str, Any]:
     """What the tab of notes needs."""
     note = Note.objects.filter(run=run).select_related("edited_by").first()
     return {
         "note": note,
-        "note_html": rendered(note.text) if note is not None else "",
+        "note_html": note_html(note.text) if note is not None else "",
         "most_characters": MOST_CHARACTERS,
         "artefacts": Artefact.objects.filter(run=run).select_related("added_by"),
         "marks": Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")[:50],

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.runs.models import Artefact, Note, Run
+from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
 
-MOST_CHARACTERS: Final = 20_000
 MOST_ARTEFACTS: Final = 100
 NAME_LENGTH: Final = 128
 ADDRESS_LENGTH: Final = 1_000

@@ -13,7 +13,6 @@ from django.views.decorators.http import require_POST
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages import run_tabs
 from fp8scope_dashboard.pages.access import in_project, page, person, run_of
-from fp8scope_dashboard.pages.note_markup import rendered
 from fp8scope_dashboard.pages.views.run import head_context
 from fp8scope_dashboard.runs.models import Artefact, Run
 from fp8scope_dashboard.runs.notes import MOST_CHARACTERS, NoteError, add_artefact, save_note
@@ -39,7 +38,7 @@ def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
 def note_preview(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """A text as HTML, as the saved note would be shown."""
     run_of(project, run_id)
-    return HttpResponse(rendered(request.POST.get("text", "")[:MOST_CHARACTERS]))
+    return HttpResponse(run_tabs.note_html(request.POST.get("text", "")))
 
 
 @require_POST

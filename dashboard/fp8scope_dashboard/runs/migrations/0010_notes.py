@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     dependencies = [
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
-        ("runs", "0008_kin_indexes"),
+        ("runs", "0009_browsing"),
     ]
 
     operations = [
