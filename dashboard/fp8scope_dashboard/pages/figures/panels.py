@@ -110,9 +110,10 @@ def panels_figure(
     domains = _domains([panel.height for panel in panels])
     for number, (panel, domain) in enumerate(zip(panels, domains, strict=True), 1):
         axis = "y" if number == 1 else f"y{number}"
-        _axis(figure, panel, axis, domain, theme)
-        # The legend of the first panel holds for all.
-        _draw(figure, panel, axis, theme, legend=number == 1 and bool(panel.bands))
+        # The legend of the first panel holds for all; its title makes room for it.
+        legend = number == 1 and bool(panel.bands)
+        _axis(figure, panel, axis, domain, theme, title_right=legend)
+        _draw(figure, panel, axis, theme, legend=legend)
     _mark(figure, marks, panels[0].y_range, theme)
     figure.update_xaxes(
         anchor=f"y{len(panels)}" if len(panels) > 1 else "y",
@@ -129,7 +130,6 @@ def panels_figure(
         # One hover for all panels.
         hoversubplots="axis",
         margin={"l": 48 if compact else 60, "r": 10, "t": TOP, "b": BOTTOM, "pad": 0},
-        legend={"y": 1.0, "x": 1.0, "xanchor": "right"},
         showlegend=bool(panels[0].bands),
     )
     return figure
@@ -145,7 +145,15 @@ def _domains(heights: Sequence[int]) -> list[tuple[float, float]]:
     return domains
 
 
-def _axis(figure: go.Figure, panel: Panel, axis: str, domain: tuple[float, float], theme: Theme) -> None:
+def _axis(
+    figure: go.Figure,
+    panel: Panel,
+    axis: str,
+    domain: tuple[float, float],
+    theme: Theme,
+    *,
+    title_right: bool,
+) -> None:
     layout: dict[str, Any] = {
         **figure.layout.yaxis.to_plotly_json(),
         "domain": list(domain),
@@ -170,9 +178,9 @@ def _axis(figure: go.Figure, panel: Panel, axis: str, domain: tuple[float, float
         text=escaped(panel.title),
         xref="paper",
         yref="paper",
-        x=0,
+        x=1 if title_right else 0,
         y=domain[1],
-        xanchor="left",
+        xanchor="right" if title_right else "left",
         yanchor="bottom",
         yshift=3,
         showarrow=False,

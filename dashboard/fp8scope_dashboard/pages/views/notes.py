@@ -15,7 +15,8 @@ from fp8scope_dashboard.pages import run_tabs
 from fp8scope_dashboard.pages.access import in_project, page, person, run_of
 from fp8scope_dashboard.pages.views.run import head_context
 from fp8scope_dashboard.runs.models import Artefact, Run
-from fp8scope_dashboard.runs.notes import MOST_CHARACTERS, NoteError, add_artefact, save_note
+from fp8scope_dashboard.runs.notes import NoteError, add_artefact, save_note
+from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
 
 
 @require_POST
