@@ -14,7 +14,7 @@ from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.pages import onset_facts, run_tabs
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.comparison_groups import Arms
-from fp8scope_dashboard.pages.kin import kin_of
+from fp8scope_dashboard.pages.kin import kin_of, links_of
 from fp8scope_dashboard.pages.onsets import strip_of
 from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.summary import progress_of, summarise
@@ -65,6 +65,7 @@ def head_context(shown: Run) -> dict[str, Any]:
         "state": state_badge(standing_now(shown)),
         "arm": Arms(shown.project).of(shown),
         "progress": progress_of(shown),
+        "links": links_of(shown),
         "error_line": onset_facts.last_line(shown.error) if shown.state == "failed" else "",
         "compare_ids": [shown.id, *(baseline.id for baseline in baselines[-SEEDS_COMPARED:])],
     }
