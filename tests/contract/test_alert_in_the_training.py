@@ -1,4 +1,4 @@
-"""The real agent at its default settings: an alert reaches the script with the next message, and so do orders."""
+"""The real agent at its defaults: an alert reaches the script with the next message, and so do orders."""
 
 from __future__ import annotations
 
