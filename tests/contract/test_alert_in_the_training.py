@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from dashboard.helpers.messages import http_receiver
@@ -36,7 +37,7 @@ def test_it_works(server: Server, worker: Worker, tmp_path: Path) -> None:
         sealed = encrypt_json({"url": receiver.url})
         Channel.objects.create(project=server.project, name="hook", sealed=sealed)
         run = fp8scope.init(name="gpt", url=server.url, token=server.token, directory=str(tmp_path))
-        run.on_alert(lambda alert: alerts.append((alert, Receipt.objects.filter(run=run.id).count())))
+        run.on_alert(lambda alert: alerts.append((alert, Receipt.objects.filter(run=UUID(run.id)).count())))
         run.on_command("checkpoint", save)
         stored_when_notified: list[int] = []
         for number in range(MOST_STEPS):
@@ -45,7 +46,7 @@ def test_it_works(server: Server, worker: Worker, tmp_path: Path) -> None:
             time.sleep(0.02)
             # The webhook gets it after the commit: from here on every answer has the alert.
             if receiver.requests and not stored_when_notified:
-                stored_when_notified.append(Receipt.objects.filter(run=run.id).count())
+                stored_when_notified.append(Receipt.objects.filter(run=UUID(run.id)).count())
             if alerts and checkpoints:
                 break
         assert run.finish().complete
@@ -53,7 +54,7 @@ def test_it_works(server: Server, worker: Worker, tmp_path: Path) -> None:
     assert (alert.kind, alert.severity, alert.onset_step) == ("loss_not_finite", "critical", 31)
     assert stored - stored_when_notified[0] <= 1
     assert len(checkpoints) == 1
-    event = Event.objects.get(run=run.id, kind="loss_not_finite")
+    event = Event.objects.get(run=UUID(run.id), kind="loss_not_finite")
     wait_until(lambda: CommandResult.objects.filter(command__event=event).exists(), "the result")
     viewer = visitor_of(server.project, "ada", Role.VIEWER)
     page = viewer.client.get(viewer.address(f"alerts/{event.pk}/")).content.decode()
