@@ -319,7 +319,8 @@ def _draw_curve(
     """The raw values faintly under the smooth line; what is not finite or outside is marked at the edge."""
     colour = theme.arms[curve.slot]
     has_smooth = len(curve.smooth_x) > 0
-    dash = DASHES[curve.slot]
+    # The dashes of a noisy line cannot be told from its noise.
+    dash = DASHES[curve.slot] if has_smooth else "solid"
     y = np.where(np.isfinite(curve.y) & ((curve.y > 0) | (not panel.log)), curve.y, np.nan)
     figure.add_scatter(
         x=curve.x,
@@ -329,7 +330,7 @@ def _draw_curve(
         name=escaped(curve.name),
         mode="lines" if np.count_nonzero(np.isfinite(y)) > 1 else "markers",
         line={"color": faded(colour, 0.38) if has_smooth else colour, "width": 1 if has_smooth else 1.8,
-              "dash": "solid" if has_smooth else dash},
+              "dash": "solid"},
         marker={"color": colour, "size": 7},
         hoverinfo="skip" if has_smooth else None,
         hovertemplate=None if has_smooth else f"%{{y:.5~g}}<extra>{escaped(curve.name)}</extra>",
