@@ -3,20 +3,19 @@
     python benchmarks/flight_recorder.py [--pairs 400] [--seed 0]
 
 An FP8 GPT of 10.9M parameters is watched at every step (75 tensors, 7 statistics) and sends to a sink in
-another process. The recorder is switched off in one step of every pair of neighbouring steps, at random in the
-first or in the second: same process, same model, same memory. A step's cost is the CPU time of the training
-thread and of the recorder's calls on other threads, so that steps that wait for a processor cost no more. 400
-pairs take less than four minutes on a quiet machine.
+another process. The recorder is switched off in one step of every pair of neighbouring steps, at random in
+the first or in the second: same process, same model, same memory. A step's cost is the CPU time of the
+training thread and of the recorder's calls on other threads, so that steps that wait for a processor cost no
+more. 400 pairs take less than four minutes on a quiet machine.
 
     ratio            1 + the median over the pairs of (cost with - cost without), over the median cost without
     ratio_low, ratio_high
                      its 95 % interval, by bootstrap over the pairs
     decided          'at most 1.005' or 'above 1.005' if the interval is on one side of it, else null
     wall_ratio       as `ratio`, of the wall clock
-    calls_share      CPU time within the recorder's own calls, on all threads, over a step without it, medians:
-                     what it does, without what it does to caches
+    calls_share      CPU time within the recorder's own calls, on all threads, over a step without it
     calls_us         CPU microseconds of these calls per step
-    batches_us       microseconds to draw a batch through run.batches with run.allow_snapshots, without a snapshot
+    batches_us       microseconds to draw a batch by run.batches with run.allow_snapshots, without a snapshot
     snapshot_ms      a snapshot of model and optimizer, the median
     ring_bytes       memory of the kept rows, full
     step_ms          median cost of a step without the recorder
