@@ -1,0 +1,52 @@
+"""Rules for statistics that move before the loss does. docs/detectors.md says how often each is wrong."""
+
+from __future__ import annotations
+
+from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
+
+KNOWN_ERROR = "Healthy trainings with a false alarm: {} (95 % interval {})."
+
+
+def _sign(name: str, statistic: str, octaves: float, description: str, known_error: str) -> Kind:
+    return Kind(
+        name,
+        "warning",
+        f"{description} {known_error}",
+        {
+            "octaves": Parameter(octaves, 0.1, 100.0, "Least rise above its past. In powers of two."),
+            "z": Parameter(5.0, 3.0, 100.0, "Mean absolute deviations of its logarithm above the average."),
+            "window": points(20, "Sampled steps that the past reaches back, and before a tensor is judged."),
+            "warmup": Parameter(
+                10, 0, 100_000, "First sampled steps, which do not count as the past.", whole=True
+            ),
+            "points": points(3, "Sampled steps in a row that must be that high."),
+            "recover": points(
+                10, "Sampled steps in a row below the limit after which a tensor has recovered."
+            ),
+        },
+        names_tensors=True,
+        shows=statistic,
+    )
+
+
+NOISE_GROWTH = _sign(
+    "noise_growth",
+    "noise_to_signal",
+    1.0,
+    "The quantisation of a tensor loses more than in its own past.",
+    "",
+)
+KURTOSIS_GROWTH = _sign("kurtosis_growth", "kurtosis", 1.0, "Outliers grow in the input of a layer.", "")
+LOGIT_GROWTH = _sign("logit_growth", "logit_bound", 1.0, "The attention logits of a layer grow.", "")
+ROUTER_COLLAPSE = _sign(
+    "router_collapse",
+    "load_imbalance",
+    1.0,
+    "A router shares the tokens out far less evenly than before.",
+    "",
+)
+UPDATE_GROWTH = _sign(
+    "update_growth", "update_ratio", 1.0, "Updates grow far above their past, relative to the weight.", ""
+)
+
+EARLY_SIGNS = (NOISE_GROWTH, KURTOSIS_GROWTH, LOGIT_GROWTH, ROUTER_COLLAPSE, UPDATE_GROWTH)
