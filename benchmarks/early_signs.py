@@ -1,10 +1,10 @@
 """Which statistics move before the loss does, by how many steps, and how often on healthy trainings.
 
     python benchmarks/early_signs.py --cache FOLDER [--seeds 5] [--causes NAME ...] [--healthy 50]
-                                     [--calibration 30] [--record-only]
+                                     [--calibration 30] [--long 4] [--record-only] [--cached-only]
 
 Trains each cause of early_signs_training.py with each seed, its pair without the cause, and healthy trainings
-of other shapes, learning rates, schedules and recipes: 360 steps each, a few seconds of CPU time. `--cache`
+of other shapes, learning rates, schedules and recipes: 360 steps each, some seconds of CPU time. `--cache`
 keeps what was recorded, so that an interrupted call goes on where it was.
 
 A statistic alarms by one detector, `alerts/detectors/early_signs.py`: log2 of it is above its own past by
@@ -63,7 +63,7 @@ from fp8scope_dashboard.alerts.detectors import (
     underflow_rise,
     update_growth,
 )
-from fp8scope_dashboard.alerts.detectors.early_signs import sign
+from fp8scope_dashboard.alerts.detectors.early_signs import LEAST_EVEN, sign
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Wording
 from fp8scope_dashboard.alerts.kinds import KINDS
 from fp8scope_dashboard.analysis.scores.intervals import clopper_pearson
@@ -105,8 +105,13 @@ def _noise(s: Any) -> Floats:
     return noise
 
 
-def _plain(name: str, add: float = 0.0) -> Callable[[Any], Floats]:
-    return lambda s: s[name].astype(np.float64) + add if name in s else np.full(s["numel"].shape, np.nan)
+def _plain(name: str) -> Callable[[Any], Floats]:
+    return lambda s: s[name].astype(np.float64) if name in s else np.full(s["numel"].shape, np.nan)
+
+
+def _uneven(s: Any) -> Floats:
+    uneven: Floats = 1.0 / (1.0 + LEAST_EVEN - _plain("load_imbalance")(s))
+    return uneven
 
 
 STATISTICS = (
@@ -117,7 +122,7 @@ STATISTICS = (
     Statistic("kurtosis", ("input",), _plain("kurtosis"), SAMPLED),
     Statistic("update to weight", ("update",), _plain("update_ratio"), SAMPLED),
     Statistic("logit bound", ("logits",), _plain("logit_bound"), SAMPLED),
-    Statistic("load imbalance", ("load",), _plain("load_imbalance", 0.02), SAMPLED),
+    Statistic("unevenness of load", ("load",), _uneven, SAMPLED),
     Statistic("largest load", ("load",), _plain("load_max"), SAMPLED),
     Statistic("amax of weight_grad", ("weight_grad",), _plain("amax"), SAMPLED),
     Statistic("amax of exp_avg_sq", ("exp_avg_sq",), _plain("amax"), SAMPLED),
@@ -192,12 +197,12 @@ def recorded(case: Any, folder: Path, train: bool) -> Recorded | None:
 
 def cases(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any]]:
     """The cases with a cause, healthy ones for the calibration, and the other healthy ones."""
-    from early_signs_training import case_of, varied
+    from early_signs_training import case_of, long, varied
 
     faulty = [case_of(cause, seed) for seed in range(1, options.seeds + 1) for cause in options.causes]
     pairs = list(dict.fromkeys(case.healthy for case in faulty))
     calibration = varied(options.calibration, CALIBRATION_SEED)
-    return faulty, calibration, [*pairs, *varied(options.healthy, HEALTHY_SEED)]
+    return faulty, calibration, [*pairs, *varied(options.healthy, HEALTHY_SEED), *long(options.long)]
 
 
 def ordered(faulty: Sequence[Any], calibration: Sequence[Any], healthy: Sequence[Any]) -> Iterator[Any]:
@@ -389,6 +394,7 @@ def main() -> None:
     parser.add_argument("--causes", nargs="+", choices=list(CAUSES), default=list(CAUSES))
     parser.add_argument("--healthy", type=int, default=50, help="varied healthy trainings beside the pairs")
     parser.add_argument("--calibration", type=int, default=30)
+    parser.add_argument("--long", type=int, default=4, help="healthy trainings of 2,400 steps")
     parser.add_argument("--record-only", action="store_true")
     parser.add_argument("--cached-only", action="store_true", help="judge what the cache has")
     options = parser.parse_args()

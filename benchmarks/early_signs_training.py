@@ -39,6 +39,7 @@ STEPS, AT = 360, 180
 EVERY = 4
 """Steps between sampled ones. By default the agent samples one step in 100: of a run that is 25 times as long
 this is the same number of samples."""
+LONG, LONG_SEED = 2400, 9
 BYTES = 256
 CAPACITY = 1.25
 """Tokens that an expert takes, relative to an even load; the others pass it by."""
@@ -82,11 +83,12 @@ class Case:
     learning_rate: float = 4e-3
     schedule: str = "constant"
     accumulate: int = 1
+    steps: int = STEPS
 
     @property
     def name(self) -> str:
-        parts = [self.cause or "healthy", *(str(value) for value in list(asdict(self).values())[1:])]
-        return "-".join(parts)
+        values = [str(value) for value in asdict(self).values()]
+        return "-".join([self.cause or "healthy", *(values[1:-1] if self.steps == STEPS else values[1:])])
 
     @property
     def healthy(self) -> Case:
@@ -116,6 +118,11 @@ def varied(number: int, seed: int) -> list[Case]:
         )
         for i in range(number)
     ]
+
+
+def long(number: int) -> list[Case]:
+    """Healthy trainings of LONG steps, in which there is more time for a false alarm."""
+    return [replace(case, steps=LONG) for case in varied(number, LONG_SEED)]
 
 
 class Attention(nn.Module):
@@ -241,7 +248,7 @@ class Training:
 
     def rate(self, step: int) -> float:
         """The learning rate of the schedule."""
-        case, share = self.case, step / STEPS
+        case, share = self.case, step / self.case.steps
         if case.schedule == "constant":
             factor = 1.0
         elif case.schedule == "linear":
@@ -341,8 +348,8 @@ class Series:
 
     Attributes:
         names: of n tensors.
-        loss, grad_norm: float64[STEPS].
-        statistics: float32[STEPS, n] by name, NaN where not observed.
+        loss, grad_norm: float64[steps].
+        statistics: float32[steps, n] by name, NaN where not observed.
     """
 
     names: list[str]
@@ -361,8 +368,8 @@ def record(case: Case) -> Series:
     collector.every = EVERY
     collector.watch(training.model, training.optimizer, Watching())
     names: list[str] = []
-    losses, norms, rows = np.full(STEPS, np.nan), np.full(STEPS, np.nan), []
-    for step in range(1, STEPS + 1):
+    losses, norms, rows = np.full(case.steps, np.nan), np.full(case.steps, np.nan), []
+    for step in range(1, case.steps + 1):
         collector.begin(step)
         losses[step - 1], norms[step - 1] = training.train(step)
         if (grown := collector.new_tensors()) is not None:

@@ -25,8 +25,8 @@ Result = tuple[State, list[Finding]]
 
 # In mean absolute deviations: normal noise is hardly clipped.
 CLIP = np.float32(3.0)
-# Added to an imbalance: changes far below it are noise.
-BALANCED = 0.02
+# Added to the evenness of a load, 1 minus its imbalance, so that one expert that gets all is no infinity.
+LEAST_EVEN = 0.05
 
 
 def kurtosis_growth(state: State, rows: TensorRows, parameters: Parameters) -> Result:
@@ -42,9 +42,14 @@ def logit_growth(state: State, rows: TensorRows, parameters: Parameters) -> Resu
 
 
 def router_collapse(state: State, rows: TensorRows, parameters: Parameters) -> Result:
-    """Open when the load of a router's experts becomes far less even than in its own past."""
-    wording = _wording("becomes uneven", "become uneven", "the imbalance of the load", parameters)
-    return sign(state, rows, rows.statistics["load_imbalance"] + BALANCED, parameters, wording)
+    """Open when the load of a router's experts becomes far less even than in its own past.
+
+    The imbalance of small batches is noise around a small number, so that its logarithm says little. The
+    evenness, 1 minus the imbalance, is near 1 until the router collapses.
+    """
+    wording = _wording("becomes uneven", "become uneven", "the unevenness of the load", parameters)
+    uneven = 1.0 / (1.0 + LEAST_EVEN - rows.statistics["load_imbalance"])
+    return sign(state, rows, uneven, parameters, wording)
 
 
 def update_growth(state: State, rows: TensorRows, parameters: Parameters) -> Result:

@@ -41,7 +41,7 @@ LOGIT_GROWTH = _sign("logit_growth", "logit_bound", 1.0, "The attention logits o
 ROUTER_COLLAPSE = _sign(
     "router_collapse",
     "load_imbalance",
-    1.0,
+    0.5,
     "A router shares the tokens out far less evenly than before.",
     "",
 )
