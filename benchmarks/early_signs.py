@@ -1,7 +1,7 @@
 """Which statistics move before the loss does, by how many steps, and how often on healthy trainings.
 
     python benchmarks/early_signs.py --cache FOLDER [--seeds 5] [--causes NAME ...] [--healthy 50]
-                                     [--calibration 30] [--long 4] [--record-only] [--cached-only]
+                                     [--calibration 16] [--long 4] [--record-only] [--cached-only]
 
 Trains each cause of early_signs_training.py with each seed, its pair without the cause, and healthy trainings
 of other shapes, learning rates, schedules and recipes: 360 steps each, some seconds of CPU time. `--cache`
@@ -246,7 +246,7 @@ def rule_alarm(run: Recorded, kind: str) -> list[int]:
     detect, statistic = RULES[kind]
     if statistic not in run.statistics:
         return []
-    chosen = np.isfinite(run.statistics[statistic]).any(axis=0)
+    chosen = np.asarray(np.isfinite(run.statistics[statistic]).any(axis=0))
     values = {name: each[:, chosen].astype(np.float64) for name, each in run.statistics.items()}
     _, findings = detect({}, rows_of(run, chosen, values), parameters)
     return _opened(findings)
@@ -393,7 +393,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--causes", nargs="+", choices=list(CAUSES), default=list(CAUSES))
     parser.add_argument("--healthy", type=int, default=50, help="varied healthy trainings beside the pairs")
-    parser.add_argument("--calibration", type=int, default=30)
+    parser.add_argument("--calibration", type=int, default=16)
     parser.add_argument("--long", type=int, default=4, help="healthy trainings of 2,400 steps")
     parser.add_argument("--record-only", action="store_true")
     parser.add_argument("--cached-only", action="store_true", help="judge what the cache has")

@@ -58,9 +58,9 @@ class Trained:
         """CPU seconds within the recorder's calls."""
         self.elsewhere = 0.0
         """Those of them that were not on the training thread."""
-        flight = self.run.flight
-        flight.step_ends = self._timed(flight.step_ends, elsewhere=False)  # type: ignore[method-assign]
-        flight.keep_row = self._timed(flight.keep_row, elsewhere=True)  # type: ignore[method-assign]
+        flight: Any = self.run.flight
+        flight.step_ends = self._timed(flight.step_ends, elsewhere=False)
+        flight.keep_row = self._timed(flight.keep_row, elsewhere=True)
 
     def _timed(self, call: Callable[[Any], None], *, elsewhere: bool) -> Callable[[Any], None]:
         def timed(argument: Any) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from dashboard.helpers.tensors import Floats, detected
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts
-from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS
+from fp8scope_dashboard.alerts.kinds.early_signs import AT_MOST, EARLY_SIGNS, FALSE_ALARMS, HEALTHY
 from fp8scope_dashboard.alerts.watching.detection import SAMPLED_READ, TENSOR_DETECTORS
+from fp8scope_dashboard.analysis.scores.intervals import clopper_pearson
 
 KINDS = {
     "kurtosis_growth": ("kurtosis", 8.0, "outliers"),
@@ -123,6 +124,7 @@ def test_values_that_are_not_positive_are_not_observed() -> None:
     assert run("kurtosis_growth", values) == []
 
 
+@settings(deadline=None, max_examples=30)
 @given(cuts=st.lists(st.integers(0, 2000), max_size=5), seed=st.integers(0, 3))
 def test_the_division_into_batches_does_not_matter(cuts: list[int], seed: int) -> None:
     values = healthy("logit_growth", seed=seed)
@@ -133,5 +135,6 @@ def test_the_division_into_batches_does_not_matter(cuts: list[int], seed: int) -
 def test_every_kind_reads_what_it_needs_and_has_a_known_error() -> None:
     for kind in EARLY_SIGNS:
         assert set(TENSOR_DETECTORS[kind.name].needs) <= set(SAMPLED_READ)
-        assert "95 % interval" in kind.description
+        assert f"{FALSE_ALARMS} in {HEALTHY} healthy" in kind.description
         assert rules.validate(kind.name, {})["points"] == 3
+    assert clopper_pearson(FALSE_ALARMS, HEALTHY, 0.05).high == pytest.approx(AT_MOST, abs=5e-4)

@@ -88,10 +88,9 @@ def sign(state: State, rows: TensorRows, values: Floats, parameters: Parameters,
             `recover`.
     """
     past = Past.restored(state, len(rows.facts.names))
-    over, seen, growth = past.exceeded(values, parameters)
     # Of sampled statistics only the sampled steps are rows, so that `recover` counts them.
-    kept = seen.any(axis=1)
-    observed = Observed(rows.steps[kept], over[kept], seen[kept], growth[kept])
+    kept = ~np.isnan(values).all(axis=1)
+    observed = Observed(rows.steps[kept], *past.exceeded(values[kept], parameters))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | past.as_state(), findings
 
@@ -124,8 +123,7 @@ class Past:
         )
         reach = np.minimum(np.float32(1.0), CLIP / z)
         over, growth = np.zeros(values.shape, bool), np.zeros(values.shape)
-        # Most rows are not of sampled steps.
-        for i in np.flatnonzero(seen.any(axis=1)).tolist():
+        for i in range(len(values)):
             step = logs[i] - self.mean
             limit = np.maximum(z * self.deviation, octaves)
             learned = self.count - warmup
