@@ -159,7 +159,7 @@ def show_picture(plugin: NotifyBase, address: str) -> None:
 
         plugin._send = send_with_picture  # type: ignore[attr-defined]
     elif plugin.service_name == TEAMS:
-        compose = plugin.gen_payload  # type: ignore[attr-defined]
+        compose = plugin.gen_payload
 
         def compose_with_picture(*arguments: Any, **more: Any) -> Any:
             payload = compose(*arguments, **more)
@@ -167,7 +167,7 @@ def show_picture(plugin: NotifyBase, address: str) -> None:
             payload["attachments"][0]["content"]["body"].append(picture)
             return payload
 
-        plugin.gen_payload = compose_with_picture  # type: ignore[attr-defined]
+        plugin.gen_payload = compose_with_picture
 
 
 def _type(message: Message) -> str:
