@@ -38,6 +38,8 @@ READ += [
     "rule_new",
     "rule_trial",
     "run_suggest",
+    "compare_find",
+    "compare_configuration",
 ]
 # What people do for themselves; it changes nothing that others see.
 PERSONAL = ["compare_selected", "view_save", "view_delete"]
