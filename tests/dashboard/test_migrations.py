@@ -31,6 +31,7 @@ from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import BulkAction, Choice, DeletedRun, Run, SavedView
+from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 from fp8scope_dashboard.telemetry import compaction, histograms, queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -112,6 +113,8 @@ def fill_every_table() -> Run:
         started_at=timezone.now(), updated_at=timezone.now(),
     )  # fmt: skip
     RuleTrial.objects.create(project=project, document={}, runs=[str(run.id)])
+    report = SharedReport.objects.create(project=project, title="FP8 holds", content={}, created_by=user)
+    ShareLink.objects.create(report=report, digest=bytes(32), created_by=user)
     Diagnosis.objects.create(run=run, outcome="clear", sentence="No cause found.", result={}, inputs="")
     return run
 

@@ -69,6 +69,13 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "Kendall's tau between checkpoint and score: 1 if every checkpoint is better than the one before, "
         "near 0 if the score does not follow the training. It needs three checkpoints.",
     ),
+    "shared_report": Term(
+        "Report",
+        "Charts, verdicts and text as they were when the report was made. It does not change when runs go on "
+        "or are deleted.",
+        "A link shows one report to everybody who has it, without an account and without anything else of "
+        "this server, until it expires or is revoked.",
+    ),
     "reference_window": Term(
         "Reference window",
         "A few steps trained twice from the same state, with the same batches and random numbers: in FP8 "
