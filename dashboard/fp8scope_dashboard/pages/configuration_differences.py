@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
@@ -101,11 +102,16 @@ def differences(
 ) -> Differences:
     """Compare flat configurations: (name of the run, values by dotted name)."""
     names = tuple(name for name, _ in configurations)
-    keys = dict.fromkeys(key for _, entries in configurations for key in entries)
-    rows = [_row(key, configurations) for key in sorted(keys)]
+    keys = {key for _, entries in configurations for key in entries}
+    rows = [_row(key, configurations) for key in sorted(keys, key=_rank)]
     differing = [row for row in rows if row.differs]
     shown = rows if everything else differing
     return Differences(names, tuple(shown[:MOST_ROWS]), len(rows), len(differing), everything=everything)
+
+
+def _rank(key: str) -> tuple[int, str]:
+    """The configuration first and the environment, with much that differs by chance, last."""
+    return {"config": 0, "recipe": 1, "environment": 3}.get(key.partition(".")[0], 2), key
 
 
 def _row(key: str, configurations: Sequence[tuple[str, Mapping[str, Any]]]) -> EntryRow:
@@ -161,8 +167,8 @@ def differences_of(runs: Sequence[Run], *, everything: bool = False) -> Differen
         values = dict(readable.values_list("pk", column))
         unread.update(pk for pk in ids if pk not in values)
         for pk, value in values.items():
-            entries = dict(list(flat(value, column))[:MOST_ENTRIES])
-            small[pk].update(entries)
+            if value:
+                small[pk].update(islice(flat(value, column), MOST_ENTRIES))
     configurations = []
     for run in runs:
         own = {name: getattr(run, name) for name in _FIELDS}

@@ -255,15 +255,14 @@ def _with_tensors(runs: Sequence[Run]) -> list[Run]:
 
 
 def _pair(runs: Sequence[Run], query: QueryDict) -> tuple[Run, Run] | None:
-    """The runs `a` and `b` of the address; by default the oldest and the newest."""
+    """The runs `a` and `b` of the address; by default the newest run and another of its precision."""
     if len(runs) < 2:
         return None
     known = {str(run.id): run for run in runs}
-    a = known.get(query.get("a", ""), runs[0])
     b = known.get(query.get("b", ""), runs[-1])
-    if a == b:
-        b = next(run for run in reversed(runs) if run != a)
-    return a, b
+    others = sorted((run for run in runs if run != b), key=lambda run: run.precision != b.precision)
+    a = known.get(query.get("a", ""), others[0])
+    return (others[0], b) if a == b else (a, b)
 
 
 def _chosen(project: Project, query: QueryDict) -> Chosen:

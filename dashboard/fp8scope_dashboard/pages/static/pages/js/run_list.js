@@ -1,5 +1,4 @@
 // The list of runs: selection that survives refreshes and paging, and keyboard shortcuts.
-import "./find.js";
 
 const OFF = "fp8scope-shortcuts-off";
 const selected = new Map();
