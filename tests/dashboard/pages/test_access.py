@@ -11,12 +11,12 @@ from dashboard.helpers.visitors import Visitor
 from django.test import Client
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import ApiToken
+from fp8scope_dashboard.accounts.models import ApiToken, Membership, User
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
-from fp8scope_dashboard.runs.models import BulkAction, SavedView
+from fp8scope_dashboard.runs.models import Artefact, BulkAction, SavedView
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
@@ -50,6 +50,7 @@ PERSONAL = ["compare_selected", "view_save", "view_delete"]
 STREAMS = ["project_events", "run_events"]
 MEMBER = ["alert_change", "acknowledge_many", "token_create", "token_revoke", "command_new"]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
+MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
 MEMBER += ["share_link_new", "share_link_revoke", "shared_report_delete"]
 MEMBER += ["runs_change", "runs_undo"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
@@ -58,6 +59,7 @@ FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
 OTHERS = ["home", "shared", "server_status", "server_status_json"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
+ADMIN += ["project_general", "member_add", "member_change"]
 
 
 class Addresses:
@@ -77,7 +79,11 @@ class Addresses:
             message="Up.",
         )
         self.token, _ = create_token(visitor.project, "t")
+        self.member = Membership.objects.create(
+            user=User.objects.create_user("someone"), project=visitor.project
+        )
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
+        self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
         self.report = SharedReport.objects.create(project=visitor.project, title="r", content={})
         self.link = ShareLink.objects.create(report=self.report, digest=bytes(32))
         self.change = BulkAction.objects.create(
@@ -100,8 +106,10 @@ class Addresses:
             "kind": "webhook",
             "field": "baseline",
             "trial_id": self.trial.pk,
+            "artefact_id": self.artefact.pk,
             "report_id": self.report.pk,
             "link_id": self.link.pk,
+            "member_id": self.member.pk,
             "action": "acknowledge",
             "action_id": self.change.pk,
             "view_id": self.view.pk,
@@ -160,10 +168,11 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (
         *("alert_change", "rule_save", "rule_switch", "rule_remove", "token_revoke", "channel_change"),
-        *("delivery_again", "share_link_new", "share_link_revoke", "shared_report_delete"),
+        *("delivery_again", "member_change", "share_link_new", "share_link_revoke", "shared_report_delete"),
         "delivery_again",
         *("runs_undo", "view_delete"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
+        *("note_save", "note_preview", "artefact_new", "artefact_remove"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None

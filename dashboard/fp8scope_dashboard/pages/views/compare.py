@@ -116,7 +116,7 @@ def compare_configuration(request: HttpRequest, project: Project) -> HttpRespons
         "differences": differences_of(chosen.runs, everything=request.GET.get("everything") == "1"),
     }
     whole = request.headers.get("HX-Target") != "configuration"
-    template = "pages/configuration.html" if whole else "pages/_configuration.html"
+    template = "pages/compared_configuration.html" if whole else "pages/_compared_configuration.html"
     return page(request, project, "compare", template, context)
 
 
