@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages import tensor_differences
 from fp8scope_dashboard.pages.figures.tensor_differences import difference_figure
-from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.pages.figures.theme import THEMES, theme_named
 from fp8scope_dashboard.pages.tensor_differences import (
     FARTHEST,
     common_statistics,
@@ -117,9 +117,9 @@ def test_draws_zero_in_the_middle_of_the_scale(is_rate: bool, theme: str) -> Non
         np.arange(5),
         values,
         "amax",
-        THEMES[theme],
+        theme_named(theme),
         is_rate=is_rate,
-        runs=("x", "y"),  # type: ignore[index]
+        runs=("x", "y"),
     )
     (trace,) = figure.data
     assert trace.zmin == -trace.zmax and np.isnan(trace.z[0][3]) and trace.z[0][0] == 0
