@@ -77,11 +77,11 @@ def test_the_share_holds_until_tensors_are_observed_again(admin: Visitor) -> Non
     run = make_run(admin.project, "plain", precision="bf16")
     recorder = Recorder(run, tensors=["a.input", "b.input"])
     nan = np.nan
-    rates = [[5.0, 0.0], [nan, nan], [nan, nan], [0.0, 0.0], [nan, nan]]
-    counts = {
+    rates = np.array([[5.0, 0.0], [nan, nan], [nan, nan], [0.0, 0.0], [nan, nan]])
+    counts: dict[str, Any] = {
         "numel": np.where(np.isnan(rates), nan, 10.0),
         "saturated": rates,
-        "nonfinite": 0.0 * np.array(rates),
+        "nonfinite": 0.0 * rates,
     }
     recorder.rows(np.arange(5), {"loss": np.ones(5)}, counts)
     line = trace(get_json(admin, f"runs/{run.id}/figures/panels.json"), "overflow ≥ 0.10\u202f%")
