@@ -222,7 +222,7 @@ def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
             mode="lines",
             row=1,
             col=1,
-            line={"color": theme.arms["fp8-1"], "width": 1.8},
+            line={"color": theme.text, "width": 1.6},
             hovertemplate="%{y:.4~g}<extra>amax</extra>",
         )
 
@@ -230,7 +230,7 @@ def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
 def _rates(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
     for name, colour, dash in (
         ("overflow_rate", theme.danger, "solid"),
-        ("underflow_rate", theme.arms["bf16"], "dash"),
+        ("underflow_rate", theme.warning, "dash"),
         ("subnormal_rate", theme.muted, "dot"),
     ):
         if name in tensor.lines:

@@ -20,6 +20,7 @@ from fp8scope_dashboard.pages.summary import summarise
 from fp8scope_dashboard.pages.verdicts import state_badge
 from fp8scope_dashboard.pages.views.kin import kin_context
 from fp8scope_dashboard.pages.views.progress import progress_context
+from fp8scope_dashboard.pages.views.tensors import tensor_context
 from fp8scope_dashboard.runs.models import Tensor
 from fp8scope_dashboard.telemetry import queries
 
@@ -63,6 +64,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         **run_controls.findings(shown),
         "ranks": ranks_of(shown),
         **progress_context([shown.id]),
+        **tensor_context(shown, request),
     }
     return page(request, project, "runs", "pages/run.html", context)
 
