@@ -83,6 +83,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "fp8scope_dashboard.pages.middleware.content_security_policy",
+    "fp8scope_dashboard.pages.middleware.FigureFormats",
     "fp8scope_dashboard.pages.middleware.FiguresFromReplica",
 ]
 

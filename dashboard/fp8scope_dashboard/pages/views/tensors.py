@@ -61,7 +61,6 @@ def tensor_context(run: Run, request: HttpRequest) -> dict[str, Any]:
     statistics = [name for name in STATISTICS if name in known]
     tensors = Tensor.objects.filter(run=run)
     return {
-        "question": Question.of(request.GET, statistics),
         "statistics": statistics,
         "tensor_count": tensors.count(),
         "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
@@ -162,6 +161,7 @@ def tensor(request: HttpRequest, project: Project, run_id: UUID, index: int) -> 
     context: dict[str, Any] = {
         "run": run,
         "tensor": shown,
+        "index_text": str(shown.index),
         "sample": sample,
         "formats": {name: target.title for name, target in TARGET_FORMATS.items()},
         "parts": PARTS,

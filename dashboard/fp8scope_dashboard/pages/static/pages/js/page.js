@@ -4,7 +4,9 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
   const source = document.getElementById(button.dataset.copy);
-  const text = button.dataset.copy === "address" ? location.href : (source.value ?? source.textContent).trim();
+  const chart = button.closest(".figure");
+  const address = chart ? Object.assign(new URL(location.href), { hash: chart.id }).href : location.href;
+  const text = button.dataset.copy === "address" ? address : (source.value ?? source.textContent).trim();
   const label = button.querySelector("[data-label]");
   const before = label.textContent;
   try {

@@ -6,6 +6,9 @@
 import { percent, plain, spans, wholeNumber } from "./tensor_words.js";
 import { openDrawer } from "./tensor_drawer.js";
 
+// The axis that the charts of a page share; see figure.js.
+const AXIS = "steps";
+const NONE_OPEN = "-";
 const NO_VALUE = 0;
 const ZERO = 1;
 const MIDDLE = 128;
@@ -15,6 +18,8 @@ const PAGE = 10;
 
 const isDark = () => getComputedStyle(document.documentElement).colorScheme === "dark"
   || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+
+const publish = (name, detail) => document.dispatchEvent(new CustomEvent(name, { detail }));
 
 const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
@@ -55,7 +60,7 @@ class TensorMap {
     this.reset = element.querySelector("[data-reset]");
     this.row = 0;
     this.column = null;
-    this.range = this.rangeOfAddress();
+    this.restore();
     this.isNear = false;
     this.isDue = true;
     this.listen();
@@ -65,10 +70,12 @@ class TensorMap {
     }, { rootMargin: "250px" }).observe(element);
   }
 
-  rangeOfAddress() {
+  restore() {
     const query = new URLSearchParams(location.search);
-    const range = ["first", "last"].map((name) => Number(query.get(name) ?? NaN));
-    return range.every(Number.isFinite) && query.get("first") !== "" ? range : null;
+    const range = (query.get(AXIS) ?? "").split("..").map((part) => (part.trim() ? Number(part) : NaN));
+    this.range = range.length === 2 && range.every(Number.isFinite) ? range : null;
+    this.open = query.get("tensors.open");
+    this.form.querySelector("[data-against]").hidden = this.form.elements.mode.value !== "difference";
   }
 
   // ---- loading
@@ -76,11 +83,7 @@ class TensorMap {
   query() {
     const query = new URLSearchParams();
     for (const [name, value] of new FormData(this.form)) if (value) query.set(name, value);
-    if (this.open !== undefined) query.set("open", this.open || "-");
-    else {
-      const open = new URLSearchParams(location.search).get("open");
-      if (open) query.set("open", open);
-    }
+    if (this.open !== null) query.set("open", this.open);
     if (this.range) {
       query.set("first", Math.floor(this.range[0]));
       query.set("last", Math.ceil(this.range[1]));
@@ -108,7 +111,7 @@ class TensorMap {
       if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
       const content = await answer.json();
       if (request !== this.request) return;
-      this.remember(query);
+      this.link(query);
       if (content.empty !== undefined) {
         this.document = null;
         this.show("empty", content.empty);
@@ -122,16 +125,7 @@ class TensorMap {
     }
   }
 
-  // Keep what belongs to others in the address, and write what is not a default.
-  remember(query) {
-    const url = new URL(location.href);
-    for (const name of ["statistic", "mode", "against", "fold", "role", "filter", "open", "first", "last"]) url.searchParams.delete(name);
-    for (const [name, value] of query) {
-      const field = this.form.elements[name];
-      const isDefault = field?.options?.[0]?.value === value;
-      if (!isDefault && (name !== "against" || query.get("mode") === "difference")) url.searchParams.set(name, value);
-    }
-    if (url.href !== location.href) history.replaceState(history.state, "", url);
+  link(query) {
     for (const link of this.element.querySelectorAll("[data-download]")) {
       link.href = `${link.dataset.download}?${query}`;
     }
@@ -321,7 +315,7 @@ class TensorMap {
     if (tell) {
       const { edges } = this.document;
       const step = Math.floor((edges[column] + edges[column + 1] - 1) / 2);
-      this.element.dispatchEvent(new CustomEvent("fp8:hover", { bubbles: true, detail: { step, source: this.element.id } }));
+      publish("fp8:hover", { axis: AXIS, x: step, source: this.element });
     }
   }
 
@@ -334,7 +328,7 @@ class TensorMap {
     const { rows } = this.document;
     const open = new Set(rows.filter((each) => each.open).map((each) => each.key));
     if (!open.delete(rows[row].key)) open.add(rows[row].key);
-    this.open = [...open].join(",");
+    this.keepOpen([...open].join(",") || NONE_OPEN);
     this.say(`${rows[row].label} ${open.has(rows[row].key) ? "opened" : "closed"}`, true);
     this.load();
   }
@@ -346,11 +340,8 @@ class TensorMap {
   }
 
   zoom(range) {
-    this.range = range;
     this.point(null);
-    const detail = { first: range?.[0] ?? null, last: range?.[1] ?? null, source: this.element.id };
-    this.element.dispatchEvent(new CustomEvent("fp8:range", { bubbles: true, detail }));
-    this.refresh();
+    publish("fp8:range", { axis: AXIS, range });
   }
 
   // ---- events
@@ -370,27 +361,27 @@ class TensorMap {
     });
     this.listenToPointer();
     this.reset.addEventListener("click", () => this.zoom(null));
-    this.form.addEventListener("change", (event) => { if (event.target.name !== "limit") this.onChoice(event); });
+    this.form.addEventListener("change", (event) => this.onChoice(event));
     this.form.addEventListener("input", (event) => {
       if (event.target.type !== "search") return;
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.onChoice(event), DEBOUNCE);
     });
     this.form.addEventListener("submit", (event) => event.preventDefault());
-    document.addEventListener("fp8:range", (event) => {
-      if (event.detail.source === this.element.id) return;
-      const { first, last } = event.detail;
-      this.range = Number.isFinite(first) && Number.isFinite(last) ? [first, last] : null;
+    document.addEventListener("fp8:range", ({ detail: { axis, range } }) => {
+      if (axis !== AXIS || JSON.stringify(range) === JSON.stringify(this.range)) return;
+      this.range = range;
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.refresh(), DEBOUNCE);
     });
-    document.addEventListener("fp8:hover", (event) => {
-      if (event.detail.source === this.element.id || !this.document) return;
-      const { step } = event.detail;
+    document.addEventListener("fp8:hover", ({ detail: { axis, x: step, source } }) => {
+      if (axis !== AXIS || source === this.element || !this.document) return;
       const { edges } = this.document;
       const inside = Number.isFinite(step) && step >= edges[0] && step < edges.at(-1);
       this.point(inside ? Math.floor(this.shareOf(step) * this.columns * 0.999999) : null, { tell: false });
     });
+    // Back and forward.
+    document.addEventListener("fp8:restored", () => { this.restore(); this.refresh(); });
     document.addEventListener("fp8:theme", () => { if (this.document) this.paint(); });
     document.addEventListener("fp8:change", (event) => {
       if (event.detail.all || event.detail.kinds.has("rows")) this.refresh();
@@ -399,18 +390,15 @@ class TensorMap {
   }
 
   onChoice(event) {
-    const against = this.form.querySelector("[data-against]");
-    if (against) against.hidden = this.form.elements.mode.value !== "difference";
+    this.form.querySelector("[data-against]").hidden = this.form.elements.mode.value !== "difference";
     // Other tensors and another fold have other groups.
-    if (["fold", "role", "filter"].includes(event.target.name)) this.forgetOpen();
+    if (["fold", "role", "filter"].includes(event.target.name)) this.keepOpen(null);
     this.refresh();
   }
 
-  forgetOpen() {
-    this.open = undefined;
-    const url = new URL(location.href);
-    url.searchParams.delete("open");
-    history.replaceState(history.state, "", url);
+  keepOpen(open) {
+    this.open = open;
+    publish("fp8:view", { name: "tensors.open", value: open });
   }
 
   onKey(event) {
@@ -462,7 +450,7 @@ class TensorMap {
     this.grid.addEventListener("pointerleave", () => {
       if (start !== null || this.grid.contains(document.activeElement)) return;
       this.point(null);
-      this.element.dispatchEvent(new CustomEvent("fp8:hover", { bubbles: true, detail: { step: null, source: this.element.id } }));
+      publish("fp8:hover", { axis: AXIS, x: null, source: this.element });
     });
   }
 
@@ -474,10 +462,29 @@ class TensorMap {
   }
 }
 
-let map = null;
-const start = () => {
-  const element = document.getElementById("tensor-map");
-  if (element && map?.element !== element) map = new TensorMap(element);
+// ---- the ranking, whose own choices are in the address too
+
+const CHOICES = ["sort", "limit", "limit_of", "page"];
+
+const startRanking = (ranking) => {
+  const query = new URLSearchParams(new FormData(document.getElementById("tensor-form")));
+  const own = new URLSearchParams(location.search);
+  for (const name of CHOICES) if (own.has(`tensors.${name}`)) query.set(name, own.get(`tensors.${name}`));
+  const load = () => window.htmx.ajax("GET", `${ranking.dataset.ranking}?${query}`, { target: ranking, swap: "innerHTML" });
+  if (window.htmx) load(); else addEventListener("load", load, { once: true });
+  ranking.addEventListener("htmx:afterRequest", ({ detail: { requestConfig, successful } }) => {
+    if (!successful) return;
+    const used = new URL(requestConfig.path, location.href).searchParams;
+    for (const name of CHOICES) {
+      const value = requestConfig.parameters[name] ?? used.get(name);
+      const isDefault = !value || (name === "sort" && value === "onset") || (name === "page" && value === "1");
+      publish("fp8:view", { name: `tensors.${name}`, value: isDefault ? null : value });
+    }
+  });
 };
-document.addEventListener("htmx:afterSettle", start);
-start();
+
+const element = document.getElementById("tensors");
+if (element) {
+  new TensorMap(element);
+  startRanking(document.getElementById("tensor-ranking"));
+}
