@@ -17,7 +17,7 @@ from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distributio
 from fp8scope_dashboard.analysis.what_if.formats import NumberFormat
 from fp8scope_dashboard.analysis.what_if.readiness import judge, limit_ratios
 from fp8scope_dashboard.analysis.what_if.targets import Target, Tensors, effect_of
-from fp8scope_dashboard.analysis.what_if.tensor_scaling import flushed, scale_from_amax, tensor_effect
+from fp8scope_dashboard.analysis.what_if.tensor_scaling import scale_from_amax, tensor_effect
 from fp8scope_dashboard.text.numbers import percent
 
 MARGINS: Final = range(-8, 17)
@@ -137,13 +137,18 @@ def _now(
 def _difference(effect: Effect, i: int, now: tuple[float, float] | None) -> str:
     saturated, zero = float(effect.saturated.estimate[i]), float(effect.flushed.estimate[i])
     if now is None:
-        return f"{percent(saturated)} of the elements saturate, {percent(zero)} flush to zero"
+        return f"{_percent(saturated)} of the elements saturate, {_percent(zero)} flush to zero"
     return f"saturation {_arrow(now[0], saturated)}, flush to zero {_arrow(now[1], zero)}"
 
 
 def _arrow(before: float, after: float) -> str:
-    shown = percent(before), percent(after)
+    shown = _percent(before), _percent(after)
     return shown[0] if shown[0] == shown[1] else f"{shown[0]} → {shown[1]}"
+
+
+def _percent(share: float) -> str:
+    """No share that occurs reads as zero, and none that does not reads as rounded."""
+    return "0 %" if share == 0 else "< 0.001 %" if share < 1e-5 else percent(share)
 
 
 def _repeated(distribution: Distribution, n: int) -> Distribution:
@@ -151,10 +156,15 @@ def _repeated(distribution: Distribution, n: int) -> Distribution:
 
 
 def _subnormal(tensors: Distribution, format: NumberFormat, effect: Effect) -> Floats:
-    """The estimated share of elements below the smallest normal number that do not flush."""
-    # A format without mantissa bits below it flushes everything up to its smallest normal number.
-    coarse = replace(format, mantissa_bits=-1)
-    below = flushed(tensors, coarse, effect.scale).per(tensors.numel).estimate
+    """The estimated share of elements that are not flushed and stay below the smallest normal number.
+
+    Those within half of the smallest subnormal of it are rounded up to it.
+    """
+    limit = format.smallest_normal - format.flushed
+    low_end, high_end = (end * effect.scale[:, None] for end in (tensors.lower, tensors.upper))
+    width = high_end - low_end
+    share = np.divide(limit - low_end, width, out=(low_end < limit).astype(np.float64), where=width > 0)
+    below = (tensors.counts * np.clip(share, 0.0, 1.0)).sum(axis=1) / np.maximum(tensors.numel, 1.0)
     return np.maximum(below - effect.flushed.estimate, 0.0)
 
 

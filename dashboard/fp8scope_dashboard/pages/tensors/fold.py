@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final, Literal, get_args
 
 Fold = Literal["layer", "role", "kind"]
@@ -170,29 +171,33 @@ def _naturally(groups: Sequence[Group]) -> list[Group]:
     """Siblings by their first tensor, but those that differ only in numbers together and by number."""
     first: dict[str, int] = {}
     for group in groups:
-        stem = _NUMBER.sub("#", group.label)
+        stem = _stem(group.label)
         first[stem] = min(first.get(stem, group.positions[0]), group.positions[0])
+    return sorted(groups, key=lambda group: (first[_stem(group.label)], natural_key(group.label)))
 
-    def key(group: Group) -> tuple[int, tuple[tuple[int, int, str], ...]]:
-        return first[_NUMBER.sub("#", group.label)], natural_key(group.label)
 
-    return sorted(groups, key=key)
+def _stem(label: str) -> str:
+    """What labels have in common that differ only in their numbers."""
+    return _NUMBER.sub("#", label)
 
 
 def _in_ranges(key: str, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """Neighbours put together, if there are more than MOST_ROWS."""
+    """Neighbours put together, if there are more than MOST_ROWS. Mostly those that differ only in numbers."""
     if len(groups) <= MOST_ROWS:
         return groups
     size = -(-len(groups) // RANGES)
-    ranges = []
-    for start in range(0, len(groups), size):
-        some = groups[start : start + size]
-        label = _range_label(some[0].label, some[-1].label)
-        own = _join(key, label)
-        children = tuple(_rekeyed(group, key, own) for group in some)
-        members = tuple(i for group in some for i in group.positions)
-        ranges.append(Group(own, label, members, children) if len(some) > 1 else some[0])
-    return tuple(ranges)
+    stems = [list(run) for _, run in groupby(groups, key=lambda group: _stem(group.label))]
+    pieces = [run[i : i + size] for run in stems for i in range(0, len(run), size)]
+    if len(pieces) > MOST_ROWS:
+        pieces = [list(groups[i : i + size]) for i in range(0, len(groups), size)]
+    return tuple(_range(key, piece) if len(piece) > 1 else piece[0] for piece in pieces)
+
+
+def _range(key: str, groups: Sequence[Group]) -> Group:
+    label = _range_label(groups[0].label, groups[-1].label)
+    own = _join(key, label)
+    members = tuple(i for group in groups for i in group.positions)
+    return Group(own, label, members, tuple(_rekeyed(group, key, own) for group in groups))
 
 
 def _rekeyed(group: Group, before: str, after: str) -> Group:

@@ -29,9 +29,9 @@ SORTS: Final[Mapping[str, str]] = {
 ROWS_A_PAGE: Final = 25
 # `now` is at least this many last steps.
 RECENT_STEPS: Final = 100
-# Onsets in this many of the earliest columns are searched step by step.
-EXACT_COLUMNS: Final = 2
-# Cells (steps x tensors) of such a search.
+# Onsets in this many of the earliest columns are searched step by step, over at most this many cells (steps x
+# tensors) each.
+EXACT_COLUMNS: Final = 4
 MOST_CELLS: Final = 2_000_000
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 120, 22, 60
 

@@ -228,12 +228,12 @@ class TensorMap {
       const level = Math.round((this.document.signed ? 1 : 2) + (i / 23) * (this.document.signed ? 254 : 253));
       return `rgb(${colours[level].join(" ")})`;
     });
-    const zero = this.document.signed ? [] : [`rgb(${colours[ZERO].join(" ")}) 0 8%`];
-    const rest = stops.map((colour, i) => `${colour} ${(this.document.signed ? 0 : 8) + (i / 23) * (this.document.signed ? 100 : 92)}%`);
+    const zero = this.document.signed ? [] : [`rgb(${colours[ZERO].join(" ")}) 0 12%`];
+    const rest = stops.map((colour, i) => `${colour} ${(this.document.signed ? 0 : 12) + (i / 23) * (this.document.signed ? 100 : 88)}%`);
     this.legend.querySelector("span").style.background = `linear-gradient(90deg, ${[...zero, ...rest].join(", ")})`;
     const labels = this.document.marks.map(([level, text]) => {
       const label = Object.assign(document.createElement("span"), { textContent: text });
-      label.style.left = `${this.document.signed ? (100 * (level - 1)) / 254 : level === ZERO ? 4 : 8 + (92 * (level - 2)) / 253}%`;
+      label.style.left = `${this.document.signed ? (100 * (level - 1)) / 254 : level === ZERO ? 0 : 12 + (88 * (level - 2)) / 253}%`;
       return label;
     });
     this.legend.querySelector("div").replaceChildren(...labels);

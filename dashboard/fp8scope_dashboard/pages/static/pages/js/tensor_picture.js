@@ -174,7 +174,6 @@ class Picture {
     this.slider.max = proposed.margins.at(-1);
     this.slider.value = proposed.chosen;
     this.element.querySelector("[data-advice]").textContent = picture.advice.text;
-    this.element.querySelector("[data-take-advice]").hidden = !proposed.perTensor;
     this.element.querySelector("[data-at-step]").textContent = wholeNumber(picture.step);
     this.showNow();
     this.showProposal();
@@ -218,6 +217,7 @@ class Picture {
     this.element.querySelector("[data-title=proposed]").textContent = `${proposed.format}, ${how}`;
     this.charts[1].draw(proposed.zones[i], `Exponents as proposed. ${proposed.format}, ${how}.`);
     this.shares("proposed", proposed, i);
+    this.element.querySelector("[data-take-advice]").hidden = !proposed.perTensor || margin === this.picture.advice.margin;
     const spoken = `${share(proposed.saturated[i], true)} saturate, ${share(proposed.flushed[i], true)} flush to zero`;
     this.element.querySelector("[data-margin-text]").textContent = proposed.perTensor ? `${margin}` : "none";
     this.slider.setAttribute("aria-valuetext", `margin ${margin}: ${spoken}`);
