@@ -93,6 +93,10 @@ class Run(models.Model):
     # Set when a person deletes the run; telemetry.deletion then deletes its data in small transactions.
     deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
     deleted_bytes = models.BigIntegerField(default=0, help_text="Size of the run when its deletion began.")
+    # Until then the deletion can be undone and no data is deleted; None if the deletion has begun.
+    erase_at = models.DateTimeField(null=True, blank=True, editable=False)
+    # Set when a person archives the run: the list of runs shows it only if asked to.
+    archived_at = models.DateTimeField(null=True, blank=True, editable=False)
 
     objects: ClassVar[models.Manager["Run"]] = KeptRuns()
     with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()
@@ -138,6 +142,52 @@ class Choice(models.Model):
     class Meta:
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [models.Index(fields=["run", "field", "-id"])]
+
+
+class BulkAction(models.Model):
+    """A change that a person made to several runs at once, and that can be undone; see runs.bulk."""
+
+    class Kind(models.TextChoices):
+        TAG = "tag"
+        UNTAG = "untag"
+        ARCHIVE = "archive"
+        UNARCHIVE = "unarchive"
+        DELETE = "delete"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="bulk_actions")
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    tag = models.CharField(max_length=64, blank=True, default="")
+    # Only the runs that the action has changed.
+    runs = ArrayField(models.UUIDField())
+    done_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    done_at = models.DateTimeField(default=timezone.now)
+    undone_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    undone_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["-done_at"]
+        indexes: ClassVar = [models.Index(fields=["project", "-done_at"])]
+
+
+class SavedView(models.Model):
+    """A named state of the list of runs: search, columns, order and grouping, as the query of its address.
+
+    Only its owner sees it, unless it is shared with the project.
+    """
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="saved_views")
+    owner = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    name = models.CharField(max_length=80)
+    query = models.CharField(max_length=2000, blank=True, default="")
+    shared = models.BooleanField(default=False)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["name", "id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["project", "owner", "name"], name="saved_view_once"),
+        ]
 
 
 class DeletedRun(models.Model):

@@ -73,6 +73,12 @@ def register(
     return run, created
 
 
+def is_undoable(run_id: UUID, project: Project) -> bool:
+    """Whether a person has deleted the run so recently that the deletion can be undone."""
+    hidden = Run.with_deleted.filter(pk=run_id, project=project, erase_at__gt=timezone.now())
+    return hidden.exists()
+
+
 def _derived(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a new run that follow from what the agent sends."""
     named = {"agent_baseline": fields["baseline"]} if fields.get("baseline") else {}

@@ -202,7 +202,8 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-# What an alert waits for is taken before everything else that is queued.
+# What an alert waits for has its own queues: `fp8scope up` has a worker that takes nothing else, so that no
+# long job holds up an alert. A worker of all queues takes these two first.
 CELERY_TASK_QUEUES = [
     Queue(name)  # type: ignore[no-untyped-call]
     for name in ("deliveries", "evaluations", "celery")
@@ -210,7 +211,16 @@ CELERY_TASK_QUEUES = [
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {
     "fp8scope_dashboard.alerts.tasks.deliver": {"queue": "deliveries"},
-    "fp8scope_dashboard.alerts.tasks.evaluate_run": {"queue": "evaluations"},
+    **{
+        f"fp8scope_dashboard.{task}": {"queue": "evaluations"}
+        for task in (
+            "alerts.tasks.evaluate_waiting",
+            "alerts.tasks.sweep",
+            "alerts.tasks.deliver_due",
+            "alerts.tasks.follow_up",
+            "runs.tasks.mark_silent",
+        )
+    },
 }
 CELERY_TIMEZONE = "UTC"
 # Fail at once if Redis is down; a sweep finds the work later.

@@ -16,6 +16,7 @@ from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
+from fp8scope_dashboard.runs.models import BulkAction, SavedView
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
 READ += ["evidence", "settings", "token_list", "ranks", "run_commands", "run_reports", "report_figure"]
@@ -36,10 +37,14 @@ READ += [
     "rule",
     "rule_new",
     "rule_trial",
+    "run_suggest",
 ]
+# What people do for themselves; it changes nothing that others see.
+PERSONAL = ["compare_selected", "view_save", "view_delete"]
 STREAMS = ["project_events", "run_events"]
 MEMBER = ["alert_change", "acknowledge_many", "token_create", "token_revoke", "command_new"]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
+MEMBER += ["runs_change", "runs_undo"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 
@@ -62,6 +67,12 @@ class Addresses:
         )
         self.token, _ = create_token(visitor.project, "t")
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
+        self.change = BulkAction.objects.create(
+            project=visitor.project, kind="archive", runs=[self.run.pk], done_by=visitor.user
+        )
+        self.view = SavedView.objects.create(
+            project=visitor.project, owner=visitor.user, name="v", query="q=x", shared=True
+        )
         self.channel = Channel.objects.create(
             project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
         )
@@ -77,6 +88,8 @@ class Addresses:
             "field": "baseline",
             "trial_id": self.trial.pk,
             "action": "acknowledge",
+            "action_id": self.change.pk,
+            "view_id": self.view.pk,
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
@@ -92,7 +105,7 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
 
 
 def test_every_address_is_listed_here() -> None:
-    listed = {*READ, *STREAMS, *MEMBER, *ADMIN, "home"}
+    listed = {*READ, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, "home"}
     assert {entry.name for entry in urlpatterns} == listed
 
 
@@ -100,7 +113,7 @@ def test_redirects_anonymous_visitors_to_sign_in(db: None, addresses: Addresses)
     for name in READ:
         answer = Client().get(addresses.of(name))
         assert answer.status_code == 302 and answer["Location"].startswith("/signin/?next="), name
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *ADMIN):
         assert Client().post(addresses.of(name)).status_code == 302, name
     for name in STREAMS:
         assert Client().get(addresses.of(name)).status_code == 401, name
@@ -109,7 +122,7 @@ def test_redirects_anonymous_visitors_to_sign_in(db: None, addresses: Addresses)
 def test_a_member_of_another_project_gets_404(stranger: Visitor, addresses: Addresses) -> None:
     for name in (*READ, *STREAMS):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *ADMIN):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
 
 
@@ -122,6 +135,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
     for name in (
         *("alert_change", "rule_save", "rule_switch", "rule_remove", "token_revoke", "channel_change"),
         "delivery_again",
+        *("runs_undo", "view_delete"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
@@ -144,14 +158,14 @@ def test_a_member_can_change_all_but_channels_and_margins(member: Visitor, addre
 
 
 def test_get_requests_change_nothing(admin: Visitor, addresses: Addresses) -> None:
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *ADMIN):
         assert admin.client.get(addresses.of(name)).status_code == 405, name
 
 
 def test_forms_need_a_csrf_token(admin: Visitor, addresses: Addresses) -> None:
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(admin.user)
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *ADMIN):
         assert strict.post(addresses.of(name)).status_code == 403, name
 
 

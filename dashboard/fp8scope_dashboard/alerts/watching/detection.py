@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -99,15 +103,24 @@ def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
 
 
 def facts_of(run: Run, catalogue: Sequence[int]) -> TensorFacts:
-    """What is known of the tensors of a writer's catalogue, in its order."""
+    """What is known of the tensors of a writer's catalogue, in its order. It is shared: do not change it."""
+    return _facts(run.pk, tuple(catalogue), json.dumps(run.recipe, sort_keys=True))
+
+
+# Stored tensors never change, and the recipe of a run hardly ever.
+@lru_cache(maxsize=64)
+def _facts(run_id: UUID, catalogue: tuple[int, ...], recipe: str) -> TensorFacts:
+    if not catalogue:
+        return TensorFacts.unknown([])
     stored = {
         index: (name, role, format)
-        for index, name, role, format in Tensor.objects.filter(run=run).values_list(
+        for index, name, role, format in Tensor.objects.filter(run=run_id).values_list(
             "index", "name", "role", "format"
         )
     }
     tensors = [stored.get(index, (f"tensor {index}", "", "")) for index in catalogue]
-    scalings = [scaling_of(run.recipe, role) for _, role, _ in tensors]
+    read: dict[str, Any] = json.loads(recipe)
+    scalings = [scaling_of(read, role) for _, role, _ in tensors]
     return TensorFacts(
         [name for name, _, _ in tensors],
         np.array([LARGEST.get(format.lower(), np.nan) for _, _, format in tensors], np.float64),
