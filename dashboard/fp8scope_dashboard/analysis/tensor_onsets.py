@@ -144,7 +144,8 @@ def _median_of(values: Floats, *, late: bool) -> Floats:
     if not chosen.shape[1]:
         return np.full(len(values), np.nan)
     rows = np.arange(len(chosen))
-    return (chosen[rows, low] + chosen[rows, np.minimum(high, chosen.shape[1] - 1)]) / 2.0
+    upper = chosen[rows, np.minimum(high, chosen.shape[1] - 1)]
+    return np.asarray((chosen[rows, low] + upper) / 2.0, np.float64)
 
 
 def _largest(values: Floats) -> Floats:

@@ -16,7 +16,7 @@ from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
-from fp8scope_dashboard.runs.models import BulkAction, SavedView
+from fp8scope_dashboard.runs.models import BulkAction, SavedView, Tensor
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
 READ += ["evidence", "settings", "token_list", "ranks", "run_commands", "run_reports", "report_figure"]
@@ -38,7 +38,13 @@ READ += [
     "rule_new",
     "rule_trial",
     "run_suggest",
+    "tensor",
+    "tensor_map",
+    "tensor_picture",
+    "tensor_ranking",
 ]
+# Redirects to an address that is listed here; test_tensors_views.py covers it.
+REDIRECTS = ["tensor_find"]
 # What people do for themselves; it changes nothing that others see.
 PERSONAL = ["compare_selected", "view_save", "view_delete"]
 STREAMS = ["project_events", "run_events"]
@@ -55,6 +61,7 @@ class Addresses:
     def __init__(self, visitor: Visitor) -> None:
         self.slug = visitor.project.slug
         self.run = make_run(visitor.project, "a run")
+        Tensor.objects.create(run=self.run, index=0, name="a.input", module="a", role="input")
         self.rule = Rule.objects.filter(project=visitor.project).earliest("id")
         self.event = Event.objects.create(
             run=self.run,
@@ -90,6 +97,7 @@ class Addresses:
             "action": "acknowledge",
             "action_id": self.change.pk,
             "view_id": self.view.pk,
+            "index": 0,
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
@@ -105,7 +113,7 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
 
 
 def test_every_address_is_listed_here() -> None:
-    listed = {*READ, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, "home"}
+    listed = {*READ, *REDIRECTS, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, "home"}
     assert {entry.name for entry in urlpatterns} == listed
 
 

@@ -41,7 +41,13 @@ def test_it_works() -> None:
         ("hybrid", "weight", {}, {}, fp8scope.DelayedScaling(margin=3)),
         ("e5m2", "grad_output", {}, {}, fp8scope.DelayedScaling(margin=3)),
         ("e4m3", "grad_output", {}, {}, fp8scope.DelayedScaling(fp8_format="E4M3", margin=3)),
-        ("e5m2", "input", {}, {"recipe": "CurrentScaling"}, fp8scope.CurrentScaling(fp8_format="E5M2", margin=3)),
+        (
+            "e5m2",
+            "input",
+            {},
+            {"recipe": "CurrentScaling"},
+            fp8scope.CurrentScaling(fp8_format="E5M2", margin=3),
+        ),
         ("hybrid", "input", {"scaling": "row"}, {}, fp8scope.RowwiseScaling()),
         (
             "hybrid",

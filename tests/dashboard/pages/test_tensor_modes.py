@@ -61,7 +61,14 @@ def test_other_statistics_are_scaled_to_their_values() -> None:
 
 def test_changes_are_symmetric_around_none() -> None:
     scale = modes.scale_of_changes(np.array([-2.0, 3.0]))
-    assert modes.levels(np.array([-3.0, -1.5, 0.0, 1.5, 3.0, 99.0]), scale).tolist() == [1, 64, 128, 192, 255, 255]
+    assert modes.levels(np.array([-3.0, -1.5, 0.0, 1.5, 3.0, 99.0]), scale).tolist() == [
+        1,
+        64,
+        128,
+        192,
+        255,
+        255,
+    ]
     assert [label for _, label in scale.marks] == ["÷ 8", "=", "× 8"]
 
 

@@ -62,7 +62,12 @@ def deep(admin: Visitor) -> Run:
     Recorder(run, tensors=names).rows(
         np.arange(30),
         {},
-        {"amax": amax, "saturated": saturated, "nonfinite": np.zeros(shape), "numel": np.full(shape, 1_000.0)},
+        {
+            "amax": amax,
+            "saturated": saturated,
+            "nonfinite": np.zeros(shape),
+            "numel": np.full(shape, 1_000.0),
+        },
         rows_per_batch=30,
     )
     return run
@@ -87,7 +92,9 @@ def test_groups_open_from_the_address(admin: Visitor, deep: Run) -> None:
         "blocks.7 · weight",
     ]
     tensor = answer["rows"][at + 2]
-    assert tensor["open"] is None and Tensor.objects.get(run=deep, index=tensor["index"]).name == tensor["label"]
+    assert (
+        tensor["open"] is None and Tensor.objects.get(run=deep, index=tensor["index"]).name == tensor["label"]
+    )
     np.testing.assert_array_equal(values_of(answer)[at], values_of(answer)[at + 2])
 
 
@@ -115,14 +122,18 @@ def test_shows_the_difference_to_another_run(admin: Visitor, seeded: Seeded) -> 
     answer = map_of(admin, run, mode="difference", against=str(other.id), filter="mlp.down.input")
     assert answer["note"] == f"against {other.name}" and answer["signed"]
     own, theirs = (
-        queries.heatmap(each.id, "overflow_rate", tensors=[TENSORS.index("blocks.2.mlp.down.input")]).values[0]
+        queries.heatmap(each.id, "overflow_rate", tensors=[TENSORS.index("blocks.2.mlp.down.input")]).values[
+            0
+        ]
         for each in (run, other)
     )
     row = values_of(answer)[labels(answer).index("blocks.2.mlp.down.input")]
     np.testing.assert_allclose(row, own - theirs, rtol=1e-6)
 
 
-def test_a_difference_begins_with_the_baseline_and_says_what_is_missing(admin: Visitor, seeded: Seeded) -> None:
+def test_a_difference_begins_with_the_baseline_and_says_what_is_missing(
+    admin: Visitor, seeded: Seeded
+) -> None:
     # The BF16 seeds of this project have no tensors at all.
     text = map_of(admin, seeded.faulty, mode="difference")["empty"]
     assert "has no overflow rate of tensors with these names" in text and "gpt bf16" in text
@@ -145,7 +156,7 @@ def test_the_table_has_the_same_rows_as_the_map(admin: Visitor, deep: Run) -> No
 
 def test_leaves_out_tensors_without_the_statistic(admin: Visitor) -> None:
     run = make_run(admin.project, "with gradients", precision="fp8")
-    columns = {"amax": [[1, 2]] * 2, "numel": [[9, 9]] * 2}
+    columns = {"amax": [[1.0, 2.0]] * 2, "numel": [[9.0, 9.0]] * 2}
     columns |= {name: [[0.0, np.nan]] * 2 for name in ("saturated", "nonfinite")}
     Recorder(run, tensors=["up.input", "up.weight_grad"]).rows([1, 2], {}, columns)
     assert labels(map_of(admin, run)) == ["up.input"]
@@ -180,7 +191,9 @@ def test_ignores_invalid_parameters(admin: Visitor, deep: Run, subtests: pytest.
 
 def test_ranks_by_the_first_sustained_onset(admin: Visitor, deep: Run) -> None:
     page = ranking_of(admin, deep)
-    assert page.index("blocks.7.mlp.up.input") < page.index("blocks.3.mlp.down.input") < page.index("blocks.0.")
+    assert (
+        page.index("blocks.7.mlp.up.input") < page.index("blocks.3.mlp.down.input") < page.index("blocks.0.")
+    )
     assert "step 12<" in page and "step 20<" in page
     assert ">2 of 240</strong> tensors exceed" in page, "one step over the limit is no onset"
 
@@ -243,7 +256,9 @@ def test_viewers_may_read_and_strangers_may_not(viewer: Visitor, stranger: Visit
         address = viewer.address(f"runs/{deep.id}/tensors/{path}")
         assert viewer.client.get(address).status_code in (200, 302), path
         assert stranger.client.get(address).status_code == 404, path
-        assert stranger.client.get(stranger.address(f"runs/{deep.id}/tensors/{path}")).status_code == 404, path
+        assert stranger.client.get(stranger.address(f"runs/{deep.id}/tensors/{path}")).status_code == 404, (
+            path
+        )
 
 
 def test_unknown_tensors_and_forms_are_not_found(admin: Visitor, deep: Run) -> None:

@@ -165,7 +165,7 @@ def _subnormal(tensors: Distribution, format: NumberFormat, effect: Effect) -> F
     width = high_end - low_end
     share = np.divide(limit - low_end, width, out=(low_end < limit).astype(np.float64), where=width > 0)
     below = (tensors.counts * np.clip(share, 0.0, 1.0)).sum(axis=1) / np.maximum(tensors.numel, 1.0)
-    return np.maximum(below - effect.flushed.estimate, 0.0)
+    return np.asarray(np.maximum(below - effect.flushed.estimate, 0.0), np.float64)
 
 
 def _outcomes(effect: Effect, subnormal: NDArray[np.float64]) -> Outcomes:

@@ -150,6 +150,9 @@ def history_figure(history: History, theme: Theme, *, compact: bool = False) -> 
         showscale=not compact,
     )
     _window(figure, history, theme)
+    # Cells at the ends reach beyond the steps that were sampled.
+    ends = [float(history.steps[0]), float(max(history.steps[-1], history.steps[0] + 1))]
+    figure.update_xaxes(range=ends)
     figure.update_yaxes(range=[low - 0.5, high + 1.5], dtick=8 if high - low > 24 else 4, showgrid=False)
     figure.update_layout(
         hovermode="closest", showlegend=True, margin={"t": 34, "r": 10, "l": 44 if compact else 60, "b": 40}

@@ -190,11 +190,11 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
     return figure
 
 
-def _amax_ticks(tensor: TensorLines) -> int | None:
-    """One tick per decade if amax spans several, else plotly's default."""
+def _amax_ticks(tensor: TensorLines) -> int | str:
+    """One tick per decade if amax spans several, else 1, 2 and 5 of each: more would overlap."""
     _, amax = tensor.lines.get("amax", (None, np.zeros(0)))
     low, high = _decades(amax[np.isfinite(amax) & (amax > 0)])
-    return 1 if high - low > 1.2 else None
+    return 1 if high - low > 1.2 else "D2"
 
 
 def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:

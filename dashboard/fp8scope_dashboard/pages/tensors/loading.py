@@ -30,6 +30,8 @@ KEPT_BYTES: Final = 16 << 20
 _Key = tuple[object, ...]
 _kept: OrderedDict[_Key, Heatmap] = OrderedDict()
 _lock = Lock()
+# A page asks for its map and its ranking at once: the second waits for what the first reads.
+_reading: dict[_Key, Lock] = {}
 
 
 def overview(run: Run, statistic: str) -> Heatmap:
@@ -56,16 +58,23 @@ def _remembered(run: Run, of: _Key, load: Callable[[], Heatmap]) -> Heatmap:
     """What `load` returned before, if the run has no new rows since."""
     key = (run.pk, run.rows_stored, run.last_step, run.state, *of)
     with _lock:
-        if key in _kept:
-            _kept.move_to_end(key)
-            return _kept[key]
-    heatmap = load()
-    if heatmap.values.nbytes <= KEPT_BYTES:
+        turn = _reading.setdefault(key, Lock())
+    try:
+        with turn:
+            with _lock:
+                if key in _kept:
+                    _kept.move_to_end(key)
+                    return _kept[key]
+            heatmap = load()
+            with _lock:
+                if heatmap.values.nbytes <= KEPT_BYTES:
+                    _kept[key] = heatmap
+                while len(_kept) > MOST_KEPT:
+                    _kept.popitem(last=False)
+            return heatmap
+    finally:
         with _lock:
-            _kept[key] = heatmap
-            while len(_kept) > MOST_KEPT:
-                _kept.popitem(last=False)
-    return heatmap
+            _reading.pop(key, None)
 
 
 def affordable_columns(steps: int, tensors: int) -> int:

@@ -63,7 +63,7 @@ def tensor_map(
     indices = [tensor.index for tensor in tensors]
     heatmap = _heatmap(run, question.statistic, indices, first, last)
     values = _shown(run, heatmap, tensors, question, against)
-    seen = ~np.isnan(values).all(axis=1)
+    seen = np.asarray(~np.isnan(values).all(axis=1))
     if not seen.any():
         return None
     if not seen.all():
@@ -108,12 +108,12 @@ def document(shown: TensorMap, question: Question, note: str) -> dict[str, Any]:
 def table(shown: TensorMap) -> list[list[object]]:
     """The map as a table: a row for each row, a column for each column of steps."""
     spans = zip(shown.step_edges[:-1].tolist(), (shown.step_edges[1:] - 1).tolist(), strict=True)
-    head = ["tensor", *(str(low) if low == high else f"{low}-{high}" for low, high in spans)]
-    rows = [
+    head: list[object] = ["tensor", *(str(low) if low == high else f"{low}-{high}" for low, high in spans)]
+    rows: list[list[object]] = [
         [row.group.label, *("" if np.isnan(value) else f"{value:.6g}" for value in values)]
         for row, values in zip(shown.rows, shown.values, strict=True)
     ]
-    return [list(head), *rows]
+    return [head, *rows]
 
 
 def _folded(tensors: Sequence[Tensor], question: Question) -> tuple[Group, ...]:

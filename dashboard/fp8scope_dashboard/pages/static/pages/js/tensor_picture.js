@@ -4,7 +4,8 @@
 import { percent, plain, wholeNumber } from "./tensor_words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [560, 250, 46, 10, 34, 40];
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [250, 46, 10, 34, 40];
+const [LEAST_WIDTH, MOST_WIDTH] = [280, 760];
 const ZONES = ["saturates", "normal", "subnormal", "flushes to zero"];
 const NAMES = { saturates: "saturates", normal: "normal", subnormal: "subnormal", "flushes to zero": "flushes" };
 const LEAST_SPAN = 16;
@@ -30,6 +31,8 @@ class Chart {
   constructor(svg, picture) {
     this.svg = svg;
     this.picture = picture;
+    // One unit is one pixel, so that text has its size on every screen.
+    this.width = Math.min(MOST_WIDTH, Math.max(LEAST_WIDTH, svg.clientWidth));
     const exponents = picture.bins.map(([exponent]) => exponent);
     const limits = [picture.current, picture.proposed].filter(Boolean).flatMap((side) => side.zones[side.zones.length >> 1]);
     const finite = limits.filter(Number.isFinite);
@@ -42,7 +45,7 @@ class Chart {
     this.bottomShare = 0.5 / Math.max(picture.numel, 1);
   }
 
-  x(exponent) { return LEFT + ((exponent - this.low) / (this.high - this.low)) * (WIDTH - LEFT - RIGHT); }
+  x(exponent) { return LEFT + ((exponent - this.low) / (this.high - this.low)) * (this.width - LEFT - RIGHT); }
 
   y(share) {
     const depth = Math.log10(Math.max(share, this.bottomShare)) / Math.log10(this.bottomShare);
@@ -53,7 +56,7 @@ class Chart {
     const parts = [make("title", {}, label)];
     if (zones) parts.push(...this.bands(zones));
     parts.push(...this.axes(), ...this.bars(zones), ...this.ranks());
-    this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.svg.replaceChildren(...parts);
   }
 
@@ -72,12 +75,12 @@ class Chart {
   }
 
   axes() {
-    const parts = [make("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM, class: "axis" })];
+    const parts = [make("line", { x1: LEFT, x2: this.width - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM, class: "axis" })];
     const every = this.high - this.low > 48 ? 16 : this.high - this.low > 24 ? 8 : 4;
     for (let at = Math.ceil(this.low / every) * every; at <= this.high; at += every) {
       parts.push(make("text", { x: this.x(at), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle", class: "tick" }, `2${superscript(at)}`));
     }
-    parts.push(make("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle", class: "tick" }, "|x|"));
+    parts.push(make("text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle", class: "tick" }, "|x|"));
     const decades = Math.ceil(-Math.log10(this.bottomShare));
     const stride = Math.ceil(decades / 5);
     for (let power = 0; power < decades; power += stride) {
@@ -118,7 +121,7 @@ const share = (triple, estimateOnly) => {
   if (!triple || triple[1] === null) return "–";
   const [low, estimate, high] = triple;
   if (estimateOnly || percent(low) === percent(high)) return percent(estimate);
-  return `${percent(estimate)} (${percent(low).replace(/\s?%$/, "")}–${percent(high)})`;
+  return `${percent(estimate)}\n(${percent(low).replace(/\s?%$/, "")}–${percent(high)})`;
 };
 
 class Picture {
@@ -136,6 +139,7 @@ class Picture {
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.slider.addEventListener("input", () => this.showProposal());
     this.slider.addEventListener("change", () => this.remember());
+    new ResizeObserver(() => this.draw()).observe(element.querySelector(".pair"));
     element.querySelector("[data-take-advice]").addEventListener("click", () => { this.moveTo(this.picture.advice.margin); this.slider.focus(); });
   }
 
@@ -168,13 +172,17 @@ class Picture {
   adopt(picture) {
     this.picture = picture;
     const { proposed } = picture;
-    this.charts = ["now", "proposed"].map((name) => new Chart(this.element.querySelector(`[data-chart="${name}"]`), picture));
     this.slider.disabled = !proposed.perTensor;
     this.slider.min = proposed.margins[0];
     this.slider.max = proposed.margins.at(-1);
     this.slider.value = proposed.chosen;
     this.element.querySelector("[data-advice]").textContent = picture.advice.text;
     this.element.querySelector("[data-at-step]").textContent = wholeNumber(picture.step);
+    this.draw();
+  }
+
+  draw() {
+    this.charts = ["now", "proposed"].map((name) => new Chart(this.element.querySelector(`[data-chart="${name}"]`), this.picture));
     this.showNow();
     this.showProposal();
   }
