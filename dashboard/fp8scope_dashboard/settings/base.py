@@ -47,6 +47,8 @@ TRUSTED_PROXIES = networks_from_environment("FP8SCOPE_TRUSTED_PROXIES")
 CHANNEL_NETWORKS = networks_from_environment("FP8SCOPE_CHANNEL_NETWORKS")
 SMTP_URL = os.environ.get("FP8SCOPE_SMTP_URL", "")
 MAIL_FROM = os.environ.get("FP8SCOPE_MAIL_FROM", "")
+# With this token, monitoring reads /server/status.json. Empty: only administrators do.
+STATUS_TOKEN = os.environ.get("FP8SCOPE_STATUS_TOKEN", "")
 
 INSTALLED_APPS = [
     "django.contrib.auth",
@@ -67,6 +69,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.diagnosis",
     "fp8scope_dashboard.alerts",
     "fp8scope_dashboard.control",
+    "fp8scope_dashboard.shared_reports",
     "fp8scope_dashboard.pages",
 ]
 
@@ -79,6 +82,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "fp8scope_dashboard.accounts.time_zones.UseTimeZone",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from django import template
+from django.template import Context
+
+from fp8scope_dashboard.pages.first_paint import first_paint
 
 register = template.Library()
 
 
-@register.inclusion_tag("pages/_figure.html")
+@register.inclusion_tag("pages/_figure.html", takes_context=True)
 def figure(
+    context: Context,
     name: str,
     address: str,
     *,
@@ -21,6 +25,7 @@ def figure(
     zoom: bool = False,
     clickable: bool = False,
     keep: bool = False,
+    drawn: bool = False,
 ) -> dict[str, Any]:
     """A chart with its states, its menu and its keyboard access.
 
@@ -34,8 +39,11 @@ def figure(
         zoom: zooming requests finer data with `first` and `last`.
         clickable: a click on a point does something.
         keep: htmx keeps it when it replaces what is around it.
+        drawn: the page comes with the chart, drawn on the server; for the first chart of a page.
     """
+    paint = first_paint(context["request"], address, name, axis) if drawn else None
     return {
+        "paint": paint,
         "name": name,
         "address": address,
         "separator": "&" if "?" in address else "?",

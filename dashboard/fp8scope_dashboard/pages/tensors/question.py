@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import Final, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
 from django.http import QueryDict
@@ -17,8 +17,10 @@ from fp8scope_dashboard.pages.tensors.fold import FOLDS, OPEN_LENGTH, Fold
 from fp8scope_dashboard.pages.tensors.modes import MODES, Mode
 from fp8scope_dashboard.pages.tensors.ranking import SORTS
 from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.telemetry import queries
 
 FILTER_LENGTH: Final = 200
+NAME_LENGTH: Final = 512
 MOST_PAGES: Final = 10_000
 # Runs that the page offers to compare with.
 MOST_OTHERS: Final = 30
@@ -91,6 +93,30 @@ class Question:
         """The limit as its field shows it: per cent for rates, a factor for other statistics."""
         value = 100.0 * self.threshold if is_rate(self.statistic) else 2.0**self.threshold
         return f"{value:.6g}"
+
+
+def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:
+    """What the map, the ranking and the drawer need on the page of a run."""
+    known = queries.statistic_names(run.pk)
+    statistics = [name for name in STATISTICS if name in known]
+    tensors = Tensor.objects.filter(run=run)
+    return {
+        "statistics": statistics,
+        "tensor_count": tensors.count(),
+        "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
+        "modes": MODE_TITLES,
+        "folds": FOLD_TITLES,
+        "tensor_others": others(run) if statistics else [],
+        "chosen_tensor": tensor_named(run, query.get("tensor", "")),
+    }
+
+
+def tensor_named(run: Run, text: str) -> Tensor | None:
+    """The tensor whose name or index is in an address."""
+    tensors = Tensor.objects.filter(run=run)
+    if text.isascii() and text.isdigit() and len(text) < 9:
+        return tensors.filter(index=int(text)).first()
+    return tensors.filter(name=text[:NAME_LENGTH]).first() if text else None
 
 
 def chosen_tensors(run: Run, question: Question) -> list[Tensor]:

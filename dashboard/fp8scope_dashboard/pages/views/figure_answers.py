@@ -9,12 +9,17 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 from django.http import HttpRequest, HttpResponse
 
+from fp8scope_dashboard.pages.figures.svg import svg_of, text_svg
 from fp8scope_dashboard.pages.figures.table import table_of
+from fp8scope_dashboard.pages.figures.theme import theme_named
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.runs.models import Run
 
 # Space above a chart for its menu and its legend.
 MENU_PIXELS = 28
+# The least, usual and largest width of a picture in pixels.
+SVG_WIDTHS = (320, 900, 2_400)
+TITLE_LENGTH = 120
 
 Builder = Callable[[HttpRequest, Run, Options], HttpResponse]
 
@@ -34,7 +39,7 @@ class EmptyAnswer(HttpResponse):
 
     def __init__(self, text: str) -> None:
         super().__init__(json.dumps({"empty": text}), content_type="application/json")
-        self.text = text
+        self.reason = text
 
 
 def figure_answer(figure: go.Figure, summary: str) -> HttpResponse:
@@ -48,12 +53,14 @@ def empty_answer(text: str) -> HttpResponse:
 
 
 def in_format(request: HttpRequest, answer: FigureAnswer | EmptyAnswer) -> HttpResponse:
-    """The answer in the format that the address asks for with `format=csv` or `json`; else as it is."""
+    """The answer in the format that the address asks for: csv, json (its data) or svg; else as it is."""
     form = request.GET.get("format", "")
+    if form == "svg":
+        return HttpResponse(_svg(request, answer), content_type="image/svg+xml")
     if form not in ("csv", "json"):
         return answer
     if isinstance(answer, EmptyAnswer):
-        return HttpResponse(f"{answer.text}\n", status=404, content_type="text/plain; charset=utf-8")
+        return HttpResponse(f"{answer.reason}\n", status=404, content_type="text/plain; charset=utf-8")
     table = table_of(answer.figure)
     if form == "csv":
         body, kind = table.csv().encode(), "text/csv; charset=utf-8"
@@ -63,6 +70,25 @@ def in_format(request: HttpRequest, answer: FigureAnswer | EmptyAnswer) -> HttpR
     file["Content-Disposition"] = f'attachment; filename="{_file_name(request)}.{form}"'
     file["Cache-Control"] = "no-store"
     return file
+
+
+def _svg(request: HttpRequest, answer: FigureAnswer | EmptyAnswer) -> str:
+    """The chart as a picture of the requested width; a sentence where there is none."""
+    width = _bounded(request.GET.get("width", ""), SVG_WIDTHS)
+    if isinstance(answer, FigureAnswer):
+        theme, title = theme_named(request.GET.get("theme", "")), request.GET.get("title", "")[:TITLE_LENGTH]
+        drawn = svg_of(answer.figure, theme, width=width, title=title)
+        if drawn is not None:
+            return drawn
+    text = answer.reason if isinstance(answer, EmptyAnswer) else answer.summary
+    return text_svg(text, width)
+
+
+def _bounded(text: str, limits: tuple[int, int, int]) -> int:
+    least, default, most = limits
+    return (
+        min(most, max(least, int(text))) if text.isascii() and text.isdigit() and len(text) < 9 else default
+    )
 
 
 def _file_name(request: HttpRequest) -> str:

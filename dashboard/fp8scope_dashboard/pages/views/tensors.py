@@ -19,7 +19,6 @@ from fp8scope_dashboard.analysis.what_if.targets import TARGET_FORMATS
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, may, page, run_of
-from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.tensors.map import document, table, tensor_map
 from fp8scope_dashboard.pages.tensors.picture import (
@@ -31,19 +30,16 @@ from fp8scope_dashboard.pages.tensors.picture import (
     target_of,
 )
 from fp8scope_dashboard.pages.tensors.question import (
-    FOLD_TITLES,
-    MODE_TITLES,
     Question,
     chosen_tensors,
     other_run,
-    others,
+    tensor_named,
 )
 from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, rank
 from fp8scope_dashboard.pages.views.figure_answers import empty_answer
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 from fp8scope_dashboard.telemetry import queries
 
-NAME_LENGTH = 512
 # The rows of the table of shares.
 OUTCOMES = (
     ("saturated", "Saturate"),
@@ -53,30 +49,6 @@ OUTCOMES = (
     ("error", "Error, relative to Σx²"),
 )
 NO_TELEMETRY = "No tensor telemetry yet. Convert the model and call run.watch(model)."
-
-
-def tensor_context(run: Run, request: HttpRequest) -> dict[str, Any]:
-    """The context of the cards of tensors on the page of a run."""
-    known = queries.statistic_names(run.pk)
-    statistics = [name for name in STATISTICS if name in known]
-    tensors = Tensor.objects.filter(run=run)
-    return {
-        "statistics": statistics,
-        "tensor_count": tensors.count(),
-        "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
-        "modes": MODE_TITLES,
-        "folds": FOLD_TITLES,
-        "others": others(run) if statistics else [],
-        "chosen_tensor": tensor_named(run, request.GET.get("tensor", "")),
-    }
-
-
-def tensor_named(run: Run, text: str) -> Tensor | None:
-    """The tensor whose name or index is in an address."""
-    tensors = Tensor.objects.filter(run=run)
-    if text.isascii() and text.isdigit() and len(text) < 9:
-        return tensors.filter(index=int(text)).first()
-    return tensors.filter(name=text[:NAME_LENGTH]).first() if text else None
 
 
 @gzip_page

@@ -42,9 +42,12 @@ const painted = new Promise((resolve) => {
 
 let plotlyScript = null;
 const loadPlotly = () => {
+  const address = document.querySelector("meta[name='plotly']").content;
+  // Download at once, but run later.
+  if (!plotlyScript) document.head.append(Object.assign(document.createElement("link"), { rel: "preload", as: "script", href: address }));
   plotlyScript ??= painted.then(() => new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = document.querySelector("meta[name='plotly']").content;
+    script.src = address;
     script.addEventListener("load", () => resolve(window.Plotly));
     script.addEventListener("error", () => {
       plotlyScript = null;
@@ -176,6 +179,8 @@ class Figure {
     if (!this.drawn && this.element.dataset.state !== "drawn") this.show("loading");
     const slow = setTimeout(() => this.sayLoading(), SLOW_AFTER);
     const start = performance.now();
+    // An error is shown when the chart is drawn.
+    loadPlotly().catch(() => {});
     try {
       const answer = await this.fetchFigure(this.request);
       await this.draw(answer);

@@ -40,7 +40,8 @@ const close = () => {
 
 const start = () => {
   const drawer = dialog();
-  if (!drawer) return;
+  if (!drawer || drawer.started) return;
+  drawer.started = true;
   drawer.addEventListener("close", () => {
     delete drawer.dataset.tensor;
     drawer.querySelector("[data-drawer-body]").replaceChildren();
@@ -52,13 +53,14 @@ const start = () => {
     // The backdrop belongs to the dialog.
     if (event.target === drawer || event.target.closest("[data-drawer-close]")) close();
   });
-  addEventListener("popstate", () => {
-    const tensor = new URL(location.href).searchParams.get("tensor");
-    if (tensor === null) close();
-    else if (drawer.dataset.tensor !== tensor) show(tensor);
-  });
   if (drawer.dataset.chosen) show(drawer.dataset.chosen);
 };
+
+addEventListener("popstate", () => {
+  const tensor = new URL(location.href).searchParams.get("tensor");
+  if (tensor === null) close();
+  else if (dialog() && dialog().dataset.tensor !== tensor) show(tensor);
+});
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-tensor]");
@@ -66,4 +68,6 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   openDrawer(link.dataset.tensor);
 });
+// The tabs of a run replace each other.
+document.addEventListener("htmx:afterSettle", start);
 start();

@@ -63,11 +63,20 @@ class TensorMap {
     this.restore();
     this.isNear = false;
     this.isDue = true;
-    this.listen();
-    new IntersectionObserver((entries) => {
+    this.life = new AbortController();
+    this.listen(this.life.signal);
+    this.nearby = new IntersectionObserver((entries) => {
       this.isNear = entries.at(-1).isIntersecting;
       if (this.isNear && this.isDue) this.load();
-    }, { rootMargin: "250px" }).observe(element);
+    }, { rootMargin: "250px" });
+    this.nearby.observe(element);
+  }
+
+  // Another tab of the page replaced the element.
+  stop() {
+    this.life.abort();
+    this.nearby.disconnect();
+    this.request?.abort();
   }
 
   restore() {
@@ -346,7 +355,7 @@ class TensorMap {
 
   // ---- events
 
-  listen() {
+  listen(signal) {
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
     this.grid.addEventListener("focusin", (event) => {
       const row = event.target.closest("[data-row]");
@@ -359,7 +368,7 @@ class TensorMap {
       this.select(row, true);
       this.enter(row);
     });
-    this.listenToPointer();
+    this.listenToPointer(signal);
     this.reset.addEventListener("click", () => this.zoom(null));
     this.form.addEventListener("change", (event) => this.onChoice(event));
     this.form.addEventListener("input", (event) => {
@@ -373,19 +382,19 @@ class TensorMap {
       this.range = range;
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.refresh(), DEBOUNCE);
-    });
+    }, { signal });
     document.addEventListener("fp8:hover", ({ detail: { axis, x: step, source } }) => {
       if (axis !== AXIS || source === this.element || !this.document) return;
       const { edges } = this.document;
       const inside = Number.isFinite(step) && step >= edges[0] && step < edges.at(-1);
       this.point(inside ? Math.floor(this.shareOf(step) * this.columns * 0.999999) : null, { tell: false });
-    });
+    }, { signal });
     // Back and forward.
-    document.addEventListener("fp8:restored", () => { this.restore(); this.refresh(); });
-    document.addEventListener("fp8:theme", () => { if (this.document) this.paint(); });
+    document.addEventListener("fp8:restored", () => { this.restore(); this.refresh(); }, { signal });
+    document.addEventListener("fp8:theme", () => { if (this.document) this.paint(); }, { signal });
     document.addEventListener("fp8:change", (event) => {
       if (event.detail.all || event.detail.kinds.has("rows")) this.refresh();
-    });
+    }, { signal });
     new ResizeObserver(() => { if (this.document) this.drawAxis(); }).observe(this.axis);
   }
 
@@ -420,7 +429,7 @@ class TensorMap {
     event.preventDefault();
   }
 
-  listenToPointer() {
+  listenToPointer(signal) {
     let start = null;
     this.grid.addEventListener("pointermove", (event) => {
       const row = event.target.closest(".tmap__strip")?.closest("[data-row]");
@@ -446,7 +455,7 @@ class TensorMap {
       this.brush.hidden = true;
       const { edges } = this.document;
       if (high > low) this.zoom([edges[low], edges[high + 1] - 1]);
-    });
+    }, { signal });
     this.grid.addEventListener("pointerleave", () => {
       if (start !== null || this.grid.contains(document.activeElement)) return;
       this.point(null);
@@ -483,8 +492,14 @@ const startRanking = (ranking) => {
   });
 };
 
-const element = document.getElementById("tensors");
-if (element) {
-  new TensorMap(element);
-  startRanking(document.getElementById("tensor-ranking"));
-}
+let map = null;
+const start = () => {
+  const element = document.getElementById("tensors");
+  if (map?.element === element) return;
+  map?.stop();
+  map = element && new TensorMap(element);
+  if (element) startRanking(document.getElementById("tensor-ranking"));
+};
+// The tabs of a run replace each other.
+document.addEventListener("htmx:afterSettle", start);
+start();
