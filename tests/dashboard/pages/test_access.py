@@ -46,6 +46,8 @@ READ += [
     "tensor_map",
     "tensor_picture",
     "tensor_ranking",
+    "compare_find",
+    "compare_configuration",
 ]
 # Redirects to an address that is listed here; test_tensors_views.py covers it.
 REDIRECTS = ["tensor_find"]
