@@ -31,23 +31,18 @@ const CONFIG = {
   topojsonURL: "",
 };
 
-// Charts on a page wait for plotly, which is large: it must not delay the first paint.
+// Plotly is large: it runs after the first paint. A frame that was requested is painted when a timer in it fires.
 const painted = new Promise((resolve) => {
-  if (document.hidden || performance.getEntriesByName("first-contentful-paint").length) resolve();
-  else {
-    new PerformanceObserver((_, observer) => { observer.disconnect(); resolve(); }).observe({ type: "paint", buffered: true });
-    setTimeout(resolve, 1000);
-  }
+  requestAnimationFrame(() => setTimeout(resolve));
+  // No frames are painted in a hidden tab.
+  setTimeout(resolve, 500);
 });
 
 let plotlyScript = null;
 const loadPlotly = () => {
-  const address = document.querySelector("meta[name='plotly']").content;
-  // Download at once, but run later.
-  if (!plotlyScript) document.head.append(Object.assign(document.createElement("link"), { rel: "preload", as: "script", href: address }));
   plotlyScript ??= painted.then(() => new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = address;
+    script.src = document.querySelector("meta[name='plotly']").content;
     script.addEventListener("load", () => resolve(window.Plotly));
     script.addEventListener("error", () => {
       plotlyScript = null;
@@ -59,14 +54,23 @@ const loadPlotly = () => {
   return plotlyScript;
 };
 
-// One chart is drawn at a time, with a pause for input and painting between two.
-let lastTurn = Promise.resolve();
-const turn = (draw) => {
-  const pause = () => new Promise((resolve) => { setTimeout(resolve); });
-  const result = lastTurn.then(draw);
-  lastTurn = result.then(pause, pause);
-  return result;
+// One chart is drawn at a time, the upper ones first, with a pause for input and painting between two.
+const waiting = [];
+let isDrawing = false;
+const drawNext = async () => {
+  if (isDrawing || !waiting.length) return;
+  isDrawing = true;
+  waiting.sort((a, b) => (a.element.compareDocumentPosition(b.element) & Node.DOCUMENT_POSITION_PRECEDING ? 1 : -1));
+  const { draw, resolve, reject } = waiting.shift();
+  await draw().then(resolve, reject);
+  await new Promise((done) => { setTimeout(done); });
+  isDrawing = false;
+  drawNext();
 };
+const turn = (element, draw) => new Promise((resolve, reject) => {
+  waiting.push({ element, draw, resolve, reject });
+  drawNext();
+});
 
 const isDark = () => getComputedStyle(document.documentElement).colorScheme === "dark"
   || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
@@ -223,7 +227,7 @@ class Figure {
       return;
     }
     const Plotly = await loadPlotly();
-    await turn(async () => {
+    await turn(this.element, async () => {
       if (!this.element.isConnected) return;
       const { data, layout } = answer.figure;
       this.meta = layout.meta;
@@ -237,7 +241,15 @@ class Figure {
       this.show("ready");
       this.addListeners();
       this.element.querySelector(".figure__drawn")?.remove();
+      this.markDrawn();
     });
+  }
+
+  // The time of the last drawing, for measurements.
+  markDrawn() {
+    const name = `fp8:drawn:${this.element.id}`;
+    performance.clearMarks(name);
+    performance.mark(name);
   }
 
   // Plotly keeps what the reader zoomed as long as the uirevision is the same. This class keeps it instead,
@@ -463,6 +475,8 @@ document.addEventListener("fp8:restored", () => {
   }
 });
 document.addEventListener("htmx:afterSettle", scan);
+// The page that brings its first chart has also told the browser to download plotly.
+if (document.querySelector(".figure__drawn")) loadPlotly().catch(() => {});
 
 // Save as PNG or SVG what is shown, with the chart's title.
 document.addEventListener("click", async (event) => {
