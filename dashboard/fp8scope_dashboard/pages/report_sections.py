@@ -18,21 +18,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, QueryDict
 from django.urls import resolve, reverse
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.pages.comparison_groups import Arms, precision_label
-from fp8scope_dashboard.pages.figures.frozen.svg import figure_svg
+from fp8scope_dashboard.pages.figures.svg import svg_of
+from fp8scope_dashboard.pages.figures.theme import theme_named
 from fp8scope_dashboard.pages.forest import forest_rows, latest_comparisons
 from fp8scope_dashboard.pages.run_facts import recipe_in_words, run_facts
 from fp8scope_dashboard.pages.summary import baseline_groups, verdict_of
 from fp8scope_dashboard.pages.verdicts import EVENT_STATES, SEVERITIES, Badge
+from fp8scope_dashboard.pages.views.figure_answers import EmptyAnswer, FigureAnswer
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.run_summary import sentences
 
 MOST_ALERTS: Final = 100
+# Of a chart, in pixels.
+WIDTH: Final = 900
 Section = dict[str, Any]
 
 
@@ -212,12 +216,12 @@ def _frozen(
     inner.GET = asked  # type: ignore[assignment]
     match = resolve(address)
     answer = match.func(inner, *match.args, **match.kwargs)
-    assert isinstance(answer, HttpResponse)
-    content = json.loads(answer.content)
-    section: Section = {"kind": "figure", "title": title, "note": note}
-    if "figure" not in content:
-        return section | {"svg": "", "summary": str(content.get("empty", "There is no data."))}
-    return section | {"svg": figure_svg(content["figure"], content["summary"]), "summary": content["summary"]}
+    section: Section = {"kind": "figure", "title": title, "note": note, "svg": ""}
+    if isinstance(answer, EmptyAnswer):
+        return section | {"summary": answer.reason}
+    assert isinstance(answer, FigureAnswer), "the addresses of figures answer figures"
+    svg = svg_of(answer.figure, theme_named("light"), width=WIDTH)
+    return section | {"svg": svg or "", "summary": answer.summary}
 
 
 def _badge(badge: Badge) -> dict[str, str]:

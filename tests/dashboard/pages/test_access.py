@@ -11,7 +11,7 @@ from dashboard.helpers.visitors import Visitor
 from django.test import Client
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import ApiToken
+from fp8scope_dashboard.accounts.models import ApiToken, Membership, User
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
@@ -56,6 +56,7 @@ FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
 OTHERS = ["home", "shared", "server_status", "server_status_json"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
+ADMIN += ["project_general", "member_add", "member_change"]
 
 
 class Addresses:
@@ -75,6 +76,9 @@ class Addresses:
             message="Up.",
         )
         self.token, _ = create_token(visitor.project, "t")
+        self.member = Membership.objects.create(
+            user=User.objects.create_user("someone"), project=visitor.project
+        )
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
         self.report = SharedReport.objects.create(project=visitor.project, title="r", content={})
         self.link = ShareLink.objects.create(report=self.report, digest=bytes(32))
@@ -100,6 +104,7 @@ class Addresses:
             "trial_id": self.trial.pk,
             "report_id": self.report.pk,
             "link_id": self.link.pk,
+            "member_id": self.member.pk,
             "action": "acknowledge",
             "action_id": self.change.pk,
             "view_id": self.view.pk,
@@ -158,7 +163,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (
         *("alert_change", "rule_save", "rule_switch", "rule_remove", "token_revoke", "channel_change"),
-        *("delivery_again", "share_link_new", "share_link_revoke", "shared_report_delete"),
+        *("delivery_again", "member_change", "share_link_new", "share_link_revoke", "shared_report_delete"),
         "delivery_again",
         *("runs_undo", "view_delete"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),

@@ -69,6 +69,12 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "Kendall's tau between checkpoint and score: 1 if every checkpoint is better than the one before, "
         "near 0 if the score does not follow the training. It needs three checkpoints.",
     ),
+    "roles": Term(
+        "Roles",
+        "A viewer reads everything. A member also creates tokens, rules and reports, answers alerts, sends "
+        "commands and deletes runs. An administrator also changes members, channels, margins and storage.",
+        "A project keeps at least one administrator.",
+    ),
     "shared_report": Term(
         "Report",
         "Charts, verdicts and text as they were when the report was made. It does not change when runs go on "
