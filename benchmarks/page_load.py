@@ -7,7 +7,7 @@ The pages are the run page of a run of the demo's size (36 tensors, 600 steps, t
 long run, and a list of runs. Each round opens each page in a new browser profile, whose cache is empty; the
 server has answered the page before. All figures are medians:
 
-- `first_chart_s`: until the browser has painted a chart (of the list: a row), from the start of the navigation
+- `first_chart_s`: from the start of the navigation until a chart (of the list: a row) is painted
 - `interactive_s`: until the first chart of the page reacts to zooming
 - `idle_s`: until the last script, answer and chart of what is in the window
 - `bytes`: transferred

@@ -68,7 +68,7 @@ def content_security_policy(get_response: Handler) -> Handler:
 
 
 class FigureFormats(MiddlewareMixin):
-    """Answer with a figure's data where its address asks for it, and announce plotly to pages with a chart."""
+    """Answer with a figure's data where its address asks for it; announce plotly to pages with a chart."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if isinstance(response, FigureAnswer | EmptyAnswer):

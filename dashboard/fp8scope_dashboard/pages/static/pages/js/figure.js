@@ -109,6 +109,7 @@ class Figure {
     this.isNear = false;
     this.isDue = true;
     this.loadTime = 0;
+    this.revision = 0;
     this.restore();
     this.compact = this.isCompact();
     nearby.observe(element);
@@ -256,11 +257,11 @@ class Figure {
   // because ranges also come from the address and from other charts.
   keepRanges(layout) {
     for (const name of Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key))) {
-      layout[name].uirevision = JSON.stringify(this.zoom);
+      layout[name].uirevision = this.revision;
       if (this.zoom) Object.assign(layout[name], { range: this.zoom, autorange: false });
     }
     if (!layout.yaxis) return;
-    layout.yaxis.uirevision = JSON.stringify(this.height);
+    layout.yaxis.uirevision = this.revision;
     if (this.height) Object.assign(layout.yaxis, { range: this.height, autorange: false });
   }
 
@@ -309,6 +310,7 @@ class Figure {
   }
 
   markZoom() {
+    this.revision += 1;
     const button = this.element.querySelector("[data-reset]");
     if (button) button.hidden = !this.zoom && !this.height;
   }
@@ -348,7 +350,7 @@ class Figure {
 
   step(move, low, high) {
     const traces = this.plot._fullData.filter((trace) => trace.visible === true && trace.hoverinfo !== "skip" && trace.x?.length > 1);
-    const xs = [...new Set(traces.flatMap((trace) => Array.from(trace.x)))].filter((x) => x >= low && x <= high).sort((a, b) => a - b);
+    const xs = [...new Set(traces.flatMap((trace) => Array.from(trace.x)))].filter((x) => Number.isFinite(x) && x >= low && x <= high).sort((a, b) => a - b);
     if (!xs.length) return;
     let index = this.at === undefined ? -1 : xs.findIndex((x) => x >= this.at);
     index = this.at === undefined ? (move > 0 ? 0 : xs.length - 1) : index + move;
