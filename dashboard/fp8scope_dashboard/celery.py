@@ -27,8 +27,11 @@ app.autodiscover_tasks()
 
 
 def load_before_forking(**_: Any) -> None:
-    """Import scipy in the parent process, so that the pool processes share its memory."""
-    for name in ("scipy.stats", "scipy.optimize"):
+    """Import in the parent process what its children need: they share the memory, and no alert waits for it.
+
+    Messages contain addresses, for which Django imports all views.
+    """
+    for name in ("scipy.stats", "scipy.optimize", settings.ROOT_URLCONF):
         importlib.import_module(name)
 
 

@@ -110,6 +110,6 @@ def test_charts_have_no_server_to_upload_to(tab: Tab, server: Server, seeded: Se
     tab.draw_everything()
     context = tab.page.evaluate(
         "((context) => Object.fromEntries(['showSendToCloud', 'plotlyServerURL', 'topojsonURL']"
-        ".map((name) => [name, context[name]])))(document.querySelector('#loss .figure__plot')._context)"
+        ".map((name) => [name, context[name]])))(document.querySelector('#panels .figure__plot')._context)"
     )
     assert context == {"showSendToCloud": False, "plotlyServerURL": "", "topojsonURL": ""}

@@ -35,8 +35,8 @@ def notes(document: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(
             f"The incident is of rank {document.get('rank', 0)} of {ranks}. This process replays that rank "
             "alone: with data parallelism the loss of the first step after a snapshot is the recorded one, "
-            "and later ones differ, because gradients were averaged over the ranks. Sharded models (FSDP, tensor "
-            "or pipeline parallelism) cannot be replayed."
+            "and later ones differ, because gradients were averaged over the ranks. Sharded models (FSDP, "
+            "tensor or pipeline parallelism) cannot be replayed."
         )
     theirs, ours = str(recorded.get("gpu") or ""), next(iter(gpu_names()), "")
     if theirs and theirs != ours:

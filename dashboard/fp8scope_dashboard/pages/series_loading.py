@@ -55,8 +55,8 @@ class Options:
             log=query.get("log") == "1",
             smooth=query.get("smooth", "1") == "1",
             axis=axis if axis in get_args(Axis) else "step",  # type: ignore[arg-type]
-            first=_step(query.get("first")),
-            last=_step(query.get("last")),
+            first=step_of(query.get("first")),
+            last=step_of(query.get("last")),
         )
 
     @property
@@ -142,7 +142,8 @@ def _axis(run_id: UUID, series: queries.Series, options: Options) -> NDArray[np.
     return series.steps.astype(np.float64)
 
 
-def _step(text: str | None) -> int | None:
+def step_of(text: str | None) -> int | None:
+    """A step in an address, rounded; None if it is not a number or far too large."""
     try:
         value = round(float(text)) if text else None
     except (ValueError, OverflowError):

@@ -144,6 +144,37 @@ class Choice(models.Model):
         indexes: ClassVar = [models.Index(fields=["run", "field", "-id"])]
 
 
+class Note(models.Model):
+    """What people write about a run, in Markdown. `version` rises with each change."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="note")
+    text = models.TextField(blank=True, default="")
+    version = models.PositiveIntegerField(default=0)
+    edited_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    edited_at = models.DateTimeField(default=timezone.now)
+
+
+class Artefact(models.Model):
+    """A link to something that belongs to a run, such as a checkpoint or a log, in a place of its own."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="artefacts")
+    name = models.CharField(max_length=128)
+    address = models.CharField(max_length=1000, help_text="http, https, s3 or gs.")
+    added_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    added_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["run", "address"], name="artefact_once"),
+        ]
+
+    @property
+    def is_web(self) -> bool:
+        """Whether a browser can open it."""
+        return self.address.lower().startswith(("http://", "https://"))
+
+
 class BulkAction(models.Model):
     """A change that a person made to several runs at once, and that can be undone; see runs.bulk."""
 

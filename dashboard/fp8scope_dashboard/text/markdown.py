@@ -19,10 +19,15 @@ def _parser() -> MarkdownIt:
     return parser.disable(["image", "html_inline", "html_block"])
 
 
-def to_html(text: str) -> str:
+def to_html(text: str, *, first_heading: int = 1) -> str:
     """CommonMark with tables as HTML, without scripts, images or raw HTML.
 
-    Links do not pass on the address of the page. Text beyond MOST_CHARACTERS is cut.
+    Links do not pass on the address of the page. Text beyond MOST_CHARACTERS is cut. `first_heading` is the
+    level of headings that the text calls the first: a part of a page must not have the level of its title.
     """
-    html: str = _parser().render(text[:MOST_CHARACTERS])
+    tokens = _parser().parse(text[:MOST_CHARACTERS])
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(6, int(token.tag[1]) + first_heading - 1)}"
+    html: str = _parser().renderer.render(tokens, _parser().options, {})
     return html.replace("<a href=", '<a rel="nofollow noopener noreferrer" href=')

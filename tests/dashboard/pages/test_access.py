@@ -16,7 +16,7 @@ from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
-from fp8scope_dashboard.runs.models import BulkAction, SavedView
+from fp8scope_dashboard.runs.models import Artefact, BulkAction, SavedView
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
@@ -48,6 +48,7 @@ PERSONAL = ["compare_selected", "view_save", "view_delete"]
 STREAMS = ["project_events", "run_events"]
 MEMBER = ["alert_change", "acknowledge_many", "token_create", "token_revoke", "command_new"]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
+MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
 MEMBER += ["share_link_new", "share_link_revoke", "shared_report_delete"]
 MEMBER += ["runs_change", "runs_undo"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
@@ -80,6 +81,7 @@ class Addresses:
             user=User.objects.create_user("someone"), project=visitor.project
         )
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
+        self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
         self.report = SharedReport.objects.create(project=visitor.project, title="r", content={})
         self.link = ShareLink.objects.create(report=self.report, digest=bytes(32))
         self.change = BulkAction.objects.create(
@@ -102,6 +104,7 @@ class Addresses:
             "kind": "webhook",
             "field": "baseline",
             "trial_id": self.trial.pk,
+            "artefact_id": self.artefact.pk,
             "report_id": self.report.pk,
             "link_id": self.link.pk,
             "member_id": self.member.pk,
@@ -167,6 +170,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
         "delivery_again",
         *("runs_undo", "view_delete"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
+        *("note_save", "note_preview", "artefact_new", "artefact_remove"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None

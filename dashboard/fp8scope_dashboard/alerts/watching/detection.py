@@ -23,8 +23,12 @@ from fp8scope_dashboard.alerts.detectors import (
     data_wait,
     divergence,
     grad_norm,
+    kurtosis_growth,
+    logit_growth,
     memory_creep,
+    noise_growth,
     not_finite,
+    router_collapse,
     saturation,
     saturation_rise,
     scale_frozen,
@@ -36,6 +40,7 @@ from fp8scope_dashboard.alerts.detectors import (
     throughput_drop,
     underflow,
     underflow_rise,
+    update_growth,
 )
 from fp8scope_dashboard.alerts.detectors.scalars import TIMES
 from fp8scope_dashboard.alerts.detectors.tensor_rows import UNKNOWN_PATIENCE
@@ -81,6 +86,11 @@ TENSOR_DETECTORS: Mapping[str, TensorDetector] = {
     "scale_stale": TensorDetector(scale_stale, ("amax", "scale")),
     "scale_jump": TensorDetector(scale_jump, ("amax", "scale")),
     "amax_growth": TensorDetector(amax_growth, ("amax",)),
+    "noise_growth": TensorDetector(noise_growth, ("sq_error", "sq_signal")),
+    "kurtosis_growth": TensorDetector(kurtosis_growth, ("kurtosis",)),
+    "logit_growth": TensorDetector(logit_growth, ("logit_bound",)),
+    "router_collapse": TensorDetector(router_collapse, ("load_imbalance",)),
+    "update_growth": TensorDetector(update_growth, ("update_ratio",)),
 }
 SCALAR_DETECTORS: Mapping[str, ScalarFunction] = {
     "grad_norm": grad_norm,
@@ -90,6 +100,7 @@ SCALAR_DETECTORS: Mapping[str, ScalarFunction] = {
 }
 SCALARS_READ = ("grad_norm", "step_seconds", *TIMES, "memory_allocated", "memory_rss")
 STATISTICS_READ = ("numel", "amax", "scale", "saturated", "underflow", "nonfinite")
+SAMPLED_READ = ("sq_error", "sq_signal", "kurtosis", "logit_bound", "load_imbalance", "update_ratio")
 
 
 def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
@@ -98,7 +109,7 @@ def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
     scalars, statistics = own_rules.columns_read(enabled)
     scalars |= {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
     if kinds & {*TENSOR_DETECTORS, "scale_disagreement"}:
-        statistics |= set(STATISTICS_READ)
+        statistics |= {*STATISTICS_READ, *SAMPLED_READ}
     return scalars, statistics
 
 

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.exports import formats, streaming
+from fp8scope_dashboard.pages import run_tabs
 from fp8scope_dashboard.pages.access import in_project, page, person, run_of
 from fp8scope_dashboard.receipts.dedup import message_counts
 from fp8scope_dashboard.runs import bulk
@@ -45,6 +46,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
     writers = run.writers.order_by("attempt", "rank", "created_at")
     context: dict[str, Any] = {
         "run": run,
+        "tabs": run_tabs.links_of(run, "data", request.GET),
         "stored": stored,
         "kinds": sorted(kinds.items(), key=lambda item: -item[1]),
         "writers": [(writer, *arrived.get(writer.uuid, (0, 0))) for writer in writers[:MOST_WRITERS]],
