@@ -90,14 +90,19 @@ Plotly.newPlot("chart", data, layout, {responsive: true}).then(() => { bench.rea
 </script></html>"""
 
 
+def which(programs: tuple[str, ...]) -> str:
+    """The first of the programs that is installed."""
+    program = next(filter(None, map(shutil.which, programs)), None)
+    if program is None:
+        raise SystemExit("chromium is not installed (Debian: apt-get install chromium)")
+    return program
+
+
 class Browser:
     """Opens pages in new profiles and reads their times."""
 
     def __init__(self, playwright: Any, origin: str, cookie: str) -> None:
-        program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-        if program is None:
-            raise SystemExit("chromium is not installed (Debian: apt-get install chromium)")
-        self._chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        self._chromium = playwright.chromium.launch(executable_path=which(PROGRAMS), args=FLAGS)
         name, _, value = cookie.partition("=")
         self._cookie = {"name": name, "value": value, "url": origin}
 
