@@ -183,8 +183,8 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
 
 def write_tensorboard(folder: str, steps: int) -> None:
     """An event file."""
-    from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-not-found]
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-not-found]
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     writer = EventFileWriter(folder, max_queue_size=steps)
     begin = time.time()
@@ -198,8 +198,8 @@ def write_tensorboard(folder: str, steps: int) -> None:
 
 def write_mlflow(folder: str, steps: int) -> None:
     """A run in SQLite; prints its id."""
-    from mlflow.entities import Metric  # type: ignore[import-not-found]
-    from mlflow.tracking import MlflowClient  # type: ignore[import-not-found]
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder}/m.db")
     run = client.create_run("0").info.run_id
@@ -212,7 +212,7 @@ def write_mlflow(folder: str, steps: int) -> None:
 
 def write_trackio(folder: str, steps: int) -> None:
     """A run in TRACKIO_DIR."""
-    import trackio  # type: ignore[import-not-found]
+    import trackio
 
     trackio.init(project="bench", name="run")
     for step, loss in series(steps):

@@ -20,7 +20,7 @@ from fp8scope_dashboard import notifications
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 PLOTLY = "**/plotly*.js"
-LOSS = "**/figures/loss.json*"
+FIRST = "**/figures/panels.json*"
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def path(server: Server, seeded: Seeded) -> str:
     return f"/p/{server.project.slug}/runs/{seeded.faulty.id}/"
 
 
-def state(tab: Tab, name: str = "loss") -> str | None:
+def state(tab: Tab, name: str = "panels") -> str | None:
     return tab.page.locator(f"#{name}").get_attribute("data-state")
 
 
-def wait_ready(tab: Tab, name: str = "loss") -> None:
+def wait_ready(tab: Tab, name: str = "panels") -> None:
     tab.page.locator(f"#{name}").scroll_into_view_if_needed()
     tab.wait(lambda: state(tab, name) == "ready", f"Drawing {name}")
 
@@ -46,14 +46,14 @@ def query(tab: Tab) -> dict[str, list[str]]:
     return parse_qs(urlsplit(tab.page.url).query, keep_blank_values=True)
 
 
-def shown_range(tab: Tab, name: str = "loss") -> list[int]:
+def shown_range(tab: Tab, name: str = "panels") -> list[int]:
     script = (
         "name => document.querySelector(`#${name} .figure__plot`)._fullLayout.xaxis.range.map(Math.round)"
     )
     return list(tab.page.evaluate(script, name))
 
 
-def relayout(tab: Tab, first: float, last: float, name: str = "loss") -> None:
+def relayout(tab: Tab, first: float, last: float, name: str = "panels") -> None:
     script = """([name, first, last]) => Plotly.relayout(
         document.querySelector(`#${name} .figure__plot`),
         {'xaxis.range[0]': first, 'xaxis.range[1]': last})"""
@@ -66,17 +66,17 @@ def test_it_works(open_tab: OpenTab, path: str) -> None:
     held: list[Route] = []
     tab.page.route(PLOTLY, lambda route: held.append(route))
     tab.open(path)
-    drawn = tab.page.locator("#loss .figure__drawn > svg")
+    drawn = tab.page.locator("#panels .figure__drawn > svg")
     drawn.scroll_into_view_if_needed()
     assert state(tab) == "drawn" and drawn.is_visible()
-    line = drawn.locator("path").first
+    line = drawn.locator("path[stroke]").first
     assert line.evaluate("tag => getComputedStyle(tag).stroke") != "none"
-    before = tab.page.locator("#loss").bounding_box()
+    before = tab.page.locator("#panels").bounding_box()
     tab.wait(lambda: held, "Requesting plotly")
     for route in held:
         route.continue_()
     wait_ready(tab)
-    after = tab.page.locator("#loss").bounding_box()
+    after = tab.page.locator("#panels").bounding_box()
     assert before is not None and after is not None
     assert before["width"] == after["width"]
     assert before["height"] == pytest.approx(after["height"], abs=2)
@@ -90,7 +90,7 @@ def test_without_javascript_every_chart_is_a_picture(open_tab: OpenTab, path: st
     context = browser.new_context(java_script_enabled=False, storage_state=tab.page.context.storage_state())
     page = context.new_page()
     page.goto(tab.url + path)
-    assert page.locator("#loss .figure__drawn > svg").is_visible()
+    assert page.locator("#panels .figure__drawn > svg").is_visible()
     picture = page.locator("#heatmap noscript img")
     answer = context.request.get(tab.url + str(picture.get_attribute("src")))
     assert answer.ok and answer.headers["content-type"] == "image/svg+xml"
@@ -126,14 +126,14 @@ def test_a_chart_that_cannot_be_refreshed_says_so_and_keeps_what_it_shows(
     tab = open_tab()
     tab.open(path)
     wait_ready(tab)
-    tab.page.route(LOSS, lambda route: route.fulfill(status=503, body="busy"))
-    tab.page.locator("#loss").evaluate(
+    tab.page.route(FIRST, lambda route: route.fulfill(status=503, body="busy"))
+    tab.page.locator("#panels").evaluate(
         "tag => tag.dispatchEvent(new CustomEvent('fp8:theme', {bubbles: true}))"
     )
-    note = tab.page.locator("#loss .figure__note")
+    note = tab.page.locator("#panels .figure__note")
     note.get_by_role("button", name="Try again").wait_for()
-    assert "Not up to date: the server answered 503" in note.inner_text() and tab.points("loss") > 100
-    tab.page.unroute(LOSS)
+    assert "Not up to date: the server answered 503" in note.inner_text() and tab.points("panels") > 100
+    tab.page.unroute(FIRST)
     note.get_by_role("button", name="Try again").click()
     tab.wait(lambda: not note.inner_text(), "Refreshing")
     tab.console_errors.clear()
@@ -144,29 +144,29 @@ def test_the_address_has_the_state_of_the_charts(open_tab: OpenTab, path: str) -
     tab.open(path)
     wait_ready(tab)
     assert query(tab) == {}, "the defaults are not in the address"
-    tab.page.locator("form[data-controls=loss] input[name=log]").check()
-    tab.page.locator("form[data-controls=loss] input[name=smooth][type=checkbox]").uncheck()
+    tab.page.locator("form[data-controls=panels] input[name=log]").check()
+    tab.page.locator("form[data-controls=panels] input[name=smooth][type=checkbox]").uncheck()
     relayout(tab, 40, 60)
     tab.wait(lambda: query(tab).get("steps") == ["40..60"], "The range in the address")
-    assert query(tab) == {"loss.log": ["1"], "loss.smooth": ["0"], "steps": ["40..60"]}
+    assert query(tab) == {"panels.log": ["1"], "panels.smooth": ["0"], "steps": ["40..60"]}
 
     other = open_tab()
-    with other.page.expect_request("**/figures/loss.json*first=40*") as request:
+    with other.page.expect_request("**/figures/panels.json*first=40*") as request:
         other.open(tab.page.url.removeprefix(tab.url))
     asked = parse_qs(urlsplit(request.value.url).query)
     assert (asked["last"], asked["log"], asked["smooth"]) == (["60"], ["1"], ["0"])
-    assert other.page.locator("form[data-controls=loss] input[name=log]").is_checked()
+    assert other.page.locator("form[data-controls=panels] input[name=log]").is_checked()
     wait_ready(other)
     assert shown_range(other) == [40, 60]
-    assert other.page.locator("#loss [data-reset]").is_visible()
+    assert other.page.locator("#panels [data-reset]").is_visible()
 
 
 def test_back_and_forward_restore_the_charts(open_tab: OpenTab, path: str) -> None:
     tab = open_tab()
     tab.open(path)
     wait_ready(tab)
-    log = tab.page.locator("form[data-controls=loss] input[name=log]")
-    axis = "document.querySelector('#loss .figure__plot')._fullLayout.yaxis.type"
+    log = tab.page.locator("form[data-controls=panels] input[name=log]")
+    axis = "document.querySelector('#panels .figure__plot')._fullLayout.yaxis.type"
     log.check()
     tab.wait(lambda: tab.page.evaluate(axis) == "log", "A logarithmic axis")
     tab.page.go_back()
@@ -174,7 +174,7 @@ def test_back_and_forward_restore_the_charts(open_tab: OpenTab, path: str) -> No
     assert not log.is_checked() and query(tab) == {}
     tab.page.go_forward()
     tab.wait(lambda: tab.page.evaluate(axis) == "log", "Forward")
-    assert log.is_checked() and query(tab) == {"loss.log": ["1"]}
+    assert log.is_checked() and query(tab) == {"panels.log": ["1"]}
 
 
 def test_charts_over_steps_share_the_range_and_the_crosshair(open_tab: OpenTab, path: str) -> None:
@@ -182,22 +182,25 @@ def test_charts_over_steps_share_the_range_and_the_crosshair(open_tab: OpenTab, 
     tab.open(path)
     tab.draw_everything()
     relayout(tab, 100, 120)
-    for name in ("scalar", "heatmap"):
+    for name in ("heatmap", "tensor"):
         tab.page.locator(f"#{name}").scroll_into_view_if_needed()
         tab.wait(lambda name=name: shown_range(tab, name) == [100, 120], f"The range of {name}")  # type: ignore[misc]
     script = (
         "document.dispatchEvent(new CustomEvent('fp8:hover', {detail: {axis: 'steps', x: %s, source: null}}))"
     )
+    tab.page.locator("#heatmap").scroll_into_view_if_needed()
     tab.page.evaluate(script % "110")
-    boxes = [tab.page.locator(f"#{name} .figure__cross").bounding_box() for name in ("loss", "scalar")]
-    plots = [tab.page.locator(f"#{name} .nsewdrag").first.bounding_box() for name in ("loss", "scalar")]
+    boxes = [tab.page.locator(f"#{name} .figure__cross").bounding_box() for name in ("panels", "heatmap")]
+    plots = [tab.page.locator(f"#{name} .nsewdrag").first.bounding_box() for name in ("panels", "heatmap")]
     for box, plot in zip(boxes, plots, strict=True):
         assert box is not None and plot is not None
         assert box["x"] == pytest.approx(plot["x"] + plot["width"] / 2, abs=2)
     tab.page.evaluate(script % "null")
-    assert not tab.page.locator("#loss .figure__cross").is_visible()
-    tab.page.locator("#loss").get_by_role("button", name="Show all").click()
-    tab.wait(lambda: shown_range(tab)[1] > 140 and shown_range(tab, "scalar")[1] > 140, "Everything")
+    assert not tab.page.locator("#panels .figure__cross").is_visible()
+    tab.page.locator("#panels").get_by_role("button", name="Show all").click()
+    tab.wait(lambda: shown_range(tab)[1] > 140, "Showing everything")
+    tab.page.locator("#heatmap").scroll_into_view_if_needed()
+    tab.wait(lambda: shown_range(tab, "heatmap")[1] > 140, "Showing everything in the heat map")
     assert query(tab) == {}
 
 
@@ -205,11 +208,11 @@ def test_a_drag_zooms_and_a_double_click_shows_everything(open_tab: OpenTab, pat
     tab = open_tab()
     tab.open(path)
     wait_ready(tab)
-    area = tab.page.locator("#loss .nsewdrag").first
+    area = tab.page.locator("#panels .nsewdrag").first
     box = area.bounding_box()
     assert box is not None
     middle = box["y"] + box["height"] / 2
-    with tab.page.expect_request("**/figures/loss.json*first=*"):
+    with tab.page.expect_request("**/figures/panels.json*first=*"):
         tab.page.mouse.move(box["x"] + box["width"] * 0.4, middle)
         tab.page.mouse.down()
         tab.page.mouse.move(box["x"] + box["width"] * 0.6, middle, steps=5)
@@ -225,7 +228,7 @@ def test_saves_pictures_and_data(open_tab: OpenTab, path: str, tmp_path: Path) -
     tab = open_tab()
     tab.open(f"{path}?steps=40..49")
     wait_ready(tab)
-    figure = tab.page.locator("#loss")
+    figure = tab.page.locator("#panels")
     files = {}
     for name in ("Save as PNG", "Save as SVG", "Data as CSV", "Data as JSON"):
         figure.locator(".figure__tools summary").click()
@@ -258,8 +261,8 @@ def test_a_chart_is_read_and_zoomed_with_the_keyboard(open_tab: OpenTab, path: s
     tab = open_tab()
     tab.open(path)
     wait_ready(tab)
-    tab.page.locator("#loss .figure__plot").focus()
-    value = tab.page.locator("#loss .figure__value")
+    tab.page.locator("#panels .figure__plot").focus()
+    value = tab.page.locator("#panels .figure__value")
     tab.page.keyboard.press("ArrowRight")
     assert value.inner_text().startswith("step 0, ")
     for _ in range(4):
@@ -278,7 +281,7 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
 ) -> None:
     tab = open_tab()
     recorder = Recorder(seeded.faulty, rank=1)
-    tab.open(f"{path}?loss.smooth=0")
+    tab.open(f"{path}?panels.smooth=0")
     wait_ready(tab)
     live = tab.page.locator("[data-live]")
     tab.wait(lambda: live.get_attribute("data-state") == "live", "Connecting")
@@ -288,7 +291,7 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
         notifications.run_changed(seeded.faulty.id, seeded.faulty.project_id, "rows", step)
 
     def last_step() -> float:
-        script = """Math.max(...document.querySelector('#loss .figure__plot')._fullData
+        script = """Math.max(...document.querySelector('#panels .figure__plot')._fullData
             .flatMap((trace) => Array.from(trace.x ?? [])).filter(Number.isFinite))"""
         return float(tab.page.evaluate(script))
 
