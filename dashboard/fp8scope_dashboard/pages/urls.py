@@ -30,7 +30,7 @@ from fp8scope_dashboard.pages.views import (
 
 
 class CompareFigure(StringConverter):
-    regex = "loss|delta"
+    regex = "loss|delta|tensors"
 
 
 class ChoiceField(StringConverter):
@@ -84,6 +84,8 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "reports/<slug:name>.json", run_controls.report_figure, name="report_figure"),
     path(P + "compare/", compare.compare, name="compare"),
     path(P + "compare/figures/<compare_figure:name>.json", compare.compare_figure, name="compare_figure"),
+    path(P + "compare/find", compare.compare_find, name="compare_find"),
+    path(P + "compare/configuration", compare.compare_configuration, name="compare_configuration"),
     path(P + "progress", progress.progress, name="progress"),
     path(P + "evaluations/", evaluations.evaluations, name="evaluations"),
     path(P + "evaluations/scores.json", evaluations.scores, name="scores"),
