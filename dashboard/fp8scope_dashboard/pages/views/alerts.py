@@ -35,6 +35,7 @@ from fp8scope_dashboard.alerts.services import numbered
 from fp8scope_dashboard.alerts.user_rules import rule_store
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
+from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import in_project, open_alerts, page, person
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
@@ -67,6 +68,16 @@ class Alert:
     severity: Badge
     state: Badge
     deliveries: list[Delivery]
+
+    @property
+    def value(self) -> str:
+        """The observed value, in the unit of the alert's kind."""
+        return rule_words.amount(self.event.kind, self.event.value)
+
+    @property
+    def limit(self) -> str:
+        """The limit of that value; empty without one."""
+        return rule_words.amount(self.event.kind, self.event.threshold)
 
     @property
     def delay(self) -> int:
