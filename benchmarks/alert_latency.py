@@ -1,6 +1,6 @@
 """Measure how soon an alert arrives. Prints one JSON line for each number of runs.
 
-    python benchmarks/alert_latency.py [--runs 1 50] [--alerts 60] [--rate 10] [--processes 2]
+    python benchmarks/alert_latency.py [--runs 1 10 50] [--alerts 60] [--rate 10] [--processes 2]
 
 Starts an installation (`fp8scope up` with its defaults: web, worker, beat, PostgreSQL with fsync, Redis) with
 a webhook on this machine. Runs of the real agent stream `--rate` steps a second, each with four scalars;
@@ -10,9 +10,12 @@ the installation. At random steps a loss is NaN. Figures:
     runs                runs that stream at once
     alerts, lost        alerts that arrived, and that did not within 60 s; each faulty step raises one
     p50_s, p95_s, max_s from the end of the faulty step in the training process to the webhook's arrival
+    opened_p50_s, opened_p95_s
+                        of this, until the detectors opened the alert
     steps_per_s         steps that all runs made in a second
     batches_per_s       messages that the server stored in a second
-    installation_cpu    cores that the installation used on average, while the runs streamed
+    installation_cpu    cores that the installation used on average, while the runs streamed; and by process
+    runs_cpu            cores that the runs used
     machine_cpu         cores of the machine that were busy, with the runs and whatever else it does
 """
 
@@ -31,7 +34,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,16 +42,23 @@ from typing import Any
 
 # So many finite losses end the alert; the next one needs some more.
 CALM_STEPS = 25
+# Of a calm run, in each step.
+FAULT_PROBABILITY = 0.1
+# With one run the faults come one after the other, so there are fewer.
+MOST_FAULTS = 20
 WARM_UP = 5.0
 PATIENCE = 60.0
 FAULT, STEPS = "fault", "steps"
 # Unix seconds, by run.
 Times = defaultdict[str, list[float]]
 
-# Run with the servers' settings: makes a project with a webhook; prints its token.
+# Run with the servers' settings: waits for the workers, and makes a project with a webhook; prints its token.
 PREPARE = """
 import sys
 import django; django.setup()
+from fp8scope_dashboard.celery import app
+while len(app.control.ping(timeout=2.0)) < 2:
+    pass
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project, create_token
 from fp8scope_dashboard.alerts.models import Channel
@@ -59,11 +69,18 @@ Channel.objects.create(
 )
 print(create_token(project, 'benchmark')[1])
 """
-# Prints the number of stored messages.
+# Prints the number of stored messages, and when the alerts of each run opened, in Unix seconds.
 STORED = """
+import json
+from collections import defaultdict
 import django; django.setup()
+from fp8scope_dashboard.alerts.models import HistoryEntry
 from fp8scope_dashboard.receipts.models import Receipt
-print(Receipt.objects.count())
+opened = defaultdict(list)
+entries = HistoryEntry.objects.filter(event__kind='loss_not_finite', kind__in=('opened', 'reopened'))
+for run, at in entries.order_by('id').values_list('event__run', 'at'):
+    opened[str(run)].append(at.timestamp())
+print(json.dumps([Receipt.objects.count(), opened]))
 """
 
 
@@ -83,7 +100,7 @@ def train(
     while not stop.is_set() and os.getppid() == parent:
         for i, run in enumerate(streaming):
             ready = time.monotonic() - begin > WARM_UP and calm[i] > CALM_STEPS and left[i]
-            is_faulty = ready and random.random() < 1.0 / CALM_STEPS
+            is_faulty = ready and random.random() < FAULT_PROBABILITY
             with run.step(128):
                 loss = float("nan") if is_faulty else 2.0 + random.gauss(0.0, 0.01)
                 run.log(loss=loss, lr=1e-4, grad_norm=1.0, throughput=1e5)
@@ -145,13 +162,15 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         token = _in_installation(supervisor, PREPARE, hook)
         psutil.cpu_percent()
         before = _cpu_seconds(supervisor)
+        times = os.times()
         steps, seconds = _stream(supervisor.url, token, Path(directory), runs, options, faults, arrivals)
         machine = psutil.cpu_percent() / 100.0 * (os.cpu_count() or 1)
-        installation = (_cpu_seconds(supervisor) - before) / seconds
-        stored = int(_in_installation(supervisor, STORED))
-    # The next fault of a run is later than the alert of the one before.
-    pairs = [pair for run, ends in faults.items() for pair in zip(ends, arrivals[run], strict=False)]
-    delays = sorted(arrival - end for end, arrival in pairs)
+        after = _cpu_seconds(supervisor)
+        installation = {name: round((after[name] - before[name]) / seconds, 2) for name in after}
+        ended = os.times()
+        streaming = ended.children_user + ended.children_system - times.children_user - times.children_system
+        stored, opened = json.loads(_in_installation(supervisor, STORED))
+    delays, until_opened = _delays(faults, arrivals), _delays(faults, opened)
     return {
         "runs": runs,
         "alerts": len(delays),
@@ -159,9 +178,13 @@ def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
         "p50_s": _quantile(delays, 0.50),
         "p95_s": _quantile(delays, 0.95),
         "max_s": _quantile(delays, 1.0),
+        "opened_p50_s": _quantile(until_opened, 0.50),
+        "opened_p95_s": _quantile(until_opened, 0.95),
         "steps_per_s": round(steps / seconds, 1),
         "batches_per_s": round(stored / seconds, 1),
-        "installation_cpu": round(installation, 2),
+        "installation_cpu": round(sum(installation.values()), 2),
+        **{f"{name}_cpu": cores for name, cores in installation.items()},
+        "runs_cpu": round(streaming / seconds, 2),
         "machine_cpu": round(machine, 2),
     }
 
@@ -180,7 +203,7 @@ def _stream(
     stop, results = context.Event(), context.Queue()
     count = min(options.processes, runs)
     shares = [runs // count + (i < runs % count) for i in range(count)]
-    each = -(-options.alerts // runs)
+    each = min(MOST_FAULTS, -(-options.alerts // runs))
     trainers = [
         context.Process(
             target=train,
@@ -209,22 +232,30 @@ def _stream(
     return steps, seconds
 
 
+def _delays(faults: Times, events: Mapping[str, list[float]]) -> list[float]:
+    """The seconds from each fault to its event, ascending."""
+    # The next fault of a run is later than the alert of the one before.
+    pairs = [pair for run, ends in faults.items() for pair in zip(ends, events.get(run, ()), strict=False)]
+    return sorted(event - end for end, event in pairs)
+
+
 def _count(times: Times) -> int:
     return sum(map(len, times.values()))
 
 
-def _cpu_seconds(supervisor: Any) -> float:
-    """CPU seconds of the installation's living processes."""
+def _cpu_seconds(supervisor: Any) -> dict[str, float]:
+    """CPU seconds of the installation's living processes, by name."""
     import psutil
 
-    total = 0.0
-    for pid in supervisor.pids().values():
+    totals: dict[str, float] = {}
+    for name, pid in supervisor.pids().items():
         server = psutil.Process(pid)
+        totals[name] = 0.0
         for process in (server, *server.children(recursive=True)):
             with suppress(psutil.Error):
                 times = process.cpu_times()
-                total += times.user + times.system
-    return total
+                totals[name] += times.user + times.system
+    return totals
 
 
 def _in_installation(supervisor: Any, script: str, *arguments: str) -> str:
@@ -240,8 +271,8 @@ def _quantile(ascending: list[float], share: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, nargs="+", default=[1, 50])
-    parser.add_argument("--alerts", type=int, default=60, help="faulty steps, at least one in each run")
+    parser.add_argument("--runs", type=int, nargs="+", default=[1, 10, 50])
+    parser.add_argument("--alerts", type=int, default=60, help="faulty steps, 1 to 20 in each run")
     parser.add_argument("--rate", type=float, default=10.0, help="steps of each run in a second")
     parser.add_argument("--processes", type=int, default=2, help="that the runs are spread over")
     options = parser.parse_args()

@@ -1,5 +1,6 @@
 """A training run, as the training script sees it."""
 
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
     from fp8scope.control.reference_window import Policy, TrainStep
     from fp8scope_kernels import Recipe
     from fp8scope_kernels.convert import Selection
+
+
+def _is_compiling() -> bool:
+    """Whether torch traces the calling code for a compiled graph."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
 
 
 class Run:
@@ -161,6 +168,31 @@ class Run:
                     readiness=readiness is True,
                 )
         return count
+
+    def note_attention(
+        self, path: str, query: "torch.Tensor", key: "torch.Tensor", scale: float | None = None
+    ) -> None:
+        """In sampled steps, note a bound of the attention logits that a module is about to compute.
+
+        Only needed where the module does not call torch's `scaled_dot_product_attention`, which is observed
+        by itself. `path` names the module. `query` is [..., heads, queries, features] and `key` [..., key
+        heads, keys, features]; `scale` multiplies their products, 1 / sqrt(features) by default. Call it in
+        the forward pass of a watched model. In a compiled graph it does nothing.
+        """
+        if self._steps.active and not _is_compiling():
+            with self.guard.shield("noting attention logits"):
+                self._steps.collector.note_attention(str(path), query, key, scale)
+
+    def note_experts(self, path: str, chosen: "torch.Tensor", experts: int) -> None:
+        """In sampled steps, note how even the load of a mixture of experts is.
+
+        Only needed where `watch` does not find the router by itself; see docs/watching.md. `path` names the
+        module; `chosen` holds the index of an expert for each choice, integers of any shape; `experts` is
+        their number. Call it in the forward pass of a watched model. In a compiled graph it does nothing.
+        """
+        if self._steps.active and not _is_compiling():
+            with self.guard.shield("noting the load of experts"):
+                self._steps.collector.note_experts(str(path), chosen, experts)
 
     # Steps and values
 

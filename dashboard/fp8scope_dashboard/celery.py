@@ -3,21 +3,23 @@
 import importlib
 import logging.config
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import setup_logging, task_prerun, worker_init
+from celery.signals import before_task_publish, setup_logging, task_prerun, worker_init
 from django.conf import settings
 
-from fp8scope_dashboard.notifications import JOBS, job_started
+from fp8scope_dashboard.monitoring.brokers import QUEUED_AT
+from fp8scope_dashboard.notifications import RUN_JOBS, job_started
 from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_parent_exit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
 
-# The jobs that changes of runs start.
-RUN_JOBS = frozenset(job for jobs in JOBS.values() for job in jobs)
+# Of a worker of long jobs: about a third of the processor time of a process without it, if both want all.
+NICENESS = 5
 
 app = Celery("fp8scope")
 app.config_from_object("django.conf:settings", namespace="CELERY")
@@ -25,12 +27,29 @@ app.autodiscover_tasks()
 
 
 def load_before_forking(**_: Any) -> None:
-    """Import scipy in the parent process, so that the pool processes share its memory."""
-    for name in ("scipy.stats", "scipy.optimize"):
+    """Import in the parent process what its children need: they share the memory, and no alert waits for it.
+
+    Messages contain addresses, for which Django imports all views.
+    """
+    for name in ("scipy.stats", "scipy.optimize", settings.ROOT_URLCONF):
         importlib.import_module(name)
 
 
 worker_init.connect(load_before_forking)
+
+
+@before_task_publish.connect  # type: ignore[untyped-decorator]
+def note_queueing(headers: dict[str, Any] | None = None, **_: Any) -> None:
+    """Note when a task is queued, for the state of the server."""
+    if headers is not None:
+        headers[QUEUED_AT] = time.time()
+
+
+@worker_init.connect  # type: ignore[untyped-decorator]
+def give_way(sender: Any, **_: Any) -> None:
+    """Let a worker that takes no alerts give way to everything else on this machine."""
+    if set(sender.app.amqp.queues.consume_from) == {settings.CELERY_TASK_DEFAULT_QUEUE}:
+        os.nice(NICENESS)
 
 
 @task_prerun.connect  # type: ignore[untyped-decorator]

@@ -3,6 +3,10 @@
 This is the only place where a request uses Redis, and a dedicated thread of each process does the work. So
 Redis may be slow, hang or be down: no request waits for it or fails because of it. The sweeps of alerts and
 analysis, and pages when they reconnect, recover whatever is lost.
+
+Runs with new rows wait in sorted sets of Redis, each at most once. One task takes many of them, so that the
+cost of a task does not grow with the number of runs, and so that workers that are busy fall behind by a
+bounded time. `alerts/watching/evaluator.py` and `analysis/tasks.py` take them.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 from uuid import UUID
 
 import redis
@@ -39,31 +45,42 @@ ChangeKind = Literal[
     "report",
 ]
 
-# The jobs that each kind of change starts. By name, because the tasks' modules import this one.
-EVALUATE_RUN = "fp8scope_dashboard.alerts.tasks.evaluate_run"
-COMPARE_RUN = "fp8scope_dashboard.analysis.tasks.compare_run"
-DIAGNOSE_RUN = "fp8scope_dashboard.diagnosis.tasks.diagnose_run"
-JOBS: dict[ChangeKind, tuple[str, ...]] = {
-    "rows": (EVALUATE_RUN, COMPARE_RUN),
-    "evaluation": (COMPARE_RUN,),
-    "state": (EVALUATE_RUN, COMPARE_RUN),
-    # Somebody asks for the diagnosis; runs in trouble are diagnosed by a sweep.
-    "diagnosis": (DIAGNOSE_RUN,),
-}
+# The tasks that changes start. By name, because the tasks' modules import this one.
+EVALUATE_WAITING: Final = "fp8scope_dashboard.alerts.tasks.evaluate_waiting"
+COMPARE_WAITING: Final = "fp8scope_dashboard.analysis.tasks.compare_waiting"
+COMPARE_RUN: Final = "fp8scope_dashboard.analysis.tasks.compare_run"
+DIAGNOSE_RUN: Final = "fp8scope_dashboard.diagnosis.tasks.diagnose_run"
+# Jobs of one run.
+RUN_JOBS: Final = frozenset({COMPARE_RUN, DIAGNOSE_RUN})
+# The kinds of changes after which a run is evaluated by the detectors, or compared.
+EVALUATED: Final = frozenset({"rows", "state"})
+COMPARED: Final = frozenset({"rows", "evaluation", "state"})
 # Of each job at most one waits for a run. Its mark is removed when it starts, before it reads, so that it
 # misses no change. A mark whose job was lost expires after this long.
-JOB_MARK_SECONDS = 30
-# Most jobs start this long after the change, so that one job serves all changes in between.
-JOB_DELAY_SECONDS = 1.0
-# These start at once, since an alert waits for them; the next one of the run starts this long after.
-PROMPT_JOBS = frozenset({EVALUATE_RUN})
-PROMPT_SPACING_MILLISECONDS = 500
+JOB_MARK_SECONDS: Final = 30
+# Comparisons and diagnoses start this long after the change, so that one serves all changes in between.
+JOB_DELAY_SECONDS: Final = 1.0
+# The sorted sets of waiting runs. The score is when a run began to wait, in Unix seconds.
+URGENT_RUNS: Final = "fp8scope:evaluate:urgent"
+WAITING_RUNS: Final = "fp8scope:evaluate:waiting"
+COMPARED_RUNS: Final = "fp8scope:compare:waiting"
+# An evaluator takes all waiting runs. Another one starts for each further so many, up to this number.
+RUNS_PER_EVALUATOR: Final = 64
+MOST_EVALUATORS: Final = 4
 # Redis is not tried again for this long after a failure.
 PAUSE_SECONDS = 5.0
 # The shortest time between two round trips to Redis; changes in between are published together.
 MIN_INTERVAL_SECONDS = 0.05
 # Changes that wait while Redis is down; further ones are dropped and left to the sweeps.
 MAX_WAITING = 10_000
+
+ChangeKey = tuple[UUID, int, ChangeKind]
+
+
+@dataclass(frozen=True)
+class _Change:
+    step: int | None
+    urgent: bool
 
 
 def run_channel(run_id: UUID | str) -> str:
@@ -76,14 +93,15 @@ def project_channel(project_id: int) -> str:
     return f"fp8scope:project:{project_id}"
 
 
-def run_changed(run_id: UUID, project_id: int, kind: ChangeKind, step: int | None = None) -> None:
+def run_changed(
+    run_id: UUID, project_id: int, kind: ChangeKind, step: int | None = None, *, urgent: bool = False
+) -> None:
     """Announce a change once the current transaction commits, or at once outside a transaction.
 
     Publishes {"run", "kind", "step"} on the channels of the run and of the project, and starts the jobs for
-    this kind of change, each at most once or twice a second per run, less often if workers are busy. Never
-    raises and never blocks.
+    this kind of change. Detectors read an `urgent` run before all others. Never raises and never blocks.
     """
-    transaction.on_commit(lambda: _publisher().put(run_id, project_id, kind, step))
+    transaction.on_commit(lambda: _publisher().put(run_id, project_id, kind, step, urgent=urgent))
 
 
 def flush(timeout: float = 5.0) -> bool:
@@ -91,9 +109,54 @@ def flush(timeout: float = 5.0) -> bool:
     return _publisher().flush(timeout)
 
 
-def job_started(job: str, run_id: str) -> None:
-    """Let later changes of the run start another job. A worker calls it before a job reads."""
+def job_started(job: str, run_id: str = "") -> None:
+    """Let later changes (of the run) start another job. A worker calls it before a job reads."""
     _publisher().job_started(job, run_id)
+
+
+def enqueue_evaluations(client: redis.Redis, run_ids: Collection[UUID]) -> None:
+    """Let the detectors read these runs, in their turn.
+
+    Raises:
+        redis.RedisError, kombu.exceptions.OperationalError: Redis is unavailable.
+    """
+    if run_ids:
+        client.zadd(WAITING_RUNS, {str(run_id): time.time() for run_id in run_ids}, nx=True)
+    start_evaluators(client)
+
+
+def start_evaluators(client: redis.Redis) -> None:
+    """Start as many evaluators as the waiting runs need, unless they run already.
+
+    Raises:
+        redis.RedisError, kombu.exceptions.OperationalError: Redis is unavailable.
+    """
+    with client.pipeline(transaction=False) as commands:
+        commands.zcard(WAITING_RUNS)
+        commands.zcard(URGENT_RUNS)
+        commands.mget([evaluator_key(slot) for slot in range(MOST_EVALUATORS)])
+        waiting, urgent, marks = commands.execute()
+    needed = min(MOST_EVALUATORS, -(-(waiting + urgent) // RUNS_PER_EVALUATOR))
+    for slot in range(needed):
+        if marks[slot] is None and client.set(evaluator_key(slot), "due", ex=JOB_MARK_SECONDS, nx=True):
+            current_app.send_task(EVALUATE_WAITING, args=[slot])
+
+
+def start_once(
+    client: redis.Redis, job: str, run_id: UUID | str, delay: float | None = JOB_DELAY_SECONDS
+) -> None:
+    """Start a job of a run after `delay` seconds, unless one waits already.
+
+    Raises:
+        redis.RedisError, kombu.exceptions.OperationalError: Redis is unavailable.
+    """
+    if client.set(waiting_key(job, run_id), 1, ex=JOB_MARK_SECONDS, nx=True):
+        current_app.send_task(job, args=[str(run_id)], countdown=delay)
+
+
+def redis_client() -> redis.Redis:
+    """A client that fails fast and never retries."""
+    return _client(settings.REDIS_URL)
 
 
 class Publisher:
@@ -103,11 +166,9 @@ class Publisher:
     """
 
     def __init__(self, url: str, *, max_waiting: int = MAX_WAITING, start: bool = True) -> None:
-        self._client = redis.Redis.from_url(
-            url, socket_connect_timeout=1.0, socket_timeout=2.0, retry=Retry(NoBackoff(), 0)
-        )
+        self._client = _client(url)
         self._max_waiting = max_waiting
-        self._waiting: dict[tuple[UUID, int, ChangeKind], int | None] = {}
+        self._waiting: dict[ChangeKey, _Change] = {}
         self._changed = threading.Condition()
         self._publishing = False
         self._resume_at = 0.0
@@ -116,17 +177,20 @@ class Publisher:
             threading.Thread(target=self._work, name="fp8scope-events", daemon=True).start()
 
     @property
-    def waiting(self) -> dict[tuple[UUID, int, ChangeKind], int | None]:
+    def waiting(self) -> dict[ChangeKey, int | None]:
         """The step of each waiting change, by run, project and kind."""
         with self._changed:
-            return dict(self._waiting)
+            return {key: change.step for key, change in self._waiting.items()}
 
-    def put(self, run_id: UUID, project_id: int, kind: ChangeKind, step: int | None) -> None:
-        """Queue a change; it replaces a waiting one of the same run and kind."""
+    def put(
+        self, run_id: UUID, project_id: int, kind: ChangeKind, step: int | None, *, urgent: bool = False
+    ) -> None:
+        """Queue a change; it replaces a waiting one of the same run and kind, and stays urgent if that is."""
         with self._changed:
-            change = (run_id, project_id, kind)
-            if change in self._waiting or len(self._waiting) < self._max_waiting:
-                self._waiting[change] = step
+            key = (run_id, project_id, kind)
+            before = self._waiting.get(key)
+            if before is not None or len(self._waiting) < self._max_waiting:
+                self._waiting[key] = _Change(step, urgent or (before is not None and before.urgent))
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
@@ -149,14 +213,9 @@ class Publisher:
                     self._changed.notify_all()
             time.sleep(MIN_INTERVAL_SECONDS)
 
-    def _publish(self, changes: dict[tuple[UUID, int, ChangeKind], int | None]) -> None:
+    def _publish(self, changes: Mapping[ChangeKey, _Change]) -> None:
         try:
-            for (run_id, project_id, kind), step in changes.items():
-                message = json.dumps({"run": str(run_id), "kind": kind, "step": step})
-                self._client.publish(run_channel(run_id), message)
-                self._client.publish(project_channel(project_id), message)
-                for job in JOBS.get(kind, ()):
-                    self._start(job, run_id)
+            self._send(changes)
         # Any failure of Redis or Celery: the telemetry itself is stored already.
         except Exception as error:
             self._resume_at = time.monotonic() + PAUSE_SECONDS
@@ -170,31 +229,51 @@ class Publisher:
                 logger.info("Redis is available again.")
             self._failing = False
 
-    def _start(self, job: str, run_id: UUID) -> None:
-        if not self._client.set(_waiting_key(job, run_id), 1, ex=JOB_MARK_SECONDS, nx=True):
-            return
-        delay = JOB_DELAY_SECONDS
-        if job in PROMPT_JOBS:
-            delay = max(0, int(self._client.pttl(_started_key(job, run_id)))) / 1000.0
-        # Without a delay the task is not held back in a worker's timer.
-        current_app.send_task(job, args=[str(run_id)], countdown=delay or None)
+    def _send(self, changes: Mapping[ChangeKey, _Change]) -> None:
+        """Publish all changes and queue their runs in one round trip, then start what they need."""
+        now = time.time()
+        urgent = {str(run): now for (run, _, _), change in changes.items() if change.urgent}
+        evaluated = {str(run): now for run, _, kind in changes if kind in EVALUATED} | urgent
+        compared = {str(run): now for run, _, kind in changes if kind in COMPARED}
+        with self._client.pipeline(transaction=False) as commands:
+            for name, runs in ((URGENT_RUNS, urgent), (WAITING_RUNS, evaluated), (COMPARED_RUNS, compared)):
+                if runs:
+                    commands.zadd(name, runs, nx=True)
+            for (run_id, project_id, kind), change in changes.items():
+                message = json.dumps({"run": str(run_id), "kind": kind, "step": change.step})
+                commands.publish(run_channel(run_id), message)
+                commands.publish(project_channel(project_id), message)
+            commands.execute()
+        if evaluated:
+            start_evaluators(self._client)
+        if compared and self._client.set(waiting_key(COMPARE_WAITING), 1, ex=JOB_MARK_SECONDS, nx=True):
+            current_app.send_task(COMPARE_WAITING, countdown=JOB_DELAY_SECONDS)
+        for run_id, _, kind in changes:
+            # Somebody asks for the diagnosis; runs in trouble are diagnosed by a sweep.
+            if kind == "diagnosis":
+                start_once(self._client, DIAGNOSE_RUN, run_id)
 
     def job_started(self, job: str, run_id: str) -> None:
         """See `job_started`."""
-        with suppress(redis.RedisError), self._client.pipeline(transaction=False) as commands:
-            commands.delete(_waiting_key(job, run_id))
-            commands.set(_started_key(job, run_id), 1, px=PROMPT_SPACING_MILLISECONDS)
-            commands.execute()
+        with suppress(redis.RedisError):
+            self._client.delete(waiting_key(job, run_id))
 
 
-def _waiting_key(job: str, run_id: UUID | str) -> str:
-    """The key that exists while a job of the run waits to be started."""
+def waiting_key(job: str, run_id: UUID | str = "") -> str:
+    """The key that exists while a job (of a run) waits to be started."""
     return f"fp8scope:due:{job}:{run_id}"
 
 
-def _started_key(job: str, run_id: UUID | str) -> str:
-    """The key that exists for a while after a job of the run was started."""
-    return f"fp8scope:started:{job}:{run_id}"
+def evaluator_key(slot: int) -> str:
+    """The key that exists while the evaluator with this number runs, or waits to be started."""
+    return f"fp8scope:evaluator:{slot}"
+
+
+def _client(url: str) -> redis.Redis:
+    client: redis.Redis = redis.Redis.from_url(
+        url, socket_connect_timeout=1.0, socket_timeout=2.0, retry=Retry(NoBackoff(), 0)
+    )
+    return client
 
 
 _lock = threading.Lock()

@@ -28,8 +28,8 @@ ORDERS = {
     """,
     "fp8scope_dashboard": """
         process_setup embedded settings text db notifications accounts wire runs receipts telemetry
-        evaluations ingest analysis diagnosis alerts control exports admission threaded_asgi api pages urls
-        asgi celery apps servers administration demo cli
+        evaluations ingest analysis diagnosis alerts control shared_reports monitoring exports admission
+        threaded_asgi api pages urls asgi celery apps servers administration demo cli
     """,
 }
 

@@ -30,7 +30,8 @@ from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.receipts.models import Receipt
-from fp8scope_dashboard.runs.models import Choice, DeletedRun, Run
+from fp8scope_dashboard.runs.models import Artefact, BulkAction, Choice, DeletedRun, Note, Run, SavedView
+from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 from fp8scope_dashboard.telemetry import compaction, histograms, queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -93,6 +94,10 @@ def fill_every_table() -> Run:
     histograms.append(unfinished.run.pk, unfinished.uuid, 100, 3, [0], b"as it was sent")
     Choice.objects.create(run=run, field="baseline", value="bf16", chosen_by=user)
     DeletedRun.objects.create(run_id=uuid.uuid4(), project=project)
+    Note.objects.create(run=run, text="Frozen.", version=1, edited_by=user)
+    Artefact.objects.create(run=run, name="log", address="s3://bucket/log", added_by=user)
+    BulkAction.objects.create(project=project, kind="archive", runs=[run.pk], done_by=user)
+    SavedView.objects.create(project=project, owner=user, name="mine", query="q=x")
     event = Event.objects.filter(run=run).first() or Event.objects.create(
         run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1
     )
@@ -110,6 +115,8 @@ def fill_every_table() -> Run:
         started_at=timezone.now(), updated_at=timezone.now(),
     )  # fmt: skip
     RuleTrial.objects.create(project=project, document={}, runs=[str(run.id)])
+    report = SharedReport.objects.create(project=project, title="FP8 holds", content={}, created_by=user)
+    ShareLink.objects.create(report=report, digest=bytes(32), created_by=user)
     Diagnosis.objects.create(run=run, outcome="clear", sentence="No cause found.", result={}, inputs="")
     return run
 

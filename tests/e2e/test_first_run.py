@@ -55,16 +55,18 @@ def test_it_works(open_tab: OpenTab, server: Server, worker: Worker, tmp_path: P
 
     link.click()
     page.get_by_role("heading", name="gpt fp8").wait_for()
-    tab.wait(lambda: page.locator("#loss").get_attribute("data-state") == "empty", "Showing what is missing")
-    assert "step.log(loss" in page.locator("#loss .figure__state").inner_text()
+    tab.wait(
+        lambda: page.locator("#panels").get_attribute("data-state") == "empty", "Showing what is missing"
+    )
+    assert "step.log(loss" in page.locator("#panels .figure__state").inner_text()
 
     # Its chart appears and grows without a reload.
     tab.wait(lambda: page.locator("[data-live]").get_attribute("data-state") == "live", "The live stream")
     mark_document(tab)
     send(client, 0, 0)
-    tab.wait(lambda: tab.points("loss") == 20, "Twenty points")
+    tab.wait(lambda: tab.points("panels") == 20, "Twenty points")
     send(client, 1, 20)
-    tab.wait(lambda: tab.points("loss") == 40, "Forty points")
+    tab.wait(lambda: tab.points("panels") == 40, "Forty points")
     tab.wait(lambda: "39" in page.locator("#run-head").inner_text(), "The head's step")
     assert is_marked(tab)
     tab.screenshot("first-run", tmp_path)

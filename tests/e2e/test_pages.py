@@ -116,7 +116,7 @@ def test_the_theme_is_remembered(open_tab: OpenTab, server: Server, seeded: Seed
         return str(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
     def colour() -> str:
-        return str(tab.page.evaluate("document.querySelector('#loss .figure__plot').layout.font.color"))
+        return str(tab.page.evaluate("document.querySelector('#panels .figure__plot').layout.font.color"))
 
     light = background()
     button = tab.page.locator("[data-theme-toggle]")
@@ -132,14 +132,14 @@ def test_the_theme_is_remembered(open_tab: OpenTab, server: Server, seeded: Seed
 
 def test_a_chart_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab()
-    tab.page.route("**/figures/loss.json*", lambda route: route.fulfill(status=500, body="oh"))
+    tab.page.route("**/figures/panels.json*", lambda route: route.fulfill(status=500, body="oh"))
     tab.open(addresses(server, seeded)["healthy"])
-    retry = tab.page.locator("#loss").get_by_role("button", name="Try again")
+    retry = tab.page.locator("#panels").get_by_role("button", name="Try again")
     retry.wait_for()
-    assert "500" in tab.page.locator("#loss .figure__state").inner_text()
-    tab.page.unroute("**/figures/loss.json*")
+    assert "500" in tab.page.locator("#panels .figure__state").inner_text()
+    tab.page.unroute("**/figures/panels.json*")
     retry.click()
-    tab.wait(lambda: tab.page.locator("#loss").get_attribute("data-state") == "ready", "Drawing the chart")
+    tab.wait(lambda: tab.page.locator("#panels").get_attribute("data-state") == "ready", "Drawing the chart")
     assert all("500" in error for error in tab.console_errors)
     tab.console_errors.clear()
 
@@ -148,14 +148,19 @@ def test_zooming_fetches_the_range_and_keeps_it(open_tab: OpenTab, server: Serve
     tab = open_tab()
     tab.open(addresses(server, seeded)["healthy"])
     tab.draw_everything()
-    with tab.page.expect_request("**/figures/loss.json*first=40*") as request:
+    with tab.page.expect_request("**/figures/panels.json*first=40*") as request:
         tab.page.evaluate(
-            "Plotly.relayout(document.querySelector('#loss .figure__plot'),"
+            "Plotly.relayout(document.querySelector('#panels .figure__plot'),"
             " {'xaxis.range[0]': 40, 'xaxis.range[1]': 60})"
         )
     assert "last=60" in request.value.url
-    shown = "document.querySelector('#loss .figure__plot').layout.xaxis.range.map(Math.round)"
-    tab.wait(lambda: tab.points("loss") == 21, "Showing the points of the range")
+    shown = "document.querySelector('#panels .figure__plot').layout.xaxis.range.map(Math.round)"
+    losses = """document.querySelector('#panels .figure__plot').data
+        .find((trace) => trace.name === "gpt fp8 delayed").x"""
+    tab.wait(
+        lambda: len(list(tab.page.evaluate(f"Array.from({losses}?._inputArray ?? {losses})"))) == 21,
+        "Showing the points of the range",
+    )
     assert tab.page.evaluate(shown) == [40, 60]
 
 

@@ -139,7 +139,7 @@ def test_a_click_reaches_the_training_process(open_tab: OpenTab, server: Server,
     answer = "1 of 1 layers changed to BF16."
     tab.wait(lambda: train() or answer in commands_table.inner_text(), "The answer on the page")
     # Charts outside the viewport are not redrawn.
-    tab.page.locator("#loss").scroll_into_view_if_needed()
-    names = "(document.querySelector('#loss .figure__plot').data ?? []).map((trace) => trace.name)"
+    tab.page.locator("#panels").scroll_into_view_if_needed()
+    names = "(document.querySelector('#panels .figure__plot').data ?? []).map((trace) => trace.name)"
     tab.wait(lambda: train() or "change" in tab.page.evaluate(names), "Marking the change in the loss chart")
     run.finish()

@@ -66,7 +66,7 @@ def test_it_works(
     tab.page.evaluate("scrollTo(0, 0)")
     tab.screenshot(f"third-party-{script}", tmp_path)
     # The page shows the loss of every step, the tensors under the model's names, and the recipe.
-    assert tab.points("loss") == STEPS
+    assert tab.points("panels") == STEPS
     names = tab.page.evaluate("document.querySelector('#heatmap .figure__plot').layout.meta.names")
     assert tensor in names
     shown = tab.page.locator("main").inner_text()

@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import runpy
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from fp8scope.guard import configure_logging
 from fp8scope.incidents import batches
 from fp8scope.incidents.folder import Incident, IncidentError
 from fp8scope.process.open_runs import live_runs
+from fp8scope.replay import limits
 from fp8scope.replay.continuation import Continuation
 from fp8scope.replay.engine import EndScript, Engine
 
@@ -30,6 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(list(arguments))
     configure_logging()
+    if refusal := limits.refusal(os.environ):
+        print(f"fp8scope replay: {refusal}", file=sys.stderr)
+        return 2
     try:
         incident = Incident(options.incident, trust=options.trust)
         step = incident.target if options.step is None else options.step
@@ -101,7 +106,7 @@ def _replay(
     finding = engine.finding
     if finding is None:
         problem = engine.problem or f"the script ended before step {step}."
-        print(f"fp8scope replay: {problem}", file=sys.stderr)
+        print("\n".join((f"fp8scope replay: {problem}", *limits.notes(incident.document))), file=sys.stderr)
         return 1
     document = finding.document()
     (incident.folder / "replay.json").write_text(json.dumps(document, indent=1))

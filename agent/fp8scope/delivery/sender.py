@@ -22,6 +22,9 @@ from fp8scope.recording.spool import Spool
 
 logger = logging.getLogger("fp8scope")
 
+ANSWER_SECONDS = 0.5
+"""The next message, or a heartbeat, follows an urgent one after this time: its answer has the alert."""
+
 
 class Sender:
     """Sends the records of one spool. Call `advance` in a loop and wait as long as it says."""
@@ -62,6 +65,9 @@ class Sender:
         self._backoff = Backoff(settings.backoff_base, settings.backoff_cap)
         self._heartbeat_at = time.monotonic() + settings.heartbeat_seconds
         self._batch_at = 0.0
+        self._urgent_end = 0
+        """Records before this position are sent at once, but at most once per `interval`."""
+        self._urgent_at = 0.0
         self._introduce_at = time.monotonic() + settings.introduce_seconds
         self._errors_reported = 0
         for record in spool.preamble_before(cursor.progress.position):
@@ -80,8 +86,23 @@ class Sender:
             return pause
         if (pause := self._until_batch(record)) > 0:
             return pause
+        message = self._reader.build(record, self.cursor.progress)
         self._batch_at = time.monotonic() + self._settings.interval
-        return self._deliver(self._reader.build(record, self.cursor.progress))
+        pause = self._deliver(message)
+        if record.begin < self._urgent_end <= message.end:
+            now = time.monotonic()
+            self._urgent_at = now + self._settings.interval
+            self._batch_at = min(self._batch_at, now + ANSWER_SECONDS)
+            self._heartbeat_at = min(self._heartbeat_at, now + ANSWER_SECONDS)
+        return pause
+
+    def hasten(self, end: int) -> bool:
+        """Send the records before the position `end` now, on the next `advance`, if sending works.
+
+        Returns whether to call `advance` at once. May be called by another thread.
+        """
+        self._urgent_end = end
+        return not self.trouble and time.monotonic() >= self._urgent_at
 
     @property
     def page(self) -> str:
@@ -111,7 +132,10 @@ class Sender:
         waiting = self.spool.end - first.begin
         if self.hurry or self.cursor.progress.sealed_end or waiting >= self._settings.batch_bytes // 8:
             return 0.0
-        return self._batch_at - time.monotonic()
+        now = time.monotonic()
+        if first.begin < self._urgent_end and now >= self._urgent_at:
+            return 0.0
+        return self._batch_at - now
 
     # Sending a message
 
@@ -266,7 +290,8 @@ class Sender:
         """With nothing to send: complete the handshake, and send a heartbeat if one is due."""
         # Register a run before its first step, so that the dashboard shows it; but not at once, because
         # precision and recipe cannot be changed later and `watch` needs a moment to detect them.
-        if not self.hurry and time.monotonic() < self._introduce_at:
+        is_early = not self.hurry and time.monotonic() < self._introduce_at
+        if is_early and not self._handshake.is_complete:
             return self._settings.interval
         if (pause := self._introduce()) is not None:
             return pause
@@ -276,7 +301,14 @@ class Sender:
         due = overdue or self.listening or self._guard.counts()[1] != self._errors_reported
         if self._handshake.run_is_known and due and not self.cursor.progress.finished:
             return self._heartbeat()
-        return self._settings.interval
+        return self._idle_pause()
+
+    def _idle_pause(self) -> float:
+        """The seconds until there may be something to send, or a heartbeat is due."""
+        until_heartbeat = self._heartbeat_at - time.monotonic()
+        return (
+            min(self._settings.interval, until_heartbeat) if until_heartbeat > 0 else self._settings.interval
+        )
 
     def _heartbeat(self) -> float:
         progress, (dropped, errors) = self.cursor.progress, self._guard.counts()
@@ -295,4 +327,4 @@ class Sender:
             return min(self._put_off(outcome), self._settings.heartbeat_seconds)
         self._inbox.take(outcome.answer, progress)
         self._on_success()
-        return self._settings.interval
+        return self._idle_pause()

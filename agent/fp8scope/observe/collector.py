@@ -67,7 +67,7 @@ class Collector:
             except Exception as error:
                 self.on_error("watching the model", error)
                 continue
-            if source.tensors:
+            if source.tensors or hasattr(source, "close"):
                 kind = type(source).__name__
                 self._sources[own, training if kind == "OptimizerState" else 0, kind] = source
                 self.recipe = self.recipe or source.recipe
@@ -77,6 +77,22 @@ class Collector:
         self._tables.place()
         self._tables.sample(self.sampled)
         return tensors
+
+    def note_attention(
+        self, path: str, query: "torch.Tensor", key: "torch.Tensor", scale: float | None
+    ) -> None:
+        """Note the bound of the attention logits of `path`, if this is a sampled step of a watched model."""
+        if self.sampled and self._tables is not None:
+            from fp8scope.observe.tensors import note_logits
+
+            note_logits(self._tables, path, query, key, scale)
+
+    def note_experts(self, path: str, chosen: "torch.Tensor", experts: int) -> None:
+        """Note the load of the experts of `path`, if this is a sampled step of a watched model."""
+        if self.sampled and self._tables is not None:
+            from fp8scope.observe.tensors import note_load
+
+            note_load(self._tables, path, chosen, experts)
 
     def close(self) -> None:
         """Remove everything from models and optimizers that costs time."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fp8scope.guard import Guard
 from fp8scope.observe.snapshot import NOTHING, PlainSnapshot, Snapshot
 from fp8scope.recording.records import Bytes, Histograms, RecordKind, Row
+from fp8scope.recording.urgency import Urgency
 from fp8scope.step import Step
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ class Entry(abc.ABC):
 
     __slots__ = ()
     kind: RecordKind
+
+    @property
+    def is_urgent(self) -> bool:
+        """Once `pieces` was called: whether the record should be sent at once."""
+        return False
 
     @abc.abstractmethod
     def is_ready(self) -> bool:
@@ -121,7 +127,7 @@ class StepRow(Entry):
     `tokens`: the tokens of all steps up to the end of this one.
     """
 
-    __slots__ = ("_guard", "_keep", "_snapshot", "_step", "_tokens")
+    __slots__ = ("_guard", "_is_urgent", "_keep", "_snapshot", "_step", "_tokens", "_urgency")
     kind = RecordKind.ROW
 
     def __init__(
@@ -131,6 +137,7 @@ class StepRow(Entry):
         snapshot: Snapshot | PlainSnapshot | None,
         guard: Guard,
         keep: Callable[[Sequence[Bytes]], None] | None = None,
+        urgency: Urgency | None = None,
     ) -> None:
         """`keep` is called with the pieces of the row by the thread that records it."""
         self._step = step
@@ -138,6 +145,12 @@ class StepRow(Entry):
         self._snapshot = snapshot
         self._guard = guard
         self._keep = keep
+        self._urgency = urgency
+        self._is_urgent = False
+
+    @property
+    def is_urgent(self) -> bool:
+        return self._is_urgent
 
     def _source(self) -> Pending | None:
         # A copy from a device ends after the events that time the step.
@@ -165,6 +178,8 @@ class StepRow(Entry):
             values |= step.reading.read()
         values |= step.scalars
         values |= seen.scalars
+        if self._urgency is not None:
+            self._is_urgent = self._urgency.is_news(values)
         dropped = self._guard.counts()[0]
         pieces = Row(step.number, step.ended_at, dropped, values, seen.statistics, seen.extras).pieces()
         if self._keep is not None:

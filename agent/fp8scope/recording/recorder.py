@@ -14,7 +14,7 @@ disk hangs in a write on the training thread, that step ends only when the disk 
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fp8scope.config import Settings
@@ -37,13 +37,21 @@ POLL_SECONDS = 0.0005
 class Recorder:
     """The queue of one writer, and the writes from it to the spool. Set `spool` before the first `drain`."""
 
-    def __init__(self, settings: Settings, guard: Guard, origin: Origin) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        guard: Guard,
+        origin: Origin,
+        on_urgent: Callable[[int], None] = lambda end: None,
+    ) -> None:
+        """`on_urgent` is called when a record that should be sent at once is written, with its end."""
         self.spool: Spool | None = None
         self.lock = threading.Lock()
         """Held while taking entries from the queue and appending them to the spool."""
         self._settings = settings
         self._guard = guard
         self._origin = origin
+        self._on_urgent = on_urgent
         self.waiting: deque[Entry | Catalogue] = deque()
         self.handed = 0
         """Number of entries ever queued. Code that appends to `waiting` increments it."""
@@ -156,6 +164,8 @@ class Recorder:
                 self._rows += entry.kind is RecordKind.ROW
                 if self.spool.trouble is not None:
                     self._note_counts()
+                if entry.is_urgent:
+                    self._on_urgent(self.spool.end)
         except Exception as error:
             if entry.kind is RecordKind.ROW:
                 self._guard.drop(1, str(error))

@@ -22,6 +22,7 @@ from fp8scope.incidents.folder import Incident, IncidentError
 from fp8scope.incidents.rates import before_steps, set_rates
 from fp8scope.incidents.snapshots import SnapshotError, Trained, restore_random
 from fp8scope.recording.records import Row
+from fp8scope.replay import limits
 from fp8scope.replay.passes import More, OnProgress, Pass, Passes, bisection_of, recorded_since
 from fp8scope.replay.verdict import Finding, loss_in, same_bits
 
@@ -218,12 +219,13 @@ class Engine:
             return ()
         return (f"torch's random state after step {before} is another one than in the run: seed the script.",)
 
-    def _found(self, row: Row | None, **more: Any) -> Finding:
+    def _found(self, row: Row | None, *, notes: Sequence[str], **more: Any) -> Finding:
         recorded = self._incident.row(self._step)
         return Finding(
             self._step,
             None if recorded is None else loss_in(recorded.scalars),
             None if row is None else loss_in(row.scalars),
             first_difference=self._first_difference,
+            notes=(*notes, *limits.notes(self._incident.document)),
             **more,
         )

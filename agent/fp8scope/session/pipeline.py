@@ -70,7 +70,7 @@ class Pipeline:
         self._on_alerts = on_alerts
         self._on_commands = on_commands
         self._on_page = on_page
-        self._queue = Recorder(settings, guard, origin or Origin())
+        self._queue = Recorder(settings, guard, origin or Origin(), self._send_soon)
         self.waiting = self._queue.waiting
         """Entries that were put and are not yet being recorded."""
         self._closing = False
@@ -203,6 +203,11 @@ class Pipeline:
             self._keep()
             self.spool.close()
             self._cursor.close()
+
+    def _send_soon(self, end: int) -> None:
+        """Have the sender send all records up to `end` now. Called by the thread that recorded them."""
+        if self.sender is not None and self.sender.hasten(end):
+            self.sending.wake()
 
     # The sender's and the flusher's threads
 

@@ -23,6 +23,7 @@ from fp8scope.process.sys_exit import exit_status
 from fp8scope.recording.entries import StepRow, catalogue_of, histograms_of
 from fp8scope.recording.records import Bytes
 from fp8scope.recording.registration import Registration
+from fp8scope.recording.urgency import Urgency
 from fp8scope.scalars import is_tensor, whole_number
 from fp8scope.session.pipeline import Pipeline
 from fp8scope.step import MAX_SCALARS, Step
@@ -96,6 +97,7 @@ class Steps:
         self._switch_layers: Callable[[], None]
         self._at_boundary: Callable[[], None]
         self._registration = registration
+        self._urgency = Urgency()
         self._alerts = alerts.waiting
         self._deliver_alerts = alerts.deliver
         self._on_rewind = on_rewind
@@ -226,7 +228,7 @@ class Steps:
             return
         flight = self.flight
         keep = None if flight is None else flight.keep_row
-        pipeline.put(StepRow(step, self.tokens, snapshot, self.guard, keep))
+        pipeline.put(StepRow(step, self.tokens, snapshot, self.guard, keep, self._urgency))
         if flight is not None:
             flight.step_ends(number)
         if snapshot is not None and snapshot.sampled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
@@ -17,9 +18,9 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
-from fp8scope_dashboard.accounts import passwords
+from fp8scope_dashboard.accounts import passwords, sessions, time_zones
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.people import withdraw_links
 
@@ -28,6 +29,7 @@ LINK_AT = "signed_in_with_link_at"
 # it. Not for the whole session, which another person may find open.
 LINK_SECONDS = 3600.0
 MAX_PASSWORD_LENGTH = 4096
+MOST_PROJECTS = 200
 
 
 class _ChangeForm(PasswordChangeForm):
@@ -57,7 +59,8 @@ def account(request: HttpRequest) -> HttpResponse:
         field.validators.append(MaxLengthValidator(MAX_PASSWORD_LENGTH))
     if request.method != "POST" or not form.is_valid():
         status = 422 if request.method == "POST" else 200
-        return render(request, "accounts/account.html", {"form": form, "needs_old": needs_old}, status=status)
+        context = {"form": form, "needs_old": needs_old, **_sections(request, user)}
+        return render(request, "accounts/account.html", context, status=status)
     # Hash before the transaction, because it is slow.
     user.password = passwords.encode(form.cleaned_data["new_password1"])
     with transaction.atomic():
@@ -67,6 +70,46 @@ def account(request: HttpRequest) -> HttpResponse:
     update_session_auth_hash(request, user)
     messages.success(request, "Your password is set. All your other sessions are signed out.")
     return redirect("account")
+
+
+def _sections(request: HttpRequest, user: User) -> dict[str, Any]:
+    """The rest of the page."""
+    return {
+        "section": "account",
+        "sessions": sessions.sessions_of(user, request.session.session_key),
+        "zones": time_zones.zone_names(),
+        "memberships": user.memberships.select_related("project").order_by("project__name")[:MOST_PROJECTS],
+    }
+
+
+@never_cache
+@login_required
+@require_POST
+def account_time_zone(request: HttpRequest) -> HttpResponse:
+    """Choose the time zone of the pages; empty means UTC."""
+    user = request.user
+    assert isinstance(user, User)
+    name = request.POST.get("time_zone", "").strip()
+    if name and name not in time_zones.zone_names():
+        messages.error(request, "There is no such time zone. Choose one of the list, such as Europe/Paris.")
+    else:
+        User.objects.filter(pk=user.pk).update(time_zone=name)
+        request.session[time_zones.SESSION_ENTRY] = name
+        messages.success(request, f"Times are shown in {name or 'UTC'}.")
+    return redirect(f"{reverse('account')}#time")
+
+
+@never_cache
+@login_required
+@require_POST
+def account_sign_out(request: HttpRequest) -> HttpResponse:
+    """Sign out of the session with the number in the form, or of all others."""
+    user = request.user
+    assert isinstance(user, User)
+    number = request.POST.get("number") or None
+    ended = sessions.sign_out(user, request.session.session_key, number)
+    messages.success(request, f"Signed out of {ended} other browser{'s' if ended != 1 else ''}.")
+    return redirect(f"{reverse('account')}#sessions")
 
 
 def recommend_password(request: HttpRequest, user: User) -> None:

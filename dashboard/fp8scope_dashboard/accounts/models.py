@@ -11,6 +11,10 @@ from django.utils import timezone
 class User(AbstractUser):
     """A user, who signs in with a password, or once with a SignInLink."""
 
+    time_zone = models.CharField(
+        max_length=64, blank=True, default="", db_default="", help_text="For times on pages; empty: UTC."
+    )
+
 
 class Project(models.Model):
     """Owns runs, alert rules, channels and tokens. Users see the projects that they are members of."""
@@ -32,6 +36,13 @@ class Project(models.Model):
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(36_500)],
         help_text="Days to keep tensor values; roll-ups and scalars are kept. Empty: keep everything.",
+    )
+    default_baseline = models.CharField(
+        max_length=128,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Group that new FP8 runs are compared with if they name none; empty: none.",
     )
     created_at = models.DateTimeField(default=timezone.now)
 

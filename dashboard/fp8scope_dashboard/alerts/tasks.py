@@ -1,25 +1,24 @@
 """Celery tasks: each parses ids and calls a plain function."""
 
-from uuid import UUID
-
 from celery import shared_task
 
 from fp8scope_dashboard.alerts import life, services
 from fp8scope_dashboard.alerts.delivery import outbox, routing
 from fp8scope_dashboard.alerts.user_rules import trials
+from fp8scope_dashboard.alerts.watching import evaluator
+from fp8scope_dashboard.notifications import enqueue_evaluations, redis_client
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def evaluate_run(run_id: str) -> None:
-    """Run the detectors over the new rows of a run."""
-    services.evaluate(UUID(run_id))
+def evaluate_waiting(slot: int) -> None:
+    """Run the detectors over the new rows of the runs that wait."""
+    evaluator.work(slot)
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def sweep() -> None:
-    """Start the evaluations whose Celery messages were lost."""
-    for run_id in services.unread_runs():
-        evaluate_run.delay(str(run_id))
+    """Evaluate the runs that wait for it unknown to Redis."""
+    enqueue_evaluations(redis_client(), services.unread_runs())
 
 
 # Prefork kills an attempt that takes longer: its claim expires, and another worker sends the same message.

@@ -98,6 +98,18 @@ def dependents(run: Run) -> list[UUID]:
     return list(runs.values_list("id", flat=True)[:MOST_DEPENDENTS])
 
 
+def compared_among(run_ids: Collection[UUID]) -> list[UUID]:
+    """Those of the runs that take part in a comparison: with a baseline, or named by another run as one."""
+    runs = Run.objects.filter(pk__in=run_ids)
+    named = Run.objects.filter(project__in=runs.values("project")).exclude(baseline="")
+    baselines = set(named.values_list("project", "baseline").distinct())
+    return [
+        run_id
+        for run_id, project, group, baseline in runs.values_list("id", "project", "group", "baseline")
+        if baseline or (project, group) in baselines or (project, str(run_id)) in baselines
+    ]
+
+
 def reached_steps(runs: Iterable[Run]) -> dict[UUID, int | None]:
     """The last stored step of each run's latest attempt: an earlier one may have gone further."""
     listed = list(runs)

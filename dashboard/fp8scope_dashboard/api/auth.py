@@ -13,7 +13,14 @@ from fp8scope_dashboard.accounts.services import authenticate_token
 from fp8scope_dashboard.admission import callers
 from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.wire.errors import BadTokenError, NoTokenError, UnknownRunError
+from fp8scope_dashboard.runs.services import is_undoable
+from fp8scope_dashboard.wire.errors import (
+    BadTokenError,
+    NoTokenError,
+    RefusalError,
+    UnavailableError,
+    UnknownRunError,
+)
 
 # Runs before every response with telemetry: a single statement, without the cost of composing it with the
 # ORM.
@@ -86,7 +93,17 @@ def tensor_of(request: HttpRequest, run_id: UUID, name: str | None) -> int | Non
     return index
 
 
-def _unknown(project: Project, run_id: UUID) -> UnknownRunError:
+def _unknown(project: Project, run_id: UUID) -> RefusalError:
+    if is_undoable(run_id, project):
+        return deleted_recently(run_id)
     return UnknownRunError(
         f"The project {project.slug} has no run {run_id}.", "Register it first: PUT /api/v1/runs/{run}"
+    )
+
+
+def deleted_recently(run_id: UUID) -> UnavailableError:
+    """The answer while a deletion can be undone: the agent waits, so undoing it loses nothing."""
+    return UnavailableError(
+        f"The run {run_id} was deleted on the dashboard a few minutes ago.",
+        "The deletion can be undone on the page with the runs. Try again later.",
     )

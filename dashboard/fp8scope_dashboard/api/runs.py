@@ -12,11 +12,11 @@ from ninja import Query, Router, Status
 from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
-from fp8scope_dashboard.api.auth import project_of, run_of
+from fp8scope_dashboard.api.auth import deleted_recently, project_of, run_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.runs import catalogue, services
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.runs.search import MAX_LENGTH, parse, search
+from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
 from fp8scope_dashboard.telemetry import deletion
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import (
@@ -59,6 +59,8 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
             f"The run {run} belongs to another project.", "Use that project's token, or another id."
         ) from error
     except services.RunDeletedError as error:
+        if services.is_undoable(run, project_of(request)):
+            raise deleted_recently(run) from error
         raise RunConflictRefusalError(
             f"The run {run} was deleted on the dashboard.", "Start a new run with another id."
         ) from error
@@ -141,8 +143,9 @@ def list_runs(
     limit: Annotated[int, Query(ge=1, le=LATEST)] = LATEST,
 ) -> dict[str, Any]:
     """The project's runs that match a query, newest first. The query is that of the page with the runs."""
-    query = parse(q)
-    runs = search(Run.objects.filter(project=project_of(request)), query)
+    project = project_of(request)
+    query = read(q, vocabulary_of(project))
+    runs = search(Run.objects.filter(project=project), query)
     newest = runs.defer("config", "environment", "summary", "error").order_by("-created_at", "id")
     return {
         "runs": list(newest[offset : offset + limit]),

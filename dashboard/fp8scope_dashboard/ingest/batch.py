@@ -35,6 +35,7 @@ class Batch:
         body: the Arrow IPC stream to store.
         width: length of the longest tensor list; the catalogue of the writer must be at least as long.
         last_scalars: the latest value of each scalar.
+        not_finite: the scalars with a value that is NaN or infinite.
     """
 
     run: UUID
@@ -48,6 +49,7 @@ class Batch:
     last_step: int
     width: int
     last_scalars: dict[str, float]
+    not_finite: frozenset[str]
     statistics: tuple[str, ...]
 
 
@@ -60,6 +62,7 @@ class _Tally:
     first_step: int = 0
     last_step: int = -1
     last_scalars: dict[str, float] = field(default_factory=dict)
+    not_finite: set[str] = field(default_factory=set)
 
 
 def read_arrow(body: bytes) -> Batch:
@@ -95,6 +98,7 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
         last_step=tally.last_step,
         width=max(widths.values(), default=0),
         last_scalars=tally.last_scalars,
+        not_finite=frozenset(tally.not_finite),
         statistics=tuple(widths),
     )
 
@@ -227,7 +231,10 @@ def _add(tally: _Tally, batch: pa.RecordBatch) -> None:
             present = len(column) - column.null_count
             tally.points += present
             if present:
-                tally.last_scalars[name.removeprefix(SCALAR)] = _last_value(column)
+                scalar = name.removeprefix(SCALAR)
+                tally.last_scalars[scalar] = _last_value(column)
+                if not _is_finite(column):
+                    tally.not_finite.add(scalar)
         elif name.startswith(TENSOR):
             if column.null_count:
                 raise InvalidError(
@@ -266,6 +273,12 @@ def _last_value(column: pa.Array[Any]) -> float:
         return float(column[-1].as_py())
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     return float(column[int(np.flatnonzero(valid)[-1])].as_py())
+
+
+def _is_finite(column: pa.Array[Any]) -> bool:
+    """Whether all values are finite; nulls are no values."""
+    values = column.drop_null() if column.null_count else column
+    return bool(np.isfinite(values.to_numpy()).all())
 
 
 def to_json_number(value: float) -> float | str:

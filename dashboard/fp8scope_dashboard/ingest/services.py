@@ -68,8 +68,14 @@ def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
             points=batch.points,
         )
         count_rows(run, known.id, batch)
-    run_changed(run.id, run.project_id, "rows", batch.last_step)
+    run_changed(run.id, run.project_id, "rows", batch.last_step, urgent=_is_urgent(run, batch))
     return True
+
+
+def _is_urgent(run: Run, batch: Batch) -> bool:
+    """Whether a scalar has become NaN or infinite: such rows are judged before those of other runs."""
+    # The last scalars are from before the batch; as JSON, values that are not finite are texts.
+    return any(not isinstance(run.last_scalars.get(name), str) for name in batch.not_finite)
 
 
 @transaction.atomic

@@ -80,8 +80,10 @@ def address_of(run: Run, link: Mapping[str, Any]) -> str:
             return reverse("evaluations", args=[slug])
         case "alerts":
             return f"{reverse('alerts', args=[slug])}?run={run.pk}"
-        case "reports" | "ranks":
-            return f"{page}#{link['kind']}"
+        case "reports":
+            return f"{page}#reports"
+        case "ranks":
+            return f"{page}?tab=ranks#ranks"
         case _:
             return str(parts.get("address", page))
 

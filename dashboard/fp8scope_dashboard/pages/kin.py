@@ -60,12 +60,13 @@ def kin_of(run: Run) -> KinCard:
         suggestion=suggested_baseline(run) if choice is None else None,
         group_choice=current_choice(run, Choice.Field.GROUP),
         suggested_group=suggested_group(run),
-        links=_links(run),
+        links=links_of(run),
         seeds=lineage.siblings(run)[-MOST_SEEDS:],
     )
 
 
-def _links(run: Run) -> list[Link]:
+def links_of(run: Run) -> list[Link]:
+    """The run that a run comes from, and those that come from it."""
     links = []
     if run.parent:
         parent = lineage.parent_of(run)

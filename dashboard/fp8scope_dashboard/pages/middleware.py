@@ -1,4 +1,4 @@
-"""Middleware of the pages: the content security policy, and reading figures from a replica."""
+"""Middleware of the pages: the content security policy, formats of figures, and reading from a replica."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from fp8scope_dashboard.db import replica
+from fp8scope_dashboard.pages.views.figure_answers import EmptyAnswer, FigureAnswer, in_format
 
 # Inline styles are allowed because plotly and htmx set them; inline scripts are not.
 POLICY = "; ".join(
@@ -62,6 +63,15 @@ def content_security_policy(get_response: Handler) -> Handler:
         return add(request, answer)
 
     return handle
+
+
+class FigureFormats(MiddlewareMixin):
+    """Answer with a figure's data where the address of the figure asks for it, e.g. with `format=csv`."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        if isinstance(response, FigureAnswer | EmptyAnswer):
+            return in_format(request, response)
+        return response
 
 
 class FiguresFromReplica(MiddlewareMixin):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
@@ -44,6 +43,7 @@ class Verdict:
     tolerance: float | None = None
     margin: float | None = None
     interval: tuple[float, float] | None = None
+    smallest_detectable: float | None = None
     unit: str = "relative"
     warnings: tuple[str, ...] = ()
     baseline: str = ""
@@ -116,22 +116,10 @@ class Summary:
     # What the rules cannot judge, and why.
     unjudged: list[str] = field(default_factory=list)
     scores: list[EvaluationComparison] = field(default_factory=list)
-    now: datetime = field(default_factory=timezone.now)
-
-    @property
-    def progress(self) -> float | None:
-        """Per cent of the planned steps; None if their number is unknown."""
-        if not self.run.total_steps or self.run.last_step is None:
-            return None
-        return min(100.0, 100.0 * self.run.last_step / self.run.total_steps)
 
     @property
     def more_events(self) -> int:
         return self.open_events - len(self.events)
-
-    @property
-    def is_live(self) -> bool:
-        return self.run.state == RunState.RUNNING
 
     @property
     def lost(self) -> int | None:
@@ -140,10 +128,24 @@ class Summary:
             return None
         return max(0, self.run.points_sent - self.run.points_stored)
 
-    @property
-    def duration(self) -> float:
-        end = self.run.finished_at or (self.now if self.is_live else self.run.heartbeat_at)
-        return (end - self.run.created_at).total_seconds()
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: per cent of the planned steps, None if there is no plan, and seconds so far."""
+
+    percent: float | None
+    seconds: float
+    is_live: bool
+
+
+def progress_of(run: Run) -> Progress:
+    """The progress of a run, from its row."""
+    is_live = run.state == RunState.RUNNING
+    end = run.finished_at or (timezone.now() if is_live else run.heartbeat_at)
+    percent = None
+    if run.total_steps and run.last_step is not None:
+        percent = min(100.0, 100.0 * run.last_step / run.total_steps)
+    return Progress(percent, (end - run.created_at).total_seconds(), is_live)
 
 
 def summarise(run: Run) -> Summary:
@@ -188,6 +190,7 @@ def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
         tolerance=result.get("tolerance"),
         margin=result.get("margin"),
         interval=(interval[0], interval[1]) if interval else None,
+        smallest_detectable=result.get("smallest_detectable"),
         unit=str(result.get("unit", "relative")),
         warnings=tuple(result.get("warnings", ())),
         baseline=comparison.baseline,

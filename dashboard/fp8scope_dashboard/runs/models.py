@@ -93,6 +93,10 @@ class Run(models.Model):
     # Set when a person deletes the run; telemetry.deletion then deletes its data in small transactions.
     deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
     deleted_bytes = models.BigIntegerField(default=0, help_text="Size of the run when its deletion began.")
+    # Until then the deletion can be undone and no data is deleted; None if the deletion has begun.
+    erase_at = models.DateTimeField(null=True, blank=True, editable=False)
+    # Set when a person archives the run: the list of runs shows it only if asked to.
+    archived_at = models.DateTimeField(null=True, blank=True, editable=False)
 
     objects: ClassVar[models.Manager["Run"]] = KeptRuns()
     with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()
@@ -138,6 +142,83 @@ class Choice(models.Model):
     class Meta:
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [models.Index(fields=["run", "field", "-id"])]
+
+
+class Note(models.Model):
+    """What people write about a run, in Markdown. `version` rises with each change."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="note")
+    text = models.TextField(blank=True, default="")
+    version = models.PositiveIntegerField(default=0)
+    edited_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    edited_at = models.DateTimeField(default=timezone.now)
+
+
+class Artefact(models.Model):
+    """A link to something that belongs to a run, such as a checkpoint or a log, in a place of its own."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="artefacts")
+    name = models.CharField(max_length=128)
+    address = models.CharField(max_length=1000, help_text="http, https, s3 or gs.")
+    added_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    added_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["run", "address"], name="artefact_once"),
+        ]
+
+    @property
+    def is_web(self) -> bool:
+        """Whether a browser can open it."""
+        return self.address.lower().startswith(("http://", "https://"))
+
+
+class BulkAction(models.Model):
+    """A change that a person made to several runs at once, and that can be undone; see runs.bulk."""
+
+    class Kind(models.TextChoices):
+        TAG = "tag"
+        UNTAG = "untag"
+        ARCHIVE = "archive"
+        UNARCHIVE = "unarchive"
+        DELETE = "delete"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="bulk_actions")
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    tag = models.CharField(max_length=64, blank=True, default="")
+    # Only the runs that the action has changed.
+    runs = ArrayField(models.UUIDField())
+    done_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    done_at = models.DateTimeField(default=timezone.now)
+    undone_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    undone_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["-done_at"]
+        indexes: ClassVar = [models.Index(fields=["project", "-done_at"])]
+
+
+class SavedView(models.Model):
+    """A named state of the list of runs: search, columns, order and grouping, as the query of its address.
+
+    Only its owner sees it, unless it is shared with the project.
+    """
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="saved_views")
+    owner = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    name = models.CharField(max_length=80)
+    query = models.CharField(max_length=2000, blank=True, default="")
+    shared = models.BooleanField(default=False)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["name", "id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["project", "owner", "name"], name="saved_view_once"),
+        ]
 
 
 class DeletedRun(models.Model):

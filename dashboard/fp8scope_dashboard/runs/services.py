@@ -62,7 +62,12 @@ def register(
     if run is None:
         with transaction.atomic():
             _lock_creation(run_id)
-            defaults = {"project": project, **fields, **_derived(fields)}
+            defaults = {
+                "project": project,
+                **fields,
+                **_derived(fields),
+                **_default_baseline(project, fields),
+            }
             run, created = Run.with_deleted.get_or_create(id=run_id, defaults=defaults)
     if run.project_id != project.pk:
         raise RunConflictError
@@ -71,6 +76,12 @@ def register(
     if created or _complete(run, fields, replace_tags):
         run_changed(run.id, project.pk, "state")
     return run, created
+
+
+def is_undoable(run_id: UUID, project: Project) -> bool:
+    """Whether a person has deleted the run so recently that the deletion can be undone."""
+    hidden = Run.with_deleted.filter(pk=run_id, project=project, erase_at__gt=timezone.now())
+    return hidden.exists()
 
 
 def _derived(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +93,13 @@ def _derived(fields: Mapping[str, Any]) -> dict[str, Any]:
         "recipe_name": recipe_name(fields.get("recipe") or {}),
         "config_digest": config_digest(fields.get("config") or {}),
     }
+
+
+def _default_baseline(project: Project, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The project's default baseline, for an FP8 run that names none and does not belong to it."""
+    default = project.default_baseline
+    takes_it = fields.get("precision") == "fp8" and not fields.get("baseline")
+    return {"baseline": default} if default and takes_it and fields.get("group") != default else {}
 
 
 def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
@@ -99,6 +117,8 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
         changes |= {"recipe": recipe, "recipe_name": recipe_name(recipe)}
         if run.precision == "unknown":
             changes["precision"] = fields.get("precision", "unknown")
+            if not run.baseline:
+                changes |= _default_baseline(run.project, {"group": run.group, **fields})
     for name, max_size in (("config", MAX_CONFIG), ("summary", MAX_SUMMARY)):
         before = getattr(run, name)
         after = {**before, **(fields.get(name) or {})}

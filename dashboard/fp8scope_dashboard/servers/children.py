@@ -27,10 +27,13 @@ LONGEST_DELAY = 30.0
 # After a life of this many seconds the next failure counts as the first.
 HEALTHY_SECONDS = 60.0
 # Prefork is the only pool in which Celery's time limits work. A crash in a native codec costs one task, not
-# the worker, and a long analysis does not hold the interpreter lock that an alert waits for. There are at
-# least four children because tasks also wait for webhooks; they share most of their memory.
-LEAST_CONCURRENCY = 4
+# the worker, and a long analysis does not hold the interpreter lock that an alert waits for. Children share
+# most of their memory. Those of alerts also wait for webhooks, so there are more than cores.
+LEAST_CONCURRENCY = 3
 MOST_CONCURRENCY = 16
+# No long job may hold up an alert: the worker of alerts takes no other queue, and the other one gives way.
+ALERT_QUEUES = ("deliveries", "evaluations")
+JOB_QUEUES = ("celery",)
 # A worker child above this size (in KiB) is replaced after its task.
 CHILD_MEMORY = 1_000_000
 
@@ -230,14 +233,15 @@ def python_child(
     return Child(name, start, log, stop_signals)
 
 
-def worker_arguments() -> list[str]:
-    """Arguments of the Celery worker. See LEAST_CONCURRENCY for the choice of its pool."""
+def worker_arguments(name: str, queues: Sequence[str]) -> list[str]:
+    """Arguments of a Celery worker of some queues. See LEAST_CONCURRENCY for the choice of its pool."""
     concurrency = max(LEAST_CONCURRENCY, min(MOST_CONCURRENCY, os.cpu_count() or 1))
     return [
         *("celery", "--app", "fp8scope_dashboard.celery:app", "--quiet", "worker", "--loglevel", "INFO"),
+        *("--hostname", f"{name}@%h", "--queues", ",".join(queues)),
         *("--pool", "prefork", "--concurrency", str(concurrency)),
         *("--max-memory-per-child", str(CHILD_MEMORY)),
-        # Both are for messages between workers, and there is one worker.
+        # Both are for messages between workers, which these do not need.
         *("--without-gossip", "--without-mingle"),
     ]
 

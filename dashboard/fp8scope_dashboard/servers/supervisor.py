@@ -1,4 +1,4 @@
-"""One installation as one process tree: PostgreSQL, Redis, web, worker and beat below a supervisor.
+"""One installation as one process tree: PostgreSQL, Redis, web, workers and beat below a supervisor.
 
     supervisor = Supervisor(Path("~/.fp8scope").expanduser())
     supervisor.start()
@@ -127,7 +127,7 @@ class Supervisor:
             raise self._error
 
     def pids(self) -> dict[str, int]:
-        """The pids of the running children by name: postgres, redis, web, worker, beat."""
+        """The pids of the running children by name: postgres, redis, web, alerts, worker, beat."""
         return {child.name: child.running.pid for child in self._children if child.running is not None}
 
     def __enter__(self) -> Supervisor:
@@ -264,10 +264,15 @@ class Supervisor:
         self._wait("web", self._answers, START_SECONDS)
 
     def _start_jobs(self, stack: ExitStack) -> list[Child]:
-        """Launch worker and beat without waiting for them: their tasks wait in Redis."""
+        """Launch the workers and beat without waiting for them: their tasks wait in Redis."""
         jobs = [
             # On SIGTERM Celery finishes its tasks; on SIGQUIT it returns them to the queue.
-            self._python(stack, "worker", children.worker_arguments(), signal.SIGTERM, signal.SIGQUIT),
+            *(
+                self._python(
+                    stack, name, children.worker_arguments(name, queues), signal.SIGTERM, signal.SIGQUIT
+                )
+                for name, queues in (("alerts", children.ALERT_QUEUES), ("worker", children.JOB_QUEUES))
+            ),
             self._python(
                 stack, "beat", children.beat_arguments(self.data.run / "beat-schedule"), signal.SIGTERM
             ),

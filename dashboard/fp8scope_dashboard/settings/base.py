@@ -47,6 +47,8 @@ TRUSTED_PROXIES = networks_from_environment("FP8SCOPE_TRUSTED_PROXIES")
 CHANNEL_NETWORKS = networks_from_environment("FP8SCOPE_CHANNEL_NETWORKS")
 SMTP_URL = os.environ.get("FP8SCOPE_SMTP_URL", "")
 MAIL_FROM = os.environ.get("FP8SCOPE_MAIL_FROM", "")
+# With this token, monitoring reads /server/status.json. Empty: only administrators do.
+STATUS_TOKEN = os.environ.get("FP8SCOPE_STATUS_TOKEN", "")
 
 INSTALLED_APPS = [
     "django.contrib.auth",
@@ -67,6 +69,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.diagnosis",
     "fp8scope_dashboard.alerts",
     "fp8scope_dashboard.control",
+    "fp8scope_dashboard.shared_reports",
     "fp8scope_dashboard.pages",
 ]
 
@@ -79,10 +82,12 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "fp8scope_dashboard.accounts.time_zones.UseTimeZone",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "fp8scope_dashboard.pages.middleware.content_security_policy",
+    "fp8scope_dashboard.pages.middleware.FigureFormats",
     "fp8scope_dashboard.pages.middleware.FiguresFromReplica",
 ]
 
@@ -201,7 +206,8 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_TIME_LIMIT = 600
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-# What an alert waits for is taken before everything else that is queued.
+# What an alert waits for has its own queues: `fp8scope up` has a worker that takes nothing else, so that no
+# long job holds up an alert. A worker of all queues takes these two first.
 CELERY_TASK_QUEUES = [
     Queue(name)  # type: ignore[no-untyped-call]
     for name in ("deliveries", "evaluations", "celery")
@@ -209,7 +215,16 @@ CELERY_TASK_QUEUES = [
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {
     "fp8scope_dashboard.alerts.tasks.deliver": {"queue": "deliveries"},
-    "fp8scope_dashboard.alerts.tasks.evaluate_run": {"queue": "evaluations"},
+    **{
+        f"fp8scope_dashboard.{task}": {"queue": "evaluations"}
+        for task in (
+            "alerts.tasks.evaluate_waiting",
+            "alerts.tasks.sweep",
+            "alerts.tasks.deliver_due",
+            "alerts.tasks.follow_up",
+            "runs.tasks.mark_silent",
+        )
+    },
 }
 CELERY_TIMEZONE = "UTC"
 # Fail at once if Redis is down; a sweep finds the work later.

@@ -47,7 +47,7 @@ class DeletionProgress:
 
 
 def begin(run: Run) -> DeletionProgress:
-    """Hide a run and start a job that deletes it. Idempotent."""
+    """Hide a run and start a job that deletes it, without a way back. Idempotent."""
     first = Run.objects.filter(pk=run.pk).update(deleted_at=timezone.now())
     size = storage.of_run(run.pk).bytes
     if first:
@@ -68,9 +68,15 @@ def progress_of(run_id: UUID, project: Project) -> DeletionProgress | None:
 
 
 def unfinished(project: Project | None = None) -> list[Run]:
-    """Return the runs that are being deleted, oldest request first."""
-    runs = Run.with_deleted.exclude(deleted_at=None).order_by("deleted_at")
+    """Return the runs whose data is being deleted, oldest request first."""
+    runs = _to_erase().order_by("deleted_at")
     return list(runs if project is None else runs.filter(project=project))
+
+
+def _to_erase() -> models.QuerySet[Run]:
+    """The runs that are marked as deleted, without those whose deletion can be undone still."""
+    undoable = models.Q(erase_at__gt=timezone.now())
+    return Run.with_deleted.exclude(deleted_at=None).exclude(undoable)
 
 
 def delete_run(run_id: UUID) -> int:
@@ -78,9 +84,13 @@ def delete_run(run_id: UUID) -> int:
 
     May be killed, repeated, and run by two workers concurrently: each transaction takes the lock of the run.
     """
-    run = Run.with_deleted.filter(pk=run_id).exclude(deleted_at=None).first()
-    if run is None:
+    # From here on the deletion cannot be undone.
+    if not _to_erase().filter(pk=run_id).update(erase_at=None):
         return 0
+    run = Run.with_deleted.get(pk=run_id)
+    if not run.deleted_bytes:
+        run.deleted_bytes = storage.of_run(run_id).bytes
+        Run.with_deleted.filter(pk=run_id).update(deleted_bytes=run.deleted_bytes)
     tables = _partitions(run_id) if run.deleted_bytes >= VACUUM_BYTES else []
     rows = 0
     for model, column in storage.tables_of_runs():

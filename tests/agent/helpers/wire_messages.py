@@ -8,6 +8,7 @@ from agent.helpers.stored_run import StoredRun
 STATISTICS = {"numel", "amax", "scale", "saturated", "underflow", "subnormal", "nonfinite"}
 SAMPLED = {"blocks", "saturated_blocks", "scale_min", "scale_median", "scale_max", "sq_error", "sq_signal"}
 SAMPLED |= {"scale_frozen", "scale_stale", "history_amax", "update_ratio"}
+SAMPLED |= {"kurtosis", "logit_bound", "load_max", "load_imbalance"}
 EXPONENT_BINS = 279
 
 

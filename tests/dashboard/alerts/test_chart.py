@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from fp8scope_dashboard.alerts.delivery import chart
+from fp8scope_dashboard.text.ticks import ticks
 
 STEPS = list(range(900, 1101))
 
@@ -125,4 +126,4 @@ def test_draws_extreme_values(values: list[Any], threshold: float | None) -> Non
     ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, logarithmic: bool, expected: list[float]) -> None:
-    assert chart.ticks(low, high, logarithmic) == pytest.approx(expected)
+    assert ticks(low, high, logarithmic) == pytest.approx(expected)

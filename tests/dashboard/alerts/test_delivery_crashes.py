@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,8 +27,8 @@ from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-# More moments than delivering has.
-MOST_MOMENTS = 100
+# More moments than delivering has; their number fits into an exit status.
+MOST_MOMENTS = 200
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def run(receiver: Receiver) -> Run:
     return make_run(project, "gpt")
 
 
-def open_events(run: Run, count: int) -> list[Event]:
+def open_events(run: Run, count: int, channels: Sequence[Channel] | None = None) -> list[Event]:
     first = Event.objects.count()
     with transaction.atomic():
         fields = {"kind": "loss_spike", "severity": "critical", "message": "Up."}
@@ -54,15 +53,18 @@ def open_events(run: Run, count: int) -> list[Event]:
             Event.objects.create(run=run, onset_step=first + i, step=1000, **fields) for i in range(count)
         ]
         for event in events:
-            outbox.enqueue(event)
+            outbox.enqueue(event, channels)
     return events
 
 
-@contextmanager
-def dying_workers(delivery: Delivery) -> Iterator[Callable[[int], str]]:
-    """A function that lets a worker deliver until the given moment."""
+Work = Callable[[Mapping[int, int]], dict[int, str]]
+"""Lets a worker deliver each delivery until the given moment; returns what became of it."""
+
+
+@pytest.fixture(scope="module")
+def work(django_db_setup: None) -> Iterator[Work]:
     process = subprocess.Popen(
-        [sys.executable, str(Path(crashing_delivery.__file__)), str(delivery.pk)],
+        [sys.executable, str(Path(crashing_delivery.__file__))],
         env={**process_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -71,10 +73,10 @@ def dying_workers(delivery: Delivery) -> Iterator[Callable[[int], str]]:
     assert process.stdin is not None and process.stdout is not None
     stdin, stdout = process.stdin, process.stdout
 
-    def work(moments: int) -> str:
-        stdin.write(f"{moments}\n")
+    def work(moments: Mapping[int, int]) -> dict[int, str]:
+        stdin.write(f"{json.dumps(moments)}\n")
         stdin.flush()
-        return stdout.readline().strip()
+        return {int(delivery): outcome for delivery, outcome in json.loads(stdout.readline()).items()}
 
     yield work
     stdin.close()
@@ -93,46 +95,50 @@ def deliver_due() -> None:
         outbox.deliver(pk)
 
 
-def keys_received(receiver: Receiver, path: str) -> list[tuple[str, list[str]]]:
-    """The key of each request to a path, and the keys of its alerts."""
+def keys_received(receiver: Receiver) -> list[tuple[str, list[str]]]:
+    """The key of each request, and the keys of its alerts."""
     received = []
-    for requested, headers, body in receiver.requests:
-        if requested == path:
-            content = json.loads(body)
-            alerts = [alert["key"] for alert in content.get("alerts", [content])]
-            received.append((headers["Idempotency-Key"], alerts))
+    for _, headers, body in receiver.requests:
+        content = json.loads(body)
+        alerts = [alert["key"] for alert in content.get("alerts", [content])]
+        received.append((headers["Idempotency-Key"], alerts))
     return received
 
 
+def digest(run: Run, receiver: Receiver, members: int) -> Delivery:
+    """A delivery of a channel of its own; with more `members` it is a digest."""
+    sealed = encrypt_json({"url": receiver.url})
+    channel = Channel.objects.create(project=run.project, name="hook", sealed=sealed, per_minute=600)
+    open_events(run, members, [channel])
+    Delivery.objects.filter(channel=channel).update(held=members > 1)
+    return Delivery.objects.filter(channel=channel).earliest("pk")
+
+
 # The moment after a statement is that before the next one.
-@pytest.mark.parametrize(("members", "stride"), [(1, 2), (3, 6)])
-def test_it_works(run: Run, receiver: Receiver, members: int, stride: int) -> None:
-    """A worker dies at every moment in turn; with more `members` it delivers a digest."""
-    (delivery,) = open_events(run, 1)[0].deliveries.all()
-    with dying_workers(delivery) as work:
-        for moment in range(1, MOST_MOMENTS, stride):
-            # Requests of the moment before may still be on their way.
-            path = f"/hook/{moment}"
-            Channel.objects.update(sealed=encrypt_json({"url": receiver.url.replace("/hook", path)}))
-            Delivery.objects.exclude(pk=delivery.pk).delete()
-            open_events(run, members - 1)
-            Delivery.objects.update(attempts=0, delivered_at=None, leader=None, held=members > 1)
-            outcome = work(moment)
-            # Nobody else sends it while the worker could still be alive.
-            claimed = Delivery.objects.filter(claimed_at__isnull=False).exists()
-            assert not (claimed and outbox.deliver(delivery.pk))
-            claims_expire()
-            deliver_due()
-            assert not Delivery.objects.filter(delivered_at=None).exists()
-            received = keys_received(receiver, path)
-            assert {key for key, _ in received} == {str(delivery.key)} and len(received) <= 2
-            expected = sorted(str(key) for key in Delivery.objects.values_list("key", flat=True))
-            assert all(sorted(alerts) == expected for _, alerts in received) and len(expected) == members
-            if outcome == "done 0":
-                break
-            assert outcome == "killed"
+@pytest.mark.parametrize(("members", "stride"), [(1, 2), (3, 4)])
+def test_it_works(run: Run, receiver: Receiver, work: Work, members: int, stride: int) -> None:
+    """Workers die at every moment; with more `members` they deliver digests."""
+    uninterrupted = digest(run, receiver, members)
+    outcome = work({uninterrupted.pk: MOST_MOMENTS})[uninterrupted.pk]
+    last = int(outcome.removeprefix("done "))
     # There were statements, commits and the request itself to die at.
-    assert moment > 20
+    assert last > 20
+    moments = {digest(run, receiver, members).pk: moment for moment in range(1, last + 1, stride)}
+    assert set(work(moments).values()) == {"killed"}
+    # Nobody else sends what a worker claimed while it could still be alive.
+    claimed = list(Delivery.objects.filter(claimed_at__isnull=False).values_list("pk", flat=True))
+    assert claimed and not any(outbox.deliver(pk) for pk in claimed)
+    claims_expire()
+    deliver_due()
+    assert not Delivery.objects.filter(delivered_at=None).exists()
+    received = keys_received(receiver)
+    for delivery in Delivery.objects.filter(pk__in=[uninterrupted.pk, *moments]):
+        alerts = [sorted(each) for key, each in received if key == str(delivery.key)]
+        keys = Delivery.objects.filter(channel=delivery.channel_id).values_list("key", flat=True)
+        # Once or twice, and both times the same.
+        assert alerts in ([sorted(map(str, keys))], [sorted(map(str, keys))] * 2)
+    # A digest has the key of its leader; its followers are not sent by themselves.
+    assert len({key for key, _ in received}) == 1 + len(moments)
 
 
 def test_nothing_is_lost_when_redis_is_flushed(run: Run, receiver: Receiver) -> None:
@@ -150,7 +156,7 @@ def test_a_receiver_that_fails_twice_gets_the_alert_with_one_key(run: Run, recei
         deliver_due()
         # The pauses between attempts are 10 and 20 s.
         claims_expire()
-    assert [key for key, _ in keys_received(receiver, "/hook")] == [str(Delivery.objects.get().key)] * 3
+    assert [key for key, _ in keys_received(receiver)] == [str(Delivery.objects.get().key)] * 3
     assert Delivery.objects.get().delivered_at is not None and Delivery.objects.get().attempts == 3
     deliver_due()
     assert len(receiver.requests) == 3

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import redis
 from dashboard.helpers.recording import Recorder, make_run
+from django.conf import settings
 
+from fp8scope_dashboard import notifications
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.loss_comparisons import compare
+from fp8scope_dashboard.analysis.tasks import compare_waiting
 from fp8scope_dashboard.runs.models import Run, RunState
 
 pytestmark = pytest.mark.django_db
@@ -70,3 +76,34 @@ def test_a_run_that_is_its_own_baseline_is_read_once(project: Project) -> None:
     assert lineage.baseline_runs(Run.objects.get(pk=run.pk)) == []
     evaluate(run.id)
     assert unread_runs() == []
+
+
+def test_most_runs_take_part_in_no_comparison(project: Project) -> None:
+    """Those with a baseline do, and the runs and groups that are one."""
+    alone, named, of_group = make_run(project), make_run(project), make_run(project, group="bf16")
+    make_run(project, group="fp8")
+    first, second = make_run(project, baseline=str(named.pk)), make_run(project, baseline="bf16")
+    elsewhere = make_run(create_project("other", "Other"), group="bf16")
+    asked = [alone.pk, named.pk, of_group.pk, first.pk, second.pk, elsewhere.pk]
+    assert set(lineage.compared_among(asked)) == {named.pk, of_group.pk, first.pk, second.pk}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_changed_runs_are_compared_by_one_job_each(project: Project) -> None:
+    """One task takes all runs that changed, and leaves out those without a comparison."""
+    make_run(project, group="bf16")
+    compared, alone = make_run(project, baseline="bf16"), make_run(project)
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        client.flushdb()
+        for begins, expected in ((False, 1), (False, 1), (True, 2)):
+            if begins:
+                # The job begins to read: what changes from now on needs another one.
+                notifications.job_started(notifications.COMPARE_RUN, str(compared.pk))
+            for run in (compared, alone):
+                notifications.run_changed(run.pk, project.pk, "rows")
+            assert notifications.flush()
+            compare_waiting()
+            headers = [json.loads(message)["headers"] for message in client.lrange("celery", 0, -1)]
+            jobs = [task["argsrepr"] for task in headers if task["task"] == notifications.COMPARE_RUN]
+            assert jobs == [f"['{compared.pk}']"] * expected
+        client.flushdb()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import redis
 from dashboard.helpers.recorder import Recorder
+from django.conf import settings
 
+from fp8scope_dashboard import notifications
 from fp8scope_dashboard.ingest.batch import to_json_number
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
 
@@ -66,3 +69,26 @@ def test_a_run_has_the_statistics_of_all_its_writers() -> None:
 )
 def test_nonfinite_numbers_become_strings_in_json(value: float, expected: float | str) -> None:
     assert to_json_number(value) == expected
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_in_which_a_scalar_becomes_nan_are_urgent() -> None:
+    """Detectors read their run before others. A scalar that stays NaN is no news."""
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        recorder = Recorder.of_new_run()
+        batches: list[tuple[list[float | None], int]] = [
+            ([1.0, 2.0], 0),
+            ([1.0, math.nan, 1.0], 1),
+            ([math.inf], 1),
+            ([math.nan, None], 0),
+            ([1.0], 0),
+        ]
+        for number, (losses, expected) in enumerate(batches):
+            client.flushdb()
+            # As a request does.
+            recorder.run.refresh_from_db()
+            steps = range(10 * number, 10 * number + len(losses))
+            recorder.send(steps, {"loss": losses, "lr": [0.1] * len(losses)})
+            assert notifications.flush()
+            assert client.zcard(notifications.URGENT_RUNS) == expected, losses
+            assert client.zcard(notifications.WAITING_RUNS) == 1

@@ -11,11 +11,13 @@ from dashboard.helpers.visitors import Visitor
 from django.test import Client
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import ApiToken
+from fp8scope_dashboard.accounts.models import ApiToken, Membership, User
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
+from fp8scope_dashboard.runs.models import Artefact, BulkAction, SavedView
+from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
 READ += ["evidence", "settings", "token_list", "ranks", "run_commands", "run_reports", "report_figure"]
@@ -36,12 +38,28 @@ READ += [
     "rule",
     "rule_new",
     "rule_trial",
+    "score_differences",
+    "shared_reports",
+    "shared_report",
+    "run_suggest",
+    "compare_find",
+    "compare_configuration",
 ]
+# What people do for themselves; it changes nothing that others see.
+PERSONAL = ["compare_selected", "view_save", "view_delete"]
 STREAMS = ["project_events", "run_events"]
 MEMBER = ["alert_change", "acknowledge_many", "token_create", "token_revoke", "command_new"]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
+MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
+MEMBER += ["share_link_new", "share_link_revoke", "shared_report_delete"]
+MEMBER += ["runs_change", "runs_undo"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
+# Reading needs no role, writing does.
+FORMS = ["shared_report_new"]
+# Addresses outside of projects, with tests of their own.
+OTHERS = ["home", "shared", "server_status", "server_status_json"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
+ADMIN += ["project_general", "member_add", "member_change"]
 
 
 class Addresses:
@@ -61,7 +79,19 @@ class Addresses:
             message="Up.",
         )
         self.token, _ = create_token(visitor.project, "t")
+        self.member = Membership.objects.create(
+            user=User.objects.create_user("someone"), project=visitor.project
+        )
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
+        self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
+        self.report = SharedReport.objects.create(project=visitor.project, title="r", content={})
+        self.link = ShareLink.objects.create(report=self.report, digest=bytes(32))
+        self.change = BulkAction.objects.create(
+            project=visitor.project, kind="archive", runs=[self.run.pk], done_by=visitor.user
+        )
+        self.view = SavedView.objects.create(
+            project=visitor.project, owner=visitor.user, name="v", query="q=x", shared=True
+        )
         self.channel = Channel.objects.create(
             project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
         )
@@ -76,7 +106,13 @@ class Addresses:
             "kind": "webhook",
             "field": "baseline",
             "trial_id": self.trial.pk,
+            "artefact_id": self.artefact.pk,
+            "report_id": self.report.pk,
+            "link_id": self.link.pk,
+            "member_id": self.member.pk,
             "action": "acknowledge",
+            "action_id": self.change.pk,
+            "view_id": self.view.pk,
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
@@ -87,29 +123,29 @@ def addresses(admin: Visitor) -> Addresses:
 
 
 def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
-    for name in READ:
+    for name in (*READ, *FORMS):
         assert viewer.client.get(addresses.of(name)).status_code == 200, name
 
 
 def test_every_address_is_listed_here() -> None:
-    listed = {*READ, *STREAMS, *MEMBER, *ADMIN, "home"}
+    listed = {*READ, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, *FORMS, *OTHERS}
     assert {entry.name for entry in urlpatterns} == listed
 
 
 def test_redirects_anonymous_visitors_to_sign_in(db: None, addresses: Addresses) -> None:
-    for name in READ:
+    for name in (*READ, *FORMS):
         answer = Client().get(addresses.of(name))
         assert answer.status_code == 302 and answer["Location"].startswith("/signin/?next="), name
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *FORMS, *ADMIN):
         assert Client().post(addresses.of(name)).status_code == 302, name
     for name in STREAMS:
         assert Client().get(addresses.of(name)).status_code == 401, name
 
 
 def test_a_member_of_another_project_gets_404(stranger: Visitor, addresses: Addresses) -> None:
-    for name in (*READ, *STREAMS):
+    for name in (*READ, *FORMS, *STREAMS):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *FORMS, *ADMIN):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
 
 
@@ -117,12 +153,26 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
     addresses.slug = stranger.project.slug
     cards: tuple[str, ...] = ("ranks", "run_commands", "run_reports", "report_figure", "run_data")
     cards += ("run_export", "diagnosis", "readiness", "readiness_figure", "changes", "run_kin")
-    for name in ("run", "spark", "figure", "evidence", "run_events", "alert", "rule", "rule_trial", *cards):
+    for name in (
+        "run",
+        "spark",
+        "figure",
+        "evidence",
+        "run_events",
+        "alert",
+        "rule",
+        "rule_trial",
+        *cards,
+        "shared_report",
+    ):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (
         *("alert_change", "rule_save", "rule_switch", "rule_remove", "token_revoke", "channel_change"),
+        *("delivery_again", "member_change", "share_link_new", "share_link_revoke", "shared_report_delete"),
         "delivery_again",
+        *("runs_undo", "view_delete"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
+        *("note_save", "note_preview", "artefact_new", "artefact_remove"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
@@ -130,7 +180,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
 
 
 def test_a_viewer_can_change_nothing(viewer: Visitor, addresses: Addresses) -> None:
-    for name in (*MEMBER, *ADMIN):
+    for name in (*MEMBER, *FORMS, *ADMIN):
         assert viewer.client.post(addresses.of(name)).status_code == 403, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
 
@@ -144,14 +194,14 @@ def test_a_member_can_change_all_but_channels_and_margins(member: Visitor, addre
 
 
 def test_get_requests_change_nothing(admin: Visitor, addresses: Addresses) -> None:
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *ADMIN):
         assert admin.client.get(addresses.of(name)).status_code == 405, name
 
 
 def test_forms_need_a_csrf_token(admin: Visitor, addresses: Addresses) -> None:
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(admin.user)
-    for name in (*MEMBER, *ADMIN):
+    for name in (*PERSONAL, *MEMBER, *FORMS, *ADMIN):
         assert strict.post(addresses.of(name)).status_code == 403, name
 
 

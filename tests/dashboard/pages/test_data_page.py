@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.visitors import Visitor
+from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.runs.models import Run
@@ -55,8 +56,10 @@ def test_deleting_needs_the_name_of_the_run(member: Visitor, run: Run) -> None:
     assert "The run was not deleted" in refused and Run.objects.count() == 1
     assert member.client.get(address).status_code == 405
     done = member.client.post(address, {"name": "the <run>"}, follow=True).content.decode()
-    assert "Deleting" in done and not Run.objects.exists()
+    assert "Deleted “the &lt;run&gt;”" in done and not Run.objects.exists()
     assert member.client.get(member.address(f"runs/{run.pk}/")).status_code == 404
+    assert "left</p>" not in html(member, "settings/"), "it can be undone still"
+    Run.with_deleted.filter(pk=run.pk).update(erase_at=timezone.now())
     assert "left</p>" in html(member, "settings/")
     deletion.delete_run(run.pk)
     assert "left</p>" not in html(member, "settings/")

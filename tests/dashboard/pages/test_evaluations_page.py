@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
@@ -11,6 +12,9 @@ from django.utils.html import escape
 
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
+from fp8scope_dashboard.analysis.scores.agreement import Agreement, agreement
+from fp8scope_dashboard.analysis.scores.verdict import Score
+from fp8scope_dashboard.pages.forest import positions
 
 
 def html(visitor: Visitor, **headers: str) -> str:
@@ -104,4 +108,76 @@ def test_escapes_names(admin: Visitor) -> None:
 def test_a_refresh_gets_only_the_tasks(admin: Visitor, seeded: Seeded) -> None:
     part = html(admin, **{"HX-Target": "tasks"})
     assert part.strip().startswith('<div id="tasks"') and "<html" not in part
-    assert 'id="verdicts-1"' in part and 'id="verdicts-2"' in part
+    assert 'id="verdicts"' in part and 'id="forest"' in part
+
+
+def rows(page: str) -> list[str]:
+    """The rows of the forest plot."""
+    table = page.split('id="forest"')[1].split("</section>")[0]
+    return table.split("<tr")[2:]
+
+
+def test_the_forest_plot_has_a_row_for_each_task_and_run(admin: Visitor, seeded: Seeded) -> None:
+    shown = rows(html(admin))
+    assert len(shown) == 4
+    assert "Worse than BF16" in shown[0] and "Worse than BF16" in shown[1], "the worst come first"
+    assert all("forest__zone" in row for row in shown)
+
+
+def test_searches_and_filters(admin: Visitor, seeded: Seeded) -> None:
+    def found(query: str) -> list[str]:
+        return rows(admin.client.get(admin.address(f"evaluations/?{query}")).content.decode() + "</section>")
+
+    assert len(found("q=nll")) == 2 and len(found("q=nll+frozen")) == 1
+    assert len(found("verdict=worse")) == 2
+    assert len(found(f"run={seeded.healthy.pk}")) == 2
+    assert "No task matches" in admin.client.get(admin.address("evaluations/?q=nothing")).content.decode()
+    for query in ("run=x", "step=-1", "verdict=x", "sort=x", "task=x", "step=99999999999999999999"):
+        assert len(found(query)) == 4, "what is not known does not restrict"
+
+
+def test_shows_the_chosen_task(admin: Visitor, seeded: Seeded) -> None:
+    page = admin.client.get(admin.address("evaluations/?task=heldout&metric=nll")).content.decode()
+    task = page.split('id="task"')[1]
+    assert "lower is better" in task and "median difference" in task
+    assert "All checkpoints" in task
+
+
+def test_many_tasks(admin: Visitor) -> None:
+    for name, fields in (("bf16", {"group": "bf16"}), ("fp8", {"baseline": "bf16"})):
+        run = make_run(admin.project, name, precision=name, **fields)
+        recorder = Recorder(run)
+        for task in range(100):
+            recorder.evaluation(10, [1.0, 0.0] * 4, name=f"task {task:03}")
+        compare_evaluations(run.id)
+    assert len(rows(html(admin))) == 100
+
+
+def test_paired_differences(admin: Visitor, seeded: Seeded) -> None:
+    query = {"name": "heldout", "metric": "nll"}
+    answer = admin.client.get(admin.address("evaluations/differences.json"), query).json()
+    healthy, faulty = answer["figure"]["data"]
+    row = EvaluationComparison.objects.get(run=seeded.faulty, metric="nll", step=100)
+    assert faulty["y"] == [row.result["difference"]]
+    zone = answer["figure"]["layout"]["shapes"][0]
+    assert zone["y1"] == row.result["margin"] == -zone["y0"]
+
+
+def test_positions_are_in_margins_with_better_at_the_right() -> None:
+    drawn = positions(-0.01, (-0.02, 0.0), 0.01, 0.015, higher_is_better=True)
+    assert drawn is not None and drawn.point < 50.0 and drawn.high == 50.0 and drawn.detectable == 25.0
+    lower = positions(-0.01, (-0.02, 0.0), 0.01, None, higher_is_better=False)
+    assert lower is not None and lower.point > 50.0 and lower.low == 50.0
+    beyond = positions(1.0, (0.9, 1.1), 0.01, 5.0, higher_is_better=False)
+    assert beyond is not None and (beyond.off_scale, beyond.detectable) == (-1, None)
+    assert positions(0.1, (0.0, 0.2), 0.0, None, higher_is_better=True) is None
+
+
+def test_agreement_pairs_by_name_and_else_by_position() -> None:
+    a = Score(np.array([1.0, 0.0, 1.0]), ["x", "y", "z"])
+    b = Score(np.array([0.0, 0.0, 1.0]), ["z", "y", "x"])
+    assert agreement(a, b) == Agreement(3, 1, 0, 0.0)
+    assert agreement(Score(a.items), Score(b.items)) == Agreement(3, 1, 0, 0.0)
+    assert agreement(Score(a.items), Score(np.zeros(2))) is None
+    assert agreement(a, Score(b.items, ["p", "q", "r"])) is None
+    assert agreement(Score(np.full(3, np.nan)), Score(b.items)) is None

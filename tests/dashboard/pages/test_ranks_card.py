@@ -170,4 +170,6 @@ def test_the_page_describes_the_ranks(member: Visitor) -> None:
     text = page.content.decode()
     assert page.status_code == 200 and "Ranks disagree" in text and "0.weight" in text
     assert "Rank 1" in text and "was killed or has lost its connection" in text and "node1" in text
-    assert "Ranks disagree" in member.client.get(member.address(f"runs/{run.id}/")).content.decode()
+    overview = member.client.get(member.address(f"runs/{run.id}/")).content.decode()
+    assert "Ranks disagree" in overview and "rank 1 not reporting" in overview
+    assert "0.weight" in member.client.get(member.address(f"runs/{run.id}/?tab=ranks")).content.decode()

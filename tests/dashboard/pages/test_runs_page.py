@@ -9,7 +9,7 @@ from dashboard.helpers.visitors import Visitor
 from django.conf import settings
 from django.utils.html import escape
 
-from fp8scope_dashboard.pages.views.run_list import RUNS_A_PAGE
+from fp8scope_dashboard.pages.run_listing import RUNS_A_PAGE
 from fp8scope_dashboard.runs.models import Run, RunState
 
 
@@ -23,7 +23,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin)
     for run in (*seeded.baselines, seeded.healthy, seeded.faulty):
         assert run.name in page and f"runs/{run.id}/loss.svg?rows={run.rows_stored}" in page
-    assert page.count(">Baseline<") == 3
+    assert page.count("</svg>Baseline</span>") == 3
     assert "Worse than BF16" in page and "NaN" in page
     assert f"alerts/?run={seeded.faulty.id}" in page
 
@@ -63,7 +63,7 @@ def test_paginates_the_runs(admin: Visitor) -> None:
 def test_the_list_needs_few_queries(admin: Visitor, django_assert_max_num_queries: object) -> None:
     for i in range(20):
         make_run(admin.project, f"run {i}", precision="fp8", group=f"g{i}", baseline="bf16")
-    with django_assert_max_num_queries(16):  # type: ignore[operator]
+    with django_assert_max_num_queries(22):  # type: ignore[operator]
         html(admin)
 
 
@@ -94,6 +94,10 @@ def test_the_head_of_a_faulty_run_names_the_worst_tensors(admin: Visitor, seeded
 def test_a_refresh_gets_only_the_head(admin: Visitor, seeded: Seeded) -> None:
     part = html(admin, f"runs/{seeded.faulty.id}/", **{"HX-Request": "true", "HX-Target": "run-head"})
     assert '<div id="run-head"' in part and "data-figure" not in part and "<html" not in part
+    summary = html(admin, f"runs/{seeded.faulty.id}/", **{"HX-Request": "true", "HX-Target": "run-summary"})
+    assert '<div id="run-summary"' in summary and "What happened" in summary and "data-figure" not in summary
+    cards = html(admin, f"runs/{seeded.faulty.id}/", **{"HX-Request": "true", "HX-Target": "run-cards"})
+    assert cards.strip().startswith('<div id="run-cards"') and "mlp.down.input" in cards
 
 
 def test_a_run_without_steps(admin: Visitor) -> None:
@@ -108,7 +112,9 @@ def test_a_baseline_and_a_run_without_one(admin: Visitor) -> None:
     assert "To compare an FP8 run with this group, set its baseline=“bf16”" in html(admin, f"runs/{seed.id}/")
     make_run(admin.project, "fp8", precision="fp8", baseline="bf16")
     page = html(admin, f"runs/{alone.id}/")
-    assert "No baseline" in page and "run.log_config" in page and "<pre" not in page.split("Environment")[0]
+    assert "No baseline" in page and "<pre" not in page
+    configuration = html(admin, f"runs/{alone.id}/?tab=configuration")
+    assert "run.log_config" in configuration and "no baseline to compare with" in configuration
     assert "Other runs are compared with this group." in html(admin, f"runs/{seed.id}/")
 
 

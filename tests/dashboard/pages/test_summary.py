@@ -13,7 +13,7 @@ from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Rule
 from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.comparison_groups import FP8_SLOTS, Arms, arm_labels
-from fp8scope_dashboard.pages.summary import Gauge, baseline_groups, summarise, verdict_of
+from fp8scope_dashboard.pages.summary import Gauge, baseline_groups, progress_of, summarise, verdict_of
 from fp8scope_dashboard.pages.verdicts import SO_FAR, VERDICTS, loss_badge, score_badge
 from fp8scope_dashboard.runs.models import Run, RunState
 
@@ -53,10 +53,10 @@ def test_says_what_the_rules_cannot_judge(viewer: Visitor, seeded: Seeded) -> No
 def test_shows_progress_and_lost_points(admin: Visitor) -> None:
     run = make_run(admin.project, "r", total_steps=200, last_step=50, points_stored=90, points_sent=100)
     summary = summarise(run)
-    assert summary.progress == 25.0 and summary.lost == 10 and summary.is_live
-    assert summarise(make_run(admin.project, "s")).progress is None
+    assert summary.lost == 10 and progress_of(run).percent == 25.0 and progress_of(run).is_live
+    assert progress_of(make_run(admin.project, "s")).percent is None
     beyond = make_run(admin.project, "t", total_steps=10, last_step=50)
-    assert summarise(beyond).progress == 100.0 and summarise(beyond).lost is None
+    assert progress_of(beyond).percent == 100.0 and summarise(beyond).lost is None
 
 
 def test_positions_on_the_gauge() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -280,3 +281,22 @@ def test_collects_versions_that_differ_between_processes(project: Project) -> No
         services.register(run_id, project, {"name": "a", "environment": environment})
     stored = Run.objects.get(pk=run_id).environment
     assert stored["torch"] == "2.8" and stored["mixed_versions"] == {"torch": ["2.8", "2.9"]}
+
+
+def test_a_default_baseline_is_for_fp8_runs_that_name_none(project: Project) -> None:
+    project.default_baseline = "bf16"
+    project.save()
+
+    def baseline(**fields: Any) -> str:
+        return services.register(uuid.uuid4(), project, {"name": "r", **fields})[0].baseline
+
+    assert baseline(precision="fp8") == "bf16"
+    assert baseline(precision="fp8", baseline="other") == "other"
+    assert baseline(precision="fp8", group="bf16") == ""
+    assert baseline(precision="bf16") == ""
+    # The precision of an attached run is known once its model is watched.
+    run, _ = services.register(uuid.uuid4(), project, {"name": "r", "precision": "unknown"})
+    assert run.baseline == ""
+    run, _ = services.register(run.id, project, {"precision": "fp8", "recipe": {"recipe": "CurrentScaling"}})
+    run.refresh_from_db()
+    assert run.baseline == "bf16"

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import yaml
 from dashboard.helpers.installation import clean_environment, eventually, names_below, status_of
+from django.conf import settings
 
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
-from fp8scope_dashboard.servers.children import worker_arguments
+from fp8scope_dashboard.servers.children import ALERT_QUEUES, JOB_QUEUES, worker_arguments
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRETS = ["POSTGRES_PASSWORD", "REDIS_PASSWORD", "FP8SCOPE_SECRET_KEY", "FP8SCOPE_BASE_URL"]
@@ -91,7 +92,7 @@ def commands(compose: dict[str, Any], tmp_path: Path) -> Iterator[Commands]:
 @pytest.mark.slow
 def test_it_works(commands: Commands) -> None:
     """Each service starts with its command, passes its health check, and ends on SIGTERM."""
-    running = {name: commands.start(name) for name in ("web", "worker", "beat")}
+    running = {name: commands.start(name) for name in ("web", "alerts", "worker", "beat")}
     try:
         for name in running:
             eventually(lambda name=name: commands.healthy(name), f"{name} is healthy")  # type: ignore[misc]
@@ -100,7 +101,7 @@ def test_it_works(commands: Commands) -> None:
         for process in running.values():
             process.send_signal(signal.SIGTERM)
         codes = {name: process.wait(60) for name, process in running.items()}
-    assert codes["worker"] == codes["beat"] == 0
+    assert codes["alerts"] == codes["worker"] == codes["beat"] == 0
     assert not commands.healthy("web")
 
 
@@ -153,8 +154,13 @@ def test_only_the_web_server_is_reachable_and_only_locally(compose: dict[str, An
     assert ports == {"web": ["127.0.0.1:8000:8000"]}
 
 
-def test_the_worker_runs_as_in_up(compose: dict[str, Any]) -> None:
-    """Compose and `fp8scope up` use the same pool and the same memory limit."""
-    compose_command, up_command = compose["services"]["worker"]["command"], worker_arguments()
-    for option in ("--app", "--pool", "--max-memory-per-child"):
+@pytest.mark.parametrize(("name", "queues"), [("alerts", ALERT_QUEUES), ("worker", JOB_QUEUES)])
+def test_the_workers_run_as_in_up(compose: dict[str, Any], name: str, queues: tuple[str, ...]) -> None:
+    """Compose and `fp8scope up` use the same queues, the same pool and the same memory limit."""
+    compose_command, up_command = compose["services"][name]["command"], worker_arguments(name, queues)
+    for option in ("--app", "--queues", "--pool", "--max-memory-per-child"):
         assert compose_command[compose_command.index(option) + 1] == up_command[up_command.index(option) + 1]
+
+
+def test_every_queue_has_a_worker() -> None:
+    assert {queue.name for queue in settings.CELERY_TASK_QUEUES} == {*ALERT_QUEUES, *JOB_QUEUES}

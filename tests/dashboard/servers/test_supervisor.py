@@ -22,7 +22,7 @@ from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerErr
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 from fp8scope_dashboard.servers.supervisor import Stopped, Supervisor
 
-CHILDREN = ["postgres", "redis", "web", "worker", "beat"]
+CHILDREN = ["postgres", "redis", "web", "alerts", "worker", "beat"]
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_uses_the_servers_named_in_the_environment(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("DATABASE_URL", database_url)
         monkeypatch.setenv("REDIS_URL", redis_url)
         with Supervisor(tmp_path / "data", port=0) as supervisor:
-            assert sorted(supervisor.pids()) == ["beat", "web", "worker"]
+            assert sorted(supervisor.pids()) == ["alerts", "beat", "web", "worker"]
             with psycopg.connect(database_url) as connection:
                 assert connection.execute("SELECT count(*) > 0 FROM django_migrations").fetchone() == (True,)
         assert not (tmp_path / "data" / "postgres").exists()

@@ -11,8 +11,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from fp8scope.observe.tensors.activations import LayerInputs, Trail
+from fp8scope.observe.tensors.attention import AttentionLogits, note_logits
 from fp8scope.observe.tensors.base import OnError, Source, unwrapped
 from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, StatisticsTable, StatisticsTables
+from fp8scope.observe.tensors.experts import Routers, note_load
 from fp8scope.observe.tensors.exponents import ExponentLayers
 from fp8scope.observe.tensors.layers import Fp8Layers, HighPrecisionLayers
 from fp8scope.observe.tensors.optimizer_state import OptimizerState
@@ -28,6 +31,8 @@ __all__ = [
     "StatisticsTables",
     "Source",
     "Watching",
+    "note_load",
+    "note_logits",
     "sources_of",
 ]
 
@@ -59,3 +64,7 @@ def sources_of(
         yield lambda: ShadowLayers(model, tables, on_error, shadow, include=how.include, scaler=how.scaler)
     if optimizer is not None:
         yield lambda: OptimizerState(model, optimizer, tables, on_error)
+    trail = Trail()
+    yield lambda: LayerInputs(model, tables, trail, on_error)
+    yield lambda: AttentionLogits(tables, trail, on_error)
+    yield lambda: Routers(model, tables, on_error)

@@ -23,7 +23,16 @@ NUMEL, AMAX, SCALE, NONFINITE = (STATISTICS.index(name) for name in ("numel", "a
 COUNTS = slice(SCALE + 1, NONFINITE)
 """`saturated`, `underflow` and `subnormal`."""
 
-NOTES: tuple[str, ...] = ("scale_frozen", "scale_stale", "history_amax", "update_ratio")
+NOTES: tuple[str, ...] = (
+    "scale_frozen",
+    "scale_stale",
+    "history_amax",
+    "update_ratio",
+    "kurtosis",
+    "logit_bound",
+    "load_max",
+    "load_imbalance",
+)
 """Statistics of sampled steps that the kernels do not count; see docs/watching.md."""
 
 SAMPLED_STATISTICS: tuple[str, ...] = (*BLOCK_STATISTICS, "sq_error", "sq_signal", *NOTES)
@@ -103,6 +112,12 @@ class StatisticsTable:
         rows = to_device(torch.tensor([slot.index for slot in slots]), device)
         self.notes[:, NOTES.index(name)].index_copy_(0, rows, to_device(values.double(), device))
 
+    def note_largest(self, name: str, row: int, value: Tensor) -> None:
+        """Set the note `name` of this row to `value` [], unless a larger one is noted. NaN is ignored."""
+        noted = self.notes[row, NOTES.index(name)]
+        finite = torch.where(torch.isfinite(value), value.double(), torch.nan)
+        torch.fmax(noted, to_device(finite, self.buffer.device), out=noted)
+
     def clear(self) -> None:
         """Zero the values for the next step."""
         if self.every_step or self.buffer.sampling:
@@ -141,11 +156,27 @@ class StatisticsTables:
         if table is None:
             table = StatisticsTable(device, capacity, every_step=every_step)
             table.buffer.pace = self.pace
+            table.sampling = self.sampling
             self._by_kind[device, every_step] = table
             self.all.append(table)
             steady = [known for known in self.all if known.every_step]
             self.plain = steady[0] if len(steady) == 1 and steady[0].is_plain else None
         return table
+
+    def note_derived(
+        self, name: str, role: str, device: torch.device, elements: int, **notes: Tensor
+    ) -> None:
+        """Note values [] of something that is no stored tensor, such as logits; the row is made if needed.
+
+        It has `elements` and these notes, and no other statistic.
+        """
+        table = self.on(device, every_step=False)
+        slot = table.buffer.register(name, format=None, shape=(-1,), role=role)
+        row = slot.row
+        row[NUMEL] += elements
+        row[NUMEL + 1 :].fill_(torch.nan)
+        for note, value in notes.items():
+            table.note_largest(note, slot.index, value)
 
     def place(self) -> None:
         """Add the new rows to the catalogue; a known name keeps its position."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from fp8scope_dashboard.text.numbers import LARGEST
+from fp8scope_dashboard.text.ticks import ticks
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +34,6 @@ COLOURS = ("#d9661f", "#8e44ad", "#00796b")
 MOST_BASELINES = 3
 # Positive values that span more than this factor are drawn on a logarithmic axis.
 WIDE = 1_000.0
-TICKS = 5
 
 
 @dataclass(frozen=True)
@@ -129,20 +129,6 @@ def lines_of(evidence: Mapping[str, Any]) -> list[Line]:
         baselines = [each for each in evidence.get("baseline", ()) if each.get("steps")]
         lines += [_line(each, str(each["name"]), BASELINE) for each in baselines[:MOST_BASELINES]]
     return lines
-
-
-def ticks(low: float, high: float, logarithmic: bool = False) -> list[float]:
-    """Round numbers within [low, high]: multiples of 1, 2 or 5 times a power of ten, or powers of ten."""
-    if logarithmic:
-        exponents = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-        stride = max(1, math.ceil(len(exponents) / TICKS))
-        return [10.0**exponent for exponent in exponents[::stride]]
-    rough = (high - low) / TICKS
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough)
-    # A little more, for bounds that are multiples themselves.
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [step * i for i in range(first, last + 1)]
 
 
 def _without_shared_beginning(names: list[str]) -> list[str]:

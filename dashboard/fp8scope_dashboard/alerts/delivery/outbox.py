@@ -13,12 +13,15 @@ becomes part of a digest.
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from threading import BoundedSemaphore, Thread
 
 from celery import current_app
-from django.db import transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
@@ -44,7 +47,18 @@ MOST_IN_DIGEST = 100
 # A notice that an alert ended waits for the notice that it began, and looks again after this pause.
 ORDER_PAUSE = timedelta(seconds=10)
 
+# Threads of one process that send.
+MOST_AT_ONCE = 4
+
 UNFINISHED = Q(delivered_at=None, failed_at=None)
+
+
+class _Current(threading.local):
+    sends_at_once = False
+
+
+_current = _Current()
+_at_once = BoundedSemaphore(MOST_AT_ONCE)
 
 
 def enqueue(
@@ -162,15 +176,44 @@ def _wants(channel: Channel, event: Event, reason: Reason, *, was_notified: bool
     return severities.index(event.severity) >= severities.index(channel.least_severity)
 
 
+@contextmanager
+def sending_at_once() -> Iterator[None]:
+    """Send what this thread enqueues from this process, right after the commit, instead of by another task.
+
+    Only the first attempts, and only MOST_AT_ONCE at a time; all others take the usual way. Nobody waits for
+    them: if the process ends, the outbox still has the rows.
+    """
+    before, _current.sends_at_once = _current.sends_at_once, True
+    try:
+        yield
+    finally:
+        _current.sends_at_once = before
+
+
 def _send_after_commit(delivery: Delivery) -> None:
     transaction.on_commit(lambda: _send_soon(delivery.pk))
 
 
 def _send_soon(delivery_id: int) -> None:
+    if _current.sends_at_once and _at_once.acquire(blocking=False):
+        # A daemon, so that a slow receiver does not keep the process from ending.
+        Thread(target=_deliver_and_release, args=(delivery_id,), name="fp8scope-deliver", daemon=True).start()
+        return
     try:
         current_app.send_task(DELIVER, args=[delivery_id])
     except Exception as error:  # whatever Redis or Celery raises: the sweeper finds the row with `due`
         logger.warning("Delivery %d waits for the sweeper: %s.", delivery_id, type(error).__name__)
+
+
+def _deliver_and_release(delivery_id: int) -> None:
+    try:
+        deliver(delivery_id)
+    except DatabaseError as error:
+        logger.warning("Delivery %d waits for the sweeper: %s.", delivery_id, type(error).__name__)
+    finally:
+        # The thread's connections go back to the pool.
+        connections.close_all()
+        _at_once.release()
 
 
 @transaction.atomic

@@ -4,6 +4,13 @@ from fp8scope_dashboard.alerts.detectors.amax_growth import amax_growth
 from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, Finding, State
 from fp8scope_dashboard.alerts.detectors.baseline import above_baseline, restarted
 from fp8scope_dashboard.alerts.detectors.divergence import divergence
+from fp8scope_dashboard.alerts.detectors.early_signs import (
+    kurtosis_growth,
+    logit_growth,
+    noise_growth,
+    router_collapse,
+    update_growth,
+)
 from fp8scope_dashboard.alerts.detectors.loss import LossDetector, not_finite
 from fp8scope_dashboard.alerts.detectors.rank_scales import scale_disagreement
 from fp8scope_dashboard.alerts.detectors.saturation import (
@@ -40,10 +47,14 @@ __all__ = [
     "data_wait",
     "divergence",
     "grad_norm",
+    "kurtosis_growth",
+    "logit_growth",
     "memory_creep",
+    "noise_growth",
     "not_finite",
     "overflow_rates",
     "restarted",
+    "router_collapse",
     "saturation",
     "saturation_rise",
     "scale_disagreement",
@@ -57,4 +68,5 @@ __all__ = [
     "throughput_drop",
     "underflow",
     "underflow_rise",
+    "update_growth",
 ]

@@ -43,7 +43,7 @@ MARGINS = 2.0
 DEVIATIONS, FEW = 4.6, 1000.0
 # Share of the tolerance by which means of healthy runs wander, how many of their standard deviations means of
 # white noise do, and how much any further wander widens the tolerance: with one seed only the run shows it.
-WANDER_COVERED, WHITE_WANDER = 0.9, 4.0
+WANDER_COVERED, WANDER_COVERED_ALONE, WHITE_WANDER = 0.9, 0.7, 4.0
 WANDER_FACTOR, WANDER_FACTOR_ALONE = 1.5, 2.5
 # Points from which on a run is judged, with several seeds and with one, and after which the noise is modelled
 # again.
@@ -176,9 +176,11 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     model = noise.model(known, _covered(state, parameters), int(parameters["block"]))
     if model is None:
         return
-    expected = WANDER_COVERED * state["tolerance"] + WHITE_WANDER * noise.white_deviation(known)
+    alone = state["seeds"] < 2
+    share = WANDER_COVERED_ALONE if alone else WANDER_COVERED
+    expected = share * state["tolerance"] + WHITE_WANDER * noise.white_deviation(known)
     beyond = noise.wander(state["noise"], state["seeds"]) - expected
-    factor = WANDER_FACTOR if state["seeds"] > 1 else WANDER_FACTOR_ALONE
+    factor = WANDER_FACTOR_ALONE if alone else WANDER_FACTOR
     early = max(ALL_POINTS / state["noise"]["count"], 1.0) ** 2
     tolerance = early * state["tolerance"] + factor * max(beyond, 0.0)
     budget = 0.5 * _budget(state, parameters)

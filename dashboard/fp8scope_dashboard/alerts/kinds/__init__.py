@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter
+from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS
 from fp8scope_dashboard.alerts.kinds.loss import LOSS_KINDS
 from fp8scope_dashboard.alerts.kinds.own import THRESHOLD
 from fp8scope_dashboard.alerts.kinds.runs import RUN_KINDS
@@ -11,4 +12,6 @@ from fp8scope_dashboard.alerts.kinds.tensors import TENSOR_KINDS
 __all__ = ["KINDS", "Kind", "Parameter"]
 
 # In the order in which findings of the same step are applied: kinds that outrank others come first.
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (*LOSS_KINDS, *TENSOR_KINDS, *RUN_KINDS, THRESHOLD)}
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind for kind in (*LOSS_KINDS, *TENSOR_KINDS, *EARLY_SIGNS, *RUN_KINDS, THRESHOLD)
+}

@@ -24,6 +24,11 @@ LOSS_NOT_FINITE = Kind(
         "scale_stale",
         "scale_jump",
         "amax_growth",
+        "noise_growth",
+        "kurtosis_growth",
+        "logit_growth",
+        "router_collapse",
+        "update_growth",
     ),
 )
 LOSS_SPIKE = Kind(

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from fnmatch import translate
 from functools import lru_cache
 from typing import Final, cast
+from uuid import UUID
 
 import numpy as np
+from django.db.models import Q
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
@@ -28,10 +30,26 @@ def rules_of(run: Run) -> list[Rule]:
 
     A rule of the run with a built-in kind replaces the project's rule of this kind, also if it is disabled.
     """
-    stored = list(Rule.objects.filter(project=run.project_id, run=None).order_by("id"))
-    of_run = list(Rule.objects.filter(run=run).order_by("id"))
+    return rules_of_runs([run])[run.pk]
+
+
+def rules_of_runs(runs: Sequence[Run]) -> dict[UUID, list[Rule]]:
+    """The rules of several runs; see `rules_of`."""
+    projects = {run.project_id for run in runs}
+    stored = Rule.objects.filter(Q(run=None, project__in=projects) | Q(run__in=runs)).order_by("id")
+    of_project: dict[int, list[Rule]] = {project: [] for project in projects}
+    of_run: dict[UUID, list[Rule]] = {run.pk: [] for run in runs}
+    for rule in stored:
+        if rule.run_id is None:
+            of_project[rule.project_id].append(rule)
+        else:
+            of_run[rule.run_id].append(rule)
+    return {run.pk: _applying(of_project[run.project_id], of_run[run.pk]) for run in runs}
+
+
+def _applying(of_project: Sequence[Rule], of_run: Sequence[Rule]) -> list[Rule]:
     replaced = {rule.kind for rule in of_run if rules.kind_of(rule.kind).is_default}
-    applying = [*(rule for rule in stored if rule.kind not in replaced), *of_run]
+    applying = [*(rule for rule in of_project if rule.kind not in replaced), *of_run]
     return [rule for rule in applying if rule.enabled]
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -19,8 +23,12 @@ from fp8scope_dashboard.alerts.detectors import (
     data_wait,
     divergence,
     grad_norm,
+    kurtosis_growth,
+    logit_growth,
     memory_creep,
+    noise_growth,
     not_finite,
+    router_collapse,
     saturation,
     saturation_rise,
     scale_frozen,
@@ -32,6 +40,7 @@ from fp8scope_dashboard.alerts.detectors import (
     throughput_drop,
     underflow,
     underflow_rise,
+    update_growth,
 )
 from fp8scope_dashboard.alerts.detectors.scalars import TIMES
 from fp8scope_dashboard.alerts.detectors.tensor_rows import UNKNOWN_PATIENCE
@@ -77,6 +86,11 @@ TENSOR_DETECTORS: Mapping[str, TensorDetector] = {
     "scale_stale": TensorDetector(scale_stale, ("amax", "scale")),
     "scale_jump": TensorDetector(scale_jump, ("amax", "scale")),
     "amax_growth": TensorDetector(amax_growth, ("amax",)),
+    "noise_growth": TensorDetector(noise_growth, ("sq_error", "sq_signal")),
+    "kurtosis_growth": TensorDetector(kurtosis_growth, ("kurtosis",)),
+    "logit_growth": TensorDetector(logit_growth, ("logit_bound",)),
+    "router_collapse": TensorDetector(router_collapse, ("load_imbalance",)),
+    "update_growth": TensorDetector(update_growth, ("update_ratio",)),
 }
 SCALAR_DETECTORS: Mapping[str, ScalarFunction] = {
     "grad_norm": grad_norm,
@@ -86,6 +100,7 @@ SCALAR_DETECTORS: Mapping[str, ScalarFunction] = {
 }
 SCALARS_READ = ("grad_norm", "step_seconds", *TIMES, "memory_allocated", "memory_rss")
 STATISTICS_READ = ("numel", "amax", "scale", "saturated", "underflow", "nonfinite")
+SAMPLED_READ = ("sq_error", "sq_signal", "kurtosis", "logit_bound", "load_imbalance", "update_ratio")
 
 
 def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
@@ -94,20 +109,29 @@ def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
     scalars, statistics = own_rules.columns_read(enabled)
     scalars |= {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
     if kinds & {*TENSOR_DETECTORS, "scale_disagreement"}:
-        statistics |= set(STATISTICS_READ)
+        statistics |= {*STATISTICS_READ, *SAMPLED_READ}
     return scalars, statistics
 
 
 def facts_of(run: Run, catalogue: Sequence[int]) -> TensorFacts:
-    """What is known of the tensors of a writer's catalogue, in its order."""
+    """What is known of the tensors of a writer's catalogue, in its order. It is shared: do not change it."""
+    return _facts(run.pk, tuple(catalogue), json.dumps(run.recipe, sort_keys=True))
+
+
+# Stored tensors never change, and the recipe of a run hardly ever.
+@lru_cache(maxsize=64)
+def _facts(run_id: UUID, catalogue: tuple[int, ...], recipe: str) -> TensorFacts:
+    if not catalogue:
+        return TensorFacts.unknown([])
     stored = {
         index: (name, role, format)
-        for index, name, role, format in Tensor.objects.filter(run=run).values_list(
+        for index, name, role, format in Tensor.objects.filter(run=run_id).values_list(
             "index", "name", "role", "format"
         )
     }
     tensors = [stored.get(index, (f"tensor {index}", "", "")) for index in catalogue]
-    scalings = [scaling_of(run.recipe, role) for _, role, _ in tensors]
+    read: dict[str, Any] = json.loads(recipe)
+    scalings = [scaling_of(read, role) for _, role, _ in tensors]
     return TensorFacts(
         [name for name, _, _ in tensors],
         np.array([LARGEST.get(format.lower(), np.nan) for _, _, format in tensors], np.float64),

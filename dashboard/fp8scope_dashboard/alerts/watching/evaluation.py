@@ -1,18 +1,20 @@
 """Run the detectors over the stored rows of a run, each row once, and store their findings.
 
 One worker at a time evaluates a run: the row lock of the run-wide DetectorState is the mutex. States and
-events are written in one transaction. If a worker dies, the next one starts where the last commit ended.
+events are written in one transaction. If a worker dies, the next one starts where the last commit ended. One
+transaction serves several runs, because most of the cost of a run without news is that of its queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
+from psycopg.types.json import Jsonb
 
 from fp8scope_dashboard.alerts import events, rules
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
@@ -31,12 +33,12 @@ from fp8scope_dashboard.alerts.watching.run_conditions import (
     run_silent,
 )
 from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.receipts.models import Receipt
+from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry import new_rows
 from fp8scope_dashboard.telemetry.codec import ChunkData
 
-# Chunks of one writer that are read in one transaction and held in memory.
+# Chunks of one writer that are read in one transaction.
 CHUNKS_AT_ONCE = 16
 # The detectors wait so long for a missing message after a later one has arrived, then continue without it: it
 # may be delayed, or refused for good.
@@ -60,12 +62,15 @@ RUN_STATE = "run_state"
 
 @dataclass
 class Pass:
-    """The state of one transaction."""
+    """The state of one run in one transaction."""
 
     run: Run
     rules: list[Rule]
     states: dict[UUID, DetectorState]
-    scales: RankScales
+    streams: list[Stream]
+    # The number of rows before anything was read, so that rows stored in the meantime count as unread.
+    rows: int
+    chunks: dict[UUID, list[ChunkData]] = field(default_factory=dict)
     detections: list[Detection] = field(default_factory=list)
     # Writers whose state has changed.
     touched: set[UUID] = field(default_factory=set)
@@ -75,8 +80,21 @@ class Pass:
     more: bool = False
     waiting: bool = False
 
+    def __post_init__(self) -> None:
+        self.scales = RankScales({stream.rank for stream in _training(self.streams)})
+
     def state(self, writer: UUID) -> DetectorState:
-        return self.states.setdefault(writer, DetectorState(run=self.run, writer=writer))
+        if writer not in self.states:
+            self.states[writer] = DetectorState(run=self.run, writer=writer)
+        return self.states[writer]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The events that opened, and the runs with rows that can be read at once."""
+
+    opened: list[Event]
+    more: list[UUID]
 
 
 def evaluate(run_id: UUID) -> list[Event]:
@@ -86,49 +104,113 @@ def evaluate(run_id: UUID) -> list[Event]:
     """
     opened = []
     while True:
-        events, more = _evaluate_some(run_id)
-        opened += events
-        if not more:
+        evaluated = evaluate_together([run_id])
+        opened += evaluated.opened
+        if not evaluated.more:
             return opened
 
 
 @transaction.atomic
-def _evaluate_some(run_id: UUID) -> tuple[list[Event], bool]:
-    run = Run.objects.select_related("project").filter(pk=run_id).first()
-    if run is None:
-        return [], False
-    # Before reading, so that rows stored in the meantime count as unread.
-    rows = lineage.rows_behind(run)
-    shared = _locked(run)
-    states = {state.writer: state for state in DetectorState.objects.filter(run=run)} | {RUN_WIDE: shared}
-    streams = generations.streams_of(run)
-    ranks = {stream.rank for stream in _training(streams)}
-    work = Pass(run, own_rules.rules_of(run), states, RankScales(ranks))
-    for stream in streams:
+def evaluate_together(run_ids: Collection[UUID]) -> Evaluated:
+    """Read the next rows of several runs in one transaction, with few queries for all of them.
+
+    If it fails for one run, it fails for all. Runs that were deleted are left out.
+    """
+    runs = list(Run.objects.select_related("project").filter(pk__in=run_ids).order_by("pk"))
+    rows = {run.pk: lineage.rows_behind(run) if run.baseline else run.rows_stored for run in runs}
+    states = _locked(runs)
+    enabled = own_rules.rules_of_runs(runs)
+    streams = generations.streams_of_runs([run.pk for run in runs])
+    works = [Pass(run, enabled[run.pk], states[run.pk], streams[run.pk], rows[run.pk]) for run in runs]
+    _read(works)
+    opened = [event for work in works for event in _judge(work)]
+    _save(works)
+    return Evaluated(opened, [work.run.pk for work in works if work.more])
+
+
+def _locked(runs: Sequence[Run]) -> dict[UUID, dict[UUID, DetectorState]]:
+    """Lock the run-wide state of each run, in the order of ids; return all states, by run and writer."""
+    wide = DetectorState.objects.filter(run__in=runs, writer=RUN_WIDE).select_for_update().order_by("run_id")
+    locked = {state.run_id: state for state in wide}
+    if new := [run for run in runs if run.pk not in locked]:
+        # Another worker may create them at the same time.
+        DetectorState.objects.bulk_create(
+            [DetectorState(run=run, writer=RUN_WIDE) for run in new], ignore_conflicts=True
+        )
+        locked |= {state.run_id: state for state in wide.filter(run__in=new)}
+    states = {run.pk: {RUN_WIDE: locked[run.pk]} for run in runs}
+    for state in DetectorState.objects.filter(run__in=runs).exclude(writer=RUN_WIDE):
+        states[state.run_id][state.writer] = state
+    return states
+
+
+def _read(works: Sequence[Pass]) -> None:
+    """Read the next chunks of all writers. Afterwards each writer's state has the seq to continue from."""
+    writers = [(work, stream.writer) for work in works for stream in work.streams]
+    arrived = new_rows.arrived(
+        [(work.run.pk, writer, work.state(writer).next_seq) for work, writer in writers]
+    )
+    wanted: list[tuple[Pass, new_rows.Request]] = []
+    for (work, writer), messages in zip(writers, arrived, strict=True):
+        first, until = work.state(writer).next_seq, _readable_until(work, messages)
+        if until > first:
+            scalars, statistics = detection.columns_read(work.rules)
+            request = new_rows.Request(work.run.pk, writer, first, until, scalars, statistics)
+            wanted.append((work, request))
+    read = new_rows.read([request for _, request in wanted], CHUNKS_AT_ONCE)
+    for (work, request), pieces in zip(wanted, read, strict=True):
+        work.touched.add(request.writer)
+        work.chunks[request.writer] = [data for _, data in pieces.pieces]
+        work.more |= not pieces.is_all
+        work.state(request.writer).next_seq = request.until if pieces.is_all else pieces.pieces[-1][0] + 1
+
+
+def _readable_until(work: Pass, messages: new_rows.Arrived) -> int:
+    """The first missing seq; or the first seq after the gap, once GAP_PATIENCE is over."""
+    if messages.after_gap is None:
+        return messages.until
+    seq, received_at = messages.after_gap
+    if received_at > timezone.now() - GAP_PATIENCE:
+        work.waiting = True
+        return messages.until
+    work.more = True
+    return seq
+
+
+def _judge(work: Pass) -> list[Event]:
+    """Run the detectors over what was read, and apply what they found. Returns the events that opened."""
+    for stream in work.streams:
         _read_stream(work, stream)
-    _compare_ranks(work, streams)
+    _compare_ranks(work, work.streams)
     if not work.more:
-        _read_baseline(work, streams)
-        _read_run(work, streams)
-    shared.rows = NOT_ALL_READ if work.more or work.waiting else rows
-    applied = events.apply(run, work.detections, waiting=shared.state.get(WAITING, []), ended=work.ended)
+        _read_baseline(work, work.streams)
+        _read_run(work, work.streams)
+    shared = work.state(RUN_WIDE)
+    shared.rows = NOT_ALL_READ if work.more or work.waiting else work.rows
+    applied = events.apply(work.run, work.detections, waiting=shared.state.get(WAITING, []), ended=work.ended)
     shared.state[WAITING] = applied.waiting
-    shared.state[RUN_STATE] = run.state
-    for writer in work.touched | {RUN_WIDE}:
-        work.state(writer).updated_at = timezone.now()
-        work.state(writer).save()
-    return applied.opened, work.more
+    shared.state[RUN_STATE] = work.run.state
+    return applied.opened
 
 
-def _locked(run: Run) -> DetectorState:
-    DetectorState.objects.get_or_create(run=run, writer=RUN_WIDE)
-    return DetectorState.objects.select_for_update().get(run=run, writer=RUN_WIDE)
+def _save(works: Sequence[Pass]) -> None:
+    now = timezone.now()
+    changed = [work.state(writer) for work in works for writer in sorted({*work.touched, RUN_WIDE})]
+    sql.write(
+        """
+        INSERT INTO alerts_detectorstate (run_id, writer, next_seq, state, rows, updated_at)
+        VALUES (%s, %s, %s, %s, %s, %s)
+        ON CONFLICT (run_id, writer) DO UPDATE SET next_seq = excluded.next_seq, state = excluded.state,
+            rows = excluded.rows, updated_at = excluded.updated_at
+        """,
+        [(each.run_id, each.writer, each.next_seq, Jsonb(each.state), each.rows, now) for each in changed],
+    )
 
 
 def _read_stream(work: Pass, stream: Stream) -> None:
     state = work.state(stream.writer).state
     facts: TensorFacts | None = None
-    for data in _new_chunks(work, stream.writer):
+    for data in work.chunks.pop(stream.writer, ()):
         facts = facts if facts is not None else detection.facts_of(work.run, stream.catalogue)
         state[POSITION], segments = generations.segments(state.get(POSITION, {}), data.steps)
         for segment in segments:
@@ -161,44 +243,6 @@ def _begin_generation(work: Pass, stream: Stream, step: int) -> None:
         del state[key]
     state[RETURNS] = state.get(RETURNS, 0) + 1
     state[RETURNED_TO] = step
-
-
-def _new_chunks(work: Pass, writer: UUID) -> Iterator[ChunkData]:
-    """The writer's next chunks, in order. Afterwards the writer's state has the seq to continue from."""
-    state = work.state(writer)
-    until = _readable_until(work, writer, state.next_seq)
-    if until == state.next_seq:
-        return
-    work.touched.add(writer)
-    scalars, statistics = detection.columns_read(work.rules)
-    chunks = queries.stream(
-        work.run.id,
-        writer,
-        state.next_seq,
-        CHUNKS_AT_ONCE,
-        until=until,
-        scalars=scalars,
-        statistics=statistics,
-    )
-    yield from (data for _, data in chunks)
-    if len(chunks) == CHUNKS_AT_ONCE:
-        state.next_seq = chunks[-1][0] + 1
-        work.more = True
-    else:
-        state.next_seq = until
-
-
-def _readable_until(work: Pass, writer: UUID, start: int) -> int:
-    """The first missing seq; or the first seq after the gap, once GAP_PATIENCE is over."""
-    until = queries.contiguous_until(work.run.id, writer, start)
-    after_gap = Receipt.objects.filter(run=work.run, writer=writer, seq__gt=until).order_by("seq").first()
-    if after_gap is None:
-        return until
-    if after_gap.received_at > timezone.now() - GAP_PATIENCE:
-        work.waiting = True
-        return until
-    work.more = True
-    return after_gap.seq
 
 
 def _read_run(work: Pass, streams: Sequence[Stream]) -> None:

@@ -6,7 +6,8 @@ each begin another. Detectors start afresh in each generation, and the condition
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -51,10 +52,28 @@ def streams_of(run: Run) -> list[Stream]:
 
     Imported writers are left out, because their rows were judged where they were recorded.
     """
-    writers = list(Writer.objects.filter(run=run, imported=False).order_by("attempt", "created_at", "uuid"))
+    return streams_of_runs([run.pk])[run.pk]
+
+
+def streams_of_runs(run_ids: Collection[UUID]) -> dict[UUID, list[Stream]]:
+    """The streams of several runs; see `streams_of`."""
+    writers = Writer.objects.filter(run__in=run_ids, imported=False).order_by("attempt", "created_at", "uuid")
+    of_run: dict[UUID, list[Writer]] = {run_id: [] for run_id in run_ids}
+    for writer in writers:
+        of_run[writer.run_id].append(writer)
+    return {run_id: _streams(listed) for run_id, listed in of_run.items()}
+
+
+def _streams(writers: Sequence[Writer]) -> list[Stream]:
+    of_rank: dict[tuple[int, int], list[Writer]] = defaultdict(list)
+    lowest: dict[int, int] = {}
+    for writer in writers:
+        of_rank[writer.attempt, writer.rank].append(writer)
+        lowest[writer.attempt] = min(lowest.get(writer.attempt, writer.rank), writer.rank)
+    later = _first_steps_after(writers)
     streams = []
     for writer in writers:
-        alike = [each for each in writers if (each.attempt, each.rank) == (writer.attempt, writer.rank)]
+        alike = of_rank[writer.attempt, writer.rank]
         number = alike.index(writer)
         streams.append(
             Stream(
@@ -62,23 +81,34 @@ def streams_of(run: Run) -> list[Stream]:
                 writer.rank,
                 tuple(writer.catalogue),
                 f"{writer.attempt}+{number}" if number else str(writer.attempt),
-                writer.rank == min(each.rank for each in writers if each.attempt == writer.attempt),
+                writer.rank == lowest[writer.attempt],
                 writer.attempt,
                 writer.first_step,
                 writer.last_step,
                 writer.finished_at is not None,
-                _ended_by(writer, writers, alike[number + 1 :]),
+                _ended_by(writer, later[writer.attempt], alike[number + 1 :]),
             )
         )
     return streams
 
 
-def _ended_by(writer: Writer, writers: Sequence[Writer], newer: Sequence[Writer]) -> int | None:
+def _first_steps_after(writers: Sequence[Writer]) -> dict[int, int | None]:
+    """By attempt, the first step of all later attempts; None if none has stored a step."""
+    after: dict[int, int | None] = {}
+    first: int | None = None
+    for attempt in sorted({writer.attempt for writer in writers}, reverse=True):
+        after[attempt] = first
+        steps = [writer.first_step for writer in writers if writer.attempt == attempt]
+        first = min((step for step in (first, *steps) if step is not None), default=None)
+    return after
+
+
+def _ended_by(writer: Writer, first_later: int | None, newer: Sequence[Writer]) -> int | None:
     """A later attempt ends all earlier ones; within an attempt, a newer writer one that is no longer there.
 
     Two writers of one rank at the same time are processes that do not know their rank: both count.
     """
-    later = [each.first_step for each in writers if each.attempt > writer.attempt]
+    later = [first_later]
     later += [
         each.first_step
         for each in newer

@@ -96,7 +96,8 @@ def _draw(figure: go.Figure, curve: Curve, theme: Theme, dash: str, *, log: bool
     colour = theme.arms[curve.slot]
     has_smooth = len(curve.smooth_x) > 0
     width = 1.2 if curve.quiet else 2.2
-    y = np.where(np.isfinite(curve.y) & ((curve.y > 0) | (not log)), curve.y, np.nan)
+    # Plotly leaves out NaN and infinities; downloads of the data need them.
+    y = np.where(curve.y <= 0, np.nan, curve.y) if log else curve.y
     raw_colour = faded(colour, (0.2 if curve.quiet else 0.38) if has_smooth else 0.55 if curve.quiet else 1.0)
     figure.add_scatter(
         x=curve.x,

@@ -37,7 +37,7 @@ def sparkline(x: Floats, y: Floats, slot: Slot) -> str:
         across = (x - x[0]) / ((x[-1] - x[0]) or 1.0) * (WIDTH - 2 * EDGE) + EDGE
         share = (np.clip(y, *limits) - limits[0]) / (limits[1] - limits[0])
         down = EDGE + (1.0 - share) * (HEIGHT - 2 * EDGE)
-        for piece in _pieces(np.isfinite(y)):
+        for piece in stretches(np.isfinite(y)):
             points = " ".join(f"{across[i]:.1f},{down[i]:.1f}" for i in piece)
             parts.append(
                 f'<polyline points="{points}" fill="none" stroke="{COLOURS[slot]}" stroke-width="1.6" '
@@ -53,7 +53,8 @@ def sparkline(x: Floats, y: Floats, slot: Slot) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _pieces(mask: NDArray[np.bool_]) -> list[range]:
+def stretches(mask: NDArray[np.bool_]) -> list[range]:
+    """The index ranges of consecutive True."""
     padded = np.concatenate(([False], mask, [False]))
     changes = np.flatnonzero(padded[1:] != padded[:-1])
     return [range(int(first), int(last)) for first, last in zip(changes[::2], changes[1::2], strict=True)]

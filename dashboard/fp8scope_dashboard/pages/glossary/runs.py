@@ -19,6 +19,20 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "would decide. Incomplete: the compared steps show no harm, but the run or its baseline failed, went "
         "silent or stopped before the planned end.",
     ),
+    "onset_strip": Term(
+        "What happened",
+        "Alerts, the finding of the diagnosis, the step from which the comparison lies outside its "
+        "tolerance, the first loss that is not finite, changes of precision, commands, restarts and a bad "
+        "end, in the order in which they began. A range, such as 231–240, means that the tensor is not "
+        "observed in each step.",
+        "A click shows the steps around it in the charts below. That one thing begins before another does "
+        "not show that it is its cause; the diagnosis looks at that.",
+    ),
+    "tensors_in_trouble": Term(
+        "Share of tensors in trouble",
+        "Of the tensors observed in the steps of a column: those whose overflow rate or underflow rate "
+        "reaches the limit of the project's rule in at least one of these steps.",
+    ),
     "delta": Term(
         "Delta",
         "Relative difference of the loss: (FP8 − BF16) / |BF16|, aligned on tokens if both runs log them, "
@@ -68,6 +82,19 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "Monotonicity",
         "Kendall's tau between checkpoint and score: 1 if every checkpoint is better than the one before, "
         "near 0 if the score does not follow the training. It needs three checkpoints.",
+    ),
+    "roles": Term(
+        "Roles",
+        "A viewer reads everything. A member also creates tokens, rules and reports, answers alerts, sends "
+        "commands and deletes runs. An administrator also changes members, channels, margins and storage.",
+        "A project keeps at least one administrator.",
+    ),
+    "shared_report": Term(
+        "Report",
+        "Charts, verdicts and text as they were when the report was made. It does not change when runs go on "
+        "or are deleted.",
+        "A link shows one report to everybody who has it, without an account and without anything else of "
+        "this server, until it expires or is revoked.",
     ),
     "reference_window": Term(
         "Reference window",

@@ -83,6 +83,30 @@ TENSOR_TERMS: Final[Mapping[str, Term]] = {
         "32,768 evenly spaced ones.",
         "Around 0.001 is common. Updates below the precision of the weight (0.004 in BF16) are lost.",
     ),
+    "kurtosis": Term(
+        "Kurtosis of inputs",
+        "mean((x − m)⁴) / mean((x − m)²)², with m the mean of x, of a layer's input in sampled steps: 3 for "
+        "normally distributed values, more with outliers.",
+        "Values of 10 are common. A kurtosis that keeps growing shows an outlier feature, which makes the "
+        "other elements lose precision in FP8.",
+    ),
+    "logit_bound": Term(
+        "Bound of attention logits",
+        "The largest ‖q‖ · ‖k‖ · scale of a sequence and head, in sampled steps: no attention logit of the "
+        "module is larger.",
+        "The largest logit is often half of it or a quarter. If the bound keeps growing, attention "
+        "concentrates on single tokens; QK norm or a cap of the logits prevents that.",
+    ),
+    "load_max": Term(
+        "Largest expert load",
+        "The share of the router's choices that the most chosen expert got, in sampled steps.",
+        "1 over the number of experts is even.",
+    ),
+    "load_imbalance": Term(
+        "Imbalance of expert loads",
+        "1 minus the entropy of the experts' shares over that of equal shares, in sampled steps: 0 if all "
+        "experts get the same, 1 if one gets everything.",
+    ),
     "exponents": Term(
         "Exponents",
         "Number of elements with floor(log₂ |x|) = e in the last sampled step. The lines are the limits of "
@@ -139,6 +163,10 @@ STATISTICS: Final = (
     "numel",
     "noise_to_signal",
     "saturated_block_rate",
+    "kurtosis",
+    "logit_bound",
+    "load_imbalance",
+    "load_max",
     "update_ratio",
     "history_amax",
     "scale_frozen",

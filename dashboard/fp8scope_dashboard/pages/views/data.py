@@ -14,8 +14,11 @@ from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.exports import formats, streaming
-from fp8scope_dashboard.pages.access import in_project, page, run_of
+from fp8scope_dashboard.pages import run_tabs
+from fp8scope_dashboard.pages.access import in_project, page, person, run_of
 from fp8scope_dashboard.receipts.dedup import message_counts
+from fp8scope_dashboard.runs import bulk
+from fp8scope_dashboard.runs.models import BulkAction, Run
 from fp8scope_dashboard.telemetry import deletion, storage
 from fp8scope_dashboard.wire.errors import SlowDownError
 
@@ -43,6 +46,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
     writers = run.writers.order_by("attempt", "rank", "created_at")
     context: dict[str, Any] = {
         "run": run,
+        "tabs": run_tabs.links_of(run, "data", request.GET),
         "stored": stored,
         "kinds": sorted(kinds.items(), key=lambda item: -item[1]),
         "writers": [(writer, *arrived.get(writer.uuid, (0, 0))) for writer in writers[:MOST_WRITERS]],
@@ -71,9 +75,10 @@ def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
     if request.POST.get("name", "").strip() != run.name.strip():
         messages.error(request, "The run was not deleted: the name does not match.")
         return redirect("run_data", project.slug, run.pk)
-    deletion.begin(run)
+    bulk.change(project, Run.objects.filter(pk=run.pk), BulkAction.Kind.DELETE, person(request))
     messages.success(
-        request, f"Deleting “{run.name}”. The run is hidden; the settings page shows the progress."
+        request,
+        f"Deleted “{run.name}”. For 10 minutes this can be undone; then its data is deleted.",
     )
     return redirect("project", project.slug)
 

@@ -1,28 +1,43 @@
-"""Evaluation scores with their intervals, and the verdicts of FP8 runs against BF16."""
+"""Evaluation scores: the forest plot of all tasks, and one task with its checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+from uuid import UUID
 
 import numpy as np
-from django.http import HttpRequest, HttpResponse
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.coverage import in_short
 from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import score_of, summary_of
 from fp8scope_dashboard.analysis.scores import quality
+from fp8scope_dashboard.analysis.scores.agreement import Agreement, agreement
 from fp8scope_dashboard.analysis.scores.metrics import limits_of
 from fp8scope_dashboard.analysis.scores.verdict import item_interval
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.access import in_project, page
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms, arm_labels
 from fp8scope_dashboard.pages.figures.comparisons import ScoreBand, ScorePoint, scores_figure
+from fp8scope_dashboard.pages.figures.score_differences import DifferencePoint, differences_figure
+from fp8scope_dashboard.pages.forest import (
+    MOST_ROWS,
+    ORDER,
+    ForestRow,
+    forest_rows,
+    latest_comparisons,
+    signed,
+)
 from fp8scope_dashboard.pages.formatting import number, percent
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.verdicts import UNKNOWN, VERDICTS, Badge, score_badge
@@ -30,21 +45,66 @@ from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_a
 from fp8scope_dashboard.runs.models import Run
 
 # The page shows the newest of each.
-MOST_TASKS = 12
-MOST_RUNS = 12
-MOST_CHECKPOINTS = 12
+MOST_RUNS: Final = 12
+MOST_CHECKPOINTS: Final = 12
+MOST_TASKS: Final = 400
+# Runs whose items are compared one by one with the baseline's.
+MOST_PAIRED: Final = 6
+SEARCH_LENGTH: Final = 200
+SORTS: Final[Mapping[str, str]] = {
+    "attention": "worst first",
+    "task": "task",
+    "difference": "difference in margins",
+}
+VERDICT_WORDS: Final[Mapping[str, str]] = {
+    "worse": "worse",
+    "cannot_tell": "cannot tell",
+    "better": "better",
+    "equivalent": "equivalent",
+}
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A row of the table: one run at one checkpoint against its baseline."""
+class Chosen:
+    """What the address asks for; empty or None: everything. Unknown values become the defaults."""
 
-    comparison: EvaluationComparison
-    arm: Arm
-    badge: Badge
-    result: dict[str, Any]
-    share: str
-    reason: str
+    search: str
+    verdict: str
+    run: UUID | None
+    step: int | None
+    sort: str
+    task: str
+    metric: str
+
+    @classmethod
+    def of(cls, query: QueryDict) -> Chosen:
+        """Read the address."""
+        verdict, sort = query.get("verdict", ""), query.get("sort", "")
+        step = query.get("step", "").strip()
+        return cls(
+            search=query.get("q", "").strip()[:SEARCH_LENGTH],
+            verdict=verdict if verdict in ORDER else "",
+            run=_uuid(query.get("run", "")),
+            step=int(step) if step.isascii() and step.isdigit() and len(step) < 19 else None,
+            sort=sort if sort in SORTS else "attention",
+            task=query.get("task", "")[:128],
+            metric=query.get("metric", "")[:64],
+        )
+
+    def query(self, **changes: str) -> str:
+        """The query of the same view with `changes`, for links."""
+        fields = {
+            "q": self.search,
+            "verdict": self.verdict,
+            "run": str(self.run or ""),
+            "step": "" if self.step is None else str(self.step),
+            "sort": "" if self.sort == "attention" else self.sort,
+            "task": self.task,
+            "metric": self.metric,
+        } | changes
+        query = QueryDict(mutable=True)
+        query.update({name: value for name, value in fields.items() if value})
+        return query.urlencode()
 
 
 @dataclass(frozen=True)
@@ -59,13 +119,46 @@ class Overall:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A row of the forest plot, and the query of its task."""
+
+    row: ForestRow
+    query: str
+    is_chosen: bool
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One run at one checkpoint of the chosen task; figures as text."""
+
+    run: Run
+    arm: Arm
+    step: int
+    badge: Badge
+    share: str
+    score: str
+    baseline_score: str
+    difference: str
+    interval: str
+    detectable: str
+    items: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The items of one run against those of one baseline run."""
+
+    run: Run
+    baseline: Run
+    step: int
+    items: Agreement
+
+
+@dataclass(frozen=True)
 class Power:
     """What one task can show, from the comparison of one run at its last checkpoint; as text."""
 
-    run: Run
-    n: int
-    detectable: str
-    margin: str
+    row: ForestRow
     wanted: str
     signal_to_noise: float | None
     noise_source: str
@@ -75,38 +168,116 @@ class Power:
 
 @dataclass(frozen=True)
 class Task:
-    """One evaluation with its verdicts, latest checkpoint first."""
+    """The chosen task."""
 
     name: str
     metric: str
+    in_percent: bool
     higher_is_better: bool
-    verdicts: list[Verdict]
-    power: list[Power]
+    rows: list[ForestRow]
+    checkpoints: list[Checkpoint]
+    pairs: list[Pairs]
+
+    @property
+    def query(self) -> str:
+        """The query of its charts."""
+        return "?" + urlencode({"name": self.name, "metric": self.metric}, quote_via=quote)
 
 
 @in_project()
 def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
-    """All tasks with their charts and verdicts, and a verdict over the tasks for each run."""
-    stored = Evaluation.objects.filter(run__project=project)
-    names = stored.order_by("name", "metric").distinct("name", "metric")
+    """The forest plot of the chosen rows, and one task with its checkpoints."""
+    chosen = Chosen.of(request.GET)
     arms = Arms(project)
-    tasks = [
-        _task(project, arms, *fields)
-        for fields in names.values_list("name", "metric", "kind", "higher_is_better")[:MOST_TASKS]
-    ]
-    template = (
-        "pages/_evaluations.html" if request.headers.get("HX-Target") == "tasks" else "pages/evaluations.html"
+    tasks = _tasks(project)
+    comparisons = latest_comparisons(project, None if chosen.run is None else [chosen.run], chosen.step)
+    rows = _selected(forest_rows(project, comparisons, arms), chosen)
+    task = _task(project, arms, tasks, rows, chosen)
+    is_chosen = (task.name, task.metric) if task else ("", "")
+    context: dict[str, Any] = {
+        "tasks": tasks,
+        "compared": bool(comparisons),
+        "lines": [
+            Line(
+                row,
+                chosen.query(task=row.name, metric=row.metric),
+                (row.name, row.metric) == is_chosen,
+            )
+            for row in rows
+        ],
+        "unjudged": _unjudged(tasks, comparisons, chosen),
+        "overall": _overall(project, arms),
+        "task": task,
+        "power": _power(project, comparisons, rows),
+        "chosen": chosen,
+        "sorts": SORTS,
+        "verdicts": VERDICT_WORDS,
+        "runs": sorted({row.run for row in latest_comparisons(project)}, key=lambda run: run.created_at),
+        "steps": _steps(project),
+        "is_cut": len(comparisons) >= MOST_ROWS,
+        "most_rows": MOST_ROWS,
+        "query": chosen.query(),
+    }
+    is_part = request.headers.get("HX-Target") == "tasks"
+    return page(
+        request,
+        project,
+        "evaluations",
+        "pages/_evaluations.html" if is_part else "pages/evaluations.html",
+        context,
     )
-    shown = {"tasks": tasks, "overall": _overall(project, arms)}
-    return page(request, project, "evaluations", template, shown)
+
+
+def _tasks(project: Project) -> dict[tuple[str, str], tuple[str, bool]]:
+    """Kind and direction of every task of the project, by name and metric."""
+    stored = Evaluation.objects.filter(run__project=project, run__deleted_at=None)
+    newest = stored.order_by("name", "metric", "-id").distinct("name", "metric")[:MOST_TASKS]
+    fields = newest.values_list("name", "metric", "kind", "higher_is_better")
+    return {(name, metric): (kind, higher) for name, metric, kind, higher in fields}
+
+
+def _steps(project: Project) -> list[int]:
+    """The last checkpoints with a comparison, newest first."""
+    rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None).order_by("-step")
+    return list(rows.values_list("step", flat=True).distinct()[:MOST_CHECKPOINTS])
+
+
+def _selected(rows: list[ForestRow], chosen: Chosen) -> list[ForestRow]:
+    words = chosen.search.casefold().split()
+    kept = [
+        row
+        for row in rows
+        if (not chosen.verdict or row.verdict == chosen.verdict)
+        and all(word in f"{row.name} {row.metric} {row.run}".casefold() for word in words)
+    ]
+    if chosen.sort == "task":
+        kept.sort(key=lambda row: (row.name, row.metric, row.run))
+    elif chosen.sort == "difference":
+        kept.sort(key=lambda row: -abs(row.size))
+    return kept
+
+
+def _unjudged(
+    tasks: Mapping[tuple[str, str], object], comparisons: Sequence[EvaluationComparison], chosen: Chosen
+) -> list[tuple[str, str, str]]:
+    """Tasks without a comparison: name, metric and query."""
+    judged = {(row.name, row.metric) for row in comparisons}
+    words = chosen.search.casefold().split()
+    return [
+        (name, metric, chosen.query(task=name, metric=metric))
+        for name, metric in tasks
+        if (name, metric) not in judged and all(word in f"{name} {metric}".casefold() for word in words)
+    ]
 
 
 def _overall(project: Project, arms: Arms) -> list[Overall]:
     """The newest runs with a comparison, each at its last compared checkpoint."""
-    rows = EvaluationComparison.objects.filter(run__project=project).select_related("run", "run__project")
+    rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None)
     newest = Run.objects.filter(pk__in=rows.values("run")).order_by("-created_at")[:MOST_RUNS]
     by_run = groupby(
-        rows.filter(run__in=list(newest)).order_by("-run__created_at", "run_id", "-step", "name", "metric"),
+        rows.filter(run__in=list(newest))
+        .select_related("run", "run__project")
+        .order_by("-run__created_at", "run_id", "-step", "name", "metric"),
         key=lambda row: row.run,
     )
     overall = []
@@ -121,51 +292,136 @@ def _overall(project: Project, arms: Arms) -> list[Overall]:
     return overall
 
 
-def _task(project: Project, arms: Arms, name: str, metric: str, kind: str, higher: bool) -> Task:
-    rows = EvaluationComparison.objects.filter(run__project=project, name=name, metric=metric)
-    newest = list(rows.select_related("run").order_by("-step", "-run__created_at")[: MOST_RUNS * 4])
-    verdicts = [_verdict(row, arms) for row in newest]
-    last = [row for row in newest if row.step == newest[0].step]
-    power = [_power(row, newest, kind, higher) for row in last if row.result.get("smallest_detectable")]
-    return Task(name, metric, higher, verdicts, power)
-
-
-def _verdict(row: EvaluationComparison, arms: Arms) -> Verdict:
-    judgement = judged_now(row.run, row)
-    return Verdict(
-        row,
-        arms.of(row.run),
-        score_badge(judgement),
-        dict(row.result),
-        in_short(judgement.coverage),
-        judgement.reason,
+def _task(
+    project: Project,
+    arms: Arms,
+    tasks: Mapping[tuple[str, str], tuple[str, bool]],
+    rows: Sequence[ForestRow],
+    chosen: Chosen,
+) -> Task | None:
+    """The task in the address; else the first of the forest plot, or of all."""
+    key = (chosen.task, chosen.metric)
+    if key not in tasks:
+        key = next(iter([(row.name, row.metric) for row in rows] or tasks), ("", ""))
+    if key not in tasks:
+        return None
+    (name, metric), (kind, higher) = key, tasks[key]
+    stored = _comparisons_of(project, name, metric)
+    if chosen.run is not None:
+        stored = stored.filter(run=chosen.run)
+    listed = list(stored.order_by("-step", "-run__created_at")[: MOST_RUNS * MOST_CHECKPOINTS])
+    in_percent = kind == "proportion"
+    return Task(
+        name=name,
+        metric=metric,
+        in_percent=in_percent,
+        higher_is_better=higher,
+        rows=[row for row in rows if (row.name, row.metric) == key],
+        checkpoints=_checkpoints(listed, arms, in_percent=in_percent),
+        pairs=_pairs(listed),
     )
 
 
-def _power(row: EvaluationComparison, rows: Sequence[EvaluationComparison], kind: str, higher: bool) -> Power:
-    """What the task shows for the run of a comparison; `rows` are those of all runs and checkpoints."""
-    result = row.result
-    size = percent if kind == "proportion" else number
-    own = [
-        each for each in rows if each.run_id == row.run_id and each.result.get("baseline_score") is not None
-    ]
-    steps = [each.step for each in own]
-
-    def trend(key: str) -> float | None:
-        scores = [float(each.result[key]) for each in own]
-        return quality.monotonicity(steps, scores, higher_is_better=higher)
-
-    return Power(
-        run=row.run,
-        n=int(result.get("n") or 0),
-        detectable=size(result["smallest_detectable"]),
-        margin=size(result.get("margin")),
-        wanted=_wanted(result),
-        signal_to_noise=result.get("signal_to_noise"),
-        noise_source=str((result.get("seed_spread") or {}).get("source", "")),
-        monotonicity=trend("score"),
-        baseline_monotonicity=trend("baseline_score"),
+def _comparisons_of(project: Project, name: str, metric: str) -> QuerySet[EvaluationComparison]:
+    rows = EvaluationComparison.objects.filter(
+        run__project=project, run__deleted_at=None, name=name, metric=metric
     )
+    return rows.select_related("run", "run__project")
+
+
+def _checkpoints(rows: Sequence[EvaluationComparison], arms: Arms, *, in_percent: bool) -> list[Checkpoint]:
+    size = percent if in_percent else number
+    shown = []
+    for row in rows:
+        result, judgement = row.result, judged_now(row.run, row)
+        interval = result.get("difference_interval")
+        shown.append(
+            Checkpoint(
+                run=row.run,
+                arm=arms.of(row.run),
+                step=row.step,
+                badge=score_badge(judgement),
+                share=in_short(judgement.coverage),
+                score=size(result.get("score")),
+                baseline_score=size(result.get("baseline_score")),
+                difference=signed(result.get("difference"), in_percent=in_percent),
+                interval=" to ".join(signed(end, in_percent=in_percent) for end in interval or ()),
+                detectable=size(result.get("smallest_detectable")),
+                items=int(result.get("n") or 0),
+            )
+        )
+    return shown
+
+
+def _pairs(rows: Sequence[EvaluationComparison]) -> list[Pairs]:
+    """Each run's items at its last checkpoint against those of the first baseline run that has them."""
+    pairs = []
+    last = {row.run_id: row for row in reversed(rows)}
+    for row in list(last.values())[:MOST_PAIRED]:
+        baselines = lineage.baseline_runs(row.run)
+        stored = Evaluation.objects.filter(
+            run__in=[row.run, *baselines], name=row.name, metric=row.metric, step=row.step
+        )
+        newest = {each.run_id: each for each in stored.order_by("id")}
+        baseline = next((run for run in baselines if run.pk in newest), None)
+        if baseline is None or row.run_id not in newest:
+            continue
+        items = agreement(score_of(newest[row.run_id]), score_of(newest[baseline.pk]))
+        if items is not None:
+            pairs.append(Pairs(row.run, baseline, row.step, items))
+    return pairs
+
+
+def _power(
+    project: Project, comparisons: Sequence[EvaluationComparison], rows: Sequence[ForestRow]
+) -> list[Power]:
+    """What the shown rows' evaluations can show, in their order."""
+    results = {(str(row.run_id), row.name, row.metric): row.result for row in comparisons}
+    trends = _trends(project, rows)
+    power = []
+    for row in rows:
+        key = (row.run_id, row.name, row.metric)
+        result = results[key]
+        if not result.get("smallest_detectable"):
+            continue
+        steps, scores, baseline = trends.get(key, ([], [], []))
+
+        def trend(values: list[float], steps: list[int] = steps, row: ForestRow = row) -> float | None:
+            return quality.monotonicity(steps, values, higher_is_better=row.higher_is_better)
+
+        power.append(
+            Power(
+                row=row,
+                wanted=_wanted(result),
+                signal_to_noise=result.get("signal_to_noise"),
+                noise_source=str((result.get("seed_spread") or {}).get("source", "")),
+                monotonicity=trend(scores),
+                baseline_monotonicity=trend(baseline),
+            )
+        )
+    return power
+
+
+Trends = dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]]
+
+
+def _trends(project: Project, rows: Sequence[ForestRow]) -> Trends:
+    """Steps, scores and baseline scores of all checkpoints, by run and task."""
+    stored = EvaluationComparison.objects.filter(
+        run__project=project, run__in={row.run_id for row in rows}, name__in={row.name for row in rows}
+    )
+    fields = stored.order_by("step").values_list(
+        "run_id", "name", "metric", "step", "result__score", "result__baseline_score"
+    )
+    trends: Trends = {}
+    for run_id, name, metric, step, score, baseline in fields:
+        if score is None or baseline is None:
+            continue
+        steps, scores, baselines = trends.setdefault((str(run_id), name, metric), ([], [], []))
+        steps.append(step)
+        scores.append(float(score))
+        baselines.append(float(baseline))
+    return trends
 
 
 def _wanted(result: dict[str, Any]) -> str:
@@ -200,6 +456,52 @@ def scores(request: HttpRequest, project: Project) -> HttpResponse:
     last = [point for point in points if point.step == steps[-1]]
     listed = "; ".join(f"{point.name} {number(point.score)}" for point in last)
     return figure_answer(drawn, f"{name}, {metric} at step {steps[-1]}: {listed}.")
+
+
+@gzip_page
+@in_project()
+def differences(request: HttpRequest, project: Project) -> HttpResponse:
+    """The paired differences of one task: `?name=...&metric=...`."""
+    options = Options.of(request.GET)
+    name, metric = request.GET.get("name", "")[:128], request.GET.get("metric", "")[:64]
+    rows = list(_comparisons_of(project, name, metric).order_by("-step")[: MOST_RUNS * MOST_CHECKPOINTS])
+    points = difference_points(rows, Arms(project))
+    if not points:
+        return empty_answer(
+            "No difference yet. It needs an FP8 run and its baseline, evaluated at the same step."
+        )
+    in_percent = Evaluation.objects.filter(
+        run__project=project, name=name, metric=metric, kind="proportion"
+    ).exists()
+    drawn = differences_figure(
+        points, options.theme, y_title="FP8 − BF16", in_percent=in_percent, compact=options.compact
+    )
+    last = max(point.step for point in points)
+    listed = "; ".join(
+        f"{point.name} {signed(point.difference, in_percent=in_percent)}"
+        for point in points
+        if point.step == last
+    )
+    return figure_answer(drawn, f"Difference to BF16 of {name}, {metric} at step {last}: {listed}.")
+
+
+def difference_points(rows: Sequence[EvaluationComparison], arms: Arms) -> list[DifferencePoint]:
+    """The comparisons that have a difference, oldest run and checkpoint first."""
+    labels = arm_labels(arms, {row.run_id: row.run for row in rows}.values())
+    points = []
+    for row in sorted(rows, key=lambda row: (row.run.created_at, str(row.run_id), row.step)):
+        interval, difference = row.result.get("difference_interval"), row.result.get("difference")
+        margin = row.result.get("margin")
+        if interval is None or difference is None or margin is None:
+            continue
+        low, high = float(interval[0]), float(interval[1])
+        if not all(math.isfinite(value) for value in (low, high, difference, margin)):
+            continue
+        label, slot = labels[str(row.run_id)], arms.of(row.run).slot
+        points.append(
+            DifferencePoint(row.step, row.run.name, label, slot, float(difference), low, high, float(margin))
+        )
+    return points
 
 
 def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list[ScorePoint]:
@@ -241,3 +543,10 @@ def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> li
         if interval:
             bands[step] = ScoreBand(step, float(interval[0]), float(interval[1]))
     return list(bands.values())
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text) if text else None
+    except ValueError:
+        return None

@@ -2,74 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import standing_now
-from fp8scope_dashboard.pages import run_controls
+from fp8scope_dashboard.pages import onset_facts, run_tabs
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.comparison_groups import Arms
-from fp8scope_dashboard.pages.efficiency import recent_figures
-from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
+from fp8scope_dashboard.pages.kin import kin_of, links_of
+from fp8scope_dashboard.pages.onsets import strip_of
 from fp8scope_dashboard.pages.ranks import ranks_of
-from fp8scope_dashboard.pages.summary import summarise
+from fp8scope_dashboard.pages.summary import progress_of, summarise
 from fp8scope_dashboard.pages.verdicts import state_badge
-from fp8scope_dashboard.pages.views.kin import kin_context
 from fp8scope_dashboard.pages.views.progress import progress_context
-from fp8scope_dashboard.runs.models import Tensor
-from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.runs.models import Run
 
-# The most tensors that the search field suggests.
-MOST_SUGGESTED = 2_000
-SECONDARY = ("tokens_per_second", "step_seconds", "grad_norm", "learning_rate")
-TENSOR_NAME_LENGTH = 512
-SEEDS_COMPARED = 8
+SEEDS_COMPARED: Final = 8
+# The parts that refresh themselves, by the id that htmx sends.
+HEAD, SUMMARY, CARDS, TAB = "run-head", "run-summary", "run-cards", "run-tab"
 
 
 @in_project()
 def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The page of a run, or only its head for a refresh."""
+    """The page of a run, or the part that htmx asks for: its head, summary, cards or tab."""
     shown = run_of(project, run_id)
+    part = request.headers.get("HX-Target", "")
+    if part == HEAD:
+        return page(request, project, "runs", "pages/_run_head.html", head_context(shown))
+    if part == SUMMARY:
+        context = {"run": shown, "summary": summarise(shown), "kin": kin_of(shown), **_strip(shown)}
+        return page(request, project, "runs", "pages/_run_summary.html", context)
+    if part == CARDS:
+        context = {"run": shown, "summary": summarise(shown)}
+        return page(request, project, "runs", "pages/_run_cards.html", context)
+    if "first" in request.GET or "last" in request.GET:
+        return redirect(run_tabs.typed_range(shown, request.GET))
+    name = run_tabs.tab_named(request.GET.get("tab", ""))
+    context = {
+        "run": shown,
+        "tab": name,
+        "tabs": run_tabs.links_of(shown, name, request.GET),
+        "template": run_tabs.TABS[name].template,
+        **run_tabs.TABS[name].context(shown, request.GET),
+    }
+    if name == "overview":
+        context |= {**_strip(shown), **progress_context([shown.id])}
+    if part == TAB:
+        return page(request, project, "runs", "pages/_run_tab.html", context)
+    return page(request, project, "runs", "pages/run.html", {**context, **head_context(shown)})
+
+
+def head_context(shown: Run) -> dict[str, Any]:
+    """What the title of a run's pages needs."""
     baselines = lineage.baseline_runs(shown)
-    context: dict[str, Any] = {
-        "summary": summarise(shown),
-        **kin_context(shown),
+    return {
+        "run": shown,
         "state": state_badge(standing_now(shown)),
-        "arm": Arms(project).of(shown),
+        "arm": Arms(shown.project).of(shown),
+        "progress": progress_of(shown),
+        "links": links_of(shown),
+        "error_line": onset_facts.last_line(shown.error) if shown.state == "failed" else "",
         "compare_ids": [shown.id, *(baseline.id for baseline in baselines[-SEEDS_COMPARED:])],
     }
-    if request.headers.get("HX-Target") == "run-head":
-        return page(request, project, "runs", "pages/_run_head.html", context)
-    statistics = queries.statistic_names(shown.id)
-    scalars = [name for name in queries.scalar_names(shown.id) if name not in ("loss", "tokens")]
-    tensors = Tensor.objects.filter(run=shown)
-    context |= {
-        "chosen_tensor": request.GET.get("tensor", "")[:TENSOR_NAME_LENGTH],
-        "statistics": [name for name in STATISTICS if name in statistics],
-        "scalars": sorted(
-            scalars, key=lambda name: (SECONDARY.index(name) if name in SECONDARY else 99, name)
-        ),
-        "tensors": tensors.order_by("index")[:MOST_SUGGESTED],
-        "tensor_count": tensors.count(),
-        "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
-        "baselines": baselines,
-        "efficiency": recent_figures(shown),
-        "modules": run_controls.modules_of(shown),
-        **run_controls.steering(shown),
-        **run_controls.findings(shown),
-        "ranks": ranks_of(shown),
-        **progress_context([shown.id]),
-    }
-    return page(request, project, "runs", "pages/run.html", context)
+
+
+def _strip(shown: Run) -> dict[str, Any]:
+    return {"strip": strip_of(onset_facts.facts_of(shown, standing_now(shown)))}
 
 
 @in_project()
 def ranks(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The card of ranks and attempts, for a refresh."""
+    """The card of ranks and attempts, or the notice of the overview, for a refresh."""
     shown = run_of(project, run_id)
     context = {"run": shown, "ranks": ranks_of(shown)}
-    return page(request, project, "runs", "pages/_ranks.html", context)
+    is_notice = request.headers.get("HX-Target") == "rank-notice"
+    template = "pages/_rank_notice.html" if is_notice else "pages/_ranks.html"
+    return page(request, project, "runs", template, context)

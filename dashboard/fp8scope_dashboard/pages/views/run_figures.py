@@ -1,4 +1,4 @@
-"""Figures of a run's curves: loss, scalars, step times."""
+"""Figures of a run's curves: its panels, loss, scalars, step times."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from fp8scope_dashboard.pages.comparison_groups import Arms
 from fp8scope_dashboard.pages.efficiency import read_split
 from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.efficiency import efficiency_figure
+from fp8scope_dashboard.pages.figures.panels import panels_figure
 from fp8scope_dashboard.pages.figures.ranges import central_range, loss_range
 from fp8scope_dashboard.pages.formatting import number, percent
+from fp8scope_dashboard.pages.panel_loading import load_panels
 from fp8scope_dashboard.pages.run_controls import annotation_marks
 from fp8scope_dashboard.pages.series_loading import (
     AXIS_TITLES,
@@ -54,6 +56,21 @@ def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         marks=marks,
     )
     return figure_answer(drawn, _describe(run, "loss", mine[0].y))
+
+
+def _panels(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    loaded = load_panels(run, options, also=request.GET.get("also", ""))
+    if not loaded.panels:
+        return empty_answer("No loss yet. Log it with step.log(loss=…).")
+    marks = [*alert_marks(run), *annotation_marks(run)]
+    x_range = loaded.x_range
+    if options.first is not None and options.last is not None and options.first < options.last:
+        x_range = (float(options.first), float(options.last))
+    if x_range is not None:
+        # An alert of a later start of the run may lie beyond what is shown.
+        marks = [mark for mark in marks if x_range[0] <= mark.x <= x_range[1]]
+    drawn = panels_figure(loaded.panels, options.theme, compact=options.compact, marks=marks, x_range=x_range)
+    return figure_answer(drawn, " ".join(loaded.sentences))
 
 
 def _scalar(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
@@ -97,4 +114,9 @@ def _describe(run: Run, quantity: str, values: NDArray[np.float64]) -> str:
     return f"{quantity} of {run.name}: {last} at the last step, {first} at the first.{note}"
 
 
-BUILDERS: Final[dict[str, Builder]] = {"loss": _loss, "scalar": _scalar, "efficiency": _efficiency}
+BUILDERS: Final[dict[str, Builder]] = {
+    "panels": _panels,
+    "loss": _loss,
+    "scalar": _scalar,
+    "efficiency": _efficiency,
+}

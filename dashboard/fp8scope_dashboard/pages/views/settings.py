@@ -1,4 +1,4 @@
-"""The settings of a project: tokens, alert rules and margins."""
+"""The settings of a project: its name, members, tokens, channels, rules, margins and storage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from fp8scope_dashboard.accounts.models import ApiToken, Project, Role
-from fp8scope_dashboard.accounts.services import create_token, revoke_token
-from fp8scope_dashboard.alerts.models import Channel
-from fp8scope_dashboard.pages.access import in_project, page, person
+from fp8scope_dashboard.accounts import members, people
+from fp8scope_dashboard.accounts.members import MOST_MEMBERS
+from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, User
+from fp8scope_dashboard.accounts.services import create_sign_in_link, create_token, revoke_token
+from fp8scope_dashboard.alerts.models import Channel, Rule
+from fp8scope_dashboard.pages.access import in_project, may, page, person
 from fp8scope_dashboard.pages.views.data import deletions
+from fp8scope_dashboard.runs.models import Run
 
 MOST_TOKENS = 200
+MOST_GROUPS = 200
 
 
 @in_project()
@@ -29,13 +33,89 @@ def settings(request: HttpRequest, project: Project) -> HttpResponse:
 
 
 def _context(project: Project) -> dict[str, Any]:
+    memberships = Membership.objects.filter(project=project).select_related("user")
+    groups = Run.objects.filter(project=project).exclude(group="").order_by("group")
     tokens = ApiToken.objects.filter(project=project).select_related("created_by")
     return {
+        "members": memberships.order_by("user__username")[:MOST_MEMBERS],
+        "roles": Role.choices,
+        "groups": groups.values_list("group", flat=True).distinct()[:MOST_GROUPS],
+        "rules_on": Rule.objects.filter(project=project, enabled=True).count(),
         "tokens": tokens.order_by("revoked_at", "-created_at")[:MOST_TOKENS],
         "channels": Channel.objects.filter(project=project).order_by("id"),
         "server_url": django_settings.BASE_URL,
         "deletions": deletions(project),
     }
+
+
+@require_POST
+@in_project(Role.ADMIN)
+def general(request: HttpRequest, project: Project) -> HttpResponse:
+    """Change the project's name and its default baseline."""
+    project.name = request.POST.get("name", "").strip()
+    project.default_baseline = request.POST.get("default_baseline", "").strip()
+    try:
+        project.full_clean()
+    except ValidationError as error:
+        messages.error(request, _problems(error))
+    else:
+        project.save(update_fields=["name", "default_baseline"])
+        messages.success(request, "Saved.")
+    return _settings(project, "general")
+
+
+@require_POST
+@in_project(Role.ADMIN)
+def member_add(request: HttpRequest, project: Project) -> HttpResponse:
+    """Add a member. An administrator of the server also creates the account, and gets its sign-in link."""
+    name, role = request.POST.get("name", "").strip(), _role(request)
+    may_create = person(request).is_superuser
+    try:
+        if may_create and not User.objects.filter(username__iexact=name).exists():
+            user = people.invite(name, request.POST.get("email", "").strip(), project, role)
+            link = create_sign_in_link(user, django_settings.BASE_URL)
+            context = {**_context(project), "invited": user, "invitation": link}
+            return page(request, project, "settings", "pages/settings.html", context)
+        membership = members.add_member(project, name, role)
+    except people.PeopleError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, f"{membership.user.username} is now a member ({membership.role}).")
+    return _settings(project, "members")
+
+
+@require_POST
+@in_project(Role.ADMIN)
+def member_change(request: HttpRequest, project: Project, member_id: int) -> HttpResponse:
+    """Change the role of a member, or remove them."""
+    membership = (
+        Membership.objects.select_related("user", "project").filter(project=project, pk=member_id).first()
+    )
+    if membership is None:
+        raise Http404("No such member.")
+    name = membership.user.username
+    try:
+        if "remove" in request.POST:
+            members.remove_member(membership)
+            messages.success(request, f"{name} is no longer a member. What they made stays.")
+        else:
+            role = _role(request)
+            members.change_role(membership, role)
+            messages.success(request, f"{name} has the role {role.value} now.")
+    except people.PeopleError as error:
+        messages.error(request, str(error))
+    if may(request, project, Role.VIEWER):
+        return _settings(project, "members")
+    return redirect("home")
+
+
+def _role(request: HttpRequest) -> Role:
+    text = request.POST.get("role", "")
+    return Role(text) if text in Role.values else Role.VIEWER
+
+
+def _problems(error: ValidationError) -> str:
+    return " ".join(f"{field}: {' '.join(texts)}" for field, texts in error.message_dict.items())
 
 
 @require_POST
@@ -93,8 +173,7 @@ def margins(request: HttpRequest, project: Project) -> HttpResponse:
             raise ValueError
         project.full_clean()
     except ValidationError as error:
-        texts_by_field = (f"{field}: {' '.join(texts)}" for field, texts in error.message_dict.items())
-        messages.error(request, " ".join(texts_by_field))
+        messages.error(request, _problems(error))
     except ValueError:
         messages.error(request, "Margin and alpha must be numbers, such as 0.25 and 0.05.")
     else:

@@ -90,7 +90,7 @@ def test_reports_tensors_whose_scaling_state_a_checkpoint_lacks() -> None:
 def test_recipes_without_a_history_have_no_history_statistics() -> None:
     model = fp8_model(CurrentScaling())
     step = Watched(model).step(lambda: train(model, torch.randn(4, 32)))
-    assert set(step.observed.extras) == {"sq_error", "sq_signal"}
+    assert set(step.observed.extras) == {"sq_error", "sq_signal", "kurtosis"}
 
 
 def test_observes_high_precision_layers_next_to_fp8_layers() -> None:

@@ -1,36 +1,96 @@
-// Charts: fetches figures as JSON from the server, draws them with plotly, and keeps them up to date.
+// Charts: requests figures as JSON, draws them with plotly and keeps them up to date. The template tag
+// {% figure %} writes their markup. Attributes of a figure:
 //
-//   <div class="figure" id="loss" data-figure="/…/loss.json" data-on="rows" [data-zoom] [data-clickable]>
-//   <form data-controls="loss">   its fields become query parameters
+//   data-figure      its address; the fields of <form data-controls="its id"> become query parameters
+//   data-on          the kinds of changes that refresh it
+//   data-axis        figures with the same name share their range and their crosshair
+//   data-zoom        zooming requests finer data
+//   data-clickable   a click dispatches fp8:point on the element
 //
-// Dispatches fp8:point on the element when a point is clicked.
+// Events on the document, which other scripts may dispatch too:
+//
+//   fp8:range {axis, range: [first, last] | null}   show this range in all figures of the axis; null is all of it
+//   fp8:hover {axis, x: number | null, source}      move the crosshair in all figures of the axis but the source
+//   fp8:view {name, value | null}                   part of the page's state changed (view.js keeps it in the address)
 
 const COMPACT_BELOW = 620;
 const NEAR = "250px";
+// Milliseconds until a figure says that it is still loading, and until it gives up.
+const SLOW_AFTER = 4000;
+const TIMEOUT = 45000;
 const CONFIG = {
   responsive: true,
   displaylogo: false,
+  displayModeBar: false,
   showTips: false,
-  // By default plotly's mode bar offers to upload charts to its vendor's cloud.
+  // The figure itself shows all steps after a double click, because it requests other data.
+  doubleClick: false,
+  // Plotly can upload charts to its vendor's cloud.
   showSendToCloud: false,
   plotlyServerURL: "",
   topojsonURL: "",
-  modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
 };
 
-const plotly = new Promise((resolve, reject) => {
-  const script = document.getElementById("plotly");
-  if (window.Plotly) resolve(window.Plotly);
-  else if (!script) reject(new Error("plotly is not on this page"));
+// Charts on a page wait for plotly, which is large: it must not delay the first paint.
+const painted = new Promise((resolve) => {
+  if (document.hidden || performance.getEntriesByName("first-contentful-paint").length) resolve();
   else {
-    script.addEventListener("load", () => resolve(window.Plotly));
-    script.addEventListener("error", () => reject(new Error("the chart script did not load")));
+    new PerformanceObserver((_, observer) => { observer.disconnect(); resolve(); }).observe({ type: "paint", buffered: true });
+    setTimeout(resolve, 1000);
   }
 });
-plotly.catch(() => {});
+
+let plotlyScript = null;
+const loadPlotly = () => {
+  const address = document.querySelector("meta[name='plotly']").content;
+  // Download at once, but run later.
+  if (!plotlyScript) document.head.append(Object.assign(document.createElement("link"), { rel: "preload", as: "script", href: address }));
+  plotlyScript ??= painted.then(() => new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = address;
+    script.addEventListener("load", () => resolve(window.Plotly));
+    script.addEventListener("error", () => {
+      plotlyScript = null;
+      script.remove();
+      reject(new Error("the chart script did not load"));
+    });
+    document.head.append(script);
+  }));
+  return plotlyScript;
+};
+
+// One chart is drawn at a time, with a pause for input and painting between two.
+let lastTurn = Promise.resolve();
+const turn = (draw) => {
+  const pause = () => new Promise((resolve) => { setTimeout(resolve); });
+  const result = lastTurn.then(draw);
+  lastTurn = result.then(pause, pause);
+  return result;
+};
 
 const isDark = () => getComputedStyle(document.documentElement).colorScheme === "dark"
   || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+
+// A range is written as first..last.
+const rangeOf = (text) => {
+  const range = (text ?? "").split("..").map((part) => (part.trim() ? Number(part) : NaN));
+  return range.length === 2 && range.every(Number.isFinite) ? range : null;
+};
+const addressRange = (name) => rangeOf(new URLSearchParams(location.search).get(name));
+const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+const publish = (name, detail) => document.dispatchEvent(new CustomEvent(name, { detail }));
+
+// The new range of an axis after an action of plotly: null is the whole range, undefined is no change.
+const rangeAfter = (change, letter) => {
+  for (const [key, value] of Object.entries(change)) {
+    const axis = key.match(`^(${letter}axis\\d*)\\.`)?.[1];
+    if (!axis) continue;
+    if (change[`${axis}.autorange`]) return null;
+    const range = Array.isArray(change[`${axis}.range`]) ? change[`${axis}.range`] : [change[`${axis}.range[0]`], change[`${axis}.range[1]`]];
+    if (key.includes(".range") && value !== undefined) return range.map(Number).every(Number.isFinite) ? range.map(Number) : undefined;
+  }
+  return undefined;
+};
 
 const figures = new Map();
 const nearby = new IntersectionObserver((entries) => {
@@ -44,13 +104,16 @@ class Figure {
     this.state = element.querySelector(".figure__state");
     this.isNear = false;
     this.isDue = true;
-    this.zoom = null;
     this.loadTime = 0;
+    this.restore();
     this.compact = this.isCompact();
     nearby.observe(element);
     new ResizeObserver(() => {
       if (this.isCompact() !== this.compact) this.refresh();
     }).observe(element);
+    element.querySelector("[data-reset]")?.addEventListener("click", () => this.showAll());
+    this.plot.addEventListener("keydown", (event) => this.onKey(event));
+    this.plot.addEventListener("blur", () => this.point(null));
   }
 
   isCompact() { return this.element.clientWidth < COMPACT_BELOW; }
@@ -60,20 +123,47 @@ class Figure {
     if (isNear && this.isDue) this.load();
   }
 
-  refresh() {
+  // With `now`, what is under way is out of date.
+  refresh({ now = false } = {}) {
     this.isDue = true;
-    if (this.isNear) this.load();
+    if (now && this.request) {
+      this.isOutdated = true;
+      this.request.abort();
+    } else if (this.isNear) this.load();
+  }
+
+  controls() {
+    const forms = [...document.querySelectorAll(`form[data-controls~="${this.element.id}"]`)];
+    return new Map(forms.flatMap((form) => [...new FormData(form)]).filter(([name]) => name !== "csrfmiddlewaretoken"));
+  }
+
+  // The name of the horizontal axis in the address. Only steps are the same in all charts.
+  axis() {
+    const { id, dataset } = this.element;
+    const unit = this.controls().get("x") ?? "step";
+    return unit === "step" ? dataset.axis || `${id}.range` : `${id}.${unit}`;
+  }
+
+  // Take the ranges from the address.
+  restore() {
+    this.name = this.axis();
+    this.zoom = addressRange(this.name);
+    this.height = addressRange(`${this.element.id}.y`);
+    this.markZoom();
   }
 
   address() {
     const url = new URL(this.element.dataset.figure, location.href);
-    for (const form of document.querySelectorAll(`form[data-controls~="${this.element.id}"]`)) {
-      for (const [name, value] of new FormData(form)) if (name !== "csrfmiddlewaretoken") url.searchParams.set(name, value);
+    for (const [name, value] of this.controls()) url.searchParams.set(name, value);
+    if (this.axis() !== this.name) {
+      this.name = this.axis();
+      this.zoom = addressRange(this.name);
+      this.markZoom();
     }
     this.compact = this.isCompact();
     url.searchParams.set("theme", isDark() ? "dark" : "light");
     if (this.compact) url.searchParams.set("compact", "1");
-    if (this.zoom) {
+    if (this.zoom && "zoom" in this.element.dataset && (this.controls().get("x") ?? "step") === "step") {
       url.searchParams.set("first", Math.floor(this.zoom[0]));
       url.searchParams.set("last", Math.ceil(this.zoom[1]));
     }
@@ -81,98 +171,241 @@ class Figure {
   }
 
   async load() {
-    if (this.loading) { this.again = true; return; }
-    this.loading = true;
+    if (this.request) { this.again = true; return; }
+    this.request = new AbortController();
     this.isDue = false;
     this.again = false;
-    const isFirst = !this.drawn;
-    if (isFirst) this.show("loading");
+    this.isOutdated = false;
+    if (!this.drawn && this.element.dataset.state !== "drawn") this.show("loading");
+    const slow = setTimeout(() => this.sayLoading(), SLOW_AFTER);
     const start = performance.now();
+    // An error is shown when the chart is drawn.
+    loadPlotly().catch(() => {});
     try {
-      await this.draw(await this.fetchFigure());
+      const answer = await this.fetchFigure(this.request);
+      await this.draw(answer);
       delete this.element.dataset.stale;
+      this.note();
     } catch (error) {
-      if (isFirst) this.fail(error); else this.element.dataset.stale = "";
+      if (!this.isOutdated) this.fail(error);
     } finally {
+      clearTimeout(slow);
       this.loadTime = performance.now() - start;
-      this.loading = false;
+      this.request = null;
     }
-    if (this.again) setTimeout(() => this.refresh(), Math.min(4000, 2 * this.loadTime));
+    if (this.isOutdated) this.refresh();
+    else if (this.again) setTimeout(() => this.refresh(), Math.min(4000, 2 * this.loadTime));
   }
 
-  async fetchFigure() {
-    const answer = await fetch(this.address(), { headers: { Accept: "application/json" } });
-    if (answer.redirected) { location.reload(); throw new Error("signed out"); }
-    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-    return answer.json();
+  async fetchFigure(request) {
+    const address = this.address();
+    this.linkData(address);
+    const timeout = setTimeout(() => request.abort(new Error(`the server did not answer within ${TIMEOUT / 1000} s`)), TIMEOUT);
+    try {
+      const answer = await fetch(address, { headers: { Accept: "application/json" }, signal: request.signal });
+      if (answer.redirected) { location.reload(); throw new Error("signed out"); }
+      if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+      return await answer.json();
+    } catch (error) {
+      throw error instanceof TypeError ? new Error("the server cannot be reached") : error;
+    } finally {
+      clearTimeout(timeout);
+    }
   }
 
   async draw(answer) {
     if (answer.empty !== undefined) {
-      if (this.drawn) (await plotly).purge(this.plot);
+      if (this.drawn) window.Plotly.purge(this.plot);
       this.drawn = false;
+      this.listening = false;
       this.element.style.removeProperty("--figure-height");
       this.show("empty", answer.empty);
       return;
     }
-    const { data, layout } = answer.figure;
-    const Plotly = await plotly;
-    if (!this.element.isConnected) return;
-    this.element.style.setProperty("--figure-height", `${layout.height}px`);
-    this.meta = layout.meta;
-    await Plotly.react(this.plot, data, layout, CONFIG);
-    this.plot.setAttribute("role", "img");
-    this.plot.setAttribute("aria-label", answer.summary);
-    if (!this.drawn) this.addListeners();
-    this.drawn = true;
-    this.show("ready");
+    const Plotly = await loadPlotly();
+    await turn(async () => {
+      if (!this.element.isConnected) return;
+      const { data, layout } = answer.figure;
+      this.meta = layout.meta;
+      this.keepRanges(layout);
+      this.element.style.setProperty("--figure-height", `${layout.height}px`);
+      await Plotly.react(this.plot, data, layout, CONFIG);
+      this.plot.setAttribute("role", "img");
+      this.plot.setAttribute("aria-label", answer.summary);
+      this.plot.tabIndex = 0;
+      this.drawn = true;
+      this.show("ready");
+      this.addListeners();
+      this.element.querySelector(".figure__drawn")?.remove();
+    });
+  }
+
+  // Plotly keeps what the reader zoomed as long as the uirevision is the same. This class keeps it instead,
+  // because ranges also come from the address and from other charts.
+  keepRanges(layout) {
+    for (const name of Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key))) {
+      layout[name].uirevision = JSON.stringify(this.zoom);
+      if (this.zoom) Object.assign(layout[name], { range: this.zoom, autorange: false });
+    }
+    if (!layout.yaxis) return;
+    layout.yaxis.uirevision = JSON.stringify(this.height);
+    if (this.height) Object.assign(layout.yaxis, { range: this.height, autorange: false });
   }
 
   addListeners() {
-    if (this.hasListeners) return;
-    this.hasListeners = true;
+    if (this.listening) return;
+    this.listening = true;
     this.plot.on("plotly_click", (event) => {
       const point = event.points?.[0];
       if (point) this.element.dispatchEvent(new CustomEvent("fp8:point", { bubbles: true, detail: { point, meta: this.meta } }));
     });
-    if (!("zoom" in this.element.dataset)) return;
-    // Zooming loads new data, because the data of the whole range is downsampled.
+    this.plot.on("plotly_hover", (event) => this.tellHover(event.xvals?.[0] ?? event.points?.[0]?.x));
+    this.plot.on("plotly_unhover", () => this.tellHover(null));
+    this.plot.on("plotly_doubleclick", () => this.showAll());
     this.plot.on("plotly_relayout", (change) => {
-      const axis = ["xaxis", "xaxis2"].find((name) => `${name}.range[0]` in change || `${name}.autorange` in change);
-      if (!axis || this.loading) return;
-      const zoom = change[`${axis}.autorange`] ? null : [change[`${axis}.range[0]`], change[`${axis}.range[1]`]].map(Number);
-      const scaled = [...document.querySelectorAll(`form[data-controls~="${this.element.id}"] [name="x"]:checked`)];
-      if (scaled.some((field) => field.value !== "step")) return;
-      this.zoom = zoom && zoom.every(Number.isFinite) ? zoom : null;
-      clearTimeout(this.timer);
-      this.timer = setTimeout(() => this.refresh(), 250);
+      const zoom = rangeAfter(change, "x");
+      const height = rangeAfter(change, "y");
+      if (height !== undefined) this.setHeight(height);
+      if (zoom !== undefined && !same(zoom, this.zoom)) publish("fp8:range", { axis: this.name, range: zoom });
     });
+  }
+
+  // Zooming requests new data, because the data of the whole range is downsampled.
+  setRange(range) {
+    if (same(range, this.zoom)) return;
+    this.zoom = range;
+    this.markZoom();
+    if (this.drawn && range && !same(this.plot.layout.xaxis?.range?.map(Number), range)) {
+      const axes = Object.keys(this.plot.layout).filter((key) => /^xaxis\d*$/.test(key));
+      window.Plotly.relayout(this.plot, Object.fromEntries(axes.map((axis) => [`${axis}.range`, range])));
+    }
+    this.refresh({ now: true });
+  }
+
+  setHeight(range) {
+    if (same(range, this.height)) return;
+    this.height = range;
+    this.markZoom();
+    publish("fp8:view", { name: `${this.element.id}.y`, value: range && range.map(rounded).join("..") });
+  }
+
+  showAll() {
+    const hadHeight = this.height !== null;
+    this.setHeight(null);
+    if (this.zoom) publish("fp8:range", { axis: this.name, range: null });
+    else if (hadHeight) this.refresh({ now: true });
+  }
+
+  markZoom() {
+    const button = this.element.querySelector("[data-reset]");
+    if (button) button.hidden = !this.zoom && !this.height;
+  }
+
+  tellHover(x) {
+    if (typeof x === "number" || x === null) publish("fp8:hover", { axis: this.name, x, source: this.element });
+  }
+
+  showCross(x) {
+    this.cross ??= this.element.appendChild(Object.assign(document.createElement("div"), { className: "figure__cross" }));
+    const layout = this.drawn && this.plot._fullLayout;
+    const axis = layout?.xaxis;
+    const left = axis && x !== null ? axis.d2p(x) : NaN;
+    this.cross.hidden = !(left >= 0 && left <= axis._length);
+    if (this.cross.hidden) return;
+    const { t, h } = layout._size;
+    Object.assign(this.cross.style, { left: `${axis._offset + left}px`, top: `${t}px`, height: `${h}px` });
+  }
+
+  // Arrow keys read values; + and - zoom; 0 shows everything.
+  onKey(event) {
+    if (!this.drawn || event.ctrlKey || event.metaKey || event.altKey || event.target !== this.plot) return;
+    const axis = this.plot._fullLayout?.xaxis;
+    if (!axis || axis.type === "category") return;
+    const [low, high] = axis.range.map(Number);
+    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -Infinity, End: Infinity }[event.key];
+    if (move !== undefined) this.step(move, low, high);
+    else if (event.key === "+" || event.key === "-") {
+      const middle = this.at ?? (low + high) / 2;
+      const factor = event.key === "+" ? 0.5 : 2;
+      publish("fp8:range", { axis: this.name, range: [middle - (middle - low) * factor, middle + (high - middle) * factor] });
+    } else if (event.key === "0") this.showAll();
+    else if (event.key === "Escape") this.point(null);
+    else return;
+    event.preventDefault();
+  }
+
+  step(move, low, high) {
+    const traces = this.plot._fullData.filter((trace) => trace.visible === true && trace.hoverinfo !== "skip" && trace.x?.length > 1);
+    const xs = [...new Set(traces.flatMap((trace) => Array.from(trace.x)))].filter((x) => x >= low && x <= high).sort((a, b) => a - b);
+    if (!xs.length) return;
+    let index = this.at === undefined ? -1 : xs.findIndex((x) => x >= this.at);
+    index = this.at === undefined ? (move > 0 ? 0 : xs.length - 1) : index + move;
+    this.point(xs[Math.max(0, Math.min(xs.length - 1, index))], traces);
+  }
+
+  point(x, traces = []) {
+    this.at = x ?? undefined;
+    this.tellHover(x);
+    this.showCross(x);
+    const line = this.element.querySelector(".figure__value");
+    if (!line) return;
+    const values = traces.filter((trace) => trace.type === "scatter" && trace.name).flatMap((trace) => {
+      const index = Array.from(trace.x).indexOf(x);
+      return index < 0 || !Number.isFinite(trace.y[index]) ? [] : [`${plainText(trace.name)} ${rounded(trace.y[index])}`];
+    });
+    const unit = this.plot._fullLayout?.xaxis?.title?.text || "step";
+    line.textContent = x === null ? "" : [`${unit} ${rounded(x)}`, ...values].join(", ");
+  }
+
+  linkData(address) {
+    for (const link of this.element.querySelectorAll("[data-format]")) {
+      const url = new URL(address);
+      url.searchParams.set("format", link.dataset.format);
+      link.href = url;
+    }
   }
 
   show(state, text = "") {
     this.element.dataset.state = state;
     this.element.setAttribute("aria-busy", String(state === "loading"));
     if (state === "empty") {
-      const line = document.createElement("p");
-      line.textContent = text;
-      this.state.replaceChildren(line);
+      this.element.querySelector(".figure__drawn")?.remove();
+      this.state.replaceChildren(paragraph(text));
     }
   }
 
+  sayLoading() {
+    if (this.drawn || this.element.dataset.state === "drawn") this.note("Still loading…");
+    else this.state.replaceChildren(paragraph("Still loading. A long run can take a few seconds."));
+    this.element.dataset.slow = "";
+  }
+
+  // A line over a chart that is shown but not up to date.
+  note(text = "", ...more) {
+    delete this.element.dataset.slow;
+    const line = this.element.querySelector(".figure__note");
+    if (line) line.replaceChildren(text, ...more);
+  }
+
   fail(error) {
-    const line = document.createElement("p");
-    line.textContent = `Cannot load the chart: ${error.message}.`;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "button button--small";
-    button.textContent = "Try again";
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "button button--small", textContent: "Try again" });
     button.addEventListener("click", () => this.load());
-    this.state.replaceChildren(line, button);
+    this.isDue = true;
+    if (this.drawn || this.element.dataset.state === "drawn") {
+      this.element.dataset.stale = "";
+      this.note(`Not up to date: ${error.message}. `, button);
+      return;
+    }
+    delete this.element.dataset.slow;
+    this.state.replaceChildren(paragraph(`Cannot load the chart: ${error.message}.`), button);
     this.element.dataset.state = "error";
     this.element.setAttribute("aria-busy", "false");
-    this.isDue = true;
   }
 }
+
+const paragraph = (text) => Object.assign(document.createElement("p"), { textContent: text });
+const rounded = (value) => Number(Number(value).toPrecision(6));
+const plainText = (html) => new DOMParser().parseFromString(html, "text/html").body.textContent;
 
 const scan = () => {
   for (const [element, figure] of figures) {
@@ -193,8 +426,9 @@ const onControlChange = (event) => {
   for (const id of form.dataset.controls.split(" ")) {
     const figure = figures.get(document.getElementById(id));
     if (!figure) continue;
-    if (event.target.name === "x") figure.zoom = null;
-    figure.refresh();
+    // Other values have another scale.
+    if (event.target.name) figure.setHeight(null);
+    figure.refresh({ now: true });
   }
 };
 
@@ -208,12 +442,47 @@ document.addEventListener("input", (event) => {
 document.addEventListener("submit", (event) => {
   if (event.target.matches("form[data-controls]") && !event.target.action) event.preventDefault();
 });
-document.addEventListener("fp8:theme", () => figures.forEach((figure) => figure.refresh()));
+document.addEventListener("fp8:theme", () => figures.forEach((figure) => figure.refresh({ now: true })));
 document.addEventListener("fp8:change", (event) => {
   for (const [element, figure] of figures) {
     const kinds = (element.dataset.on || "").split(" ");
     if (event.detail.all || kinds.some((kind) => event.detail.kinds.has(kind))) figure.refresh();
   }
 });
+document.addEventListener("fp8:range", ({ detail }) => {
+  for (const figure of figures.values()) if (figure.name === detail.axis) figure.setRange(detail.range);
+});
+document.addEventListener("fp8:hover", ({ detail }) => {
+  for (const [element, figure] of figures) if (figure.name === detail.axis && element !== detail.source) figure.showCross(detail.x);
+});
+// Back and forward.
+document.addEventListener("fp8:restored", () => {
+  for (const figure of figures.values()) {
+    figure.restore();
+    figure.refresh({ now: true });
+  }
+});
 document.addEventListener("htmx:afterSettle", scan);
+
+// Save as PNG or SVG what is shown, with the chart's title.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-save]");
+  if (!button) return;
+  const element = button.closest(".figure");
+  const figure = figures.get(element);
+  button.closest("details").open = false;
+  if (!figure?.drawn) return;
+  const { plot } = figure;
+  const style = getComputedStyle(document.documentElement);
+  const layout = {
+    ...plot.layout,
+    paper_bgcolor: style.getPropertyValue("--surface").trim() ? getComputedStyle(element.closest(".card") ?? document.body).backgroundColor : "white",
+    title: { text: element.dataset.title || "", x: 0, xref: "paper", y: 0.985, yanchor: "top", font: { size: 15 } },
+    margin: { ...plot.layout.margin, t: (plot.layout.margin?.t ?? 26) + 30 },
+  };
+  const size = { width: plot.clientWidth, height: plot.clientHeight + 30 };
+  await window.Plotly.downloadImage({ data: plot.data, layout, config: CONFIG }, {
+    format: button.dataset.save, filename: element.dataset.file || element.id, scale: button.dataset.save === "png" ? 2 : 1, ...size,
+  });
+});
 scan();

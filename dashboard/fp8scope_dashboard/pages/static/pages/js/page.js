@@ -4,7 +4,9 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
   const source = document.getElementById(button.dataset.copy);
-  const text = button.dataset.copy === "address" ? location.href : (source.value ?? source.textContent).trim();
+  const chart = button.closest(".figure");
+  const address = chart ? Object.assign(new URL(location.href), { hash: chart.id }).href : location.href;
+  const text = button.dataset.copy === "address" ? address : (source.value ?? source.textContent).trim();
   const label = button.querySelector("[data-label]");
   const before = label.textContent;
   try {
@@ -47,8 +49,10 @@ if (matchMedia("(max-width: 1100px)").matches) document.querySelector("details.c
 const compared = document.getElementById("compared");
 if (compared && !location.search) history.replaceState(history.state, "", compared.dataset.query);
 
-const tensorField = document.getElementById("tensor-field");
 const choose = (name) => {
+  // The tabs of a run replace the field.
+  const tensorField = document.getElementById("tensor-field");
+  if (!tensorField) return;
   tensorField.value = name;
   // Suggest the tensor's layer in the form of commands.
   const layer = document.getElementById("layer-field");
@@ -59,16 +63,14 @@ const choose = (name) => {
     behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
   });
 };
-if (tensorField) {
-  document.addEventListener("fp8:point", (event) => {
-    const name = event.target.id === "heatmap" && event.detail.meta.names[event.detail.point.pointIndex[0]];
-    if (name) choose(name);
-  });
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-tensor]");
-    if (button) choose(button.dataset.tensor);
-  });
-}
+document.addEventListener("fp8:point", (event) => {
+  const name = event.target.id === "heatmap" && event.detail.meta.names[event.detail.point.pointIndex[0]];
+  if (name) choose(name);
+});
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-tensor]");
+  if (button) choose(button.dataset.tensor);
+});
 
 // After a sign-out, show the sign-in page instead of inserting it into this page.
 document.addEventListener("htmx:beforeSwap", (event) => {

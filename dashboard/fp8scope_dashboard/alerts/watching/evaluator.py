@@ -1,0 +1,113 @@
+"""Evaluate the runs that wait, urgent ones first, as long as there are any.
+
+`notifications` starts an evaluator when a run begins to wait, and more of them if many do. An evaluator takes
+many runs at once. It stays for a moment when none is left, so that runs that stream need no new task for each
+batch. The sets of waiting runs may be lost with Redis: a sweep finds the runs again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import redis
+from django.conf import settings
+from django.db import InterfaceError, OperationalError, close_old_connections
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from fp8scope_dashboard.alerts.delivery import outbox
+from fp8scope_dashboard.alerts.watching import evaluation
+from fp8scope_dashboard.notifications import (
+    URGENT_RUNS,
+    WAITING_RUNS,
+    enqueue_evaluations,
+    evaluator_key,
+    start_evaluators,
+)
+
+logger = logging.getLogger(__name__)
+
+RUNS_AT_ONCE: Final = 32
+# Rounds over runs that are not urgent begin at least so far apart, so that one round serves many of them.
+PACE_SECONDS: Final = 0.2
+LINGER_SECONDS: Final = 1.0
+# Then the task ends and the next one continues, so that workers can stop, or replace a process.
+TURN_SECONDS: Final = 5.0
+# The mark of an evaluator that was killed expires after this long.
+MARK_SECONDS: Final = 10
+
+
+def work(slot: int) -> int:
+    """Evaluate waiting runs until none is left or the turn is over; returns how many evaluations it made."""
+    client = redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_connect_timeout=1.0,
+        socket_timeout=LINGER_SECONDS + 2.0,
+        retry=Retry(NoBackoff(), 0),
+    )
+    key, mine, count = evaluator_key(slot), uuid4().hex.encode(), 0
+    end, next_round = time.monotonic() + TURN_SECONDS, 0.0
+    with client, outbox.sending_at_once():
+        try:
+            client.set(key, mine, ex=MARK_SECONDS)
+            # Another evaluator has the slot if this one waited for too long.
+            while time.monotonic() < end and client.get(key) in (mine, None):
+                client.set(key, mine, ex=MARK_SECONDS)
+                pause = next_round - time.monotonic()
+                run_ids, is_urgent = take(client, pause)
+                if not run_ids and pause <= 0.0:
+                    break
+                if run_ids and not is_urgent and len(run_ids) < RUNS_AT_ONCE:
+                    next_round = time.monotonic() + PACE_SECONDS
+                if more := evaluate_all(run_ids):
+                    enqueue_evaluations(client, more)
+                count += len(run_ids)
+        finally:
+            if client.get(key) == mine:
+                client.delete(key)
+        # For runs that began to wait after the last look, when the mark still prevented another evaluator.
+        start_evaluators(client)
+    return count
+
+
+def take(client: redis.Redis, pause: float) -> tuple[list[UUID], bool]:
+    """Take the next waiting runs, and whether they are urgent; waits for them if there are none.
+
+    Args:
+        pause: for so many seconds take only urgent runs.
+    """
+    names = [URGENT_RUNS] if pause > 0.0 else [URGENT_RUNS, WAITING_RUNS]
+    first: Any = client.bzpopmin(names, timeout=pause if pause > 0.0 else LINGER_SECONDS)
+    if first is None:
+        return [], False
+    name, member, _ = first
+    more: Any = client.zpopmin(name, RUNS_AT_ONCE - 1)
+    members = [member, *(each for each, _ in more)]
+    is_urgent = name.decode() == URGENT_RUNS
+    if is_urgent:
+        client.zrem(WAITING_RUNS, *members)
+    return [UUID(each.decode()) for each in members], is_urgent
+
+
+def evaluate_all(run_ids: Sequence[UUID]) -> list[UUID]:
+    """Evaluate runs together; if that fails, each by itself. Returns those with more rows to read.
+
+    Raises:
+        OperationalError, InterfaceError: the database is unavailable.
+    """
+    close_old_connections()
+    if not run_ids:
+        return []
+    try:
+        return evaluation.evaluate_together(run_ids).more
+    except (OperationalError, InterfaceError):
+        raise
+    except Exception:
+        if len(run_ids) == 1:
+            logger.exception("Run %s could not be evaluated.", run_ids[0])
+            return []
+    return [run_id for each in run_ids for run_id in evaluate_all([each])]

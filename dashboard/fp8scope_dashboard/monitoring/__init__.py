@@ -1,0 +1,1 @@
+"""The state of the server itself: queues, workers, ingest, storage and versions."""

@@ -1,0 +1,92 @@
+"""The runs that the compare page shows: those in the address, those that a search finds, or a suggestion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from django.db.models import Q, QuerySet
+from django.http import QueryDict
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.search import read, search, vocabulary_of
+
+# The most runs of one comparison. Each is read and drawn, and the address lists them.
+MOST_CHOSEN: Final = 200
+# Without a choice, so few that each line can be told apart.
+MOST_SUGGESTED: Final = 12
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The compared runs, oldest first.
+
+    Attributes:
+        runs: at most MOST_CHOSEN.
+        total: how many were asked for; more than `runs` beyond that bound.
+        search: the search that finds them; empty if they are listed one by one.
+        problems: what of the search was not understood.
+        is_suggestion: nobody chose them.
+    """
+
+    runs: list[Run]
+    total: int
+    search: str = ""
+    problems: tuple[str, ...] = ()
+    is_suggestion: bool = False
+
+    @property
+    def query(self) -> QueryDict:
+        """The address of this choice."""
+        query = QueryDict(mutable=True)
+        if self.search:
+            query["q"] = self.search
+        else:
+            query.setlist("runs", [str(run.id) for run in self.runs])
+        return query
+
+
+def chosen_runs(project: Project, query: QueryDict) -> Chosen:
+    """The runs in the address; ids of other projects' runs are ignored."""
+    if "q" in query:
+        asked = read(query.get("q", ""), vocabulary_of(project))
+        found = search(_all(project), asked)
+        return Chosen(_newest(found, MOST_CHOSEN), found.count(), asked.text, asked.problems)
+    ids = set()
+    for text in query.getlist("runs")[: 2 * MOST_CHOSEN]:
+        try:
+            ids.add(UUID(text))
+        except ValueError:
+            continue
+    listed = _all(project).filter(pk__in=ids)
+    return Chosen(list(listed.order_by("created_at", "id")[:MOST_CHOSEN]), listed.count())
+
+
+def suggested_runs(project: Project) -> Chosen:
+    """The newest run with a verdict, the runs with the same baseline, and that baseline."""
+    runs = _all(project).filter(archived_at=None)
+    newest = (
+        Comparison.objects.filter(run__project=project, run__deleted_at=None, run__archived_at=None)
+        .order_by("-run__created_at")
+        .first()
+    )
+    if newest is not None:
+        runs = runs.filter(lineage.arm_named([newest.baseline]) | Q(baseline=newest.baseline))
+    listed = _newest(runs, MOST_SUGGESTED)
+    return Chosen(listed, len(listed), is_suggestion=True)
+
+
+def _all(project: Project) -> QuerySet[Run]:
+    return Run.objects.filter(project=project).select_related("comparison", "project")
+
+
+def _newest(runs: QuerySet[Run], most: int) -> list[Run]:
+    """The newest runs, oldest first."""
+    newest = list(
+        runs.defer("config", "environment", "summary", "error").order_by("-created_at", "id")[:most]
+    )
+    return sorted(newest, key=lambda run: (run.created_at, run.id))

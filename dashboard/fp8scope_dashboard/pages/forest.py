@@ -1,0 +1,231 @@
+"""The forest plot of evaluations: one row for each task and run, with its verdict against the margin.
+
+A row holds only JSON types, so that a shared report can store it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from django.db.models import QuerySet
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis.coverage import in_short
+from fp8scope_dashboard.analysis.judging import judged_now
+from fp8scope_dashboard.analysis.models import EvaluationComparison
+from fp8scope_dashboard.analysis.scores.precision import NAMES
+from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.pages.comparison_groups import Arms
+from fp8scope_dashboard.pages.formatting import NOTHING, number, percent
+from fp8scope_dashboard.pages.verdicts import Badge, score_badge
+from fp8scope_dashboard.runs.models import Run
+
+# The newest runs with a comparison, and the rows of one plot.
+MOST_RUNS: Final = 12
+MOST_ROWS: Final = 400
+ORDER: Final = ("worse", "cannot_tell", "better", "equivalent")
+"""Verdicts, those that need attention first."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where the parts of a row are drawn, in per cent of a bar from -REACH to +REACH margins.
+
+    To the right FP8 is better, whatever the direction of the metric.
+
+    Attributes:
+        point: the difference, at the edge if it is beyond; `off_scale` is then -1 or 1, else 0.
+        low, high: the ends of its interval.
+        detectable: the smallest harm that the evaluation finds; None if it is beyond the bar.
+    """
+
+    point: float
+    low: float
+    high: float
+    off_scale: int
+    detectable: float | None
+
+    REACH = 3.0
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One task of one run at its last compared checkpoint; the figures are text, ready to be shown."""
+
+    name: str
+    metric: str
+    run_id: str
+    run: str
+    slot: str
+    step: int
+    items: int
+    higher_is_better: bool
+    verdict: str
+    badge: dict[str, str]
+    share: str
+    reason: str
+    explanation: str
+    warnings: list[str]
+    score: str
+    baseline_score: str
+    difference: str
+    interval: str
+    margin: str
+    detectable: str
+    evaluated_in: str
+    size: float
+    plot: dict[str, float | int | None] | None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a task's evaluations say of it."""
+
+    in_percent: bool
+    higher_is_better: bool
+
+
+def latest_comparisons(
+    project: Project, runs: Sequence[UUID] | None = None, step: int | None = None
+) -> list[EvaluationComparison]:
+    """The last comparison of each task of each run, or those at `step`; of the newest runs if not given."""
+    rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None)
+    if runs is None:
+        newest = Run.objects.filter(pk__in=rows.values("run")).order_by("-created_at", "id")
+        runs = list(newest.values_list("pk", flat=True)[:MOST_RUNS])
+    rows = rows.filter(run__in=runs)
+    if step is not None:
+        rows = rows.filter(step=step)
+    last = rows.order_by("run_id", "name", "metric", "-step").distinct("run_id", "name", "metric")
+    return list(_by_id(last).order_by("name", "metric", "run__created_at", "run_id")[:MOST_ROWS])
+
+
+def _by_id(rows: QuerySet[EvaluationComparison]) -> QuerySet[EvaluationComparison]:
+    # PostgreSQL orders the rows of DISTINCT ON by its own columns first.
+    ids = list(rows.values_list("pk", flat=True))
+    return EvaluationComparison.objects.filter(pk__in=ids).select_related("run", "run__project")
+
+
+def forest_rows(project: Project, comparisons: Iterable[EvaluationComparison], arms: Arms) -> list[ForestRow]:
+    """The rows of these comparisons, those that need attention first."""
+    listed = list(comparisons)
+    kinds = _kinds(project, {(row.name, row.metric) for row in listed})
+    precisions = _precisions(listed)
+    rows = [_row(row, kinds[row.name, row.metric], precisions, arms) for row in listed]
+    return sorted(rows, key=attention)
+
+
+def attention(row: ForestRow) -> tuple[int, str, str, str]:
+    """The sort key that puts rows that need attention first."""
+    rank = ORDER.index(row.verdict) if row.verdict in ORDER else len(ORDER)
+    return rank, row.name, row.metric, row.run
+
+
+def positions(
+    difference: float,
+    interval: tuple[float, float],
+    margin: float,
+    detectable: float | None,
+    *,
+    higher_is_better: bool,
+) -> Positions | None:
+    """Scale a difference to the bar; None without a margin, or with values that are not finite."""
+    if not margin > 0 or not all(math.isfinite(value) for value in (difference, *interval, margin)):
+        return None
+    sign = 1.0 if higher_is_better else -1.0
+
+    def at(value: float) -> float:
+        return round(50.0 + 50.0 * max(-1.0, min(1.0, sign * value / margin / Positions.REACH)), 2)
+
+    ends = sorted(at(value) for value in interval)
+    in_margins = sign * difference / margin
+    beyond = 0 if abs(in_margins) <= Positions.REACH else int(math.copysign(1, in_margins))
+    harm = None
+    if detectable is not None and math.isfinite(detectable) and detectable <= Positions.REACH * margin:
+        harm = round(50.0 - 50.0 * detectable / margin / Positions.REACH, 2)
+    return Positions(at(difference), ends[0], ends[1], beyond, harm)
+
+
+def _row(
+    row: EvaluationComparison,
+    kind: _Kind,
+    precisions: Mapping[tuple[UUID, int, str, str], str],
+    arms: Arms,
+) -> ForestRow:
+    result: Mapping[str, Any] = row.result
+    judgement = judged_now(row.run, row)
+    badge: Badge = score_badge(judgement)
+    interval, margin = result.get("difference_interval"), result.get("margin")
+    difference = result.get("difference")
+    plot = None
+    if interval and difference is not None and margin:
+        plot = positions(
+            float(difference),
+            (float(interval[0]), float(interval[1])),
+            float(margin),
+            result.get("smallest_detectable"),
+            higher_is_better=kind.higher_is_better,
+        )
+    size = percent if kind.in_percent else number
+    return ForestRow(
+        name=row.name,
+        metric=row.metric,
+        run_id=str(row.run_id),
+        run=row.run.name,
+        slot=arms.of(row.run).slot,
+        step=row.step,
+        items=int(result.get("n") or 0),
+        higher_is_better=kind.higher_is_better,
+        verdict=judgement.measured,
+        badge={"label": badge.label, "tone": badge.tone, "icon": badge.icon},
+        share=in_short(judgement.coverage),
+        reason=judgement.reason,
+        explanation=str(result.get("explanation", "")),
+        warnings=[str(each) for each in result.get("warnings", ())],
+        score=size(result.get("score")),
+        baseline_score=size(result.get("baseline_score")),
+        difference=signed(difference, in_percent=kind.in_percent),
+        interval=" to ".join(signed(end, in_percent=kind.in_percent) for end in interval) if interval else "",
+        margin=f"±{size(margin)}" if margin else NOTHING,
+        detectable=size(result.get("smallest_detectable")),
+        evaluated_in=precisions.get((row.run_id, row.step, row.name, row.metric), ""),
+        size=float(difference) / float(margin) if difference is not None and margin else 0.0,
+        plot=None if plot is None else dict(vars(plot)),
+    )
+
+
+def signed(value: float | None, *, in_percent: bool) -> str:
+    """A difference with its sign, in points of a hundred for proportions."""
+    if value is None:
+        return NOTHING
+    if in_percent:
+        return percent(value, signed=True)
+    return f"+{number(value)}" if value > 0 else number(value)
+
+
+def _kinds(project: Project, tasks: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Kind]:
+    wanted = set(tasks)
+    rows = Evaluation.objects.filter(run__project=project, name__in={name for name, _ in wanted})
+    fields = rows.order_by("name", "metric", "-id").distinct("name", "metric")
+    found = {
+        (name, metric): _Kind(kind == "proportion", higher)
+        for name, metric, kind, higher in fields.values_list("name", "metric", "kind", "higher_is_better")
+    }
+    # An evaluation may be deleted after its comparison was stored.
+    return {task: found.get(task, _Kind(False, True)) for task in wanted}
+
+
+def _precisions(rows: Sequence[EvaluationComparison]) -> dict[tuple[UUID, int, str, str], str]:
+    """The precision of the evaluation's forward pass, in its usual spelling, where it is known."""
+    stored = Evaluation.objects.filter(
+        run__in={row.run_id for row in rows}, step__in={row.step for row in rows}, precision__isnull=False
+    )
+    fields = stored.order_by("id").values_list("run_id", "step", "name", "metric", "precision")
+    return {
+        (run_id, step, name, metric): NAMES.get(str(precision), str(precision))
+        for run_id, step, name, metric, precision in fields
+    }

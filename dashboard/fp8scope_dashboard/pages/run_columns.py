@@ -1,0 +1,119 @@
+"""The columns of the list of runs: built-in ones, logged scalars, and entries of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from django.db.models import Case, Expression, F, IntegerField, Value, When
+from django.db.models.functions import Coalesce, Lower
+
+from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.formatting import NOTHING, number
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.search.fields import duration_expression, text_of
+from fp8scope_dashboard.runs.search.json_paths import PathValue, entry_paths, finite_scalar
+
+# Columns beside the name; more do not fit on any screen.
+MOST_COLUMNS: Final = 16
+KEY_LENGTH: Final = 200
+# Characters of a value in a cell; the whole value is its tooltip.
+CELL_LENGTH: Final = 40
+
+# The worst first: people sort by verdict to find trouble.
+VERDICT_ORDER: Final = ("worse", "incomplete", "cannot_tell", "pending", "better", "equivalent")
+
+Source = Literal["", "scalar", "config", "recipe", "summary", "environment"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `key` names it in addresses; `order` is what sorts the list, None if nothing does."""
+
+    key: str
+    title: str
+    order: Expression | F | None = None
+    is_number: bool = False
+    source: Source = ""
+    entry: str = ""
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the entry of a JSON column may be."""
+        return entry_paths(self.entry)
+
+
+def verdict_rank() -> Case:
+    """The rank of a run's stored verdict, the worst first; runs without one are last."""
+    ranks = [When(comparison__verdict=name, then=Value(rank)) for rank, name in enumerate(VERDICT_ORDER)]
+    return Case(*ranks, default=Value(None), output_field=IntegerField())
+
+
+BUILT_IN: Final[Mapping[str, Column]] = {
+    column.key: column
+    for column in (
+        Column("name", "Run", Lower("name")),
+        Column("state", "State", F("state")),
+        Column("verdict", "FP8 against BF16", verdict_rank()),
+        Column("spark", "Loss"),
+        Column("loss", "Last loss", finite_scalar("loss"), is_number=True),
+        Column("step", "Step", F("last_step"), is_number=True),
+        Column("points", "Points", F("points_stored"), is_number=True),
+        Column("created", "Started", F("created_at"), is_number=True),
+        Column("ended", "Ended", F("finished_at"), is_number=True),
+        Column("duration", "Duration", duration_expression(), is_number=True),
+        Column("precision", "Precision", F("precision")),
+        Column("recipe", "Recipe", F("recipe_name")),
+        Column("group", "Seed group", F("group")),
+        Column("baseline", "Baseline", F("baseline")),
+        Column("seed", "Seed", F("seed"), is_number=True),
+        Column("planned", "Planned steps", F("total_steps"), is_number=True),
+    )
+}
+DEFAULT: Final = ("state", "verdict", "spark", "loss", "step", "points", "created")
+SOURCES: Final = ("scalar", "config", "recipe", "summary", "environment")
+
+
+def column_named(key: str) -> Column | None:
+    """The column of a key: a built-in one, or scalar.NAME, config.NAME and so on; None for other texts."""
+    if key in BUILT_IN:
+        return BUILT_IN[key]
+    source, _, entry = key.partition(".")
+    if source not in SOURCES or not entry or len(key) > KEY_LENGTH or "\0" in key:
+        return None
+    if source == "scalar":
+        title = glossary.title(entry)
+        return Column(key, title, finite_scalar(entry), is_number=True, source="scalar", entry=entry)
+    values = [PathValue(source, path) for path in entry_paths(entry)]
+    order = values[0] if len(values) == 1 else Coalesce(*values)
+    return Column(key, entry, order, source=source, entry=entry)  # type: ignore[arg-type]
+
+
+def columns_named(keys: Sequence[str]) -> list[Column]:
+    """The columns of an address in order; unknown and repeated ones are left out."""
+    wanted = [key for key in dict.fromkeys(keys) if key != "name"]
+    columns = [column for key in wanted if (column := column_named(key)) is not None]
+    return columns[:MOST_COLUMNS]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value in a column; `text` and `title` are those of columns that are not built in."""
+
+    column: Column
+    text: str = ""
+    title: str = ""
+
+
+def cell_of(column: Column, run: Run, extra: Mapping[str, Any]) -> Cell:
+    """The cell of a run. `extra` has the values of JSON entries by key of the column."""
+    if column.source == "":
+        return Cell(column)
+    value = (run.last_scalars or {}).get(column.entry) if column.source == "scalar" else extra.get(column.key)
+    if value is None:
+        return Cell(column, NOTHING)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Cell(column, number(value), repr(value))
+    text = text_of(value)
+    return Cell(column, text if len(text) <= CELL_LENGTH else f"{text[: CELL_LENGTH - 1]}…", text[:500])

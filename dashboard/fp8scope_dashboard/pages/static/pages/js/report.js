@@ -1,0 +1,5 @@
+// The button that prints a report.
+for (const button of document.querySelectorAll("[data-print]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => print());
+}

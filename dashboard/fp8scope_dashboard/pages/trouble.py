@@ -1,0 +1,77 @@
+"""The share of a run's tensors that leave their format's range, over steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.models import Rule, RuleKind
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import queries
+
+Floats = NDArray[np.float64]
+
+OVERFLOW: Final = "overflow_rate"
+UNDERFLOW: Final = "underflow_rate"
+_KINDS: Final = {OVERFLOW: RuleKind.SATURATION_RATE, UNDERFLOW: RuleKind.UNDERFLOW_RATE}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the tensors observed in each column, 0 to 1; NaN where none was observed.
+
+    Attributes:
+        edges: int64[C + 1]; column c holds the steps edges[c] <= step < edges[c + 1].
+        overflow, underflow: float64[C], tensors whose rate reaches its limit in a step of the column.
+        either: float64[C], tensors with one of them.
+    """
+
+    edges: NDArray[np.int64]
+    overflow: Floats
+    underflow: Floats
+    either: Floats
+
+
+def limits_of(run: Run) -> dict[str, float]:
+    """The limits of the rules for overflow and underflow: the run's own, else those of its project."""
+    limits = {name: rules.validate(kind, {})["rate"] for name, kind in _KINDS.items()}
+    stored = Rule.objects.filter(project=run.project_id, kind__in=_KINDS.values())
+    # A rule of the run comes last, so that it counts.
+    ordered = sorted(stored, key=lambda rule: rule.run_id is not None)
+    for name, kind in _KINDS.items():
+        for rule in ordered:
+            if rule.kind == kind and rule.run_id in (None, run.pk):
+                limits[name] = float(rule.parameters.get("rate", limits[name]))
+    return limits
+
+
+def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) -> Shares | None:
+    """The shares over the steps first..last in at most `columns` columns; None without such statistics."""
+    known = [name for name in _KINDS if name in queries.statistic_names(run.id)]
+    maps = {name: queries.heatmap(run.id, name, first=first, last=last, columns=columns) for name in known}
+    if not maps:
+        return None
+    edges = next(iter(maps.values())).step_edges
+    blank = np.full_like(next(iter(maps.values())).values, np.nan)
+    rates = {name: maps[name].values if name in maps else blank for name in _KINDS}
+    return shares_of(edges, rates[OVERFLOW], rates[UNDERFLOW], limits_of(run))
+
+
+def shares_of(
+    edges: NDArray[np.int64], overflow: Floats, underflow: Floats, limits: dict[str, float]
+) -> Shares:
+    """The shares from the largest rates of each tensor in each column, float64[T, C]."""
+    observed = (~np.isnan(overflow) | ~np.isnan(underflow)).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        over, under = overflow >= limits[OVERFLOW], underflow >= limits[UNDERFLOW]
+    return Shares(edges, *(_share(mask, observed) for mask in (over, under, over | under)))
+
+
+def _share(mask: NDArray[np.bool_], observed: NDArray[np.int64]) -> Floats:
+    shares = np.full(len(observed), np.nan)
+    np.divide(mask.sum(axis=0), observed, out=shares, where=observed > 0)
+    return shares

@@ -1,0 +1,86 @@
+"""The note of a run, and the links to its artefacts."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.pages import run_tabs
+from fp8scope_dashboard.pages.access import in_project, page, person, run_of
+from fp8scope_dashboard.pages.views.run import head_context
+from fp8scope_dashboard.runs.models import Artefact, Run
+from fp8scope_dashboard.runs.notes import NoteError, add_artefact, save_note
+from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """Save the note. Text that cannot be saved is shown again, with what to change."""
+    run = run_of(project, run_id)
+    text, version = request.POST.get("text", ""), request.POST.get("version", "")
+    number = int(version) if version.isascii() and version.isdigit() and len(version) < 9 else 0
+    try:
+        save_note(run, text, number, person(request))
+    except NoteError as error:
+        return _again(request, project, run, text[: 2 * MOST_CHARACTERS], str(error))
+    messages.success(request, "The note is saved.")
+    return _back(run)
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def note_preview(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """A text as HTML, as the saved note would be shown."""
+    run_of(project, run_id)
+    return HttpResponse(run_tabs.note_html(request.POST.get("text", "")))
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def artefact_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """Add a link to an artefact."""
+    run = run_of(project, run_id)
+    try:
+        added = add_artefact(
+            run, request.POST.get("name", ""), request.POST.get("address", ""), person(request)
+        )
+    except NoteError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, f"Added: {added.name}.")
+    return _back(run)
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def artefact_remove(request: HttpRequest, project: Project, run_id: UUID, artefact_id: int) -> HttpResponse:
+    """Remove a link to an artefact; the artefact itself stays where it is."""
+    run = run_of(project, run_id)
+    artefact = get_object_or_404(Artefact, run=run, pk=artefact_id)
+    artefact.delete()
+    messages.success(request, f"Removed the link to {artefact.name}: {artefact.address}")
+    return _back(run)
+
+
+def _again(request: HttpRequest, project: Project, run: Run, text: str, problem: str) -> HttpResponse:
+    context = {
+        "tab": "notes",
+        "tabs": run_tabs.links_of(run, "notes", request.GET),
+        "template": run_tabs.TABS["notes"].template,
+        "problem": problem,
+        "draft": text,
+        **head_context(run),
+        **run_tabs.notes_context(run),
+    }
+    return page(request, project, "runs", "pages/run.html", context, status=409)
+
+
+def _back(run: Run) -> HttpResponse:
+    return redirect(f"{reverse('run', args=[run.project.slug, run.id])}?tab=notes")

@@ -1,0 +1,281 @@
+"""Frozen reports: make one, list them, share them by link, and show one without an account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db.models import Count, Q
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.cache import add_never_cache_headers
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.pages.access import in_project, may, page, person
+from fp8scope_dashboard.pages.report_sections import PARTS, Choice, sections_of
+from fp8scope_dashboard.pages.run_facts import own_version, run_facts
+from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
+from fp8scope_dashboard.shared_reports.services import (
+    LIFETIMES,
+    TITLE_LENGTH,
+    ReportError,
+    create_link,
+    create_report,
+    open_link,
+    revoke_link,
+    working_links,
+)
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.text import markdown
+from fp8scope_dashboard.text.run_summary import paragraph
+
+MOST_RUNS: Final = 12
+MOST_OFFERED: Final = 50
+MOST_SUGGESTED: Final = 2_000
+REPORTS_A_PAGE: Final = 50
+CONTENT_VERSION: Final = 1
+# Nothing else of the server, and no script at all.
+SHARED_POLICY: Final = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Paragraphs:
+    """The one paragraph about a run, in the forms that can be copied."""
+
+    run: Run
+    text: str
+    markdown: str
+    latex: str
+
+
+@in_project()
+def reports(request: HttpRequest, project: Project) -> HttpResponse:
+    """The reports of a project, newest first."""
+    listed = SharedReport.objects.filter(project=project).select_related("created_by").defer("content")
+    working = Count("links", filter=Q(links__in=working_links()))
+    shown = Paginator(
+        listed.annotate(working=working).order_by("-created_at", "id"), REPORTS_A_PAGE
+    ).get_page(request.GET.get("page"))
+    return page(request, project, "reports", "pages/shared_reports.html", {"reports": shown})
+
+
+@in_project()
+@require_http_methods(["GET", "HEAD", "POST"])
+def report_new(request: HttpRequest, project: Project) -> HttpResponse:
+    """Choose what a report has; POST makes it. The address contains the runs."""
+    query = request.POST if request.method == "POST" else request.GET
+    runs = _runs(project, query)
+    problem = ""
+    if request.method == "POST":
+        if not may(request, project, Role.MEMBER):
+            raise PermissionDenied("This requires the role member.")
+        try:
+            return redirect("shared_report", project.slug, _make(request, project, runs).pk)
+        except ReportError as error:
+            problem = str(error)
+    status = 422 if problem else 200
+    context = {**_form(project, runs, query), "problem": problem}
+    return page(request, project, "reports", "pages/shared_report_new.html", context, status)
+
+
+def _make(request: HttpRequest, project: Project, runs: list[Run]) -> SharedReport:
+    if not runs:
+        raise ReportError("Choose at least one run.")
+    query = request.POST
+    text = query.get("text", "")
+    if len(text) > markdown.MOST_CHARACTERS:
+        raise ReportError(f"The text is longer than {markdown.MOST_CHARACTERS:,} characters.")
+    parts = [name for name in query.getlist("parts") if name in PARTS]
+    if not parts and not text.strip():
+        raise ReportError("Choose at least one part, or write a text.")
+    choice = Choice(
+        runs=runs,
+        parts=parts,
+        statistic=query.get("statistic", "")[:64],
+        tensor=query.get("tensor", "").strip()[:512],
+        first=_step(query.get("first", ""), "first"),
+        last=_step(query.get("last", ""), "last"),
+        text=text,
+    )
+    if "tensor" in parts and not Tensor.objects.filter(run=choice.subject, name=choice.tensor).exists():
+        raise ReportError(
+            f"The run {choice.subject.name} has no tensor of that name: choose one of the list."
+            if choice.tensor
+            else "Choose the tensor, or leave out “One tensor”."
+        )
+    content = {
+        "version": CONTENT_VERSION,
+        "made_with": own_version(),
+        "runs": [run.name for run in runs],
+        "steps": [choice.first, choice.last],
+        "sections": sections_of(request, project, choice),
+    }
+    return create_report(project, query.get("title", ""), content, person(request))
+
+
+def _step(text: str, name: str) -> str:
+    text = text.strip()
+    if text and not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ReportError(f"The {name} step must be a whole number, such as 240, or empty.")
+    return text
+
+
+def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]:
+    offered = list(Run.objects.filter(project=project).order_by("-created_at", "id")[:MOST_OFFERED])
+    chosen = {run.pk for run in runs}
+    subject = next((run for run in reversed(runs) if run.precision != "bf16"), runs[-1] if runs else None)
+    parts = set(query.getlist("parts")) & PARTS.keys() or {
+        name for name, part in PARTS.items() if part.by_default
+    }
+    return {
+        "runs": runs,
+        "offered": [*runs, *(run for run in offered if run.pk not in chosen)],
+        "chosen_ids": chosen,
+        "parts": [(name, part.label, name in parts) for name, part in PARTS.items()],
+        "statistics": sorted(queries.statistic_names(subject.pk)) if subject else [],
+        "statistic": query.get("statistic", "overflow_rate"),
+        "tensors": Tensor.objects.filter(run=subject).order_by("index")[:MOST_SUGGESTED] if subject else [],
+        "tensor": query.get("tensor", "")[:512],
+        "title": query.get("title", "") or _title(runs),
+        "text": query.get("text", "")[: markdown.MOST_CHARACTERS],
+        "first": query.get("first", "")[:19],
+        "last": query.get("last", "")[:19],
+        "title_length": TITLE_LENGTH,
+        "text_length": markdown.MOST_CHARACTERS,
+        "most_runs": MOST_RUNS,
+        "paragraphs": [_paragraphs(run) for run in runs if run.baseline or len(runs) == 1],
+    }
+
+
+def _paragraphs(run: Run) -> Paragraphs:
+    facts = run_facts(run)
+    return Paragraphs(run, paragraph(facts, "text"), paragraph(facts, "markdown"), paragraph(facts, "latex"))
+
+
+def _title(runs: list[Run]) -> str:
+    if not runs:
+        return ""
+    names = [run.name for run in runs if run.precision != "bf16"] or [run.name for run in runs]
+    return (
+        " and ".join(names[:2])[:TITLE_LENGTH] if len(names) <= 2 else f"{names[0]} and others"[:TITLE_LENGTH]
+    )
+
+
+def _runs(project: Project, query: QueryDict) -> list[Run]:
+    """The runs in the address, oldest first; ids of other projects' runs are ignored."""
+    ids = set()
+    for text in query.getlist("runs")[: 4 * MOST_RUNS]:
+        try:
+            ids.add(UUID(text))
+        except ValueError:
+            continue
+    runs = Run.objects.filter(project=project, pk__in=ids).select_related("comparison", "project")
+    return list(runs.order_by("created_at", "id")[:MOST_RUNS])
+
+
+@in_project()
+def report(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
+    """One report with its links."""
+    return _report_page(request, project, _report_of(project, report_id))
+
+
+def _report_page(request: HttpRequest, project: Project, shown: SharedReport, **more: Any) -> HttpResponse:
+    context = {
+        "report": shown,
+        "sections": _rendered(shown.content),
+        "links": shown.links.select_related("created_by")[:200],
+        "lifetimes": list(LIFETIMES),
+        **more,
+    }
+    return page(request, project, "reports", "pages/shared_report.html", context)
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def link_new(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
+    """Make a link. Only this response contains it."""
+    shown = _report_of(project, report_id)
+    lifetime = request.POST.get("lifetime", "")
+    if lifetime not in LIFETIMES:
+        messages.error(request, f"Choose how long the link works: {', '.join(LIFETIMES)}.")
+        return redirect("shared_report", project.slug, shown.pk)
+    try:
+        _, secret = create_link(shown, person(request), LIFETIMES[lifetime])
+    except ReportError as error:
+        messages.error(request, str(error))
+        return redirect("shared_report", project.slug, shown.pk)
+    address = settings.BASE_URL + reverse("shared", args=[secret])
+    return _report_page(request, project, shown, new_link=address)
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def link_revoke(request: HttpRequest, project: Project, report_id: UUID, link_id: int) -> HttpResponse:
+    """End a link."""
+    shown = _report_of(project, report_id)
+    link = ShareLink.objects.filter(report=shown, pk=link_id).first()
+    if link is None:
+        raise Http404("No such link.")
+    revoke_link(link)
+    messages.success(request, "The link no longer works.")
+    return redirect("shared_report", project.slug, shown.pk)
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def report_delete(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
+    """Delete a report with its links."""
+    shown = _report_of(project, report_id)
+    title = shown.title
+    shown.delete()
+    messages.success(request, f"Deleted the report “{title}”. Its links no longer work.")
+    return redirect("shared_reports", project.slug)
+
+
+@require_safe
+def shared(request: HttpRequest, secret: str) -> HttpResponse:
+    """A report for everybody who has its link. An unknown, revoked and expired link look the same."""
+    shown = open_link(secret)
+    if shown is None:
+        answer = render(request, "pages/shared_gone.html", status=410)
+    else:
+        context = {"report": shown, "sections": _rendered(shown.content)}
+        answer = render(request, "pages/shared.html", context)
+    answer["X-Robots-Tag"] = "noindex, nofollow, noarchive"
+    # The address is the secret: it must not reach another site.
+    answer["Referrer-Policy"] = "no-referrer"
+    answer["Content-Security-Policy"] = SHARED_POLICY
+    add_never_cache_headers(answer)
+    return answer
+
+
+def _report_of(project: Project, report_id: UUID) -> SharedReport:
+    shown = SharedReport.objects.filter(project=project, pk=report_id).select_related("created_by").first()
+    if shown is None:
+        raise Http404("No such report.")
+    return shown
+
+
+def _rendered(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sections for the template: Markdown as HTML, and rows of forest plots as it expects them."""
+    sections = []
+    for section in content.get("sections", ()):
+        if section["kind"] == "text":
+            sections.append({**section, "html": markdown.to_html(section["markdown"])})
+        elif section["kind"] == "forest":
+            sections.append({**section, "lines": [{"row": row} for row in section["rows"]]})
+        else:
+            sections.append(section)
+    return sections

@@ -1,0 +1,95 @@
+"""What people add to a run: a note, and links to its artefacts."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.runs.models import Artefact, Note, Run
+from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+
+MOST_ARTEFACTS: Final = 100
+NAME_LENGTH: Final = 128
+ADDRESS_LENGTH: Final = 1_000
+SCHEMES: Final = ("http", "https", "s3", "gs")
+
+
+class NoteError(ValueError):
+    """The note or the link cannot be saved; the message says what to change."""
+
+
+class NoteConflictError(NoteError):
+    """Somebody else has changed the note since it was read."""
+
+
+def save_note(run: Run, text: str, version: int, user: User) -> Note:
+    """Replace the note of a run.
+
+    Args:
+        version: of the note that was edited, 0 if there was none.
+
+    Raises:
+        NoteConflictError: the note has another version by now.
+        NoteError: the text is too long.
+    """
+    # A form sends line ends as CRLF.
+    text = text.replace("\r\n", "\n").replace("\x00", "").strip()
+    if len(text) > MOST_CHARACTERS:
+        raise NoteError(f"The note has {len(text):,} characters; at most {MOST_CHARACTERS:,} are possible.")
+    values = {"text": text, "version": version + 1, "edited_by": user, "edited_at": timezone.now()}
+    with transaction.atomic():
+        Note.objects.get_or_create(run=run)
+        # One statement, so that of two people who save at once one gets the conflict.
+        if Note.objects.filter(run=run, version=version).update(**values) != 1:
+            raise NoteConflictError(
+                "Somebody else has changed the note in the meantime. Your text is below: merge the two, and "
+                "save again."
+            )
+    return Note.objects.select_related("edited_by").get(run=run)
+
+
+def add_artefact(run: Run, name: str, address: str, user: User) -> Artefact:
+    """Add a link to a run.
+
+    Raises:
+        NoteError: the link is invalid or known, or the run has MOST_ARTEFACTS.
+    """
+    name, address = name.strip(), address.strip()
+    checked = check_address(address)
+    if len(name) > NAME_LENGTH:
+        raise NoteError(f"The name of a link has at most {NAME_LENGTH} characters.")
+    with transaction.atomic():
+        Run.objects.select_for_update().only("id").get(pk=run.pk)
+        if Artefact.objects.filter(run=run).count() >= MOST_ARTEFACTS:
+            raise NoteError(f"A run has at most {MOST_ARTEFACTS} links: remove one first.")
+        try:
+            with transaction.atomic():
+                artefact = Artefact.objects.create(
+                    run=run, name=name or checked.rsplit("/", 1)[-1][:NAME_LENGTH] or checked[:NAME_LENGTH],
+                    address=checked, added_by=user,
+                )  # fmt: skip
+        except IntegrityError:
+            raise NoteError("The run has this link already.") from None
+    return artefact
+
+
+def check_address(address: str) -> str:
+    """The address, if it may be linked.
+
+    Raises:
+        NoteError: it is not an address of SCHEMES with a host, or too long.
+    """
+    try:
+        parts = urlsplit(address)
+        valid = parts.scheme.lower() in SCHEMES and bool(parts.netloc) and address.isprintable()
+    except ValueError:
+        valid = False
+    if not valid or any(character.isspace() for character in address):
+        raise NoteError("A link begins with http://, https://, s3:// or gs://, and has no spaces.")
+    if len(address) > ADDRESS_LENGTH:
+        raise NoteError(f"A link has at most {ADDRESS_LENGTH:,} characters.")
+    return address

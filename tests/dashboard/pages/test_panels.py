@@ -1,0 +1,158 @@
+"""The panels of a run on one axis of steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.seeding import Seeded
+from dashboard.helpers.visitors import Visitor, get_json, trace_values
+
+from fp8scope_dashboard.alerts.models import Rule
+from fp8scope_dashboard.pages.figures.curves import Curve, Mark
+from fp8scope_dashboard.pages.figures.panels import Line, Panel, log_ticks, panels_figure
+from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.pages.trouble import OVERFLOW, UNDERFLOW, limits_of, shares_of
+
+X = np.arange(5.0)
+
+
+def titles(answer: dict[str, Any]) -> list[str]:
+    notes = answer["figure"]["layout"]["annotations"]
+    return [note["text"] for note in notes]
+
+
+def trace(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    drawn: list[dict[str, Any]] = answer["figure"]["data"]
+    return next(trace for trace in drawn if trace.get("name") == name)
+
+
+def test_it_works(admin: Visitor, seeded: Seeded) -> None:
+    answer = get_json(admin, f"runs/{seeded.faulty.id}/figures/panels.json")
+    assert titles(answer) == [
+        "loss",
+        "difference to the baseline",
+        "share of tensors in trouble",
+        "gradient norm",
+        "learning rate",
+    ]
+    layout = answer["figure"]["layout"]
+    # One axis of steps for all panels, and one hover.
+    assert {trace["xaxis"] for trace in answer["figure"]["data"]} == {"x"} and "xaxis2" not in layout
+    assert layout["hoversubplots"] == "axis" and layout["xaxis"]["range"] == [0, 149]
+    assert "are not finite" in answer["summary"] and "Difference to the baseline" in answer["summary"]
+
+
+def test_panels_do_not_overlap_and_only_steps_are_brushed(admin: Visitor, seeded: Seeded) -> None:
+    layout = get_json(admin, f"runs/{seeded.healthy.id}/figures/panels.json")["figure"]["layout"]
+    axes = [layout[name] for name in ("yaxis", "yaxis2", "yaxis3", "yaxis4", "yaxis5")]
+    assert all(axis["fixedrange"] for axis in axes)
+    assert all(lower["domain"][1] < upper["domain"][0] for upper, lower in zip(axes, axes[1:], strict=False))
+    assert axes[0]["domain"][1] == 1.0 and axes[-1]["domain"][0] == pytest.approx(0.0)
+
+
+def test_the_band_spans_the_seeds(admin: Visitor, seeded: Seeded) -> None:
+    data = get_json(admin, f"runs/{seeded.healthy.id}/figures/panels.json")["figure"]["data"]
+    (mean, *_) = [trace for trace in data if trace.get("name") == "bf16 (3 seeds)"]
+    (area, *_) = [trace for trace in data if trace.get("fill") == "toself"]
+    assert len(trace_values(area["x"])) == 2 * len(trace_values(mean["x"]))
+    half = len(trace_values(mean["x"]))
+    high, low = trace_values(area["y"])[:half], trace_values(area["y"])[half:][::-1]
+    values = trace_values(mean["y"])
+    assert (low <= values + 1e-12).all() and (values <= high + 1e-12).all() and (low < high).any()
+
+
+def test_the_difference_is_that_of_the_comparison(admin: Visitor, seeded: Seeded) -> None:
+    answer = get_json(admin, f"runs/{seeded.healthy.id}/figures/panels.json")
+    curve = seeded.healthy.comparison.result["curve"]
+    line = trace(answer, "difference, with its interval")
+    assert trace_values(line["y"])[-1] == pytest.approx(curve["delta"][-1])
+    # The comparison counts tokens; the panels show steps: 2,048 tokens each, counted from 1.
+    assert curve["x_name"] == "tokens"
+    assert trace_values(line["x"])[-1] == pytest.approx(curve["x"][-1] / 2_048 - 1, abs=1)
+
+
+def test_draws_a_range_of_steps(admin: Visitor, seeded: Seeded) -> None:
+    path = f"runs/{seeded.faulty.id}/figures/panels.json"
+    answer = get_json(admin, path, first="40", last="60", smooth="0")
+    (raw, *_) = [trace for trace in answer["figure"]["data"] if trace.get("name") == "gpt fp8 frozen scale"]
+    assert trace_values(raw["x"]).tolist() == list(range(40, 61))
+    assert answer["figure"]["layout"]["xaxis"]["range"] == [40, 60]
+    for invalid in ({"first": "90", "last": "10"}, {"first": "-5", "last": "1e400"}, {"first": "x"}):
+        get_json(admin, path, **invalid)
+
+
+def test_adds_another_panel_and_a_log_axis(admin: Visitor, seeded: Seeded) -> None:
+    path = f"runs/{seeded.healthy.id}/figures/panels.json"
+    answer = get_json(admin, path, also="tokens_per_second", log="1")
+    assert titles(answer)[-1] == "tokens per second"
+    assert answer["figure"]["layout"]["yaxis"]["type"] == "log"
+    for known in ("loss", "nonsense"):
+        assert titles(get_json(admin, path, also=known)) == titles(get_json(admin, path))
+
+
+def test_a_run_with_little_data(admin: Visitor) -> None:
+    run = make_run(admin.project, "new", precision="fp8", baseline="bf16")
+    path = f"runs/{run.id}/figures/panels.json"
+    assert "No loss yet" in get_json(admin, path)["empty"]
+    Recorder(run).rows([3], {"loss": [np.nan]})
+    answer = get_json(admin, path)
+    assert titles(answer) == ["loss"] and "1 of the points shown are not finite" in answer["summary"]
+
+
+def test_marks_values_outside_of_a_panel() -> None:
+    y = np.array([1.0, np.nan, np.inf, 9.0, -9.0])
+    panel = Panel("loss", 100, (0.0, 2.0), curves=(Curve("a<b", "", "fp8-1", X, y),))
+    figure = panels_figure([panel], THEMES["light"], marks=[Mark(2.0, "Spike", True)])
+    places = {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data[1:]}
+    assert places["a&lt;b: not finite"] == ([1.0, 2.0], [2.0, 2.0])
+    assert places["a&lt;b: above the panel"] == ([3.0], [2.0])
+    assert places["a&lt;b: below the panel"] == ([4.0], [0.0])
+    assert places["alert"] == ([2.0], [0.0])
+    (line,) = [shape for shape in figure.layout.shapes if shape.xref == "x"]
+    assert (line.x0, line.yref, line.y0, line.y1) == (2.0, "paper", 0, 1)
+
+
+def test_a_line_has_gaps_where_nothing_is_known() -> None:
+    panel = Panel("x", 60, lines=(Line("l", X, np.array([0.0, np.inf, np.nan, 1.0, 2.0])),))
+    (line,) = panels_figure([panel, panel], THEMES["dark"]).data[:1]
+    assert np.isnan(line.y[1:3]).all()
+    with pytest.raises(ValueError, match="at least one"):
+        panels_figure([], THEMES["light"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.5, 40.0, [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]),
+        (0.009, 20.0, [0.01, 0.1, 1.0, 10.0]),
+        (1e-9, 1e3, [1e-9, 1e-6, 1e-3, 1.0, 1e3]),
+        (3.0, 4.0, []),
+    ],
+)
+def test_ticks_of_a_log_axis(low: float, high: float, ticks: list[float]) -> None:
+    assert log_ticks((low, high)) == pytest.approx(ticks)
+
+
+def test_shares_of_tensors() -> None:
+    nan = np.nan
+    overflow = np.array([[0.0, 0.1, nan], [0.2, nan, nan], [0.0, 0.0, nan], [nan, 0.1, nan]])
+    underflow = np.array([[0.9, 0.0, nan], [0.9, nan, nan], [0.0, 0.6, nan], [nan, 0.0, nan]])
+    shares = shares_of(np.array([0, 5, 9, 12]), overflow, underflow, {OVERFLOW: 0.1, UNDERFLOW: 0.5})
+    assert shares.overflow[:2] == pytest.approx([1 / 3, 2 / 3])
+    assert shares.underflow[:2] == pytest.approx([2 / 3, 1 / 3])
+    # The second tensor of the first column has both.
+    assert shares.either[:2] == pytest.approx([2 / 3, 1.0])
+    assert np.isnan(shares.either[2])
+
+
+def test_the_limits_are_those_of_the_rules(admin: Visitor) -> None:
+    run = make_run(admin.project, "r", precision="fp8")
+    other = make_run(admin.project, "s", precision="fp8")
+    assert limits_of(run) == {OVERFLOW: 0.001, UNDERFLOW: 0.5}
+    Rule.objects.filter(kind="saturation_rate").update(parameters={"rate": 0.02})
+    Rule.objects.create(project=admin.project, run=run, kind="underflow_rate", parameters={"rate": 0.7})
+    assert limits_of(run) == {OVERFLOW: 0.02, UNDERFLOW: 0.7}
+    assert limits_of(other) == {OVERFLOW: 0.02, UNDERFLOW: 0.5}

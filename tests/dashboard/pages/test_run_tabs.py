@@ -1,0 +1,142 @@
+"""The tabs of a run's page, and the range of steps in its address."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from dashboard.helpers.recording import make_run
+from dashboard.helpers.seeding import Seeded
+from dashboard.helpers.visitors import Visitor
+from django.utils import timezone
+
+from fp8scope_dashboard.runs.models import Run, Writer
+
+
+def html(visitor: Visitor, rest: str, **headers: str) -> str:
+    answer = visitor.client.get(visitor.address(rest), headers=headers)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_it_works(viewer: Visitor, seeded: Seeded, subtests: pytest.Subtests) -> None:
+    for name, words in (
+        ("overview", "What happened"),
+        ("tensors", 'id="heatmap"'),
+        ("efficiency", "Step time by phase"),
+        ("ranks", 'id="ranks"'),
+        ("configuration", "differences to"),
+        ("environment", "gpu"),
+        ("console", "No process has reported an error"),
+        ("notes", "No notes yet"),
+    ):
+        with subtests.test(tab=name):
+            page = html(viewer, f"runs/{seeded.faulty.id}/?tab={name}")
+            assert words in page
+            (current,) = re.findall(r'data-tab-link="(\w+)" aria-current="page"', page)
+            assert current == name and "What happened" in page or name != "overview"
+
+
+def test_an_unknown_tab_is_the_overview(viewer: Visitor, seeded: Seeded) -> None:
+    assert 'data-tab="overview"' in html(viewer, f"runs/{seeded.faulty.id}/?tab=<script>")
+
+
+def test_a_tab_without_the_page(viewer: Visitor, seeded: Seeded) -> None:
+    part = html(viewer, f"runs/{seeded.faulty.id}/?tab=environment", **{"HX-Target": "run-tab"})
+    assert part.strip().startswith('<div id="run-tab"') and "<html" not in part and "run-head" not in part
+
+
+def test_tabs_keep_the_range_and_the_tensor(viewer: Visitor, seeded: Seeded) -> None:
+    page = html(viewer, f"runs/{seeded.faulty.id}/?steps=40..60&tensor=blocks.0.mlp.up.input&x=1")
+    assert "?tab=tensors&amp;steps=40..60&amp;tensor=blocks.0.mlp.up.input" in page
+    assert 'aria-label="First step" value="40"' in page and 'aria-label="Last step" value="60"' in page
+
+
+@pytest.mark.parametrize(
+    ("sent", "steps"),
+    [
+        ("first=40&last=60", "40..60"),
+        ("first=40&last=", "40..149"),
+        ("first=&last=60", "0..60"),
+        ("first=&last=", None),
+        ("first=x&last=1e999", None),
+        ("first=40&last=60&steps=1..2&tab=tensors", "40..60"),
+    ],
+)
+def test_a_form_without_scripts_sets_the_range(
+    viewer: Visitor, seeded: Seeded, sent: str, steps: str | None
+) -> None:
+    path = viewer.address(f"runs/{seeded.faulty.id}/")
+    answer = viewer.client.get(f"{path}?{sent}")
+    assert answer.status_code == 302
+    assert (f"steps={steps}" in answer["Location"]) == (steps is not None)
+    assert ("tab=tensors" in answer["Location"]) == ("tab=tensors" in sent)
+    assert viewer.client.get(answer["Location"]).status_code == 200
+
+
+@pytest.mark.parametrize("steps", ["", "5", "..", "a..b", "1..2..3", "1e999..2", "-1..nan"])
+def test_ignores_an_invalid_range(viewer: Visitor, seeded: Seeded, steps: str) -> None:
+    page = html(viewer, f"runs/{seeded.faulty.id}/?steps={steps}")
+    assert 'aria-label="First step" value=""' in page
+
+
+def test_the_configuration_shows_what_differs_first(admin: Visitor) -> None:
+    bf16: dict[str, Any] = {"precision": "bf16", "group": "bf16"}
+    make_run(admin.project, "other seed", seed=2, config={"lr": 9.0}, **bf16)
+    make_run(admin.project, "same seed", seed=1, config={"lr": 2.0, "width": 64}, **bf16)
+    make_run(admin.project, "newest", seed=3, config={"lr": 8.0}, **bf16)
+    run = make_run(
+        admin.project, "ours", precision="fp8", seed=1, baseline="bf16", config={"lr": 1.0, "width": 64}
+    )
+    page = html(admin, f"runs/{run.id}/?tab=configuration")
+    # Of the seeds, the one with the same number is compared.
+    assert "2 differences to <a" in page and ">same seed</a>" in page
+    differing, _, equal = page.partition("equal entries")
+    assert ">lr<" in differing and ">1.0<" in differing and ">2.0<" in differing
+    assert ">width<" in equal and ">width<" not in differing
+
+
+def test_a_failed_run_shows_the_last_line_first(viewer: Visitor) -> None:
+    run = make_run(viewer.project, "failing", precision="fp8")
+    error = 'Traceback (most recent call last):\n  File "t.py", line 3\nValueError: <b>loss is NaN</b>\n\n'
+    Run.objects.filter(pk=run.pk).update(state="failed", error=error, last_step=77)
+    page = html(viewer, f"runs/{run.id}/")
+    notice = page.partition('role="alert"')[2]
+    assert (
+        notice.index("ValueError: &lt;b&gt;") < notice.index("Whole traceback") < notice.index("Traceback (")
+    )
+    assert "after step 77" in page and "<b>loss" not in page
+    assert "the training script fails" in page
+    Writer.objects.create(
+        run=run,
+        uuid=run.pk,
+        rank=3,
+        failed=True,
+        error="a\nRuntimeError: NCCL",
+        hostname="node7",
+        finished_at=timezone.now(),
+    )
+    console = html(viewer, f"runs/{run.id}/?tab=console")
+    assert "Rank 3" in console and "node7" in console and ">RuntimeError: NCCL<" in console
+
+
+def test_a_new_run_has_one_line_for_each_empty_part(viewer: Visitor, subtests: pytest.Subtests) -> None:
+    run = make_run(viewer.project, "new", precision="fp8")
+    for tab, words in (
+        ("overview", "No steps yet. What happens in the run appears here."),
+        ("configuration", "Nothing logged."),
+        ("environment", "The agent has recorded no environment."),
+        ("ranks", "No process has sent data yet."),
+        ("notes", "No links yet."),
+    ):
+        with subtests.test(tab=tab):
+            assert words in html(viewer, f"runs/{run.id}/?tab={tab}")
+
+
+def test_the_number_of_queries_does_not_depend_on_the_run(
+    admin: Visitor, seeded: Seeded, django_assert_max_num_queries: Any
+) -> None:
+    for tab, most in (("overview", 75), ("configuration", 25), ("notes", 25)):
+        with django_assert_max_num_queries(most):
+            html(admin, f"runs/{seeded.faulty.id}/?tab={tab}")
