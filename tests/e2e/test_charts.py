@@ -65,7 +65,7 @@ def test_it_works(open_tab: OpenTab, path: str) -> None:
     tab = open_tab()
     held: list[Route] = []
     tab.page.route(PLOTLY, lambda route: held.append(route))
-    tab.open(path)
+    tab.page.goto(tab.url + path, wait_until="domcontentloaded")
     drawn = tab.page.locator("#panels .figure__drawn > svg")
     drawn.scroll_into_view_if_needed()
     assert state(tab) == "drawn" and drawn.is_visible()
