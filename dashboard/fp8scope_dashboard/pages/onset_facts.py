@@ -78,7 +78,7 @@ def _alert(event: Event, address: str) -> AlertFact:
         severity=event.severity,
         message=event.message,
         address=address,
-        name=event.rule_name,
+        name=event.rule_name or str(event.get_kind_display()).lower(),
         tensors=tuple(str(tensor["name"]) for tensor in tensors),
         tensors_over=int(event.evidence.get("tensors_over", len(tensors))),
         after=first[0].get("after_step") if first else None,

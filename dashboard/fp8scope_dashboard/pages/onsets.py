@@ -60,7 +60,7 @@ _ENDS: Final = frozenset({"run_silent", "run_failed", "run_finished"})
 
 @dataclass(frozen=True)
 class AlertFact:
-    """An alert. Its evidence names `tensors` of all `tensors_over`; `name` is that of a rule of people."""
+    """An alert. Its evidence names `tensors` of all `tensors_over`; `name` says what its rule reports."""
 
     kind: str
     onset: int
@@ -246,7 +246,9 @@ def _of_alert(alert: AlertFact) -> Onset:
         if alert.tensors_over <= 1:
             title = _singular(title)
     else:
-        title, order = _LOSS_DOES.get(alert.kind, alert.name or "a rule of the project fires"), LOSS
+        title, order = _LOSS_DOES.get(alert.kind, alert.name), LOSS
+        if alert.kind not in _LOSS_DOES and alert.tensors:
+            title, order = f"{title}: {_tensors(alert)}", TENSOR
     tone: Tone = "danger" if alert.severity == "critical" else "warning"
     detail = alert.message + (" Resolved since." if alert.is_resolved else "")
     return Onset(alert.onset, title, tone, order, detail, alert.address, "Alert", earliest)

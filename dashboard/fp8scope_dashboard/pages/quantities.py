@@ -45,6 +45,20 @@ def quantity_rows(stored: Mapping[str, Any]) -> list[QuantityRow]:
     return rows
 
 
+def cost_line(stored: Mapping[str, Any]) -> str:
+    """Speed, memory and tokens against BF16 in one line, without intervals; empty if none is known."""
+    parts = []
+    for name, word in (("throughput", "the speed"), ("memory", "the memory")):
+        ratio = (stored.get(name) or {}).get("ratio")
+        if ratio is not None:
+            parts.append(f"{times(ratio)} {word}")
+    cost = stored.get("tokens_cost") or {}
+    if cost.get("delta") is not None:
+        word = "more" if cost["delta"] >= 0 else "fewer"
+        parts.append(f"{abs(100.0 * cost['delta']):.1f} % {word} {cost.get('axis', 'tokens')}")
+    return " · ".join(parts)
+
+
 def _ratio(term: str, entry: Mapping[str, Any]) -> QuantityRow:
     value = "" if entry["ratio"] is None else times(entry["ratio"], entry["interval"])
     return QuantityRow(term, value, str(entry["explanation"]))

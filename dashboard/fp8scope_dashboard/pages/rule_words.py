@@ -10,9 +10,9 @@ from fp8scope_dashboard.alerts.models import Condition, Rule, RuleKind
 from fp8scope_dashboard.pages import formatting, glossary
 
 LABELS: Final[Mapping[str, str]] = {
-    "z": "Height above the past",
+    "z": "Deviations above the past",
     "points": "Points in a row",
-    "window": "Length of the past",
+    "window": "Points of the past",
     "recover": "Points until it ends",
     "fraction": "Least rise (share)",
     "sigmas": "Least rise (deviations)",
@@ -28,12 +28,41 @@ LABELS: Final[Mapping[str, str]] = {
     "seconds": "Seconds",
     "agreed": "Points that agreed before",
     "value": "Value",
+    "settle": "Points until a new level",
 }
+# Where the same name means something else.
+LABELS_OF_KIND: Final[Mapping[tuple[str, str], str]] = {
+    ("data_wait", "points"): "Steps in the average",
+    ("data_wait", "share"): "Share of the step",
+    ("memory_creep", "points"): "Readings in a block",
+    ("above_baseline", "recover"): "Blocks until it ends",
+    ("scale_disagreement", "points"): "Comparisons in a row",
+    ("scale_disagreement", "recover"): "Comparisons until it ends",
+}
+# The units of an alert's value: a share of elements or of time, or powers of two between two amounts.
+SHARES: Final = frozenset(
+    ["above_baseline", "saturation_rate", "saturation_rise", "underflow_rate", "underflow_rise", "data_wait"]
+)
+OCTAVES: Final = frozenset(["scale_frozen", "scale_stale", "scale_jump", "scale_disagreement", "amax_growth"])
 
 
-def label_of(parameter: str) -> str:
-    """The label of a parameter's field."""
-    return LABELS.get(parameter, parameter.replace("_", " ").capitalize())
+def label_of(parameter: str, kind: str = "") -> str:
+    """The label of the field of a parameter of a kind."""
+    known = LABELS_OF_KIND.get((kind, parameter)) or LABELS.get(parameter)
+    return known or parameter.replace("_", " ").capitalize()
+
+
+def amount(kind: str, value: float | None) -> str:
+    """The value or the limit of an alert of this kind, with its unit; empty for None."""
+    if value is None:
+        return ""
+    if kind in SHARES:
+        return f"{formatting.number(100.0 * value)} %"
+    if kind in OCTAVES and abs(value) < 64.0:
+        return f"a factor of {formatting.number(2.0**value)}"
+    if kind == RuleKind.MEMORY_CREEP:
+        return f"{formatting.count(round(value / 2**20))} MiB"
+    return formatting.number(value)
 
 
 def describe(rule: Rule) -> str:

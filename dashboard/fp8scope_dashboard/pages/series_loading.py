@@ -69,21 +69,35 @@ class Options:
 
 
 def loss_curves(
-    runs: Sequence[Run], arms: Arms, options: Options, *, quiet: Iterable[UUID] = ()
+    runs: Sequence[Run],
+    arms: Arms,
+    options: Options,
+    *,
+    quiet: Iterable[UUID] = (),
+    points: int | None = None,
 ) -> list[Curve]:
     """The losses of several runs. Runs in `quiet` are drawn first, in the background."""
-    return scalar_curves(runs, "loss", arms, options, quiet=quiet)
+    return scalar_curves(runs, "loss", arms, options, quiet=quiet, points=points)
 
 
 def scalar_curves(
-    runs: Sequence[Run], name: str, arms: Arms, options: Options, *, quiet: Iterable[UUID] = ()
+    runs: Sequence[Run],
+    name: str,
+    arms: Arms,
+    options: Options,
+    *,
+    quiet: Iterable[UUID] = (),
+    points: int | None = None,
 ) -> list[Curve]:
-    """A scalar of several runs, downsampled for drawing; runs without it are left out."""
+    """A scalar of several runs, downsampled for drawing; runs without it are left out.
+
+    With `points`, each line is read with at most this many; otherwise all of it, to be smoothed.
+    """
     background = set(quiet)
     labels = arm_labels(arms, runs)
     curves = []
     for run in sorted(runs, key=lambda run: run.id not in background):
-        series = queries.scalar(run.id, name, first=options.first, last=options.last)
+        series = queries.scalar(run.id, name, first=options.first, last=options.last, points=points)
         if len(series):
             x = _axis(run.id, series, options)
             curves.append(

@@ -30,7 +30,7 @@ from fp8scope_dashboard.pages.views import (
 
 
 class CompareFigure(StringConverter):
-    regex = "loss|delta"
+    regex = "loss|delta|tensors"
 
 
 class ChoiceField(StringConverter):
@@ -84,6 +84,8 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "reports/<slug:name>.json", run_controls.report_figure, name="report_figure"),
     path(P + "compare/", compare.compare, name="compare"),
     path(P + "compare/figures/<compare_figure:name>.json", compare.compare_figure, name="compare_figure"),
+    path(P + "compare/find", compare.compare_find, name="compare_find"),
+    path(P + "compare/configuration", compare.compare_configuration, name="compare_configuration"),
     path(P + "progress", progress.progress, name="progress"),
     path(P + "evaluations/", evaluations.evaluations, name="evaluations"),
     path(P + "evaluations/scores.json", evaluations.scores, name="scores"),
@@ -101,6 +103,7 @@ urlpatterns: list[URLPattern] = [
     path("server/", server_status.server_status, name="server_status"),
     path("server/status.json", server_status.server_status_json, name="server_status_json"),
     path("shared/<str:secret>/", shared_reports.shared, name="shared"),
+    path("alert-pictures/<str:signed>.png", alerts.picture, name="alert_picture"),
     path(P + "alerts/", alerts.alerts, name="alerts"),
     path(P + "alerts/<int:event_id>/evidence.json", alerts.evidence, name="evidence"),
     path(P + "alerts/recent.json", alerts.recent, name="alerts_recent"),

@@ -54,6 +54,7 @@ class Receiver:
     status: int = 204
     statuses: list[int] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
     hang: threading.Event | None = None
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
 
@@ -78,6 +79,7 @@ def http_receiver() -> Iterator[Receiver]:
             for name, value in state.headers.items():
                 self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(state.body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

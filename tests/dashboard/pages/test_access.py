@@ -42,6 +42,8 @@ READ += [
     "shared_reports",
     "shared_report",
     "run_suggest",
+    "compare_find",
+    "compare_configuration",
 ]
 # What people do for themselves; it changes nothing that others see.
 PERSONAL = ["compare_selected", "view_save", "view_delete"]

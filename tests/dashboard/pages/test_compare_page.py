@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from datetime import timedelta
 from typing import Any
 
-from dashboard.helpers.recording import make_run
+import numpy as np
+import pytest
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitors import Visitor
+from dashboard.helpers.visitors import Visitor, trace_values
+from django.utils import timezone
 from django.utils.html import escape
 
-from fp8scope_dashboard.pages.views.compare import MOST_CHOSEN
+from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.pages import compared_runs
+from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
+from fp8scope_dashboard.pages.views.compare import FEW_RUNS, MOST_CARDS, MOST_OFFERED, MOST_POINTS
+from fp8scope_dashboard.runs.models import Run
 
 
 def html(visitor: Visitor, rest: str = "compare/", **headers: str) -> str:
@@ -86,3 +94,101 @@ def test_limits_the_number_of_selected_runs(admin: Visitor) -> None:
     runs = [make_run(admin.project, f"run {i}") for i in range(MOST_CHOSEN + 3)]
     page = html(admin, "compare/?" + "&".join(f"runs={run.id}" for run in runs))
     assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == MOST_CHOSEN
+
+
+def test_a_search_selects_the_runs(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin, "compare/?q=precision:bf16")
+    assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == 3
+    assert "<code>precision:bf16</code>" in page and "Worse than BF16" not in page
+    drawn = admin.client.get(admin.address("compare/figures/loss.json"), {"q": "precision:bf16"}).json()
+    assert "3 seeds" in json.dumps(drawn, ensure_ascii=False) and "fp8" not in drawn["summary"]
+
+
+def test_a_search_without_a_match_says_so(admin: Visitor, seeded: Seeded) -> None:
+    page = html(admin, "compare/?q=nothing")
+    assert "No run matches “nothing”" in page and "checked>" not in page.split('id="compared"')[0]
+    assert "There is no field" in html(admin, "compare/?q=colour:red")
+
+
+def test_says_how_many_of_a_search_are_compared(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compared_runs, "MOST_CHOSEN", 3)
+    for i in range(5):
+        make_run(admin.project, f"run {i}")
+    page = html(admin, "compare/?q=run")
+    assert "5 runs match: the newest 3 are compared." in page
+    assert re.findall(r'name="runs" value="[^"]+" checked><span>(run \d)', page) == [
+        "run 2",
+        "run 3",
+        "run 4",
+    ]
+
+
+def test_the_chooser_searches_all_runs(admin: Visitor, seeded: Seeded) -> None:
+    old = make_run(admin.project, "an old run", created_at=timezone.now() - timedelta(days=400), tags=["old"])
+    for i in range(MOST_OFFERED + 1):
+        make_run(admin.project, f"filler {i}")
+    chosen = f"runs={seeded.healthy.id}"
+    assert str(old.id) not in html(admin, f"compare/?{chosen}")
+    part = html(admin, f"compare/find?{chosen}&find=tag:old", **{"HX-Target": "choices"})
+    assert part.strip().startswith('<div id="choices"')
+    assert f'value="{old.id}">' in part and f'value="{seeded.healthy.id}" checked>' in part
+    assert "1 found" in part and "filler" not in part
+    part = html(admin, "compare/find?find=precision:bf16")
+    assert "Compare all 3" in part and "compare/?q=precision%3Abf16" in part
+    assert "There is no field “bad”" in html(admin, "compare/find?find=bad:x").replace("&quot;", '"')
+
+
+def test_archived_runs_are_not_suggested(admin: Visitor, seeded: Seeded) -> None:
+    Run.objects.filter(pk=seeded.faulty.pk).update(archived_at=timezone.now())
+    assert seeded.faulty.name not in html(admin)
+    assert seeded.faulty.name in html(admin, f"compare/?runs={seeded.faulty.id}"), "but can be compared"
+
+
+def test_shows_what_differs_in_the_configurations(admin: Visitor) -> None:
+    a = make_run(admin.project, "a", config={"model": {"depth": 12}, "lr": 1e-3, "text": "x" * 200})
+    b = make_run(admin.project, "b", config={"model": {"depth": 24}, "lr": 1e-3, "text": "<i>" * 70})
+    query = f"runs={a.id}&runs={b.id}"
+    page = html(admin, f"compare/?{query}")
+    assert "config.model.depth" in page and "config.lr" not in page and "<i>" not in page
+    assert "2 of 4 entries differ" in page and "folded" in page
+    part = html(admin, f"compare/configuration?{query}&everything=1", **{"HX-Target": "configuration"})
+    assert part.strip().startswith("<section") and "config.lr" in part and "Only differences" in part
+    assert "<html" in html(admin, f"compare/configuration?{query}")
+    assert "Select a second run" in html(admin, f"compare/?runs={a.id}")
+
+
+def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
+    for i in range(MOST_CARDS + 1):
+        run = make_run(admin.project, f"fp8 {i}", precision="fp8", baseline="bf16")
+        costs = {"throughput": {"ratio": 1.31}, "memory": {"ratio": 0.8}, "tokens_cost": {"delta": 0.018}}
+        Comparison.objects.create(
+            run=run, baseline="bf16", to_step=1, verdict="cannot_tell",
+            result={"delta": 0.001, "tolerance": 0.0025, "interval": [-0.01, 0.01], "quantities": costs},
+        )  # fmt: skip
+    page = html(admin, "compare/?q=fp8")
+    assert 'class="verdicts"' in page and page.count("1.31x the speed · 0.80x the memory") == MOST_CARDS + 1
+    assert "1.8 % more tokens" in page
+
+
+def test_many_lines_have_fewer_points(admin: Visitor) -> None:
+    for i in range(FEW_RUNS + 1):
+        Recorder(make_run(admin.project, f"run {i}")).rows(range(3_000), {"loss": np.arange(3_000.0)[::-1]})
+    answer = admin.client.get(admin.address("compare/figures/loss.json"), {"q": "run"}).json()
+    traces = [trace for trace in answer["figure"]["data"] if len(trace_values(trace.get("x", []))) > 1]
+    assert len(traces) == FEW_RUNS + 1 and "and 1 more" in answer["summary"]
+    assert all(len(trace_values(trace["y"])) <= MOST_POINTS // (FEW_RUNS + 1) for trace in traces)
+
+
+def test_draws_the_differences_of_tensors(admin: Visitor, seeded: Seeded) -> None:
+    query: dict[str, Any] = {"runs": [str(seeded.healthy.id), str(seeded.faulty.id)]}
+    address = admin.address("compare/figures/tensors.json")
+    answer = admin.client.get(address, query).json()
+    assert answer["summary"].startswith("gpt fp8 frozen scale against gpt fp8 delayed: blocks.")
+    assert len(answer["figure"]["layout"]["meta"]["names"]) == 48
+    query |= {"a": str(seeded.faulty.id), "b": str(seeded.healthy.id), "statistic": "amax"}
+    assert (
+        "gpt fp8 delayed against gpt fp8 frozen scale" in admin.client.get(address, query).json()["summary"]
+    )
+    assert "empty" in admin.client.get(address, {"runs": str(seeded.healthy.id)}).json()
+    page = html(admin, f"compare/?runs={seeded.healthy.id}&runs={seeded.faulty.id}")
+    assert 'name="statistic"' in page and "compare-tensors" in page

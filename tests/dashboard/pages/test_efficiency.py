@@ -68,7 +68,7 @@ def test_it_works(admin: Visitor, measured: Run) -> None:
 
 
 def test_the_page_shows_speed_and_memory(admin: Visitor, measured: Run) -> None:
-    page = admin.client.get(admin.address(f"runs/{measured.id}/")).content.decode()
+    page = admin.client.get(admin.address(f"runs/{measured.id}/?tab=efficiency")).content.decode()
     for text in ("Efficiency", "500k", "41.0", "405 TFLOP/s", "55.9 GiB", "97.0"):
         assert text in page, text
 
@@ -81,7 +81,7 @@ def test_a_run_without_measurements_says_how_to_get_them(admin: Visitor) -> None
             run.refresh_from_db()
         assert "run.watch" in get_json(admin, f"runs/{run.id}/figures/efficiency.json")["empty"]
         assert recent_figures(run) == []
-        assert admin.client.get(admin.address(f"runs/{run.id}/")).status_code == 200
+        assert admin.client.get(admin.address(f"runs/{run.id}/?tab=efficiency")).status_code == 200
 
 
 def test_draws_a_range_of_steps(admin: Visitor, measured: Run) -> None:

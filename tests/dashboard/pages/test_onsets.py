@@ -79,6 +79,15 @@ def test_names_the_tensors(tensors: tuple[str, ...], over: int, title: str) -> N
     assert titles(facts) == [("5", title)]
 
 
+def test_a_kind_without_words_of_its_own_has_the_name_of_its_rule() -> None:
+    known = alert("threshold", 5, name="norm too large")
+    tensors = alert("kurtosis_rise", 7, name="kurtosis rising", tensors=("a.input",), tensors_over=1)
+    assert titles(Facts(9, alerts=[tensors, known])) == [
+        ("5", "norm too large"),
+        ("7", "kurtosis rising: a.input"),
+    ]
+
+
 def test_an_onset_between_two_observations_is_a_range() -> None:
     facts = Facts(900, alerts=[alert("underflow_rate", 240, tensors=("a.input",), tensors_over=1, after=230)])
     (onset,) = strip_of(facts).shown

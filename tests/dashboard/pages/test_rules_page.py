@@ -12,13 +12,16 @@ from dashboard.helpers.alerting import make_hook
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
+from django.template.loader import render_to_string
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Event, Rule, RuleTrial
 from fp8scope_dashboard.alerts.rules import KINDS
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.alerts.user_rules import rule_documents, trials
-from fp8scope_dashboard.pages.rule_words import label_of
+from fp8scope_dashboard.pages.rule_words import LABELS, amount, label_of
+from fp8scope_dashboard.pages.views.rules import RUNS_OFFERED
+from fp8scope_dashboard.runs.models import Run
 
 FORM = {
     "name": "Late outliers", "statistic": "amax", "tensors": "blocks.*.input",
@@ -129,7 +132,7 @@ def test_refuses_a_second_rule_of_the_same_name(member: Visitor) -> None:
 def test_a_built_in_rule_of_one_run(member: Visitor) -> None:
     run = make_run(member.project, "special")
     page = html(member, f"rules/new?kind=loss_spike&run={run.id}")
-    assert "Robust standard deviations" in page and "Height above the past" in page
+    assert "Robust standard deviations" in page and "Deviations above the past" in page
     answer = member.client.post(
         member.address("rules/save"), fields_of(page) | {"run": [str(run.id)]}, follow=True
     )
@@ -161,8 +164,11 @@ def test_a_trial_whose_worker_was_killed_ends(member: Visitor) -> None:
 
 
 def test_no_field_has_the_name_of_a_variable(admin: Visitor) -> None:
-    parameters = {name for kind in KINDS.values() for name in kind.parameters}
-    assert all(len(label_of(name)) > 3 for name in parameters)
+    for kind in KINDS.values():
+        labels = [label_of(name, kind.name) for name in kind.parameters]
+        # Each has words of its own, and no two fields of a form have the same.
+        assert len(set(labels)) == len(labels)
+        assert set(kind.parameters) <= LABELS.keys()
     for rule in Rule.objects.filter(project=admin.project):
         page = html(admin, f"rules/{rule.pk}/")
         assert not re.search(r"<span>(Z|Span|Sigmas|z)</span>", page)
@@ -230,3 +236,32 @@ def test_a_trial_reports_what_the_evaluation_reports(member: Visitor) -> None:
     )
     tried = [(each.onset_step, each.step, each.ended_step) for each in trials.replay(run, rule)]
     assert tried == opened and len(tried) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        ("saturation_rate", 0.992, "99.2 %"),
+        ("scale_stale", 10.0, "a factor of 1024"),
+        ("memory_creep", 3.0 * 2**20, "3 MiB"),
+        ("loss_divergence", 2.971, "2.971"),
+        ("loss_divergence", None, ""),
+    ],
+)
+def test_an_amount_has_its_unit(kind: str, value: float | None, shown: str) -> None:
+    assert amount(kind, value) == shown
+
+
+def test_the_form_offers_the_run_that_it_is_asked_for(member: Visitor) -> None:
+    """However old it is; the link is on the run's page."""
+    run = make_run(member.project, "the old run")
+    Run.objects.update(created_at=timezone.now() - timedelta(days=300))
+    for number in range(RUNS_OFFERED):
+        make_run(member.project, f"newer {number}")
+    chosen = f'<option value="{run.pk}" selected>the old run</option>'
+    assert chosen in html(member, f"rules/new?run={run.pk}")
+    assert "the old run" not in html(member, "rules/new")
+    context = {"project": member.project, "run": run, "is_member": True}
+    link = render_to_string("pages/_new_rule_link.html", context)
+    assert f'href="{member.address("rules/new")}?run={run.pk}"' in link
+    assert "href" not in render_to_string("pages/_new_rule_link.html", {**context, "is_member": False})

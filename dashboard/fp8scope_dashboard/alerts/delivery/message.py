@@ -7,7 +7,7 @@ import logging
 from django.conf import settings
 from django.urls import reverse
 
-from fp8scope_dashboard.alerts.delivery import chart
+from fp8scope_dashboard.alerts.delivery import chart, picture_links
 from fp8scope_dashboard.alerts.delivery.channels import Message, Notice
 from fp8scope_dashboard.alerts.delivery.channels.wording import headline
 from fp8scope_dashboard.alerts.models import Delivery, Event, Reason
@@ -24,10 +24,12 @@ def compose(delivery: Delivery) -> Message:
     project = delivery.channel.project
     url = f"{settings.BASE_URL}{reverse('alerts', args=[project.slug])}"
 
-    def draw_chart() -> bytes | None:
-        return _chart(notices[0], delivery.event) if len(notices) == 1 and delivery.event else None
-
-    return Message(str(delivery.key), project.slug, url, notices, draw_chart)
+    if len(notices) != 1 or delivery.event is None:
+        return Message(str(delivery.key), project.slug, url, notices)
+    event = delivery.event
+    chart_url = picture_links.address_of(delivery) if event.evidence.get("series") else ""
+    title = headline(notices[0])
+    return Message(str(delivery.key), project.slug, url, notices, lambda: draw(event, title), chart_url)
 
 
 def _notice(delivery: Delivery, event: Event) -> Notice:
@@ -64,11 +66,12 @@ def _first_key(delivery: Delivery) -> object:
     return same.order_by("id").values_list("key", flat=True)[0]
 
 
-def _chart(notice: Notice, event: Event) -> bytes | None:
+def draw(event: Event, title: str = "") -> bytes | None:
+    """The chart of an event as a PNG, under a title (by default the event's); None without one."""
     try:
         return chart.draw(
             event.evidence,
-            title=f"{headline(notice)}: {event.message}",
+            title=f"{title or event.title}: {event.message}",
             onset=event.onset_step,
             detected=event.step,
             threshold=event.threshold,

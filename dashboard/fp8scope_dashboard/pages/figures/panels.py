@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -107,32 +107,55 @@ def panels_figure(
         raise ValueError("Draw at least one panel.")
     height = TOP + BOTTOM + sum(panel.height for panel in panels) + GAP * (len(panels) - 1)
     figure = new_figure(theme, compact=compact, height=height)
+    drawing = _Drawing(figure.layout.yaxis.to_plotly_json())
     domains = _domains([panel.height for panel in panels])
     for number, (panel, domain) in enumerate(zip(panels, domains, strict=True), 1):
         axis = "y" if number == 1 else f"y{number}"
         # The legend of the first panel holds for all; its title makes room for it.
         legend = number == 1 and bool(panel.bands)
-        _axis(figure, panel, axis, domain, theme, title_right=legend)
-        _draw(figure, panel, axis, theme, legend=legend)
-    _mark(figure, marks, panels[0].y_range, theme)
-    figure.update_xaxes(
-        anchor=f"y{len(panels)}" if len(panels) > 1 else "y",
-        title_text="step",
-        showspikes=True,
-        spikemode="across",
-        spikesnap="cursor",
-        spikethickness=1,
-        spikedash="solid",
-        spikecolor=theme.muted,
-        range=None if x_range is None else list(x_range),
-    )
+        _axis(drawing, panel, axis, domain, theme, title_right=legend)
+        _draw(drawing, panel, axis, theme, legend=legend)
+    _mark(drawing, marks, panels[0].y_range, theme)
+    # Each change of a figure is checked by plotly, so there is one.
+    figure.add_traces(drawing.traces)
     figure.update_layout(
+        **drawing.axes,
+        shapes=drawing.shapes,
+        annotations=drawing.notes,
+        xaxis={
+            "anchor": f"y{len(panels)}" if len(panels) > 1 else "y",
+            "title": {"text": "step"},
+            "showspikes": True,
+            "spikemode": "across",
+            "spikesnap": "cursor",
+            "spikethickness": 1,
+            "spikedash": "solid",
+            "spikecolor": theme.muted,
+            "range": None if x_range is None else list(x_range),
+        },
         # One hover for all panels.
         hoversubplots="axis",
         margin={"l": 48 if compact else 60, "r": 10, "t": TOP, "b": BOTTOM, "pad": 0},
         showlegend=bool(panels[0].bands),
     )
     return figure
+
+
+@dataclass
+class _Drawing:
+    """What is added to a figure. `axis` is the layout that all y axes share."""
+
+    axis: dict[str, Any]
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    axes: dict[str, Any] = field(default_factory=dict)
+
+    def add_scatter(self, **trace: Any) -> None:
+        self.traces.append({"type": "scatter", "xaxis": "x", **trace})
+
+    def add_shape(self, **shape: Any) -> None:
+        self.shapes.append(shape)
 
 
 def _domains(heights: Sequence[int]) -> list[tuple[float, float]]:
@@ -146,7 +169,7 @@ def _domains(heights: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def _axis(
-    figure: go.Figure,
+    drawing: _Drawing,
     panel: Panel,
     axis: str,
     domain: tuple[float, float],
@@ -155,7 +178,7 @@ def _axis(
     title_right: bool,
 ) -> None:
     layout: dict[str, Any] = {
-        **figure.layout.yaxis.to_plotly_json(),
+        **drawing.axis,
         "domain": list(domain),
         "anchor": "x",
         # The brush selects steps.
@@ -173,18 +196,20 @@ def _axis(
     if panel.y_range is not None:
         layout["range"] = list(np.log10(panel.y_range)) if panel.log else list(panel.y_range)
         layout["autorange"] = False
-    figure.update_layout({"yaxis" if axis == "y" else f"yaxis{axis[1:]}": layout})
-    figure.add_annotation(
-        text=escaped(panel.title),
-        xref="paper",
-        yref="paper",
-        x=1 if title_right else 0,
-        y=domain[1],
-        xanchor="right" if title_right else "left",
-        yanchor="bottom",
-        yshift=3,
-        showarrow=False,
-        font={"size": 12, "color": theme.muted},
+    drawing.axes["yaxis" if axis == "y" else f"yaxis{axis[1:]}"] = layout
+    drawing.notes.append(
+        {
+            "text": escaped(panel.title),
+            "xref": "paper",
+            "yref": "paper",
+            "x": 1 if title_right else 0,
+            "y": domain[1],
+            "xanchor": "right" if title_right else "left",
+            "yanchor": "bottom",
+            "yshift": 3,
+            "showarrow": False,
+            "font": {"size": 12, "color": theme.muted},
+        }
     )
 
 
@@ -201,21 +226,21 @@ def log_ticks(y_range: Range) -> list[float]:
     return [tick for tick in finer if low <= tick <= high]
 
 
-def _draw(figure: go.Figure, panel: Panel, axis: str, theme: Theme, *, legend: bool) -> None:
+def _draw(drawing: _Drawing, panel: Panel, axis: str, theme: Theme, *, legend: bool) -> None:
     if panel.zone is not None:
-        _zone(figure, panel.zone, axis, theme)
+        _zone(drawing, panel.zone, axis, theme)
     for band in panel.bands:
-        _draw_band(figure, band, axis, theme, legend=legend)
+        _draw_band(drawing, band, axis, theme, legend=legend)
     if panel.interval is not None:
-        _draw_interval(figure, panel.interval, axis, panel.y_range, theme, panel.tick_format or ".4~g")
+        _draw_interval(drawing, panel.interval, axis, panel.y_range, theme, panel.tick_format or ".4~g")
     for line in panel.lines:
-        _draw_line(figure, line, axis, theme)
+        _draw_line(drawing, line, axis, theme)
     for curve in panel.curves:
-        _draw_curve(figure, curve, axis, panel, theme, legend=legend)
+        _draw_curve(drawing, curve, axis, panel, theme, legend=legend)
 
 
-def _zone(figure: go.Figure, zone: Range, axis: str, theme: Theme) -> None:
-    figure.add_shape(
+def _zone(drawing: _Drawing, zone: Range, axis: str, theme: Theme) -> None:
+    drawing.add_shape(
         type="rect",
         xref="paper",
         yref=axis,
@@ -228,19 +253,18 @@ def _zone(figure: go.Figure, zone: Range, axis: str, theme: Theme) -> None:
         layer="below",
     )
     middle = (zone[0] + zone[1]) / 2.0
-    figure.add_shape(
+    drawing.add_shape(
         type="line", xref="paper", yref=axis, x0=0, x1=1, y0=middle, y1=middle,
         line={"color": theme.muted, "width": 1}, layer="below",
     )  # fmt: skip
 
 
-def _area(figure: go.Figure, x: Floats, low: Floats, high: Floats, axis: str, colour: str) -> None:
+def _area(drawing: _Drawing, x: Floats, low: Floats, high: Floats, axis: str, colour: str) -> None:
     known = np.isfinite(low) & np.isfinite(high)
     x, low, high = x[known], low[known], high[known]
-    figure.add_scatter(
+    drawing.add_scatter(
         x=np.concatenate([x, x[::-1]]),
         y=np.concatenate([high, low[::-1]]),
-        xaxis="x",
         yaxis=axis,
         fill="toself",
         fillcolor=faded(colour, 0.18),
@@ -251,14 +275,13 @@ def _area(figure: go.Figure, x: Floats, low: Floats, high: Floats, axis: str, co
     )
 
 
-def _draw_band(figure: go.Figure, band: Band, axis: str, theme: Theme, *, legend: bool) -> None:
+def _draw_band(drawing: _Drawing, band: Band, axis: str, theme: Theme, *, legend: bool) -> None:
     colour = theme.arms[band.slot]
     if band.is_wide:
-        _area(figure, band.x, band.low, band.high, axis, colour)
-    figure.add_scatter(
+        _area(drawing, band.x, band.low, band.high, axis, colour)
+    drawing.add_scatter(
         x=band.x,
         y=np.where(np.isfinite(band.mean), band.mean, np.nan),
-        xaxis="x",
         yaxis=axis,
         mode="lines",
         name=escaped(band.name),
@@ -269,7 +292,7 @@ def _draw_band(figure: go.Figure, band: Band, axis: str, theme: Theme, *, legend
 
 
 def _draw_interval(
-    figure: go.Figure, interval: Interval, axis: str, y_range: Range | None, theme: Theme, unit: str
+    drawing: _Drawing, interval: Interval, axis: str, y_range: Range | None, theme: Theme, unit: str
 ) -> None:
     colour = theme.arms[interval.slot]
     low, high = interval.low, interval.high
@@ -277,11 +300,10 @@ def _draw_interval(
         # After few points the interval is far wider than the panel.
         reach = y_range[1] - y_range[0]
         low, high = (np.clip(each, y_range[0] - reach, y_range[1] + reach) for each in (low, high))
-    _area(figure, interval.x, low, high, axis, colour)
-    figure.add_scatter(
+    _area(drawing, interval.x, low, high, axis, colour)
+    drawing.add_scatter(
         x=interval.x,
         y=interval.middle,
-        xaxis="x",
         yaxis=axis,
         mode="lines",
         name=escaped(interval.name),
@@ -292,15 +314,16 @@ def _draw_interval(
         showlegend=False,
     )
     if y_range is not None:
-        _mark_outside(figure, interval.name, interval.slot, interval.x, interval.middle, axis, y_range, theme)
+        _mark_outside(
+            drawing, interval.name, interval.slot, interval.x, interval.middle, axis, y_range, theme
+        )
 
 
-def _draw_line(figure: go.Figure, line: Line, axis: str, theme: Theme) -> None:
+def _draw_line(drawing: _Drawing, line: Line, axis: str, theme: Theme) -> None:
     colour = {"danger": theme.danger, "warning": theme.warning}.get(line.tone, theme.muted)
-    figure.add_scatter(
+    drawing.add_scatter(
         x=line.x,
         y=np.where(np.isfinite(line.y), line.y, np.nan),
-        xaxis="x",
         yaxis=axis,
         mode="lines",
         name=escaped(line.name),
@@ -314,22 +337,22 @@ def _draw_line(figure: go.Figure, line: Line, axis: str, theme: Theme) -> None:
 
 
 def _draw_curve(
-    figure: go.Figure, curve: Curve, axis: str, panel: Panel, theme: Theme, *, legend: bool
+    drawing: _Drawing, curve: Curve, axis: str, panel: Panel, theme: Theme, *, legend: bool
 ) -> None:
     """The raw values faintly under the smooth line; what is not finite or outside is marked at the edge."""
     colour = theme.arms[curve.slot]
     has_smooth = len(curve.smooth_x) > 0
-    dash = DASHES[curve.slot]
+    # The dashes of a noisy line cannot be told from its noise.
+    dash = DASHES[curve.slot] if has_smooth else "solid"
     y = np.where(np.isfinite(curve.y) & ((curve.y > 0) | (not panel.log)), curve.y, np.nan)
-    figure.add_scatter(
+    drawing.add_scatter(
         x=curve.x,
         y=y,
-        xaxis="x",
         yaxis=axis,
         name=escaped(curve.name),
         mode="lines" if np.count_nonzero(np.isfinite(y)) > 1 else "markers",
         line={"color": faded(colour, 0.38) if has_smooth else colour, "width": 1 if has_smooth else 1.8,
-              "dash": "solid" if has_smooth else dash},
+              "dash": "solid"},
         marker={"color": colour, "size": 7},
         hoverinfo="skip" if has_smooth else None,
         hovertemplate=None if has_smooth else f"%{{y:.5~g}}<extra>{escaped(curve.name)}</extra>",
@@ -337,10 +360,9 @@ def _draw_curve(
     )  # fmt: skip
     if has_smooth:
         smooth = np.where((curve.smooth_y > 0) | (not panel.log), curve.smooth_y, np.nan)
-        figure.add_scatter(
+        drawing.add_scatter(
             x=curve.smooth_x,
             y=smooth,
-            xaxis="x",
             yaxis=axis,
             mode="lines",
             name=escaped(curve.name),
@@ -349,11 +371,11 @@ def _draw_curve(
             showlegend=legend,
         )
     if panel.y_range is not None:
-        _mark_outside(figure, curve.name, curve.slot, curve.x, curve.y, axis, panel.y_range, theme)
+        _mark_outside(drawing, curve.name, curve.slot, curve.x, curve.y, axis, panel.y_range, theme)
 
 
 def _mark_outside(
-    figure: go.Figure, name: str, slot: Slot, x: Floats, y: Floats, axis: str, y_range: Range, theme: Theme
+    drawing: _Drawing, name: str, slot: Slot, x: Floats, y: Floats, axis: str, y_range: Range, theme: Theme
 ) -> None:
     """Mark where values are not finite or outside of the panel, at its edge."""
     broken = ~np.isfinite(y)
@@ -368,10 +390,9 @@ def _mark_outside(
         ends = _ends(mask)
         if not len(ends):
             continue
-        figure.add_scatter(
+        drawing.add_scatter(
             x=x[ends],
             y=np.full(len(ends), edge),
-            xaxis="x",
             yaxis=axis,
             mode="markers",
             marker={"symbol": symbol, "size": 9, "color": shade, "line": {"width": 2, "color": shade}},
@@ -393,11 +414,11 @@ def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     return ends.astype(np.int64)
 
 
-def _mark(figure: go.Figure, marks: Sequence[Mark], y_range: Range | None, theme: Theme) -> None:
+def _mark(drawing: _Drawing, marks: Sequence[Mark], y_range: Range | None, theme: Theme) -> None:
     """A dotted line through all panels for each mark, with its text at the bottom of the first panel."""
     for mark in marks[:MOST_MARKS]:
         colour = _mark_colour(mark, theme)
-        figure.add_shape(
+        drawing.add_shape(
             type="line",
             xref="x",
             yref="paper",
@@ -412,10 +433,9 @@ def _mark(figure: go.Figure, marks: Sequence[Mark], y_range: Range | None, theme
         group = [mark for mark in marks[:MOST_MARKS] if (mark.label == ALERT) == (name == ALERT)]
         if not group or y_range is None:
             continue
-        figure.add_scatter(
+        drawing.add_scatter(
             x=[mark.x for mark in group],
             y=[y_range[0]] * len(group),
-            xaxis="x",
             yaxis="y",
             mode="markers",
             marker={

@@ -16,10 +16,11 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_POST, require_safe
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts.delivery import message, picture_links
 from fp8scope_dashboard.alerts.models import (
     Delivery,
     EntryKind,
@@ -34,6 +35,7 @@ from fp8scope_dashboard.alerts.services import numbered
 from fp8scope_dashboard.alerts.user_rules import rule_store
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
+from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import in_project, open_alerts, page, person
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
@@ -66,6 +68,16 @@ class Alert:
     severity: Badge
     state: Badge
     deliveries: list[Delivery]
+
+    @property
+    def value(self) -> str:
+        """The observed value, in the unit of the alert's kind."""
+        return rule_words.amount(self.event.kind, self.event.value)
+
+    @property
+    def limit(self) -> str:
+        """The limit of that value; empty without one."""
+        return rule_words.amount(self.event.kind, self.event.threshold)
 
     @property
     def delay(self) -> int:
@@ -270,6 +282,24 @@ def evidence(request: HttpRequest, project: Project, event_id: int) -> HttpRespo
     if drawn is None:
         return empty_answer("This alert stores no series.")
     return figure_answer(drawn, event.message)
+
+
+@require_safe
+def picture(request: HttpRequest, signed: str) -> HttpResponse:
+    """The chart of an alert as a PNG, for chats that fetch it without an account; see picture_links.py.
+
+    Requests of strangers are limited by their address before they get here.
+    """
+    event = picture_links.event_of(signed)
+    drawn = message.draw(event) if event is not None else None
+    if drawn is None:
+        raise Http404("No such picture.")
+    answer = HttpResponse(drawn, content_type="image/png")
+    answer["Cache-Control"] = "public, max-age=86400"
+    answer["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'"
+    answer["X-Robots-Tag"] = "noindex, nofollow, noarchive"
+    answer["Referrer-Policy"] = "no-referrer"
+    return answer
 
 
 def _event(project: Project, event_id: int) -> Event:

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
-from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.access import in_project, page
+from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN, Chosen, chosen_runs, suggested_runs
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
+from fp8scope_dashboard.pages.configuration_differences import differences_of
 from fp8scope_dashboard.pages.figures.comparisons import DeltaCurve, delta_figure
 from fp8scope_dashboard.pages.figures.curves import curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
-from fp8scope_dashboard.pages.formatting import difference
+from fp8scope_dashboard.pages.figures.tensor_differences import difference_figure
+from fp8scope_dashboard.pages.formatting import count as count_text
+from fp8scope_dashboard.pages.formatting import difference, number
+from fp8scope_dashboard.pages.quantities import cost_line
 from fp8scope_dashboard.pages.series_loading import AXIS_TITLES, Options, loss_curves
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, Verdict, baseline_groups, verdict_of
+from fp8scope_dashboard.pages.tensor_differences import common_statistics, difference_map
 from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_answer
 from fp8scope_dashboard.pages.views.progress import progress_context
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
 
-# The most runs in one chart, and in the list of runs.
-MOST_CHOSEN = 12
-MOST_OFFERED = 200
+# Runs that the chooser offers; a search finds others.
+MOST_OFFERED: Final = 40
+# Beyond this many runs, lines are thin and not smoothed, and each has fewer points.
+FEW_RUNS: Final = 12
+# Points of all lines together.
+MOST_POINTS: Final = 24_000
+LEAST_POINTS: Final = 100
+# With more verdicts, each takes a line of a table.
+MOST_CARDS: Final = 6
+MOST_DELTAS: Final = 24
+# Runs that can be chosen for the map of tensors.
+MOST_PAIRS: Final = 60
 
 
 @dataclass(frozen=True)
@@ -42,57 +54,109 @@ class Offer:
 
 @dataclass(frozen=True)
 class Card:
-    """The verdict on one selected run."""
+    """The verdict on one selected run; `costs` is its speed, memory and tokens in one line."""
 
     run: Run
     arm: Arm
     verdict: Verdict
     result: dict[str, Any]
+    costs: str
 
 
 @in_project()
 def compare(request: HttpRequest, project: Project) -> HttpResponse:
-    """Selected runs: their losses and deltas in one chart each, and their verdicts."""
+    """Selected runs: losses, deltas, verdicts, and what differs in their tensors and configurations."""
     arms = Arms(project)
-    offered = list(Run.objects.filter(project=project).select_related("comparison")[:MOST_OFFERED])
-    chosen = _chosen(project, request.GET) or _suggested(project)
-    ids = {run.id for run in chosen}
-    # A link may contain runs that are older than those of the list.
-    offered_ids = {run.id for run in offered}
-    offered += [run for run in chosen if run.id not in offered_ids]
+    chosen = _chosen(project, request.GET)
     baselines = baseline_groups(project.pk)
     cards = [
-        Card(run, arms.of(run), verdict_of(run, baselines), _result(run)) for run in chosen if run.baseline
+        Card(run, arms.of(run), verdict_of(run, baselines), result, cost_line(result.get("quantities") or {}))
+        for run in chosen.runs
+        if run.baseline
+        for result in [_result(run)]
     ]
-    query = QueryDict(mutable=True)
-    query.setlist("runs", [str(run.id) for run in chosen])
+    tensors = _with_tensors(chosen.runs)
+    pair = _pair(tensors, request.GET)
     context = {
-        "offers": _offers(offered, arms),
         "chosen": chosen,
-        "chosen_ids": ids,
         "cards": cards,
-        "query": query.urlencode(),
+        "as_table": len(cards) > MOST_CARDS,
+        "query": chosen.query.urlencode(),
+        "listed_query": replace(chosen, search="").query.urlencode(),
         "most_chosen": MOST_CHOSEN,
-        **progress_context(ids),
+        "is_many": len(chosen.runs) > FEW_RUNS,
+        "deltas_left_out": max(0, len([card for card in cards if card.result.get("curve")]) - MOST_DELTAS),
+        "differences": differences_of(chosen.runs),
+        "tensor_runs": tensors,
+        "pair": pair,
+        "statistics": common_statistics(*pair) if pair else [],
+        **progress_context(run.id for run in chosen.runs),
     }
-    template = (
-        "pages/_compared.html" if request.headers.get("HX-Target") == "compared" else "pages/compare.html"
-    )
+    if request.headers.get("HX-Target") == "compared":
+        return page(request, project, "compare", "pages/_compared.html", context)
+    choices = _choices(project, chosen, arms, request.GET.get("find", ""))
+    return page(request, project, "compare", "pages/compare.html", {**context, **choices})
+
+
+@in_project()
+def compare_find(request: HttpRequest, project: Project) -> HttpResponse:
+    """The runs that a search in the chooser finds, beside the chosen ones."""
+    chosen = chosen_runs(project, request.GET)
+    context = _choices(project, chosen, Arms(project), request.GET.get("find", ""))
+    return page(request, project, "compare", "pages/_choices.html", {**context, "chosen": chosen})
+
+
+@in_project()
+def compare_configuration(request: HttpRequest, project: Project) -> HttpResponse:
+    """The table of configurations; with `everything=1` also entries in which the runs agree."""
+    chosen = _chosen(project, request.GET)
+    context = {
+        "chosen": chosen,
+        "query": chosen.query.urlencode(),
+        "differences": differences_of(chosen.runs, everything=request.GET.get("everything") == "1"),
+    }
+    whole = request.headers.get("HX-Target") != "configuration"
+    template = "pages/compared_configuration.html" if whole else "pages/_compared_configuration.html"
     return page(request, project, "compare", template, context)
+
+
+def _choices(project: Project, chosen: Chosen, arms: Arms, text: str) -> dict[str, Any]:
+    """The chosen runs, and those that a search finds; without a search the newest."""
+    query = read(text, vocabulary_of(project))
+    ids = {run.id for run in chosen.runs}
+    runs = search(Run.objects.filter(project=project), query)
+    newest = runs.only("id", "name", "group", "precision", "seed", "state", "created_at", "project_id")
+    offered = list(newest.order_by("-created_at", "id")[: MOST_OFFERED + len(ids)])
+    others = [run for run in offered if run.id not in ids][:MOST_OFFERED]
+    return {
+        "find": query.text,
+        "find_problems": query.problems,
+        "longest_search": MAX_LENGTH,
+        "found": runs.count(),
+        "chosen_offers": _offers(chosen.runs, arms),
+        "offers": _offers(others, arms),
+        "has_runs": bool(offered) or bool(query.text) or bool(chosen.runs),
+    }
 
 
 @gzip_page
 @in_project()
 def compare_figure(request: HttpRequest, project: Project, name: str) -> HttpResponse:
-    """`loss` or `delta` of the runs in the address."""
+    """`loss` or `delta` of the runs in the address, or the map of the `tensors` of two of them."""
     options = Options.of(request.GET)
-    runs = _chosen(project, request.GET)
+    runs = chosen_runs(project, request.GET).runs
+    if name == "tensors":
+        return _tensors(runs, request.GET, options)
     return _loss(project, runs, options) if name == "loss" else _delta(project, runs, options)
 
 
 def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpResponse:
     quiet = [run.id for run in runs if run.precision == "bf16"] if len(runs) > 1 else []
-    curves = loss_curves(runs, Arms(project), options, quiet=quiet)
+    points = None
+    if len(runs) > FEW_RUNS:
+        quiet, options = [run.id for run in runs], replace(options, smooth=False)
+        points = max(LEAST_POINTS, MOST_POINTS // len(runs))
+    curves = loss_curves(runs, Arms(project), options, quiet=quiet, points=points)
     if not curves:
         return empty_answer("Select runs to compare their losses.")
     drawn = curves_figure(
@@ -105,7 +169,9 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpRespon
         x_title=AXIS_TITLES[options.axis],
         y_title="loss",
     )
-    return figure_answer(drawn, f"Losses of {', '.join(curve.name for curve in curves)}.")
+    listed = ", ".join(curve.name for curve in curves[:FEW_RUNS])
+    more = f" and {len(curves) - FEW_RUNS} more" if len(curves) > FEW_RUNS else ""
+    return figure_answer(drawn, f"Losses of {listed}{more}.")
 
 
 def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpResponse:
@@ -114,7 +180,7 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpRespo
     results = [(run, result) for run in runs if (result := _result(run)).get("curve", {}).get("x")]
     # Differences in per cent and in nats have no common axis: those in nats are drawn if there are no others.
     nats = bool(results) and all(result.get("unit") == "nats" for _, result in results)
-    for run, result in results:
+    for run, result in results[-MOST_DELTAS:]:
         if (result.get("unit") == "nats") != nats:
             continue
         curve = result["curve"]
@@ -146,27 +212,63 @@ def _delta_curve(run: Run, arms: Arms, result: dict[str, Any], curve: dict[str, 
     )
 
 
-def _chosen(project: Project, query: QueryDict) -> list[Run]:
-    """The runs in the address, oldest first; ids of other projects' runs are ignored."""
-    ids = set()
-    for text in query.getlist("runs")[: 4 * MOST_CHOSEN]:
-        try:
-            ids.add(UUID(text))
-        except ValueError:
-            continue
-    runs = Run.objects.filter(project=project, pk__in=ids).select_related("comparison", "project")
-    return list(runs.order_by("created_at", "id")[:MOST_CHOSEN])
+def _tensors(runs: Sequence[Run], query: QueryDict, options: Options) -> HttpResponse:
+    pair = _pair(_with_tensors(runs), query)
+    if pair is None:
+        return empty_answer(
+            "The map needs two runs with statistics of tensors: FP8 runs, or BF16 runs in shadow mode."
+        )
+    a, b = pair
+    known = common_statistics(a, b)
+    if not known:
+        return empty_answer(f"{a.name} and {b.name} have no statistic in common.")
+    statistic = query.get("statistic", "")
+    statistic = statistic if statistic in known else known[0]
+    compared = difference_map(a, b, statistic, first=options.first, last=options.last)
+    if compared is None or not compared.names:
+        return empty_answer(f"{a.name} and {b.name} have no tensor and step in common with this statistic.")
+    drawn = difference_figure(
+        compared.names,
+        compared.step_edges,
+        compared.values,
+        statistic,
+        options.theme,
+        is_rate=compared.is_rate,
+        runs=(a.name, b.name),
+        compact=options.compact,
+    )
+    row = compared.values[0]
+    column = int(np.nanargmax(np.abs(row)))
+    size = f"{number(row[column])}" if compared.is_rate else f"a factor of 2^{number(row[column], 3)}"
+    more = compared.compared - len(compared.names)
+    summary = (
+        f"{b.name} against {a.name}: {compared.names[0]} differs most, by {size} near step "
+        f"{count_text(int(compared.step_edges[column]))}. {count_text(compared.compared)} tensors compared"
+        + (f", the {len(compared.names)} that differ most are shown." if more else ".")
+    )
+    return figure_answer(drawn, summary)
 
 
-def _suggested(project: Project) -> list[Run]:
-    """The newest run with a verdict, the runs with the same baseline, and that baseline."""
-    runs = Run.objects.filter(project=project).select_related("comparison", "project")
-    newest = Comparison.objects.filter(run__project=project).order_by("-run__created_at").first()
-    if newest is None:
-        return list(reversed(runs.order_by("-created_at", "id")[:MOST_CHOSEN]))
-    involved = lineage.arm_named([newest.baseline]) | Q(baseline=newest.baseline)
-    latest = list(runs.filter(involved).order_by("-created_at", "id")[:MOST_CHOSEN])
-    return sorted(latest, key=lambda run: (run.created_at, run.id))
+def _with_tensors(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have statistics of tensors, the newest MOST_PAIRS."""
+    return [run for run in runs if run.statistics][-MOST_PAIRS:]
+
+
+def _pair(runs: Sequence[Run], query: QueryDict) -> tuple[Run, Run] | None:
+    """The runs `a` and `b` of the address; by default the newest run and another of its precision."""
+    if len(runs) < 2:
+        return None
+    known = {str(run.id): run for run in runs}
+    b = known.get(query.get("b", ""), runs[-1])
+    others = sorted((run for run in runs if run != b), key=lambda run: run.precision != b.precision)
+    a = known.get(query.get("a", ""), others[0])
+    return (others[0], b) if a == b else (a, b)
+
+
+def _chosen(project: Project, query: QueryDict) -> Chosen:
+    """The runs in the address; without any, a suggestion."""
+    chosen = chosen_runs(project, query)
+    return chosen if chosen.runs or chosen.search else suggested_runs(project)
 
 
 def _offers(runs: Sequence[Run], arms: Arms) -> list[Offer]:

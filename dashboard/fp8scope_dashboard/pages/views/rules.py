@@ -27,6 +27,7 @@ from fp8scope_dashboard.alerts.models import (
 from fp8scope_dashboard.alerts.tasks import try_rule
 from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store, trials
 from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
+from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import in_project, page, person
 from fp8scope_dashboard.runs.models import Run
@@ -208,7 +209,7 @@ def _form(
         "escalate": escalate,
         "escalation_channels": [(each, each.name in escalate.get("channels", ())) for each in channels],
         "zones": rule_documents.time_zones(),
-        "runs": _runs(project, stored),
+        "runs": _runs(project, str(document.get("run", ""))),
         "run_is_fixed": stored is not None and stored.kind != RuleKind.THRESHOLD,
         "can_be_tried": stored is None or trials.can_be_tried(stored),
         "problem": None if error is None else _in_words(error),
@@ -218,11 +219,12 @@ def _form(
     return page(request, project, "alerts", "pages/rule.html", context, status)
 
 
-def _runs(project: Project, stored: Rule | None) -> list[Run]:
-    """The latest runs, and the run of the rule, however old it is."""
+def _runs(project: Project, chosen: str) -> list[Run]:
+    """The latest runs, and the chosen one, however old it is."""
     runs = list(Run.objects.filter(project=project).order_by("-created_at")[:RUNS_OFFERED])
-    if stored is not None and stored.run is not None and stored.run not in runs:
-        runs.append(stored.run)
+    run_id = lineage.as_run_id(chosen)
+    if run_id is not None and run_id not in {run.pk for run in runs}:
+        runs += Run.objects.filter(project=project, pk=run_id)
     return runs
 
 
@@ -235,7 +237,7 @@ def _parameters(document: dict[str, Any], kind: rule_kinds.Kind | None) -> list[
     return [
         {
             "name": name,
-            "label": rule_words.label_of(name),
+            "label": rule_words.label_of(name, shown.name),
             # A value has no default that would be right for any statistic.
             "value": _shown(given.get(name, "" if name == "value" else parameter.default)),
             "parameter": parameter,

@@ -63,6 +63,7 @@ class Message:
         key: the idempotency key, the same in every attempt.
         url: the page to open.
         draw_chart: returns a PNG of the evidence, or None; called only by channels that can show pictures.
+        chart_url: the chart's public address, for chats that accept no picture; empty without one.
     """
 
     key: str
@@ -70,6 +71,7 @@ class Message:
     url: str
     notices: tuple[Notice, ...] = ()
     draw_chart: Callable[[], bytes | None] = lambda: None
+    chart_url: str = ""
 
 
 Send = Callable[[Mapping[str, Any], Message], None]

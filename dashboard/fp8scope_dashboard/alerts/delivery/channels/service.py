@@ -31,6 +31,9 @@ LOCAL = frozenset(
 )
 # E-mail has a kind of channel with a Message-ID.
 ELSEWHERE = {"mailto": "E-mail", "mailtos": "E-mail"}
+# Apprise's names of its plug-ins for Slack, with the only mode that takes files, and for Microsoft Teams.
+SLACK, SLACK_BOT = "Slack", "bot"
+TEAMS = "Power Automate / Workflows (for MSTeams)"
 CONNECT_SECONDS, READ_SECONDS = 3.0, 8.0
 _STATUS = re.compile(r"\berror=(\d{3})\b")
 
@@ -44,11 +47,13 @@ def send(config: Mapping[str, Any], message: Message) -> None:
     with restricted(files=False), _failures() as failures:
         plugin = _plugin(config.get("url"))
         join_notices(plugin, message)
+        attachment = _attachment(plugin, message)
+        body = wording.text(message)
+        if attachment is None and message.chart_url:
+            show_picture(plugin, message.chart_url)
+            body = f"{body}Chart: {message.chart_url}\n"
         if not plugin.notify(
-            body=wording.text(message),
-            title=wording.title(message),
-            notify_type=_type(message),
-            attach=_attachment(plugin, message),
+            body=body, title=wording.title(message), notify_type=_type(message), attach=attachment
         ):
             status = next(iter(failures), "")
             reason = f"answered {status}" if status else "did not accept the message, or could not be reached"
@@ -131,6 +136,40 @@ def join_notices(plugin: NotifyBase, message: Message) -> None:
         setattr(plugin, "action", "resolve")  # noqa: B010 - PagerDuty's, unknown to the base class
 
 
+def _is_slack_webhook(plugin: NotifyBase) -> bool:
+    return plugin.service_name == SLACK and getattr(plugin, "mode", "") != SLACK_BOT
+
+
+def show_picture(plugin: NotifyBase, address: str) -> None:
+    """Let a message of Slack's webhooks or of Teams show the picture at an address.
+
+    Apprise has no argument for it, so that this adds it to what the plug-in sends. Other services show the
+    address as a link.
+    """
+    if _is_slack_webhook(plugin):
+        send = plugin._send  # type: ignore[attr-defined]
+
+        def send_with_picture(url: str, payload: dict[str, Any], **more: Any) -> Any:
+            for part in payload.get("attachments", [])[:1]:
+                if "blocks" in part:
+                    part["blocks"].append({"type": "image", "image_url": address, "alt_text": "Chart"})
+                else:
+                    part["image_url"] = address
+            return send(url, payload, **more)
+
+        plugin._send = send_with_picture  # type: ignore[attr-defined]
+    elif plugin.service_name == TEAMS:
+        compose = plugin.gen_payload
+
+        def compose_with_picture(*arguments: Any, **more: Any) -> Any:
+            payload = compose(*arguments, **more)
+            picture = {"type": "Image", "url": address, "altText": "Chart", "size": "Stretch"}
+            payload["attachments"][0]["content"]["body"].append(picture)
+            return payload
+
+        plugin.gen_payload = compose_with_picture
+
+
 def _type(message: Message) -> str:
     """Apprise's name of the severity."""
     if not message.notices:
@@ -141,7 +180,8 @@ def _type(message: Message) -> str:
 
 
 def _attachment(plugin: NotifyBase, message: Message) -> AppriseAttachment | None:
-    picture = message.draw_chart() if plugin.attachment_support else None
+    takes_pictures = plugin.attachment_support and not _is_slack_webhook(plugin)
+    picture = message.draw_chart() if takes_pictures else None
     if picture is None:
         return None
     from apprise import AppriseAttachment

@@ -134,10 +134,19 @@ const showMoments = () => {
   }
 };
 
+// On a narrow screen the tabs scroll sideways.
+const showCurrentTab = () => {
+  const link = document.querySelector("[data-tabs] [aria-current]");
+  const list = link?.parentElement;
+  if (list) list.scrollLeft = Math.max(0, link.offsetLeft + link.offsetWidth / 2 - list.clientWidth / 2);
+};
+
 const refresh = () => { showMoments(); showRange(addressRange()); };
 document.addEventListener("htmx:afterSettle", refresh);
 addEventListener("popstate", refresh);
+document.addEventListener("htmx:afterSettle", (event) => { if (event.target.id === "run-tab") showCurrentTab(); });
 refresh();
+showCurrentTab();
 
 // A tensor that is chosen where no panel for it is shown: the tab of tensors has one.
 if (page && location.hash && !document.querySelector(location.hash)) {

@@ -1,5 +1,4 @@
 // The list of runs: selection that survives refreshes and paging, and keyboard shortcuts.
-import "./find.js";
 
 const OFF = "fp8scope-shortcuts-off";
 const selected = new Map();
@@ -9,7 +8,7 @@ let anchor = null;
 
 const list = () => document.getElementById("runs");
 const bar = () => document.getElementById("bulk");
-const boxes = () => [...document.querySelectorAll('#runs [name="runs"]')];
+const boxes = () => [...document.querySelectorAll('#runs [type=checkbox][name="runs"]')];
 const links = () => [...document.querySelectorAll("#runs .runs__name, #runs .group__toggle")];
 
 const count = () => (everything ? Number(bar().elements.matching.value) : selected.size);
@@ -42,7 +41,7 @@ const showSelection = () => {
     page.indeterminate = !page.checked && [...shown].some((id) => selected.has(id));
   }
   for (const group of document.querySelectorAll("[data-pick-group]")) {
-    const own = [...group.closest("tbody").querySelectorAll('[name="runs"]')];
+    const own = [...group.closest("tbody").querySelectorAll('[type=checkbox][name="runs"]')];
     group.checked = own.every((box) => box.checked);
     group.indeterminate = !group.checked && own.some((box) => box.checked);
   }
@@ -72,12 +71,12 @@ const pick = (box, on, extend) => {
 };
 
 document.addEventListener("click", (event) => {
-  const box = event.target.closest?.('#runs [name="runs"]');
+  const box = event.target.closest?.('#runs [type=checkbox][name="runs"]');
   if (box) pick(box, box.checked, event.shiftKey);
   else if (event.target.matches?.("[data-pick-page], [data-pick-group]")) {
     const scope = event.target.matches("[data-pick-page]") ? list() : event.target.closest("tbody");
     everything = false;
-    for (const each of scope.querySelectorAll('[name="runs"]')) set(each, event.target.checked);
+    for (const each of scope.querySelectorAll('[type=checkbox][name="runs"]')) set(each, event.target.checked);
     showSelection();
   } else if (event.target.closest?.("[data-select-all]")) {
     everything = true;
@@ -124,7 +123,7 @@ const KEYS = {
   ArrowDown: () => step(1),
   ArrowUp: () => step(-1),
   x: (event) => {
-    const box = document.getElementById(current ?? "")?.closest("tr")?.querySelector('[name="runs"], [data-pick-group]');
+    const box = document.getElementById(current ?? "")?.closest("tr")?.querySelector('[type=checkbox][name="runs"], [data-pick-group]');
     if (!box) return;
     if (box.name === "runs") pick(box, !(everything || selected.has(box.value)), event.shiftKey);
     else box.click();

@@ -1,0 +1,179 @@
+"""In what the configurations of several runs differ. `differences` is a pure function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+from uuid import UUID
+
+from django.db.models import Func, IntegerField
+
+from fp8scope_dashboard.runs.models import Run
+
+# Bytes as stored, of each JSON column. A larger configuration is not read.
+LARGEST: Final = 500_000
+MOST_ENTRIES: Final = 3_000
+MOST_ROWS: Final = 500
+DEEPEST: Final = 12
+# Runs with a column each; of more, each row lists its values with the number of runs.
+MOST_SIDE_BY_SIDE: Final = 6
+MOST_VALUES: Final = 12
+# Longer values are folded.
+SHORT: Final = 80
+LONGEST: Final = 4_000
+_COLUMNS: Final = ("config", "recipe", "environment")
+_FIELDS: Final = ("precision", "group", "baseline", "seed", "total_steps")
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value as text; `short` is its beginning if it is long. `text` is None where the run has no entry."""
+
+    text: str | None
+
+    @property
+    def is_long(self) -> bool:
+        return self.text is not None and (len(self.text) > SHORT or "\n" in self.text)
+
+    @property
+    def short(self) -> str:
+        return "" if self.text is None else self.text[:SHORT].split("\n")[0]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A value and the runs that have it."""
+
+    value: Value
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EntryRow:
+    """One entry: `values` by run, and the distinct ones, the most common first."""
+
+    key: str
+    values: tuple[Value, ...]
+    distinct: tuple[Shared, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(self.distinct) > 1
+
+    @property
+    def more(self) -> int:
+        """The number of values beyond those shown."""
+        return max(0, len(self.distinct) - MOST_VALUES)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The entries of several runs by dotted name.
+
+    Attributes:
+        rows: those that differ, or all if asked for; at most MOST_ROWS.
+        total, differing: the number of all entries, and of those that differ.
+        unread: names of runs whose configuration is too large to be read.
+    """
+
+    runs: tuple[str, ...]
+    rows: tuple[EntryRow, ...]
+    total: int
+    differing: int
+    unread: tuple[str, ...] = ()
+    everything: bool = False
+
+    @property
+    def side_by_side(self) -> bool:
+        return len(self.runs) <= MOST_SIDE_BY_SIDE
+
+    @property
+    def more(self) -> int:
+        """The number of rows that are left out."""
+        return (self.total if self.everything else self.differing) - len(self.rows)
+
+
+def differences(
+    configurations: Sequence[tuple[str, Mapping[str, Any]]], *, everything: bool = False
+) -> Differences:
+    """Compare flat configurations: (name of the run, values by dotted name)."""
+    names = tuple(name for name, _ in configurations)
+    keys = {key for _, entries in configurations for key in entries}
+    rows = [_row(key, configurations) for key in sorted(keys, key=_rank)]
+    differing = [row for row in rows if row.differs]
+    shown = rows if everything else differing
+    return Differences(names, tuple(shown[:MOST_ROWS]), len(rows), len(differing), everything=everything)
+
+
+def _rank(key: str) -> tuple[int, str]:
+    """The configuration first and the environment, with much that differs by chance, last."""
+    return {"config": 0, "recipe": 1, "environment": 3}.get(key.partition(".")[0], 2), key
+
+
+def _row(key: str, configurations: Sequence[tuple[str, Mapping[str, Any]]]) -> EntryRow:
+    values, having = [], dict[str | None, list[str]]()
+    shown: dict[str | None, Value] = {}
+    for name, entries in configurations:
+        entry = entries.get(key, _MISSING)
+        # Numbers count by value: 1 and 1.0 are equal.
+        identity = None if entry is _MISSING else _identity(entry)
+        value = Value(None if entry is _MISSING else _text(entry))
+        having.setdefault(identity, []).append(name)
+        shown.setdefault(identity, value)
+        values.append(value)
+    ranked = sorted(having.items(), key=lambda item: -len(item[1]))
+    distinct = tuple(Shared(shown[identity], tuple(runs)) for identity, runs in ranked)
+    return EntryRow(key, tuple(values), distinct)
+
+
+def flat(value: Any, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+    """The entries of nested objects by dotted name. Lists are values."""
+    if isinstance(value, Mapping) and value and depth <= DEEPEST:
+        for key, item in value.items():
+            yield from flat(item, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+    elif prefix:
+        yield prefix, value
+
+
+def _identity(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(float(value)) if abs(value) < 2**53 else str(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+class _StoredBytes(Func):
+    function = "pg_column_size"
+    output_field = IntegerField()
+
+
+def differences_of(runs: Sequence[Run], *, everything: bool = False) -> Differences:
+    """Compare the configurations, recipes and environments of stored runs."""
+    ids = [run.pk for run in runs]
+    sizes = {f"{column}_size": _StoredBytes(column) for column in _COLUMNS}
+    stored = Run.objects.filter(pk__in=ids).annotate(**sizes)
+    small: dict[UUID, dict[str, Any]] = {pk: {} for pk in ids}
+    unread: set[UUID] = set()
+    for column in _COLUMNS:
+        readable = stored.filter(**{f"{column}_size__lte": LARGEST})
+        values = dict(readable.values_list("pk", column))
+        unread.update(pk for pk in ids if pk not in values)
+        for pk, value in values.items():
+            if value:
+                small[pk].update(islice(flat(value, column), MOST_ENTRIES))
+    configurations = []
+    for run in runs:
+        own = {name: getattr(run, name) for name in _FIELDS}
+        named = {name: value for name, value in own.items() if value not in ("", None)}
+        configurations.append((run.name, {**named, **small[run.pk]}))
+    compared = differences(configurations, everything=everything)
+    names = tuple(run.name for run in runs if run.pk in unread)
+    return Differences(compared.runs, compared.rows, compared.total, compared.differing, names, everything)

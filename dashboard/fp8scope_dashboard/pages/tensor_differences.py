@@ -1,0 +1,111 @@
+"""The difference of a tensor statistic between two runs, by tensor and step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import queries
+
+Floats = NDArray[np.float64]
+
+COLUMNS: Final = 160
+# Tensors in the map: those that differ most.
+MOST_ROWS: Final = 60
+# Statistics that are compared, the most telling first; others follow by name.
+PREFERRED: Final = ("overflow_rate", "underflow_rate", "amax", "scale", "noise_to_signal", "subnormal_rate")
+# Counts depend on the number of elements and ranks; their rates are compared instead.
+LEFT_OUT: Final = frozenset(
+    {"numel", "saturated", "nonfinite", "underflow", "subnormal", "blocks", "saturated_blocks"}
+)
+# A value that is zero in only one of two runs: as far as this many powers of two.
+FARTHEST: Final = 24.0
+
+
+@dataclass(frozen=True)
+class DifferenceMap:
+    """The largest values of run B against those of run A.
+
+    Attributes:
+        names: of T tensors that both runs have, those that differ most first.
+        step_edges: int64[C + 1]; column c holds the steps step_edges[c] <= step < step_edges[c + 1].
+        values: float64[T, C], B - A for rates, else log2(B / A); NaN where one of them has no value.
+        is_rate: which of the two.
+        compared: tensors that both runs have. only_a, only_b: tensors of one of them.
+    """
+
+    names: list[str]
+    step_edges: NDArray[np.int64]
+    values: Floats
+    is_rate: bool
+    compared: int
+    only_a: int
+    only_b: int
+
+
+def is_rate(statistic: str) -> bool:
+    """Whether differences of a statistic are subtracted, not divided."""
+    return statistic.endswith("_rate")
+
+
+def common_statistics(first: Run, second: Run) -> list[str]:
+    """The statistics that both runs have, the most telling first."""
+    names = set(queries.statistic_names(first.pk)) & set(queries.statistic_names(second.pk))
+    known = [name for name in PREFERRED if name in names]
+    return known + sorted(names - set(known) - LEFT_OUT)
+
+
+def difference_map(
+    a: Run, b: Run, statistic: str, *, first: int | None = None, last: int | None = None
+) -> DifferenceMap | None:
+    """Compare two runs over the steps that both have; None if there are none, or no common tensors."""
+    ranges = [queries.step_range(run.pk) for run in (a, b)]
+    if ranges[0] is None or ranges[1] is None:
+        return None
+    low = max(ranges[0][0], ranges[1][0], first if first is not None else 0)
+    high = min(ranges[0][1], ranges[1][1], *(() if last is None else (last,)))
+    if high < low:
+        return None
+    # With equal bounds the columns of both maps have equal edges.
+    maps = [queries.heatmap(run.pk, statistic, first=low, last=high, columns=COLUMNS) for run in (a, b)]
+    rows = [{name: i for i, name in enumerate(each.names)} for each in maps]
+    names = [name for name in maps[0].names if name in rows[1]]
+    if not names or not np.array_equal(maps[0].step_edges, maps[1].step_edges):
+        return None
+    ours = maps[0].values[[rows[0][name] for name in names]]
+    theirs = maps[1].values[[rows[1][name] for name in names]]
+    values = compared(ours, theirs, subtract=is_rate(statistic))
+    chosen = most_different(values, MOST_ROWS)
+    return DifferenceMap(
+        [names[i] for i in chosen],
+        maps[0].step_edges,
+        values[chosen],
+        is_rate(statistic),
+        len(names),
+        len(rows[0]) - len(names),
+        len(rows[1]) - len(names),
+    )
+
+
+def compared(a: Floats, b: Floats, *, subtract: bool) -> Floats:
+    """b - a, or log2(b / a) of the magnitudes within ±FARTHEST; equal values, of them two zeros, are 0."""
+    if subtract:
+        return np.asarray(b - a)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log2(np.abs(b)) - np.log2(np.abs(a))
+    ratio = np.where((a == b) & ~np.isnan(a), 0.0, ratio)
+    return np.asarray(np.clip(ratio, -FARTHEST, FARTHEST))
+
+
+def most_different(values: Floats, most: int) -> Sequence[int]:
+    """The rows with the largest magnitude, the largest first; rows without any value are left out."""
+    seen = np.flatnonzero(~np.isnan(values).all(axis=1))
+    if not len(seen):
+        return []
+    size = np.nanmax(np.abs(values[seen]), axis=1)
+    return [int(i) for i in seen[np.argsort(-size, kind="stable")][:most]]

@@ -1,0 +1,208 @@
+"""Finding and comparing runs in a real browser, with the mouse, and with the keyboard alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dashboard.helpers.many_runs import fill_project
+from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.seeding import Seeded, seed_project
+from e2e.helpers.tabs import OpenTab, Tab
+from helpers.live_servers import Server
+from playwright.sync_api import expect
+
+from fp8scope_dashboard.runs.models import Run, SavedView
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def seeded(server: Server) -> Seeded:
+    return seed_project(server.project, 150)
+
+
+def names(tab: Tab) -> list[str]:
+    return tab.page.locator("#runs .runs__name").all_inner_texts()
+
+
+def open_list(tab: Tab, server: Server, query: str = "") -> None:
+    tab.open(f"/p/{server.project.slug}/{query}")
+    tab.page.locator("#runs .runs__name, #runs .group__toggle").first.wait_for()
+
+
+def test_it_works(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    """Filter by precision, and see in what the configurations of two runs differ: two and three clicks."""
+    tab = open_tab()
+    open_list(tab, server)
+    tab.page.locator(".chip", has_text="FP8").click()
+    expect(tab.page.locator("#runs .runs__name")).to_have_count(2)
+    assert "precision%3Afp8" in tab.page.url
+    assert tab.page.locator("#find-text").input_value() == "precision:fp8"
+    boxes = tab.page.locator("#runs [name=runs]")
+    boxes.nth(0).check()
+    boxes.nth(1).check()
+    tab.page.locator("#bulk").get_by_role("button", name="Compare").click()
+    tab.page.get_by_role("heading", name="Compare", exact=True).wait_for()
+    expect(tab.page.locator("#configuration .differs").first).to_be_visible()
+    tab.draw_everything()
+    tab.page.go_back()
+    expect(tab.page.locator("#runs .runs__name")).to_have_count(2)
+
+
+def test_with_the_keyboard_alone(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    """Search with suggestions, select a range, and compare."""
+    tab = open_tab()
+    open_list(tab, server)
+    page = tab.page
+    page.keyboard.press("/")
+    page.keyboard.type("prec", delay=20)
+    expect(page.locator("#find-list [role=option]").first).to_contain_text("precision:")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#find-list [role=option]").first).to_contain_text("precision:bf16")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#find-text").get_attribute("aria-activedescendant") == "find-list-0"
+    page.keyboard.press("Tab")
+    expect(page.locator("#runs .runs__name")).to_have_count(3)
+    assert page.locator("#find-text").input_value() == "precision:bf16 "
+    page.keyboard.press("Tab")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("j")
+    page.keyboard.press("Shift+X")
+    expect(page.locator("[data-selected]")).to_have_text("3 selected")
+    page.keyboard.press("c")
+    page.get_by_role("heading", name="Compare", exact=True).wait_for()
+    assert page.url.count("runs=") == 3
+    page.go_back()
+    page.locator("#runs .runs__name").first.wait_for()
+    page.keyboard.press("?")
+    assert page.locator("#shortcuts").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/runs/[0-9a-f-]{36}/"))
+
+
+def test_shortcuts_of_one_letter_can_be_switched_off(
+    open_tab: OpenTab, server: Server, seeded: Seeded
+) -> None:
+    tab = open_tab()
+    open_list(tab, server)
+    tab.page.get_by_role("button", name="Keyboard").click()
+    tab.page.get_by_label("Shortcuts of one letter are on").uncheck()
+    tab.page.get_by_role("button", name="Close").click()
+    tab.page.reload()
+    tab.page.locator("#runs .runs__name").first.wait_for()
+    tab.page.keyboard.press("j")
+    assert tab.page.locator("#runs tr.is-current").count() == 0
+    tab.page.get_by_role("button", name="Keyboard").click()
+    assert not tab.page.get_by_label("Shortcuts of one letter are on").is_checked()
+
+
+def test_the_selection_survives_refreshes_pages_and_searches(open_tab: OpenTab, server: Server) -> None:
+    fill_project(server.project, 120)
+    tab = open_tab()
+    open_list(tab, server)
+    page = tab.page
+    page.locator("#runs [name=runs]").nth(1).check()
+    page.evaluate("htmx.trigger('#runs', 'fp8:refresh')")
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("#runs [name=runs]").nth(1)).to_be_checked()
+    page.get_by_role("link", name="Next").click()
+    expect(page.locator("nav", has_text="Page 2 of 3")).to_be_visible()
+    expect(page.locator("[data-selected]")).to_have_text("1 selected, 1 not shown here")
+    page.locator("#runs [name=runs]").first.check()
+    page.locator("#bulk [name=tag]").fill("chosen")
+    page.locator("#bulk [name=tag]").press("Enter")
+    expect(page.locator(".notice--success")).to_contain_text("Tagged 2 runs “chosen”.")
+    assert Run.objects.filter(tags__contains=["chosen"]).count() == 2
+    assert "page=2" in page.url
+
+
+def test_deletes_all_that_match_and_undoes_it(open_tab: OpenTab, server: Server) -> None:
+    fill_project(server.project, 120)
+    tab = open_tab()
+    open_list(tab, server, "?q=precision:fp8")
+    page = tab.page
+    page.get_by_label("Select all runs of this page").check()
+    page.get_by_role("button", name="Select all 95 that match").click()
+    expect(page.locator("[data-selected]")).to_have_text("All 95 that match")
+    page.locator("#bulk").get_by_role("button", name="Delete").click()
+    expect(page.locator(".notice--success")).to_contain_text("Deleted 95 runs.")
+    assert Run.objects.count() == 25
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".notice--success")).to_contain_text("Undone for 95 runs.")
+    assert Run.objects.count() == 120
+
+
+def test_a_view_keeps_the_order_that_was_chosen_after_loading(
+    open_tab: OpenTab, server: Server, seeded: Seeded
+) -> None:
+    tab = open_tab()
+    open_list(tab, server)
+    tab.page.locator("#runs thead").get_by_role("link", name="Last loss").click()
+    tab.wait(lambda: "sort=loss" in tab.page.url, "The new address")
+    expect(tab.page.locator("th[aria-sort=ascending]")).to_have_text("Last loss")
+    ordered = names(tab)
+    tab.page.locator("summary", has_text="Views").click()
+    tab.page.get_by_label("Save this list as").fill("by loss")
+    tab.page.get_by_role("button", name="Save", exact=True).click()
+    expect(tab.page.locator(".notice--success")).to_contain_text("Saved the view “by loss”")
+    assert SavedView.objects.get().query == "sort=loss" and names(tab) == ordered
+
+
+def test_groups_open_in_place(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    tab = open_tab()
+    open_list(tab, server, "?by=group")
+    toggle = tab.page.locator(".group__toggle", has_text="bf16")
+    assert toggle.get_attribute("aria-expanded") == "false"
+    toggle.click()
+    expect(tab.page.locator("#runs .runs__name")).to_have_count(3)
+    assert "open=group%3Abf16" in tab.page.url
+    tab.page.get_by_label("Select the runs of this group").check()
+    expect(tab.page.locator("[data-selected]")).to_have_text("3 selected")
+    tab.page.go_back()
+    expect(tab.page.locator("#runs .runs__name")).to_have_count(0)
+
+
+def test_the_chooser_finds_old_runs(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    fill_project(server.project, 100)
+    old = make_run(server.project, "very old", tags=["old"], created_at="2020-01-01T00:00:00Z")
+    Recorder(old).rows(range(30), {"loss": [1.0] * 30})
+    tab = open_tab()
+    tab.open(f"/p/{server.project.slug}/compare/?runs={seeded.healthy.id}")
+    tab.page.get_by_label("Find runs to compare").fill("tag:old")
+    box = tab.page.get_by_role("checkbox", name="very old")
+    box.check()
+    tab.wait(lambda: str(old.id) in tab.page.url, "The new address")
+    tab.page.get_by_label("Find runs to compare").fill("precision:bf16")
+    expect(tab.page.locator("#choices")).to_contain_text("found")
+    expect(box).to_be_checked()
+    tab.draw_everything()
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
+def test_fits_the_screen(
+    open_tab: OpenTab, server: Server, seeded: Seeded, width: int, theme: str, tmp_path: Path
+) -> None:
+    fill_project(server.project, 60)
+    tab = open_tab(width, theme)
+    columns = "&".join(f"col={key}" for key in ("state", "config.model.depth", "scalar.grad_norm", "recipe"))
+    pair = f"runs={seeded.healthy.id}&runs={seeded.faulty.id}"
+    for name, rest in {
+        "grouped": "?by=config.model.depth&open=config.model.depth:24",
+        "columns": f"?{columns}",
+        "problems": "?q=color:red loss<abc",
+        "nothing": "?q=nothing",
+        "many": "compare/?q=fp8",
+        "pair": f"compare/?{pair}",
+        "configuration": f"compare/configuration?{pair}&everything=1",
+    }.items():
+        tab.open(f"/p/{server.project.slug}/{rest}")
+        tab.draw_everything()
+        assert not tab.is_too_wide(), f"{name} scrolls sideways at {width}"
+        tab.screenshot(f"{name}-{theme}-{width}", tmp_path)
