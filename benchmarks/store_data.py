@@ -108,6 +108,25 @@ def read_recording(directory: Path) -> Recording:
     )
 
 
+def synthetic_recording(steps: int = 2_400, tensors: int = 108) -> Recording:
+    """Random walks in place of a recording, for benchmarks of what does not depend on the values."""
+    random = np.random.default_rng(1)
+    roles = ("input", "weight", "grad_output")
+    names = [f"blocks.{i // 12}.part{i // 3 % 4}.{roles[i % 3]}" for i in range(tensors)]
+    amax = np.exp(random.normal(0, 0.05, (steps, tensors)).cumsum(0)).astype(np.float32).astype(np.float64)
+    numel = np.full((steps, tensors), 65_536.0)
+    rare = random.poisson(0.02, (steps, tensors)).astype(np.float64)
+    loss = 2.0 + 8.0 * np.exp(-np.arange(steps) / 400.0) + random.normal(0, 0.02, steps)
+    counts = {"saturated": rare, "underflow": 9.0 * rare, "nonfinite": np.zeros_like(rare), "numel": numel}
+    return Recording(
+        np.arange(steps),
+        np.arange(steps) * 100_000,
+        names,
+        {"loss": loss},
+        {"amax": amax, "scale": 448.0 / amax} | counts,
+    )
+
+
 def spool_of(directory: Path) -> Path:
     """The directory of the writer in a recording."""
     return next(directory.rglob("cursor")).parent

@@ -1,6 +1,6 @@
 """Fill the store of an installation with a long run, for query.py and spikes.py.
 
-    python benchmarks/store_fill.py --recording DIR --tensors T --statistics S --steps N [--spikes K] --name
+    python benchmarks/store_fill.py [--recording DIR] --tensors T --statistics S --steps N [--spikes K] --name
     NAME
 
 Run it in the environment of the installation. The values are resampled from recorded telemetry: each tensor
@@ -27,12 +27,12 @@ SPIKE = 10.0
 
 def fill(options: argparse.Namespace) -> dict[str, Any]:
     """Store the run and roll it up."""
-    from store_data import read_recording
+    from store_data import read_recording, synthetic_recording
 
     from fp8scope_dashboard.accounts.models import Project
     from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 
-    recording = read_recording(options.recording)
+    recording = read_recording(options.recording) if options.recording else synthetic_recording()
     # numel last: the rates need it.
     chosen = ["amax", "scale", "saturated", "underflow", "nonfinite", "numel"][-options.statistics :]
     project = Project.objects.get_or_create(slug="default", defaults={"name": "Default"})[0]
@@ -186,7 +186,7 @@ def roll(run: Any) -> None:
 def main() -> None:
     """Fill, and print one JSON line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--recording", type=Path, required=True)
+    parser.add_argument("--recording", type=Path, help="without it, the values are random walks")
     parser.add_argument("--tensors", type=int, default=1000)
     parser.add_argument("--statistics", type=int, default=6)
     parser.add_argument("--steps", type=int, default=100_000)

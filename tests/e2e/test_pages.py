@@ -62,36 +62,6 @@ def test_empty_pages_fit_the_screen(open_tab: OpenTab, server: Server, width: in
         assert not tab.is_too_wide(), rest
 
 
-def test_a_click_on_the_heat_map_selects_the_tensor(
-    open_tab: OpenTab, server: Server, seeded: Seeded
-) -> None:
-    tab = open_tab()
-    tab.open(addresses(server, seeded)["faulty"])
-    tab.draw_everything()
-    names = tab.page.evaluate("document.querySelector('#heatmap .figure__plot').layout.meta.names")
-    field = tab.page.locator("#tensor-field")
-    before = field.input_value()
-    area = tab.page.locator("#heatmap .nsewdrag").first
-    area.scroll_into_view_if_needed()
-    box = area.bounding_box()
-    assert box is not None
-    area.click(position={"x": box["width"] / 2, "y": box["height"] * 20.5 / len(names)})
-    tab.wait(lambda: field.input_value() != before, "Choosing the tensor")
-    assert field.input_value() == names[20]
-    label = tab.page.locator("#tensor .figure__plot")
-    tab.wait(lambda: names[20] in (label.get_attribute("aria-label") or ""), "Drawing the tensor")
-
-
-def test_the_worst_tensor_is_one_click_away(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
-    tab = open_tab()
-    tab.open(addresses(server, seeded)["faulty"])
-    button = tab.page.locator("button[data-tensor]").nth(1)
-    name = button.get_attribute("data-tensor") or "?"
-    button.click()
-    label = tab.page.locator("#tensor .figure__plot")
-    tab.wait(lambda: name in (label.get_attribute("aria-label") or ""), "Drawing the tensor")
-
-
 def test_a_choice_of_runs_is_in_the_address(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab()
     tab.open(addresses(server, seeded)["compare"])

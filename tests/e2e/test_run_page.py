@@ -58,9 +58,9 @@ def test_it_works(open_tab: OpenTab, seeded: Seeded) -> None:
     expect(tab.page.get_by_label("First step").first).to_have_value("102")
     expect(onset).to_have_attribute("aria-current", "true")
     # The heat map follows.
-    heat_map = "document.querySelector('#heatmap .figure__plot').layout?.xaxis?.range?.map(Math.round) ?? []"
-    tab.page.locator("#heatmap").scroll_into_view_if_needed()
-    tab.wait(lambda: tab.page.evaluate(heat_map)[:1] == [102], "The heat map of these steps")
+    tab.page.locator("#tensors").scroll_into_view_if_needed()
+    grid = tab.page.locator("#tensors [role=treegrid]")
+    tab.wait(lambda: "steps 102–" in (grid.get_attribute("aria-label") or ""), "The map of these steps")
 
 
 def test_a_typed_range_is_restored_on_reload(open_tab: OpenTab, seeded: Seeded) -> None:
@@ -128,6 +128,18 @@ def test_tabs_with_the_keyboard(open_tab: OpenTab, seeded: Seeded) -> None:
     # The focus stays on the tab, so that the next arrow key goes on from there.
     expect(focused).to_have_attribute("aria-current", "page")
     assert "tab=notes" in tab.page.url
+
+
+def test_the_map_of_tensors_works_after_a_change_of_tabs(open_tab: OpenTab, seeded: Seeded) -> None:
+    tab = open_tab()
+    open_run(tab, seeded.faulty, "?tab=notes")
+    tab.page.get_by_role("link", name="Tensors").click()
+    row = tab.page.locator("#tensors [role=treegrid] [role=row]").first
+    row.wait_for()
+    tab.page.get_by_role("link", name="Overview").click()
+    shows(tab, 0, 149)
+    tab.page.locator("#tensors").scroll_into_view_if_needed()
+    row.wait_for()
 
 
 def test_the_configuration_difference_is_one_click_away(open_tab: OpenTab, seeded: Seeded) -> None:

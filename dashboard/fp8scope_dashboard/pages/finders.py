@@ -12,6 +12,8 @@ from django.core.checks import CheckMessage
 from django.core.files.storage import FileSystemStorage
 
 FOLDER, FILE = "plotly", "plotly.min.js"
+# The name of the script among the static files.
+PLOTLY = f"{FOLDER}/{FILE}"
 
 
 class PlotlyFinder(BaseFinder):
@@ -27,7 +29,7 @@ class PlotlyFinder(BaseFinder):
         return []
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
-        paths = [self._storage.path(FILE)] if path == f"{FOLDER}/{FILE}" else []
+        paths = [self._storage.path(FILE)] if path == PLOTLY else []
         return paths if find_all else (paths[0] if paths else [])
 
     def list(self, ignore_patterns: Iterable[str] | None) -> Iterable[tuple[str, FileSystemStorage]]:

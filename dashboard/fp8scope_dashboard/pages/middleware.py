@@ -11,10 +11,12 @@ from django.core.exceptions import MiddlewareNotUsed
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from django.templatetags.static import static
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from fp8scope_dashboard.db import replica
+from fp8scope_dashboard.pages.finders import PLOTLY
 from fp8scope_dashboard.pages.views.figure_answers import EmptyAnswer, FigureAnswer, in_format
 
 # Inline styles are allowed because plotly and htmx set them; inline scripts are not.
@@ -66,11 +68,14 @@ def content_security_policy(get_response: Handler) -> Handler:
 
 
 class FigureFormats(MiddlewareMixin):
-    """Answer with a figure's data where the address of the figure asks for it, e.g. with `format=csv`."""
+    """Answer with a figure's data where its address asks for it; announce plotly to pages with a chart."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if isinstance(response, FigureAnswer | EmptyAnswer):
             return in_format(request, response)
+        # The template tag sets it. Parts of pages do not need it: the script is there.
+        if getattr(request, "has_first_chart", False) and "HX-Request" not in request.headers:
+            response["Link"] = f"<{static(PLOTLY)}>; rel=preload; as=script"
         return response
 
 

@@ -15,18 +15,16 @@ from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages import run_controls
 from fp8scope_dashboard.pages.config_difference import difference_of
 from fp8scope_dashboard.pages.efficiency import recent_figures
-from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.kin import kin_of, offered_groups, offered_runs
 from fp8scope_dashboard.pages.onset_facts import last_line
 from fp8scope_dashboard.pages.ranks import ranks_of
 from fp8scope_dashboard.pages.series_loading import step_of
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, summarise
-from fp8scope_dashboard.runs.models import Artefact, Note, Run, Tensor, Writer
+from fp8scope_dashboard.pages.tensors.question import tensors_context
+from fp8scope_dashboard.runs.models import Artefact, Note, Run, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS, to_html
 
-# The most tensors that the search field suggests.
-MOST_SUGGESTED: Final = 2_000
 TENSOR_NAME_LENGTH: Final = 512
 # Processes whose errors are shown.
 MOST_ERRORS: Final = 32
@@ -101,19 +99,6 @@ def typed_range(run: Run, query: QueryDict) -> str:
         kept["steps"] = f"{first or 0}..{run.last_step or 0 if last is None else last}"
     page = reverse("run", args=[run.project.slug, run.pk])
     return f"{page}?{kept.urlencode(safe='.')}" if kept else page
-
-
-def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:
-    """What the heat map and the tensor below it need."""
-    statistics = queries.statistic_names(run.id)
-    tensors = Tensor.objects.filter(run=run)
-    return {
-        "chosen_tensor": query.get("tensor", "")[:TENSOR_NAME_LENGTH],
-        "statistics": [name for name in STATISTICS if name in statistics],
-        "tensors": tensors.order_by("index")[:MOST_SUGGESTED],
-        "tensor_count": tensors.count(),
-        "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
-    }
 
 
 def _overview(run: Run, query: QueryDict) -> dict[str, Any]:

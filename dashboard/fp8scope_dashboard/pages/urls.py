@@ -26,6 +26,7 @@ from fp8scope_dashboard.pages.views import (
     settings,
     shared_reports,
     tensor_changes,
+    tensors,
 )
 
 
@@ -41,6 +42,11 @@ class AlertAction(StringConverter):
     regex = "acknowledge|mute|unmute|resolve|reopen|comment"
 
 
+class MapForm(StringConverter):
+    regex = "json|csv"
+
+
+register_converter(MapForm, "map_form")
 register_converter(AlertAction, "alert_action")
 register_converter(ChoiceField, "choice_field")
 register_converter(CompareFigure, "compare_figure")
@@ -66,6 +72,11 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "events", events.run_events, name="run_events"),
     path(RUN + "readiness/", readiness.readiness, name="readiness"),
     path(RUN + "readiness/exponents.json", readiness.readiness_figure, name="readiness_figure"),
+    path(RUN + "tensors/map.<map_form:form>", tensors.map_figure, name="tensor_map"),
+    path(RUN + "tensors/ranking", tensors.ranking, name="tensor_ranking"),
+    path(RUN + "tensors/find", tensors.tensor_find, name="tensor_find"),
+    path(RUN + "tensors/<int:index>/", tensors.tensor, name="tensor"),
+    path(RUN + "tensors/<int:index>/picture.json", tensors.tensor_picture, name="tensor_picture"),
     path(RUN + "changes", tensor_changes.changes, name="changes"),
     path(RUN + "ranks", run.ranks, name="ranks"),
     path(RUN + "kin", kin.kin, name="run_kin"),

@@ -106,21 +106,79 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram |
 
     `tensor` is its Tensor.index. Ranks add up. If several attempts have the step, the latest counts.
     """
+    ranks = rank_histograms(run_id, tensor, step)
+    return _sum_of(list(ranks.values())) if ranks else None
+
+
+def rank_histograms(run_id: UUID, tensor: int, step: int | None = None) -> dict[int, Histogram]:
+    """Return the histograms of a tensor by rank, of the step that `histogram` chooses; empty without any."""
     known = sources_of(run_id)
     rows = Stored.objects.filter(run_id=run_id, tensors__contains=[tensor])
     latest = _last_sampled(rows, known, EVERY_STEP if step is None else step)
     if latest is None:
-        return None
+        return {}
     chosen, writers = latest
-    ranks: dict[int, Float64s] = {}
+    ranks: dict[int, Histogram] = {}
     for writer in writers:
         # A rank is represented by the last message of its most authoritative writer.
         if known[writer].rank not in ranks:
             row = rows.filter(writer=writer, step=chosen).order_by("-seq").first()
             if row is not None:
-                ranks[known[writer].rank] = _counts(row, tensor)
-    counts = np.sum(list(ranks.values()), axis=0)
-    return Histogram(chosen, float(counts[0]), counts[1:-1], float(counts[-1]))
+                ranks[known[writer].rank] = _histogram_of(row, tensor)
+    return dict(sorted(ranks.items()))
+
+
+def tensor_histograms(
+    run_id: UUID, tensor: int, first: int | None = None, last: int | None = None, most: int = 64
+) -> list[Histogram]:
+    """Return the histograms of a tensor in the steps first..last (inclusive), by increasing step.
+
+    Ranks add up. Reads at most `most` messages, but at least two steps: of many sampled steps, some that are
+    evenly spread, with the first and the last.
+
+    Raises:
+        ValueError: `most` is not positive.
+    """
+    if most < 1:
+        raise ValueError(f"most must be positive, not {most}")
+    known = sources_of(run_id)
+    rows = Stored.objects.filter(run_id=run_id, tensors__contains=[tensor])
+    rows = rows.filter(
+        step__gte=-1 if first is None else first, step__lte=EVERY_STEP if last is None else last
+    )
+    # By step, the message of each rank: of the latest attempt, its most authoritative writer's last one.
+    chosen: dict[int, dict[int, tuple[UUID, int]]] = {}
+    for writer, source in known.items():
+        mine = rows.filter(writer=writer, step__lt=source.until).order_by("seq")
+        for step, seq in mine.values_list("step", "seq"):
+            ranks = chosen.setdefault(step, {})
+            if source.rank not in ranks or ranks[source.rank][0] == writer:
+                ranks[source.rank] = writer, seq
+    steps = sorted(chosen)
+    per_step = max((len(ranks) for ranks in chosen.values()), default=1)
+    kept = np.unique(np.linspace(0, len(steps) - 1, max(2, most // per_step)).round().astype(int))
+    histograms = []
+    for step in [steps[i] for i in kept] if steps else []:
+        parts = [
+            _histogram_of(rows.get(writer=writer, seq=seq), tensor) for writer, seq in chosen[step].values()
+        ]
+        histograms.append(_sum_of(parts))
+    return histograms
+
+
+def _histogram_of(row: Stored, tensor: int) -> Histogram:
+    counts = _counts(row, tensor)
+    return Histogram(row.step, float(counts[0]), counts[1:-1], float(counts[-1]))
+
+
+def _sum_of(parts: Sequence[Histogram]) -> Histogram:
+    """One histogram of the parts of all ranks."""
+    return Histogram(
+        parts[0].step,
+        sum(part.zeros for part in parts),
+        np.sum([part.counts for part in parts], axis=0),
+        sum(part.nonfinite for part in parts),
+    )
 
 
 def step_histograms(run_id: UUID, step: int | None = None) -> StepHistograms | None:
@@ -225,7 +283,8 @@ def histogram_count(run_id: UUID) -> int:
 
 
 def _counts(row: Stored, tensor: int) -> Float64s:
-    counts: Float64s = _matrix(_table(row.body))[row.tensors.index(tensor)]
+    # Only the row of the tensor is converted: a message has those of thousands.
+    counts: Float64s = _matrix(_table(row.body).slice(row.tensors.index(tensor), 1))[0]
     return counts
 
 

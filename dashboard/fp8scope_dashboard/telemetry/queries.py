@@ -25,8 +25,10 @@ from fp8scope_dashboard.telemetry.histograms import (
     histogram,
     histogram_count,
     histogram_rows,
+    rank_histograms,
     sampled_steps,
     step_histograms,
+    tensor_histograms,
 )
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
 from fp8scope_dashboard.telemetry.scalar_means import ScalarMeans, scalar_means
@@ -50,6 +52,7 @@ __all__ = [
     "histogram_count",
     "histogram_rows",
     "latest_statistics",
+    "rank_histograms",
     "raw_from",
     "sampled_steps",
     "scalar",
@@ -60,6 +63,7 @@ __all__ = [
     "step_histograms",
     "step_range",
     "stream",
+    "tensor_histograms",
     "tensor_series",
     "top",
     "unmerged_rows",

@@ -16,7 +16,7 @@ from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns
-from fp8scope_dashboard.runs.models import Artefact, BulkAction, SavedView
+from fp8scope_dashboard.runs.models import Artefact, BulkAction, SavedView, Tensor
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
@@ -42,9 +42,15 @@ READ += [
     "shared_reports",
     "shared_report",
     "run_suggest",
+    "tensor",
+    "tensor_map",
+    "tensor_picture",
+    "tensor_ranking",
     "compare_find",
     "compare_configuration",
 ]
+# Redirects to an address that is listed here; test_tensors_views.py covers it.
+REDIRECTS = ["tensor_find"]
 # What people do for themselves; it changes nothing that others see.
 PERSONAL = ["compare_selected", "view_save", "view_delete"]
 STREAMS = ["project_events", "run_events"]
@@ -57,7 +63,7 @@ MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_
 # Reading needs no role, writing does.
 FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
-OTHERS = ["home", "shared", "server_status", "server_status_json"]
+OTHERS = ["home", "shared", "alert_picture", "server_status", "server_status_json"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 ADMIN += ["project_general", "member_add", "member_change"]
 
@@ -68,6 +74,7 @@ class Addresses:
     def __init__(self, visitor: Visitor) -> None:
         self.slug = visitor.project.slug
         self.run = make_run(visitor.project, "a run")
+        Tensor.objects.create(run=self.run, index=0, name="a.input", module="a", role="input")
         self.rule = Rule.objects.filter(project=visitor.project).earliest("id")
         self.event = Event.objects.create(
             run=self.run,
@@ -113,6 +120,7 @@ class Addresses:
             "action": "acknowledge",
             "action_id": self.change.pk,
             "view_id": self.view.pk,
+            "index": 0,
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
@@ -128,7 +136,7 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
 
 
 def test_every_address_is_listed_here() -> None:
-    listed = {*READ, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, *FORMS, *OTHERS}
+    listed = {*READ, *REDIRECTS, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, *FORMS, *OTHERS}
     assert {entry.name for entry in urlpatterns} == listed
 
 

@@ -138,5 +138,5 @@ def test_the_page_shows_the_histogram_of_a_step(admin: Visitor) -> None:
     assert "Select a tensor" in figure_of(admin, run, tensor="nobody")["empty"]
     for nonsense in ("-1", "x", "9" * 40, "1.5", "٣"):
         assert "at step 11" in figure_of(admin, run, tensor="0", step=nonsense)["summary"]
-    page = admin.client.get(admin.address(f"runs/{run.id}/")).content.decode()
-    assert 'id="exponents"' in page and 'data-controls="tensor exponents"' in page
+    page = admin.client.get(admin.address(f"runs/{run.id}/tensors/0/?step=10")).content.decode()
+    assert 'id="tensor-history"' in page and '"step": 1,' in page

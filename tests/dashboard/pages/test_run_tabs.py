@@ -23,7 +23,7 @@ def html(visitor: Visitor, rest: str, **headers: str) -> str:
 def test_it_works(viewer: Visitor, seeded: Seeded, subtests: pytest.Subtests) -> None:
     for name, words in (
         ("overview", "What happened"),
-        ("tensors", 'id="heatmap"'),
+        ("tensors", 'id="tensors"'),
         ("efficiency", "Step time by phase"),
         ("ranks", 'id="ranks"'),
         ("configuration", "differences to"),

@@ -69,7 +69,7 @@ def judge(tensors: Tensors, target: Target) -> Readiness:
     """Apply the rule to every tensor, and look for a finer scaling for those that fail."""
     effect = effect_of(tensors, target)
     known = tensors.distribution.nonzero > 0
-    ratios = _ratios(tensors, target, effect)
+    ratios = limit_ratios(tensors, target, effect)
     passes = np.asarray((ratios <= 1.0).all(axis=0))
     names = _finer_names(tensors, target, known & ~passes)
     judged = []
@@ -116,8 +116,10 @@ def default_budget(effect: Effect) -> float:
     return MAX_RATIO * float(effect.floor[known].mean()) if known.any() else 0.0
 
 
-def _ratios(tensors: Tensors, target: Target, effect: Effect) -> Floats:
+def limit_ratios(tensors: Tensors, target: Target, effect: Effect) -> Floats:
     """Saturation, flushes and error of each tensor relative to the limits of the rule, float64[3, T].
+
+    The rule holds for a tensor if none of them is above 1.
 
     Saturation is judged by its high bound. Flushes and errors are judged by their estimates, because the
     bounds of blocks are wide.
@@ -139,7 +141,7 @@ def _finer_names(tensors: Tensors, target: Target, failing: NDArray[np.bool_]) -
         if not len(indices):
             break
         some = tensors.take(indices)
-        passes = (_ratios(some, candidate, effect_of(some, candidate)) <= 1.0).all(axis=0)
+        passes = (limit_ratios(some, candidate, effect_of(some, candidate)) <= 1.0).all(axis=0)
         for i in indices[passes].tolist():
             names[i] = candidate.title
         indices = indices[~passes]

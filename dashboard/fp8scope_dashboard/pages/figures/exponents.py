@@ -1,4 +1,4 @@
-"""The histogram of a tensor's exponents with the limits of its format."""
+"""The exponents of a tensor with the limits of its format: in one step, and over many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.what_if.formats import NumberFormat
-from fp8scope_dashboard.pages.figures.theme import Theme, faded, new_figure
+from fp8scope_dashboard.pages.figures.theme import Theme, faded, new_figure, scale_of
 
 Floats = NDArray[np.float64]
 
@@ -19,6 +19,28 @@ HEIGHT = 320
 ROOM = 2
 LEAST_SPAN = 16
 OUTCOMES = ("saturates", "normal", "subnormal", "becomes zero")
+
+
+@dataclass(frozen=True)
+class History:
+    """A tensor's histograms in N sampled steps.
+
+    Attributes:
+        steps: int64[N], increasing.
+        first: the exponent of the first bin.
+        shares: float64[N, E], shares of all elements with floor(log2 |x|) = first + i.
+        scale_steps, scales: int64[S] and float64[S], the multipliers over the steps; empty if unknown.
+        format: the tensor's format; None if it is not quantised.
+        in_blocks: each block has its own scale, and `scales` are their medians.
+    """
+
+    steps: NDArray[np.int64]
+    first: int
+    shares: Floats
+    scale_steps: NDArray[np.int64]
+    scales: Floats
+    format: NumberFormat | None
+    in_blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,8 +105,8 @@ def exponents_figure(histogram: Exponents, theme: Theme, *, compact: bool = Fals
     )
     colours = {
         "saturates": theme.danger,
-        "normal": theme.arms["bf16"],
-        "subnormal": faded(theme.arms["bf16"], 0.45),
+        "normal": theme.muted,
+        "subnormal": faded(theme.muted, 0.45),
         "becomes zero": theme.warning,
     }
     for outcome in OUTCOMES:
@@ -97,6 +119,98 @@ def exponents_figure(histogram: Exponents, theme: Theme, *, compact: bool = Fals
     _limits(figure, histogram, theme, (low - ROOM, high + ROOM + 1), compact=compact)
     _axes(figure, histogram, low, high, compact=compact)
     return figure
+
+
+def history_figure(history: History, theme: Theme, *, compact: bool = False) -> go.Figure:
+    """Exponents by steps. The lines are the window that the scale of each step can represent."""
+    figure = new_figure(theme, compact=compact, height=HEIGHT, x_title="step", y_title="log₂ |x|")
+    low, high = _window_span(history)
+    kept = slice(low - history.first, high - history.first + 1)
+    shares = history.shares[:, kept].T
+    with np.errstate(divide="ignore"):
+        z = np.where(shares > 0, np.log10(np.maximum(shares, 1e-8)), np.nan)
+    figure.add_heatmap(
+        x=history.steps,
+        # A bin covers e to e + 1.
+        y=np.arange(low, high + 1) + 0.5,
+        z=z.astype(np.float32),
+        customdata=shares.astype(np.float32),
+        colorscale=scale_of(theme.cool),
+        zmin=-8.0,
+        zmax=0.0,
+        hoverongaps=False,
+        hovertemplate="step %{x}<br>2<sup>%{y:.0f}</sup>: %{customdata:.3~p}<extra></extra>",
+        colorbar={
+            "tickvals": [-8, -6, -4, -2, 0],
+            "ticktext": ["10⁻⁸", "10⁻⁶", "10⁻⁴", "1 %", "100 %"],
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickfont": {"size": 11, "color": theme.muted},
+        },
+        showscale=not compact,
+    )
+    _window(figure, history, theme)
+    # Cells at the ends reach beyond the steps that were sampled.
+    ends = [float(history.steps[0]), float(max(history.steps[-1], history.steps[0] + 1))]
+    figure.update_xaxes(range=ends)
+    figure.update_yaxes(range=[low - 0.5, high + 1.5], dtick=8 if high - low > 24 else 4, showgrid=False)
+    figure.update_layout(
+        hovermode="closest", showlegend=True, margin={"t": 34, "r": 10, "l": 44 if compact else 60, "b": 40}
+    )
+    return figure
+
+
+def history_summary(history: History, name: str) -> str:
+    """A one-sentence description of the figure for screen readers."""
+    steps = f"{len(history.steps)} sampled steps from {history.steps[0]} to {history.steps[-1]}"
+    if history.format is None or not len(history.scales):
+        return f"Exponents of {name} in {steps}."
+    highest = np.array([np.flatnonzero(row)[-1] if row.any() else -1 for row in history.shares])
+    tops = history.first + highest + 1.0
+    limits = np.log2(history.format.largest) - np.log2(_scales_at(history))
+    above = int((tops > np.ceil(limits) + 1).sum())
+    return f"Exponents of {name} in {steps}; {above} have some above the largest value."
+
+
+def _scales_at(history: History) -> Floats:
+    """The last known scale at each sampled step."""
+    positions = np.searchsorted(history.scale_steps, history.steps, side="right") - 1
+    return history.scales[np.maximum(positions, 0)]
+
+
+def _window_span(history: History) -> tuple[int, int]:
+    """The exponents to draw: those that occur, and the window of the format near them."""
+    occurring = np.flatnonzero(history.shares.any(axis=0))
+    ends = [history.first + int(i) for i in (occurring[0], occurring[-1])] if len(occurring) else [-8, 8]
+    if history.format is not None and len(history.scales):
+        with np.errstate(divide="ignore"):
+            logs = np.log2(history.scales[history.scales > 0])
+        if len(logs):
+            ends.append(floor(log2(history.format.largest) - float(logs.min())))
+            ends.append(floor(log2(history.format.smallest_subnormal) - float(logs.max())))
+    last = history.first + history.shares.shape[1] - 1
+    return max(history.first, min(ends) - 1), min(last, max(ends) + 1)
+
+
+def _window(figure: go.Figure, history: History, theme: Theme) -> None:
+    if history.format is None or not len(history.scales):
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift = np.where(history.scales > 0, np.log2(history.scales), np.nan)
+    median = " (median block)" if history.in_blocks else ""
+    for limit, name, colour, dash in (
+        (history.format.largest, f"largest{median}", theme.danger, "solid"),
+        (history.format.smallest_normal, "smallest normal", theme.muted, "dot"),
+        (history.format.smallest_subnormal, "smallest subnormal", theme.warning, "dash"),
+    ):
+        figure.add_scatter(
+            x=history.scale_steps,
+            y=log2(limit) - shift,
+            name=name,
+            mode="lines",
+            line={"color": colour, "width": 1.8, "dash": dash, "shape": "hv"},
+            hovertemplate=f"2<sup>%{{y:.1f}}</sup><extra>{name}</extra>",
+        )
 
 
 def summary_of(histogram: Exponents, name: str) -> str:

@@ -137,6 +137,21 @@ TENSOR_TERMS: Final[Mapping[str, Term]] = {
         "named, at most this share is expected to be named by chance.",
         "A drift that goes on is not a change.",
     ),
+    "sustained_onset": Term(
+        "First sustained onset",
+        "The run is cut into up to 400 spans of steps. An onset is the first span over the limit if, of five "
+        "observed spans that begin with it, at least three are over it. Statistics that are no rates are "
+        "over the limit when they are that factor from the median of their first tenth.",
+        "Those of the earliest spans are searched step by step. Changed most compares the medians of the "
+        "last and the first tenth.",
+    ),
+    "tensor_margin": Term(
+        "Margin",
+        "Head room in powers of two: s = M · 2^−margin / amax. One more halves the scale: fewer elements "
+        "saturate when amax rises, and more of the small ones flush to zero.",
+        "The advice is the margin nearest to the current one with which at most 0.01 % saturate, at most "
+        "1 % flush to zero and the error is at most twice what the mantissa costs.",
+    ),
     "numel": Term(
         "Elements", "Number of elements that were quantised in this step, to which all counts refer."
     ),

@@ -42,6 +42,8 @@ def figure(
         drawn: the page comes with the chart, drawn on the server; for the first chart of a page.
     """
     paint = first_paint(context["request"], address, name, axis) if drawn else None
+    if paint and paint.svg:
+        context["request"].has_first_chart = True
     return {
         "paint": paint,
         "name": name,

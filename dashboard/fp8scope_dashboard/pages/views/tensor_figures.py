@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.figures.exponents import Exponents, exponents_figure, summary_of
+from fp8scope_dashboard.pages.figures.exponents import (
+    Exponents,
+    History,
+    exponents_figure,
+    history_figure,
+    history_summary,
+    summary_of,
+)
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.pages.series_loading import (
     Options,
@@ -133,9 +140,47 @@ def _exponents(request: HttpRequest, run: Run, options: Options) -> HttpResponse
     return figure_answer(drawn, summary_of(exponents, f"{tensor.name} at step {histogram.step}"))
 
 
+def _history(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    tensor = _requested_tensor(request, run)
+    if tensor is None:
+        return empty_answer("Select a tensor to see its exponents.")
+    histograms = queries.tensor_histograms(run.pk, tensor.index, options.first, options.last)
+    histograms = [each for each in histograms if each.total]
+    if not histograms:
+        return empty_answer("No histograms of this tensor in these steps.")
+    ends = histograms[0].step, histograms[-1].step
+    known = queries.statistic_names(run.pk)
+    in_blocks = "scale_median" in known and len(_series(run, tensor, "scale_median", ends, options)) > 0
+    scales = _series(run, tensor, "scale_median" if in_blocks else "scale", ends, options)
+    history = History(
+        np.array([each.step for each in histograms]),
+        MIN_EXPONENT,
+        np.array([each.counts / each.total for each in histograms]),
+        scales.steps,
+        scales.values,
+        format_named(tensor.format),
+        in_blocks,
+    )
+    drawn = history_figure(history, options.theme, compact=options.compact)
+    return figure_answer(drawn, history_summary(history, tensor.name))
+
+
+def _series(
+    run: Run, tensor: Tensor, statistic: str, ends: tuple[int, int], options: Options
+) -> queries.Series:
+    return queries.tensor_series(
+        run.pk, tensor.index, statistic, first=ends[0], last=ends[1], points=options.points
+    )
+
+
 def _at_step(request: HttpRequest) -> int | None:
     text = request.GET.get("step", "").strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-BUILDERS: Final[dict[str, Builder]] = {"heatmap": _heatmap, "tensor": _tensor, "exponents": _exponents}
+BUILDERS: Final[dict[str, Builder]] = {
+    "heatmap": _heatmap,
+    "tensor": _tensor,
+    "exponents": _exponents,
+    "history": _history,
+}

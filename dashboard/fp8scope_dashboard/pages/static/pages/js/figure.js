@@ -31,23 +31,18 @@ const CONFIG = {
   topojsonURL: "",
 };
 
-// Charts on a page wait for plotly, which is large: it must not delay the first paint.
+// Plotly is large: it runs after the first paint. A frame that was requested is painted when a timer in it fires.
 const painted = new Promise((resolve) => {
-  if (document.hidden || performance.getEntriesByName("first-contentful-paint").length) resolve();
-  else {
-    new PerformanceObserver((_, observer) => { observer.disconnect(); resolve(); }).observe({ type: "paint", buffered: true });
-    setTimeout(resolve, 1000);
-  }
+  requestAnimationFrame(() => setTimeout(resolve));
+  // No frames are painted in a hidden tab.
+  setTimeout(resolve, 500);
 });
 
 let plotlyScript = null;
 const loadPlotly = () => {
-  const address = document.querySelector("meta[name='plotly']").content;
-  // Download at once, but run later.
-  if (!plotlyScript) document.head.append(Object.assign(document.createElement("link"), { rel: "preload", as: "script", href: address }));
   plotlyScript ??= painted.then(() => new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = address;
+    script.src = document.querySelector("meta[name='plotly']").content;
     script.addEventListener("load", () => resolve(window.Plotly));
     script.addEventListener("error", () => {
       plotlyScript = null;
@@ -59,14 +54,23 @@ const loadPlotly = () => {
   return plotlyScript;
 };
 
-// One chart is drawn at a time, with a pause for input and painting between two.
-let lastTurn = Promise.resolve();
-const turn = (draw) => {
-  const pause = () => new Promise((resolve) => { setTimeout(resolve); });
-  const result = lastTurn.then(draw);
-  lastTurn = result.then(pause, pause);
-  return result;
+// One chart is drawn at a time, the upper ones first, with a pause for input and painting between two.
+const waiting = [];
+let isDrawing = false;
+const drawNext = async () => {
+  if (isDrawing || !waiting.length) return;
+  isDrawing = true;
+  waiting.sort((a, b) => (a.element.compareDocumentPosition(b.element) & Node.DOCUMENT_POSITION_PRECEDING ? 1 : -1));
+  const { draw, resolve, reject } = waiting.shift();
+  await draw().then(resolve, reject);
+  await new Promise((done) => { setTimeout(done); });
+  isDrawing = false;
+  drawNext();
 };
+const turn = (element, draw) => new Promise((resolve, reject) => {
+  waiting.push({ element, draw, resolve, reject });
+  drawNext();
+});
 
 const isDark = () => getComputedStyle(document.documentElement).colorScheme === "dark"
   || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
@@ -105,6 +109,7 @@ class Figure {
     this.isNear = false;
     this.isDue = true;
     this.loadTime = 0;
+    this.revision = 0;
     this.restore();
     this.compact = this.isCompact();
     nearby.observe(element);
@@ -223,7 +228,7 @@ class Figure {
       return;
     }
     const Plotly = await loadPlotly();
-    await turn(async () => {
+    await turn(this.element, async () => {
       if (!this.element.isConnected) return;
       const { data, layout } = answer.figure;
       this.meta = layout.meta;
@@ -237,18 +242,26 @@ class Figure {
       this.show("ready");
       this.addListeners();
       this.element.querySelector(".figure__drawn")?.remove();
+      this.markDrawn();
     });
+  }
+
+  // The time of the last drawing, for measurements.
+  markDrawn() {
+    const name = `fp8:drawn:${this.element.id}`;
+    performance.clearMarks(name);
+    performance.mark(name);
   }
 
   // Plotly keeps what the reader zoomed as long as the uirevision is the same. This class keeps it instead,
   // because ranges also come from the address and from other charts.
   keepRanges(layout) {
     for (const name of Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key))) {
-      layout[name].uirevision = JSON.stringify(this.zoom);
+      layout[name].uirevision = this.revision;
       if (this.zoom) Object.assign(layout[name], { range: this.zoom, autorange: false });
     }
     if (!layout.yaxis) return;
-    layout.yaxis.uirevision = JSON.stringify(this.height);
+    layout.yaxis.uirevision = this.revision;
     if (this.height) Object.assign(layout.yaxis, { range: this.height, autorange: false });
   }
 
@@ -297,6 +310,7 @@ class Figure {
   }
 
   markZoom() {
+    this.revision += 1;
     const button = this.element.querySelector("[data-reset]");
     if (button) button.hidden = !this.zoom && !this.height;
   }
@@ -336,7 +350,7 @@ class Figure {
 
   step(move, low, high) {
     const traces = this.plot._fullData.filter((trace) => trace.visible === true && trace.hoverinfo !== "skip" && trace.x?.length > 1);
-    const xs = [...new Set(traces.flatMap((trace) => Array.from(trace.x)))].filter((x) => x >= low && x <= high).sort((a, b) => a - b);
+    const xs = [...new Set(traces.flatMap((trace) => Array.from(trace.x)))].filter((x) => Number.isFinite(x) && x >= low && x <= high).sort((a, b) => a - b);
     if (!xs.length) return;
     let index = this.at === undefined ? -1 : xs.findIndex((x) => x >= this.at);
     index = this.at === undefined ? (move > 0 ? 0 : xs.length - 1) : index + move;
@@ -463,6 +477,8 @@ document.addEventListener("fp8:restored", () => {
   }
 });
 document.addEventListener("htmx:afterSettle", scan);
+// The page that brings its first chart has also told the browser to download plotly.
+if (document.querySelector(".figure__drawn")) loadPlotly().catch(() => {});
 
 // Save as PNG or SVG what is shown, with the chart's title.
 document.addEventListener("click", async (event) => {

@@ -4,13 +4,13 @@
 const source = document.body.dataset.events;
 const indicator = document.querySelector("[data-live]");
 const WORDS = { live: "Live", polling: "Live, every 2 s", waiting: "Reconnecting…", paused: "Paused", off: "" };
-// Milliseconds: the shortest time between two refreshes, and the interval of refreshes while disconnected.
-const REFRESH_DELAY = 1000;
+// Milliseconds. Changes that come together are shown together; the first one of a while is shown at once.
+const GATHER = 40;
+const CHARTS_INTERVAL = 300;
+const PARTS_INTERVAL = 1000;
 const OFFLINE_INTERVAL = 10000;
 
 let stream = null;
-let kinds = new Set();
-let timer = null;
 let retry = null;
 let failures = 0;
 let wasConnected = false;
@@ -22,21 +22,39 @@ const showState = (state) => {
   indicator.querySelector("span").textContent = WORDS[state];
 };
 
-const flush = (all = false) => {
-  const detail = { kinds, all };
-  kinds = new Set();
-  document.dispatchEvent(new CustomEvent("fp8:change", { detail }));
+// Calls `act` with the kinds of changes since the last call, at most once in `interval`.
+const gathered = (interval, act) => {
+  let kinds = new Set();
+  let timer = null;
+  let last = -Infinity;
+  const flush = (all = false) => {
+    clearTimeout(timer);
+    timer = null;
+    last = performance.now();
+    const detail = { kinds, all };
+    kinds = new Set();
+    act(detail);
+  };
+  const note = (kind) => {
+    kinds.add(kind);
+    timer ??= setTimeout(flush, Math.max(GATHER, last + interval - performance.now()));
+  };
+  return { note, flush };
+};
+
+const charts = gathered(CHARTS_INTERVAL, (detail) => document.dispatchEvent(new CustomEvent("fp8:change", { detail })));
+const parts = gathered(PARTS_INTERVAL, ({ kinds, all }) => {
   for (const element of document.querySelectorAll("[data-refresh-on]")) {
     const refreshKinds = element.dataset.refreshOn.split(" ");
     // Do not replace an open help text or a form that has the focus.
     const isInUse = element.querySelector("details[open]") || element.querySelector("input:focus, select:focus, [data-holds]:checked");
-    if (!isInUse && (all || refreshKinds.some((kind) => detail.kinds.has(kind)))) window.htmx?.trigger(element, "fp8:refresh");
+    if (!isInUse && (all || refreshKinds.some((kind) => kinds.has(kind)))) window.htmx?.trigger(element, "fp8:refresh");
   }
-};
-
+});
+const refreshAll = () => { charts.flush(true); parts.flush(true); };
 const note = (kind) => {
-  kinds.add(kind);
-  timer ??= setTimeout(() => { timer = null; flush(); }, kinds.has("alert") ? 100 : REFRESH_DELAY);
+  charts.note(kind);
+  parts.note(kind);
 };
 
 const connect = () => {
@@ -44,10 +62,11 @@ const connect = () => {
   stream?.close();
   stream = new EventSource(source);
   stream.addEventListener("ready", (event) => {
+    const hasMissed = wasConnected || failures > 0;
     failures = 0;
     showState(JSON.parse(event.data).source === "polling" ? "polling" : "live");
     // Catch up with events missed while disconnected.
-    if (wasConnected) flush(true);
+    if (hasMissed) refreshAll();
     // Parts that change rarely may have changed between rendering and now.
     else for (const element of document.querySelectorAll("[data-catch-up]")) window.htmx?.trigger(element, "fp8:refresh");
     wasConnected = true;
@@ -64,7 +83,7 @@ const connect = () => {
 const again = (delay) => {
   stream?.close();
   clearTimeout(retry);
-  retry = setTimeout(() => { flush(true); connect(); }, Math.max(delay, 2000));
+  retry = setTimeout(() => { refreshAll(); connect(); }, Math.max(delay, 2000));
 };
 
 if (source) {
@@ -79,7 +98,7 @@ if (source) {
   addEventListener("pagehide", () => stream?.close());
   addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
   setInterval(() => {
-    if (!document.hidden && stream?.readyState !== EventSource.OPEN) flush(true);
+    if (!document.hidden && stream?.readyState !== EventSource.OPEN) refreshAll();
   }, OFFLINE_INTERVAL);
   // Keep ages such as "12 s ago" current without events.
   setInterval(() => {

@@ -1,4 +1,4 @@
-// Copy buttons, closing menus, and selecting a tensor on the run page.
+// Copy buttons and closing menus.
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -48,29 +48,6 @@ if (matchMedia("(max-width: 1100px)").matches) document.querySelector("details.c
 // Put the default selection into the address, so that the link can be shared.
 const compared = document.getElementById("compared");
 if (compared && !location.search) history.replaceState(history.state, "", compared.dataset.query);
-
-const choose = (name) => {
-  // The tabs of a run replace the field.
-  const tensorField = document.getElementById("tensor-field");
-  if (!tensorField) return;
-  tensorField.value = name;
-  // Suggest the tensor's layer in the form of commands.
-  const layer = document.getElementById("layer-field");
-  if (layer) layer.value = name.slice(0, name.lastIndexOf("."));
-  tensorField.dispatchEvent(new Event("change", { bubbles: true }));
-  document.getElementById("tensor-panel").scrollIntoView({
-    block: "nearest",
-    behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
-  });
-};
-document.addEventListener("fp8:point", (event) => {
-  const name = event.target.id === "heatmap" && event.detail.meta.names[event.detail.point.pointIndex[0]];
-  if (name) choose(name);
-});
-document.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-tensor]");
-  if (button) choose(button.dataset.tensor);
-});
 
 // After a sign-out, show the sign-in page instead of inserting it into this page.
 document.addEventListener("htmx:beforeSwap", (event) => {

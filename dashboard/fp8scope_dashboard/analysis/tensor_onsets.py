@@ -1,0 +1,152 @@
+"""When tensors went out of range, and which are worst: from the columns of a heat map. Pure functions.
+
+A column is the largest value of neighbouring steps, so that a single step over the limit makes a column over
+it. An onset is *sustained* if of WINDOW observed columns that begin with it, at least SUSTAINED are over the
+limit; the first such column is the tensor's onset. Fewer columns than SUSTAINED after it are not enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+SUSTAINED: Final = 3
+WINDOW: Final = 5
+# A change is measured from the median of a tensor's first columns to the median of its last: this share of
+# its observed columns, and at least EARLY_COLUMNS.
+EARLY_SHARE: Final = 0.1
+EARLY_COLUMNS: Final = 3
+# Rates below this count as this when they are compared as a ratio: 0 has no logarithm.
+SMALLEST_RATE: Final = 1e-6
+# A statistic that is no rate has left its range when it is this many powers of two from its early median.
+CHANGE_LIMIT: Final = 2.0
+RATE_LIMITS: Final = {
+    # Ten times what the pages report at all: delayed scaling clips a few elements whenever amax rises.
+    "overflow_rate": 1e-3,
+    "saturation_rate": 1e-3,
+    "nonfinite_rate": 0.0,
+    "underflow_rate": 1e-2,
+    "subnormal_rate": 1e-1,
+}
+DEFAULT_RATE_LIMIT: Final = 1e-2
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What tensors are ranked by.
+
+    Attributes:
+        onset: int64[T], the column of the first sustained onset; -1 without one.
+        now: float64[T], the largest value of the last observed columns; NaN without values.
+        ever: float64[T], the largest value.
+        change: float64[T], log2 of the late median over the early median; NaN where either is unknown.
+    """
+
+    onset: NDArray[np.int64]
+    now: Floats
+    ever: Floats
+    change: Floats
+
+
+def is_rate(statistic: str) -> bool:
+    """Whether a statistic is a share of a tensor's elements."""
+    return statistic.endswith("_rate")
+
+
+def default_limit(statistic: str) -> float:
+    """The value above which a tensor is in trouble: a rate, or a change in powers of two."""
+    return RATE_LIMITS.get(statistic, DEFAULT_RATE_LIMIT) if is_rate(statistic) else CHANGE_LIMIT
+
+
+def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ranked:
+    """Rank T tensors by the C columns of a heat map.
+
+    Args:
+        values: float64[T, C], NaN where a tensor was not observed.
+        statistic: its name; rates are compared with the limit, other statistics by their change.
+        limit: see `default_limit`.
+        recent: the number of last columns that are `now`.
+    """
+    observed = ~np.isnan(values)
+    if is_rate(statistic):
+        over = values > limit
+    else:
+        over = np.abs(log2_change(values, early_median(values), statistic)) > limit
+    return Ranked(
+        first_sustained(over, observed),
+        _largest(values[:, max(values.shape[1] - recent, 0) :]),
+        _largest(values),
+        _change(values, statistic),
+    )
+
+
+def first_sustained(
+    over: Mask, observed: Mask, sustained: int = SUSTAINED, window: int = WINDOW
+) -> NDArray[np.int64]:
+    """The column of each tensor's first sustained onset, int64[T]; -1 without one.
+
+    Args:
+        over: bool[T, C], whether a column is over the limit.
+        observed: bool[T, C]; other columns are skipped, as those between two sampled steps.
+    """
+    tensors, columns = over.shape
+    if not columns:
+        return np.full(tensors, -1, np.int64)
+    # The observed columns first, in their order.
+    order = np.argsort(~observed, axis=1, kind="stable")
+    dense = np.take_along_axis(over & observed, order, axis=1)
+    total = np.concatenate([np.zeros((tensors, 1), np.int64), np.cumsum(dense, axis=1)], axis=1)
+    ends = np.minimum(np.arange(columns) + window, columns)
+    onset = dense & (total[:, ends] - total[:, :-1] >= sustained)
+    first = np.argmax(onset, axis=1)
+    column = np.take_along_axis(order, first[:, None], axis=1)[:, 0]
+    return np.where(onset.any(axis=1), column, -1).astype(np.int64)
+
+
+def early_median(values: Floats) -> Floats:
+    """The median of each tensor's first observed columns, float64[T]; NaN without any."""
+    return _median_of(values, late=False)
+
+
+def log2_change(values: Floats, reference: Floats, statistic: str) -> Floats:
+    """log2 of values, float64[T, C], over a reference of each tensor, float64[T].
+
+    Rates below SMALLEST_RATE count as SMALLEST_RATE. Other statistics have no change where they are not
+    positive.
+    """
+    if is_rate(statistic):
+        values, reference = np.maximum(values, SMALLEST_RATE), np.maximum(reference, SMALLEST_RATE)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        change = np.log2(values) - np.log2(reference)[:, None]
+    return np.where(np.isfinite(change), change, np.nan)
+
+
+def _change(values: Floats, statistic: str) -> Floats:
+    late = _median_of(values, late=True)
+    return log2_change(late[:, None], early_median(values), statistic)[:, 0]
+
+
+def _median_of(values: Floats, *, late: bool) -> Floats:
+    observed = ~np.isnan(values)
+    number = np.maximum(np.ceil(EARLY_SHARE * observed.sum(axis=1)), EARLY_COLUMNS)[:, None]
+    counted = observed[:, ::-1].cumsum(axis=1)[:, ::-1] if late else observed.cumsum(axis=1)
+    chosen = np.where(observed & (counted <= number), values, np.nan)
+    # Sorting puts NaN last; numpy's nanmedian warns about rows without values.
+    chosen.sort(axis=1)
+    count = (~np.isnan(chosen)).sum(axis=1)
+    low, high = np.maximum((count - 1) // 2, 0), count // 2
+    if not chosen.shape[1]:
+        return np.full(len(values), np.nan)
+    rows = np.arange(len(chosen))
+    upper = chosen[rows, np.minimum(high, chosen.shape[1] - 1)]
+    return np.asarray((chosen[rows, low] + upper) / 2.0, np.float64)
+
+
+def _largest(values: Floats) -> Floats:
+    return np.asarray(np.fmax.reduce(values, axis=1, initial=np.nan), np.float64)

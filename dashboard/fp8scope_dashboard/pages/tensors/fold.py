@@ -1,0 +1,221 @@
+"""Fold many tensors into few rows: by layer and role, by role and layer, or by kind of layer.
+
+Pure functions of names. A tensor's name is `<module path>.<role>`. A layer is the part of the path up to a
+number: `blocks.2` of `blocks.2.mlp.up.input`. Numbers further down, as of experts, make layers in layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final, Literal, get_args
+
+Fold = Literal["layer", "role", "kind"]
+FOLDS: Final = get_args(Fold)
+
+# The rows that are readable at once. Groups are opened level by level up to this number.
+MOST_ROWS: Final = 60
+# More neighbours than MOST_ROWS are put together into about this many ranges.
+RANGES: Final = 40
+# The most groups that an address opens, and the length of all their keys.
+MOST_OPEN, OPEN_LENGTH = 200, 6_000
+# The address that opens no group.
+NONE: Final = "-"
+
+_NUMBER = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row that can be opened, or one tensor.
+
+    Attributes:
+        key: identifies the group within a fold, in addresses as well.
+        label: the full name.
+        positions: of its tensors in the list of names.
+        children: empty for a tensor.
+    """
+
+    key: str
+    label: str
+    positions: tuple[int, ...]
+    children: tuple[Group, ...] = ()
+
+    @property
+    def is_tensor(self) -> bool:
+        return not self.children
+
+
+@dataclass(frozen=True)
+class Row:
+    """A visible row; `level` counts from 0."""
+
+    group: Group
+    level: int
+    is_open: bool
+
+
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A key that sorts numbers in names by their value: blocks.2 before blocks.10."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in _NUMBER.split(name) if part
+    )
+
+
+def layers_of(module: str) -> list[str]:
+    """The layers around a module, outermost first; the module itself if its path has no number.
+
+    >>> layers_of("blocks.2.experts.5.up")
+    ['blocks.2', 'blocks.2.experts.5']
+    """
+    parts = module.split(".")
+    prefixes = [".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isascii() and part.isdigit()]
+    return prefixes or [module]
+
+
+def kind_of(name: str) -> str:
+    """The name with * for its numbers: what the same tensor is called in every layer."""
+    return ".".join("*" if part.isascii() and part.isdigit() else part for part in name.split("."))
+
+
+def folded(names: Sequence[str], roles: Sequence[str], fold: Fold = "layer") -> tuple[Group, ...]:
+    """The groups of all tensors. Siblings keep the order of the model; numbered ones follow their numbers.
+
+    Args:
+        names, roles: of N tensors, in the order of the model.
+        fold: the levels: layer then role, role then layer, or the kind of tensor.
+    """
+    paths = [_path(name, role, fold) for name, role in zip(names, roles, strict=True)]
+    return _groups("", range(len(names)), paths, names, 0)
+
+
+def visible(groups: Sequence[Group], opened: Collection[str] | None = None) -> list[Row]:
+    """The rows to show, parents before children. None opens whole levels while they fit in MOST_ROWS."""
+    return list(_rows(groups, fitting(groups) if opened is None else opened, 0))
+
+
+def fitting(groups: Sequence[Group], most: int = MOST_ROWS) -> set[str]:
+    """The keys of the groups on the outer levels that can all be open in `most` rows."""
+    opened: set[str] = set()
+    level, rows = list(groups), len(groups)
+    while level:
+        below = [child for group in level for child in group.children]
+        if not below or rows + len(below) > most:
+            break
+        opened |= {group.key for group in level if group.children}
+        level, rows = below, rows + len(below)
+    return opened
+
+
+def opened_in(text: str | None) -> set[str] | None:
+    """The keys in the field `open` of an address; None if the address does not say."""
+    if not text:
+        return None
+    return set(text[:OPEN_LENGTH].split(",")[:MOST_OPEN]) - {NONE}
+
+
+def _rows(groups: Sequence[Group], opened: Collection[str], level: int) -> Iterator[Row]:
+    for group in groups:
+        is_open = bool(group.children) and group.key in opened
+        yield Row(group, level, is_open)
+        if is_open:
+            yield from _rows(group.children, opened, level + 1)
+
+
+def _path(name: str, role: str, fold: Fold) -> tuple[str, ...]:
+    """The labels of the groups around a tensor, outermost first."""
+    module = name.removesuffix(f".{role}") if role else name
+    layers = layers_of(module)
+    if fold == "kind":
+        return (kind_of(name),)
+    if fold == "role":
+        return (role or "other", *(f"{layer} · {role}" for layer in layers))
+    return (*layers, f"{layers[-1]} · {role}")
+
+
+def _groups(
+    key: str, positions: Sequence[int], paths: Sequence[tuple[str, ...]], names: Sequence[str], depth: int
+) -> tuple[Group, ...]:
+    """The groups of some tensors by the labels of their paths at `depth`."""
+    by_label: dict[str, list[int]] = {}
+    tensors: list[Group] = []
+    for i in positions:
+        if depth < len(paths[i]):
+            by_label.setdefault(paths[i][depth], []).append(i)
+        else:
+            tensors.append(Group(_join(key, names[i]), names[i], (i,)))
+    groups = []
+    for label, members in by_label.items():
+        own = _join(key, label)
+        children = _groups(own, members, paths, names, depth + 1)
+        # A group of one child is that child.
+        if len(children) == 1:
+            groups.append(replace(children[0], label=_shortest(label, children[0])))
+        else:
+            groups.append(Group(own, label, tuple(members), children))
+    return _in_ranges(key, tuple(_naturally([*groups, *tensors])))
+
+
+def _shortest(label: str, child: Group) -> str:
+    return child.label if child.is_tensor else label
+
+
+def _join(key: str, label: str) -> str:
+    # Commas separate keys in addresses.
+    return f"{key}/{label}".removeprefix("/").replace(",", ";")
+
+
+def _naturally(groups: Sequence[Group]) -> list[Group]:
+    """Siblings by their first tensor, but those that differ only in numbers together and by number."""
+    first: dict[str, int] = {}
+    for group in groups:
+        stem = _stem(group.label)
+        first[stem] = min(first.get(stem, group.positions[0]), group.positions[0])
+    return sorted(groups, key=lambda group: (first[_stem(group.label)], natural_key(group.label)))
+
+
+def _stem(label: str) -> str:
+    """What labels have in common that differ only in their numbers."""
+    return _NUMBER.sub("#", label)
+
+
+def _in_ranges(key: str, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """Neighbours put together, if there are more than MOST_ROWS. Mostly those that differ only in numbers."""
+    if len(groups) <= MOST_ROWS:
+        return groups
+    size = -(-len(groups) // RANGES)
+    stems = [list(run) for _, run in groupby(groups, key=lambda group: _stem(group.label))]
+    pieces = [run[i : i + size] for run in stems for i in range(0, len(run), size)]
+    if len(pieces) > MOST_ROWS:
+        pieces = [list(groups[i : i + size]) for i in range(0, len(groups), size)]
+    return tuple(_range(key, piece) if len(piece) > 1 else piece[0] for piece in pieces)
+
+
+def _range(key: str, groups: Sequence[Group]) -> Group:
+    label = _range_label(groups[0].label, groups[-1].label)
+    own = _join(key, label)
+    members = tuple(i for group in groups for i in group.positions)
+    return Group(own, label, members, tuple(_rekeyed(group, key, own) for group in groups))
+
+
+def _rekeyed(group: Group, before: str, after: str) -> Group:
+    """The group and what is in it, with keys below `after` instead of `before`."""
+    rest = group.key.removeprefix(before).removeprefix("/")
+    children = tuple(_rekeyed(child, before, after) for child in group.children)
+    return replace(group, key=f"{after}/{rest}", children=children)
+
+
+def _range_label(first: str, last: str) -> str:
+    """`blocks.4–7` for the labels of neighbours that differ in one number, else `first … last`.
+
+    >>> _range_label("blocks.4 · input", "blocks.7 · input")
+    'blocks.4–7 · input'
+    """
+    a, b = _NUMBER.split(first), _NUMBER.split(last)
+    different = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    if len(a) == len(b) and len(different) == 1 and a[different[0]].isdigit():
+        i = different[0]
+        return "".join([*a[:i], f"{a[i]}–{b[i]}", *a[i + 1 :]])
+    return f"{first} … {last}"

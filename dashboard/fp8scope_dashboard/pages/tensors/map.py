@@ -1,0 +1,172 @@
+"""The map of a run's tensors: the document that the browser draws."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.tensor_onsets import early_median, log2_change
+from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.pages.tensors import modes
+from fp8scope_dashboard.pages.tensors.fold import Group, Row, folded, opened_in, visible
+from fp8scope_dashboard.pages.tensors.loading import detail, of_tensors, overview
+from fp8scope_dashboard.pages.tensors.question import Question
+from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.queries import Heatmap
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """Rows of groups and tensors over columns of steps.
+
+    Attributes:
+        rows: the visible rows; values float64[R, C] are theirs.
+        step_edges: int64[C + 1].
+        scale: of the colours.
+        tensors: the number of tensors with a value.
+    """
+
+    rows: Sequence[Row]
+    step_edges: NDArray[np.int64]
+    values: Floats
+    scale: modes.Scale
+    indices: Sequence[int]
+    tensors: int
+
+
+def tensor_map(
+    run: Run,
+    tensors: Sequence[Tensor],
+    question: Question,
+    *,
+    against: Run | None = None,
+    first: int | None = None,
+    last: int | None = None,
+) -> TensorMap | None:
+    """The map of some tensors in a range of steps; None if none of them has a value.
+
+    Args:
+        tensors: in the order of the model.
+        against: the other run of the mode `difference`.
+    """
+    if not tensors:
+        return None
+    indices = [tensor.index for tensor in tensors]
+    heatmap = _heatmap(run, question.statistic, indices, first, last)
+    values = _shown(run, heatmap, tensors, question, against)
+    seen = np.asarray(~np.isnan(values).all(axis=1))
+    if not seen.any():
+        return None
+    if not seen.all():
+        # Optimizer states, for example, have no overflow.
+        tensors = [tensor for tensor, has_values in zip(tensors, seen.tolist(), strict=True) if has_values]
+        indices = [tensor.index for tensor in tensors]
+        values = values[seen]
+    rows = visible(_folded(tensors, question), opened_in(question.open))
+    signed = question.mode != "value"
+    folded_values = modes.extremes(values, [row.group.positions for row in rows], signed=signed)
+    return TensorMap(rows, heatmap.step_edges, folded_values, _scale(values, question), indices, len(tensors))
+
+
+def document(shown: TensorMap, question: Question, note: str) -> dict[str, Any]:
+    """The map for the browser. `levels` is base64 of uint8[R, C], `values` of float32[R, C]."""
+    return {
+        "statistic": question.statistic,
+        "title": glossary.title(question.statistic),
+        "mode": question.mode,
+        "note": note,
+        "edges": shown.step_edges.tolist(),
+        "rows": [
+            {
+                "key": row.group.key,
+                "label": row.group.label,
+                "level": row.level,
+                "tensors": len(row.group.positions),
+                "open": None if row.group.is_tensor else row.is_open,
+                "index": shown.indices[row.group.positions[0]] if row.group.is_tensor else None,
+            }
+            for row in shown.rows
+        ],
+        "tensors": shown.tensors,
+        "levels": _encoded(modes.levels(shown.values, shown.scale)),
+        "values": _encoded(shown.values.astype("<f4")),
+        "signed": shown.scale.signed,
+        "marks": list(shown.scale.marks),
+        "colours": {name: {"heat": theme.heat, "cool": theme.cool} for name, theme in THEMES.items()},
+    }
+
+
+def table(shown: TensorMap) -> list[list[object]]:
+    """The map as a table: a row for each row, a column for each column of steps."""
+    spans = zip(shown.step_edges[:-1].tolist(), (shown.step_edges[1:] - 1).tolist(), strict=True)
+    head: list[object] = ["tensor", *(str(low) if low == high else f"{low}-{high}" for low, high in spans)]
+    rows: list[list[object]] = [
+        [row.group.label, *("" if np.isnan(value) else f"{value:.6g}" for value in values)]
+        for row, values in zip(shown.rows, shown.values, strict=True)
+    ]
+    return [head, *rows]
+
+
+def _folded(tensors: Sequence[Tensor], question: Question) -> tuple[Group, ...]:
+    names, roles = [tensor.name for tensor in tensors], [tensor.role for tensor in tensors]
+    return folded(names, roles, question.fold)
+
+
+def _heatmap(run: Run, statistic: str, indices: list[int], first: int | None, last: int | None) -> Heatmap:
+    if first is None and last is None:
+        return overview(run, statistic)
+    return detail(run, statistic, indices, first, last)
+
+
+def _shown(
+    run: Run, heatmap: Heatmap, tensors: Sequence[Tensor], question: Question, against: Run | None
+) -> Floats:
+    """What the mode makes of the values, float64[T, C]."""
+    indices = [tensor.index for tensor in tensors]
+    values = of_tensors(heatmap, indices)
+    if question.mode == "change":
+        reference = early_median(of_tensors(overview(run, question.statistic), indices))
+        return log2_change(values, reference, question.statistic)
+    if question.mode == "difference":
+        other = _of_other(against, heatmap, [tensor.name for tensor in tensors], question.statistic)
+        return modes.difference(values, other, question.statistic)
+    return values
+
+
+def _of_other(against: Run | None, heatmap: Heatmap, names: Sequence[str], statistic: str) -> Floats:
+    """The values of the tensors with these names in another run, over the columns of the map."""
+    empty = np.full((len(names), len(heatmap.step_edges) - 1), np.nan)
+    if against is None or statistic not in queries.statistic_names(against.pk):
+        return empty
+    known = dict(Tensor.objects.filter(run=against, name__in=names).values_list("name", "index"))
+    if not known or not empty.shape[1]:
+        return empty
+    first, last = int(heatmap.step_edges[0]), int(heatmap.step_edges[-1]) - 1
+    other = detail(against, statistic, list(known.values()), first, last)
+    columns = modes.aligned(heatmap.step_edges, other.step_edges, other.values)
+    rows = {index: row for row, index in enumerate(other.indices)}
+    for i, name in enumerate(names):
+        if name in known:
+            empty[i] = columns[rows[known[name]]]
+    return empty
+
+
+def _scale(values: Floats, question: Question) -> modes.Scale:
+    if question.mode == "change":
+        return modes.scale_of_changes(values)
+    if question.mode == "difference":
+        return modes.scale_of_differences(values, question.statistic)
+    return modes.scale_of_values(values, question.statistic)
+
+
+def _encoded(values: NDArray[Any]) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()

@@ -1,0 +1,308 @@
+"""Charts in a real browser: the first paint, their state in the address, menu, keyboard and live updates."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from dashboard.helpers.recording import Recorder
+from dashboard.helpers.seeding import Seeded, seed_project
+from e2e.helpers.tabs import OpenTab, Tab
+from helpers.live_servers import Server
+from playwright.sync_api import Route
+
+from fp8scope_dashboard import notifications
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+PLOTLY = "**/plotly*.js"
+FIRST = "**/figures/panels.json*"
+
+
+@pytest.fixture
+def seeded(server: Server) -> Seeded:
+    return seed_project(server.project, 150)
+
+
+@pytest.fixture
+def path(server: Server, seeded: Seeded) -> str:
+    return f"/p/{server.project.slug}/runs/{seeded.faulty.id}/"
+
+
+def state(tab: Tab, name: str = "panels") -> str | None:
+    return tab.page.locator(f"#{name}").get_attribute("data-state")
+
+
+def wait_ready(tab: Tab, name: str = "panels") -> None:
+    tab.page.locator(f"#{name}").scroll_into_view_if_needed()
+    tab.wait(lambda: state(tab, name) == "ready", f"Drawing {name}")
+
+
+def query(tab: Tab) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(tab.page.url).query, keep_blank_values=True)
+
+
+def shown_range(tab: Tab, name: str = "panels") -> list[int]:
+    script = (
+        "name => document.querySelector(`#${name} .figure__plot`)._fullLayout.xaxis.range.map(Math.round)"
+    )
+    return list(tab.page.evaluate(script, name))
+
+
+def relayout(tab: Tab, first: float, last: float, name: str = "panels") -> None:
+    script = """([name, first, last]) => Plotly.relayout(
+        document.querySelector(`#${name} .figure__plot`),
+        {'xaxis.range[0]': first, 'xaxis.range[1]': last})"""
+    tab.page.evaluate(script, [name, first, last])
+
+
+def test_it_works(open_tab: OpenTab, path: str) -> None:
+    """The chart is there before any chart library, and nothing moves when it is replaced."""
+    tab = open_tab()
+    held: list[Route] = []
+    tab.page.route(PLOTLY, lambda route: held.append(route))
+    tab.open(path)
+    drawn = tab.page.locator("#panels .figure__drawn > svg")
+    drawn.scroll_into_view_if_needed()
+    assert state(tab) == "drawn" and drawn.is_visible()
+    line = drawn.locator("path[stroke]").first
+    assert line.evaluate("tag => getComputedStyle(tag).stroke") != "none"
+    before = tab.page.locator("#panels").bounding_box()
+    tab.wait(lambda: held, "Requesting plotly")
+    for route in held:
+        route.continue_()
+    wait_ready(tab)
+    after = tab.page.locator("#panels").bounding_box()
+    assert before is not None and after is not None
+    assert before["width"] == after["width"]
+    assert before["height"] == pytest.approx(after["height"], abs=2)
+    assert drawn.count() == 0
+
+
+def test_without_javascript_every_chart_is_a_picture(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    browser = tab.page.context.browser
+    assert browser is not None
+    context = browser.new_context(java_script_enabled=False, storage_state=tab.page.context.storage_state())
+    page = context.new_page()
+    page.goto(tab.url + path)
+    assert page.locator("#panels .figure__drawn > svg").is_visible()
+    picture = page.locator("#heatmap noscript img")
+    answer = context.request.get(tab.url + str(picture.get_attribute("src")))
+    assert answer.ok and answer.headers["content-type"] == "image/svg+xml"
+    assert not page.locator("#heatmap .figure__state").is_visible()
+    context.close()
+
+
+def test_says_that_it_is_still_loading_and_gives_up(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.page.clock.install()
+    asked: list[Route] = []
+    tab.page.route("**/figures/heatmap.json*", lambda route: asked.append(route))
+    tab.open(path)
+    heatmap = tab.page.locator("#heatmap")
+    heatmap.scroll_into_view_if_needed()
+    tab.wait(lambda: asked, "Requesting the heat map")
+    assert state(tab, "heatmap") == "loading"
+    tab.page.clock.run_for(5_000)
+    assert "Still loading" in heatmap.locator(".figure__state").inner_text()
+    tab.page.clock.run_for(60_000)
+    heatmap.get_by_role("button", name="Try again").wait_for()
+    assert "did not answer within 45 s" in heatmap.locator(".figure__state").inner_text()
+    # Other charts do not wait for this one.
+    wait_ready(tab)
+    tab.page.unroute("**/figures/heatmap.json*")
+    heatmap.get_by_role("button", name="Try again").click()
+    wait_ready(tab, "heatmap")
+
+
+def test_a_chart_that_cannot_be_refreshed_says_so_and_keeps_what_it_shows(
+    open_tab: OpenTab, path: str
+) -> None:
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    tab.page.route(FIRST, lambda route: route.fulfill(status=503, body="busy"))
+    tab.page.locator("#panels").evaluate(
+        "tag => tag.dispatchEvent(new CustomEvent('fp8:theme', {bubbles: true}))"
+    )
+    note = tab.page.locator("#panels .figure__note")
+    note.get_by_role("button", name="Try again").wait_for()
+    assert "Not up to date: the server answered 503" in note.inner_text() and tab.points("panels") > 100
+    tab.page.unroute(FIRST)
+    note.get_by_role("button", name="Try again").click()
+    tab.wait(lambda: not note.inner_text(), "Refreshing")
+    tab.console_errors.clear()
+
+
+def test_the_address_has_the_state_of_the_charts(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    assert query(tab) == {}, "the defaults are not in the address"
+    tab.page.locator("form[data-controls=panels] input[name=log]").check()
+    tab.page.locator("form[data-controls=panels] input[name=smooth][type=checkbox]").uncheck()
+    relayout(tab, 40, 60)
+    tab.wait(lambda: query(tab).get("steps") == ["40..60"], "The range in the address")
+    assert query(tab) == {"panels.log": ["1"], "panels.smooth": ["0"], "steps": ["40..60"]}
+
+    other = open_tab()
+    with other.page.expect_request("**/figures/panels.json*first=40*") as request:
+        other.open(tab.page.url.removeprefix(tab.url))
+    asked = parse_qs(urlsplit(request.value.url).query)
+    assert (asked["last"], asked["log"], asked["smooth"]) == (["60"], ["1"], ["0"])
+    assert other.page.locator("form[data-controls=panels] input[name=log]").is_checked()
+    wait_ready(other)
+    assert shown_range(other) == [40, 60]
+    assert other.page.locator("#panels [data-reset]").is_visible()
+
+
+def test_back_and_forward_restore_the_charts(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    log = tab.page.locator("form[data-controls=panels] input[name=log]")
+    axis = "document.querySelector('#panels .figure__plot')._fullLayout.yaxis.type"
+    log.check()
+    tab.wait(lambda: tab.page.evaluate(axis) == "log", "A logarithmic axis")
+    tab.page.go_back()
+    tab.wait(lambda: tab.page.evaluate(axis) == "linear", "Back")
+    assert not log.is_checked() and query(tab) == {}
+    tab.page.go_forward()
+    tab.wait(lambda: tab.page.evaluate(axis) == "log", "Forward")
+    assert log.is_checked() and query(tab) == {"panels.log": ["1"]}
+
+
+def test_charts_over_steps_share_the_range_and_the_crosshair(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.open(path)
+    tab.draw_everything()
+    relayout(tab, 100, 120)
+    for name in ("heatmap", "tensor"):
+        tab.page.locator(f"#{name}").scroll_into_view_if_needed()
+        tab.wait(lambda name=name: shown_range(tab, name) == [100, 120], f"The range of {name}")  # type: ignore[misc]
+    script = (
+        "document.dispatchEvent(new CustomEvent('fp8:hover', {detail: {axis: 'steps', x: %s, source: null}}))"
+    )
+    tab.page.locator("#heatmap").scroll_into_view_if_needed()
+    tab.page.evaluate(script % "110")
+    boxes = [tab.page.locator(f"#{name} .figure__cross").bounding_box() for name in ("panels", "heatmap")]
+    plots = [tab.page.locator(f"#{name} .nsewdrag").first.bounding_box() for name in ("panels", "heatmap")]
+    for box, plot in zip(boxes, plots, strict=True):
+        assert box is not None and plot is not None
+        assert box["x"] == pytest.approx(plot["x"] + plot["width"] / 2, abs=2)
+    tab.page.evaluate(script % "null")
+    assert not tab.page.locator("#panels .figure__cross").is_visible()
+    tab.page.locator("#panels").get_by_role("button", name="Show all").click()
+    tab.wait(lambda: shown_range(tab)[1] > 140, "Showing everything")
+    tab.page.locator("#heatmap").scroll_into_view_if_needed()
+    tab.wait(lambda: shown_range(tab, "heatmap")[1] > 140, "Showing everything in the heat map")
+    assert query(tab) == {}
+
+
+def test_a_drag_zooms_and_a_double_click_shows_everything(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    area = tab.page.locator("#panels .nsewdrag").first
+    box = area.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    with tab.page.expect_request("**/figures/panels.json*first=*"):
+        tab.page.mouse.move(box["x"] + box["width"] * 0.4, middle)
+        tab.page.mouse.down()
+        tab.page.mouse.move(box["x"] + box["width"] * 0.6, middle, steps=5)
+        tab.page.mouse.up()
+    tab.wait(lambda: "steps" in query(tab), "The range in the address")
+    first, last = (float(bound) for bound in query(tab)["steps"][0].split(".."))
+    assert 50 < first < 70 and 80 < last < 100
+    tab.page.mouse.dblclick(box["x"] + box["width"] / 2, middle)
+    tab.wait(lambda: "steps" not in query(tab) and shown_range(tab)[1] > 140, "Everything")
+
+
+def test_saves_pictures_and_data(open_tab: OpenTab, path: str, tmp_path: Path) -> None:
+    tab = open_tab()
+    tab.open(f"{path}?steps=40..49")
+    wait_ready(tab)
+    figure = tab.page.locator("#panels")
+    files = {}
+    for name in ("Save as PNG", "Save as SVG", "Data as CSV", "Data as JSON"):
+        figure.locator(".figure__tools summary").click()
+        with tab.page.expect_download() as download:
+            figure.locator(".menu__list").get_by_text(name).click()
+        file = tmp_path / download.value.suggested_filename
+        download.value.save_as(file)
+        files[name] = file
+        tab.page.keyboard.press("Escape")
+    assert files["Save as PNG"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    picture = files["Save as SVG"].read_text()
+    assert picture.startswith("<svg") and "Loss" in picture
+    header, *rows = csv.reader(io.StringIO(files["Data as CSV"].read_text()))
+    assert header[0] == "step" and [row[0] for row in rows] == [str(step) for step in range(40, 50)]
+    assert json.loads(files["Data as JSON"].read_text())["columns"][0]["values"] == list(range(40, 50))
+
+
+def test_a_link_to_a_chart_leads_to_this_chart(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.open(f"{path}?steps=40..49")
+    wait_ready(tab, "heatmap")
+    tab.page.locator("#heatmap .figure__tools summary").click()
+    tab.page.locator("#heatmap").get_by_role("button", name="Copy link to this view").click()
+    tab.page.locator("#heatmap").get_by_text("Copied").wait_for()
+    assert tab.page.evaluate("navigator.clipboard.readText()") == f"{tab.url}{path}?steps=40..49#heatmap"
+
+
+def test_a_chart_is_read_and_zoomed_with_the_keyboard(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    tab.page.locator("#panels .figure__plot").focus()
+    value = tab.page.locator("#panels .figure__value")
+    tab.page.keyboard.press("ArrowRight")
+    assert value.inner_text().startswith("step 0, ")
+    for _ in range(4):
+        tab.page.keyboard.press("PageDown")
+    assert value.inner_text().startswith("step 80, ") and "gpt fp8 frozen scale" in value.inner_text()
+    tab.page.keyboard.press("+")
+    tab.wait(lambda: "steps" in query(tab), "Zooming")
+    first, last = (float(bound) for bound in query(tab)["steps"][0].split(".."))
+    assert first < 80 < last and last - first == pytest.approx(78, abs=8)
+    tab.page.keyboard.press("0")
+    tab.wait(lambda: "steps" not in query(tab), "Showing everything")
+
+
+def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
+    open_tab: OpenTab, seeded: Seeded, path: str
+) -> None:
+    tab = open_tab()
+    recorder = Recorder(seeded.faulty, rank=1)
+    tab.open(f"{path}?panels.smooth=0")
+    wait_ready(tab)
+    live = tab.page.locator("[data-live]")
+    tab.wait(lambda: live.get_attribute("data-state") == "live", "Connecting")
+
+    def add(step: int) -> None:
+        recorder.rows([step], {"loss": [2.5]})
+        notifications.run_changed(seeded.faulty.id, seeded.faulty.project_id, "rows", step)
+
+    def last_step() -> float:
+        script = """Math.max(...document.querySelector('#panels .figure__plot')._fullData
+            .flatMap((trace) => Array.from(trace.x ?? [])).filter(Number.isFinite))"""
+        return float(tab.page.evaluate(script))
+
+    add(170)
+    tab.wait(lambda: last_step() == 170, "Drawing the new row")
+    # The stream breaks and cannot be opened again for a while; its events are lost.
+    tab.page.route("**/events", lambda route: route.abort())
+    tab.page.evaluate("dispatchEvent(new Event('pagehide'))")
+    tab.page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    tab.wait(lambda: live.get_attribute("data-state") == "waiting", "Losing the connection")
+    add(180)
+    tab.page.unroute("**/events")
+    tab.wait(lambda: live.get_attribute("data-state") == "live" and last_step() == 180, "Catching up")
+    tab.console_errors.clear()
