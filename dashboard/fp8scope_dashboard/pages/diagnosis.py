@@ -9,6 +9,8 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
+from fp8scope_dashboard.pages.formatting import count
+from fp8scope_dashboard.pages.onsets import steps_around
 from fp8scope_dashboard.pages.verdicts import Badge
 from fp8scope_dashboard.runs.models import Run
 
@@ -59,11 +61,23 @@ def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
             OUTCOMES[finding["outcome"]],
             finding["sentence"],
             finding["suggestion"],
-            [Evidence(link["label"], address_of(run, link)) for link in finding["links"]],
+            [
+                *(Evidence(link["label"], address_of(run, link)) for link in finding["links"]),
+                *_steps_around(run, finding.get("onset")),
+            ],
             finding["step"] == result["decided_by"],
         )
         for finding in result["findings"]
     ]
+
+
+def _steps_around(run: Run, onset: int | None) -> list[Evidence]:
+    """A link to the charts of the run, at the steps around the onset of a finding."""
+    if onset is None:
+        return []
+    first, last = steps_around(onset, onset, run.last_step)
+    page = reverse("run", args=[run.project.slug, run.pk])
+    return [Evidence(f"Steps around {count(onset)}", f"{page}?steps={first}..{last}#loss-title")]
 
 
 def address_of(run: Run, link: Mapping[str, Any]) -> str:

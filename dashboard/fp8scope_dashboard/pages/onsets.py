@@ -209,8 +209,13 @@ def zoom_around(onset: Onset, last_step: int | None) -> tuple[int, int]:
     """The steps to show an onset in."""
     begin = onset.step if onset.earliest is None else onset.earliest
     end = onset.step if onset.until is None else onset.until
+    return steps_around(begin, end, last_step)
+
+
+def steps_around(first: int, last: int, last_step: int | None) -> tuple[int, int]:
+    """The steps first..last of a run with some before and after them."""
     room = max(LEAST_ZOOM, round(ZOOM_SHARE * (last_step or 0)))
-    return max(0, begin - room), end + room
+    return max(0, first - room), last + room
 
 
 def departure_of(steps: Floats, low: Floats, high: Floats, tolerance: float) -> tuple[int, bool] | None:

@@ -279,12 +279,15 @@ def _trouble(run: Run, options: Options) -> tuple[Panel, str] | None:
         return None
     limits = limits_of(run)
     edges = shares.edges.astype(np.float64)
+    # Where no tensor is observed, the last share that is known holds.
+    known = np.flatnonzero(~np.isnan(shares.either))
     # The last column reaches to the last step.
-    is_wide = edges[-1] - 1.0 > edges[-2]
-    x = np.append(edges[:-1], edges[-1] - 1.0) if is_wide else edges[:-1]
+    x = edges[known]
+    is_wide = edges[-1] - 1.0 > x[-1]
+    x = np.append(x, edges[-1] - 1.0) if is_wide else x
 
     def line(values: Floats, name: str, tone: str) -> Line:
-        drawn = np.append(values, values[-1]) if is_wide else values
+        drawn = np.append(values[known], values[known[-1]]) if is_wide else values[known]
         return Line(name, x, drawn, tone, ".2~%", is_area=tone == "danger")
 
     overflow = line(shares.overflow, f"overflow ≥ {percent(limits[OVERFLOW])}", "danger")

@@ -32,11 +32,11 @@ class DifferenceMap:
     """The largest values of run B against those of run A.
 
     Attributes:
-        names: of T tensors that both runs have, those that differ most first.
+        names: of T tensors that both runs have and that differ, those that differ most first.
         step_edges: int64[C + 1]; column c holds the steps step_edges[c] <= step < step_edges[c + 1].
         values: float64[T, C], B - A for rates, else log2(B / A); NaN where one of them has no value.
         is_rate: which of the two.
-        compared: tensors that both runs have. only_a, only_b: tensors of one of them.
+        compared: tensors that both runs have. different: those of them that differ anywhere.
     """
 
     names: list[str]
@@ -44,8 +44,7 @@ class DifferenceMap:
     values: Floats
     is_rate: bool
     compared: int
-    only_a: int
-    only_b: int
+    different: int
 
 
 def is_rate(statistic: str) -> bool:
@@ -87,8 +86,7 @@ def difference_map(
         values[chosen],
         is_rate(statistic),
         len(names),
-        len(rows[0]) - len(names),
-        len(rows[1]) - len(names),
+        len(most_different(values, len(names))),
     )
 
 
@@ -103,9 +101,7 @@ def compared(a: Floats, b: Floats, *, subtract: bool) -> Floats:
 
 
 def most_different(values: Floats, most: int) -> Sequence[int]:
-    """The rows with the largest magnitude, the largest first; rows without any value are left out."""
-    seen = np.flatnonzero(~np.isnan(values).all(axis=1))
-    if not len(seen):
-        return []
-    size = np.nanmax(np.abs(values[seen]), axis=1)
-    return [int(i) for i in seen[np.argsort(-size, kind="stable")][:most]]
+    """The rows with the largest magnitude, the largest first; rows without a difference are left out."""
+    size = np.max(np.abs(np.where(np.isnan(values), 0.0, values)), axis=1, initial=0.0)
+    order = np.argsort(-size, kind="stable")
+    return [int(i) for i in order[:most] if size[i] > 0]

@@ -16,7 +16,7 @@ from fp8scope_dashboard.runs.configuration import config_digest
 from fp8scope_dashboard.runs.models import Run
 
 RECIPES = ("DelayedScaling", "CurrentScaling", "BlockScaling", "MXFP8")
-VERDICTS = ("equivalent", "worse", "cannot_tell", "pending", "better")
+VERDICTS = ("equivalent", "worse", "cannot_tell", "better")
 SEEDS = 5
 SCALARS = ("tokens", "tokens_per_second", "step_seconds", "grad_norm", "learning_rate", "memory_allocated")
 

@@ -184,7 +184,10 @@ def test_draws_the_differences_of_tensors(admin: Visitor, seeded: Seeded) -> Non
     address = admin.address("compare/figures/tensors.json")
     answer = admin.client.get(address, query).json()
     assert answer["summary"].startswith("gpt fp8 frozen scale against gpt fp8 delayed: blocks.")
-    assert len(answer["figure"]["layout"]["meta"]["names"]) == 48
+    assert (
+        1 <= len(answer["figure"]["layout"]["meta"]["names"]) <= 48
+        and "of 48 tensors differ" in answer["summary"]
+    )
     query |= {"a": str(seeded.faulty.id), "b": str(seeded.healthy.id), "statistic": "amax"}
     assert (
         "gpt fp8 delayed against gpt fp8 frozen scale" in admin.client.get(address, query).json()["summary"]

@@ -26,7 +26,7 @@ def titles(answer: dict[str, Any]) -> list[str]:
 
 def trace(answer: dict[str, Any], name: str) -> dict[str, Any]:
     drawn: list[dict[str, Any]] = answer["figure"]["data"]
-    return next(trace for trace in drawn if trace.get("name") == name)
+    return next(trace for trace in drawn if trace.get("name") == name and trace.get("fill") != "toself")
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
@@ -55,13 +55,38 @@ def test_panels_do_not_overlap_and_only_steps_are_brushed(admin: Visitor, seeded
 
 def test_the_band_spans_the_seeds(admin: Visitor, seeded: Seeded) -> None:
     data = get_json(admin, f"runs/{seeded.healthy.id}/figures/panels.json")["figure"]["data"]
-    (mean, *_) = [trace for trace in data if trace.get("name") == "bf16 (3 seeds)"]
-    (area, *_) = [trace for trace in data if trace.get("fill") == "toself"]
+    area, mean, *_ = [trace for trace in data if trace.get("name") == "bf16 (3 seeds)"]
+    assert area["fill"] == "toself"
     assert len(trace_values(area["x"])) == 2 * len(trace_values(mean["x"]))
     half = len(trace_values(mean["x"]))
     high, low = trace_values(area["y"])[:half], trace_values(area["y"])[half:][::-1]
     values = trace_values(mean["y"])
     assert (low <= values + 1e-12).all() and (values <= high + 1e-12).all() and (low < high).any()
+
+
+def test_the_names_tell_the_panels_apart(admin: Visitor, seeded: Seeded) -> None:
+    """One hover and one table hold the lines of all panels."""
+    path = admin.address(f"runs/{seeded.healthy.id}/figures/panels.json")
+    header, *rows = admin.client.get(path, {"format": "csv", "smooth": "0"}).content.decode().splitlines()
+    for name in ("bf16 (3 seeds)", "gpt fp8 delayed", '"gradient norm, gpt fp8 delayed"', "learning rate"):
+        assert name in header, header
+    assert "(2)" not in header and len(rows) == 150
+
+
+def test_the_share_holds_until_tensors_are_observed_again(admin: Visitor) -> None:
+    run = make_run(admin.project, "plain", precision="bf16")
+    recorder = Recorder(run, tensors=["a.input", "b.input"])
+    nan = np.nan
+    rates = np.array([[5.0, 0.0], [nan, nan], [nan, nan], [0.0, 0.0], [nan, nan]])
+    counts: dict[str, Any] = {
+        "numel": np.where(np.isnan(rates), nan, 10.0),
+        "saturated": rates,
+        "nonfinite": 0.0 * rates,
+    }
+    recorder.rows(np.arange(5), {"loss": np.ones(5)}, counts)
+    line = trace(get_json(admin, f"runs/{run.id}/figures/panels.json"), "overflow ≥ 0.10\u202f%")
+    assert trace_values(line["x"]).tolist() == [0, 3, 4] and trace_values(line["y"]).tolist() == [0.5, 0, 0]
+    assert line["line"]["shape"] == "hv"
 
 
 def test_the_difference_is_that_of_the_comparison(admin: Visitor, seeded: Seeded) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -114,7 +114,7 @@ def panels_figure(
         # The legend of the first panel holds for all; its title makes room for it.
         legend = number == 1 and bool(panel.bands)
         _axis(drawing, panel, axis, domain, theme, title_right=legend)
-        _draw(drawing, panel, axis, theme, legend=legend)
+        _draw(drawing, panel if number == 1 else _named(panel), axis, theme, legend=legend)
     _mark(drawing, marks, panels[0].y_range, theme)
     # Each change of a figure is checked by plotly, so there is one.
     figure.add_traces(drawing.traces)
@@ -139,6 +139,15 @@ def panels_figure(
         showlegend=bool(panels[0].bands),
     )
     return figure
+
+
+def _named(panel: Panel) -> Panel:
+    """The panel with its title in the names of its runs: one hover and one table hold those of all panels."""
+    return replace(
+        panel,
+        curves=[replace(curve, name=f"{panel.title}, {curve.name}") for curve in panel.curves],
+        bands=[replace(band, name=f"{panel.title}, {band.name}") for band in panel.bands],
+    )
 
 
 @dataclass
@@ -259,7 +268,7 @@ def _zone(drawing: _Drawing, zone: Range, axis: str, theme: Theme) -> None:
     )  # fmt: skip
 
 
-def _area(drawing: _Drawing, x: Floats, low: Floats, high: Floats, axis: str, colour: str) -> None:
+def _area(drawing: _Drawing, name: str, x: Floats, low: Floats, high: Floats, axis: str, colour: str) -> None:
     known = np.isfinite(low) & np.isfinite(high)
     x, low, high = x[known], low[known], high[known]
     drawing.add_scatter(
@@ -271,6 +280,7 @@ def _area(drawing: _Drawing, x: Floats, low: Floats, high: Floats, axis: str, co
         line={"width": 0},
         mode="lines",
         hoverinfo="skip",
+        name=escaped(name),
         showlegend=False,
     )
 
@@ -278,7 +288,7 @@ def _area(drawing: _Drawing, x: Floats, low: Floats, high: Floats, axis: str, co
 def _draw_band(drawing: _Drawing, band: Band, axis: str, theme: Theme, *, legend: bool) -> None:
     colour = theme.arms[band.slot]
     if band.is_wide:
-        _area(drawing, band.x, band.low, band.high, axis, colour)
+        _area(drawing, band.name, band.x, band.low, band.high, axis, colour)
     drawing.add_scatter(
         x=band.x,
         y=np.where(np.isfinite(band.mean), band.mean, np.nan),
@@ -300,7 +310,7 @@ def _draw_interval(
         # After few points the interval is far wider than the panel.
         reach = y_range[1] - y_range[0]
         low, high = (np.clip(each, y_range[0] - reach, y_range[1] + reach) for each in (low, high))
-    _area(drawing, interval.x, low, high, axis, colour)
+    _area(drawing, interval.name, interval.x, low, high, axis, colour)
     drawing.add_scatter(
         x=interval.x,
         y=interval.middle,

@@ -74,7 +74,7 @@ def difference_figure(
         showgrid=False,
         tickmode="array",
         tickvals=list(range(len(names))),
-        ticktext=[escaped(shortened(name, length)) for name in names],
+        ticktext=[escaped(_end_of(name, length) if compact else shortened(name, length)) for name in names],
         ticks="",
         tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
     )
@@ -82,6 +82,11 @@ def difference_figure(
         hovermode="closest", plot_bgcolor=theme.surface, meta={"names": list(names)}, margin={"l": 8, "r": 8}
     )
     return figure
+
+
+def _end_of(name: str, length: int) -> str:
+    """The end of a name, which tells neighbouring tensors apart."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"
 
 
 def _levels(values: Floats, is_rate: bool) -> tuple[Floats, float, list[float], list[str]]:

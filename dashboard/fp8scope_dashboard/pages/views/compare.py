@@ -225,8 +225,10 @@ def _tensors(runs: Sequence[Run], query: QueryDict, options: Options) -> HttpRes
     statistic = query.get("statistic", "")
     statistic = statistic if statistic in known else known[0]
     compared = difference_map(a, b, statistic, first=options.first, last=options.last)
-    if compared is None or not compared.names:
+    if compared is None:
         return empty_answer(f"{a.name} and {b.name} have no tensor and step in common with this statistic.")
+    if not compared.names:
+        return empty_answer(f"{count_text(compared.compared)} tensors are equal in both runs.")
     drawn = difference_figure(
         compared.names,
         compared.step_edges,
@@ -240,11 +242,12 @@ def _tensors(runs: Sequence[Run], query: QueryDict, options: Options) -> HttpRes
     row = compared.values[0]
     column = int(np.nanargmax(np.abs(row)))
     size = f"{number(row[column])}" if compared.is_rate else f"a factor of 2^{number(row[column], 3)}"
-    more = compared.compared - len(compared.names)
+    more = compared.different - len(compared.names)
     summary = (
         f"{b.name} against {a.name}: {compared.names[0]} differs most, by {size} near step "
-        f"{count_text(int(compared.step_edges[column]))}. {count_text(compared.compared)} tensors compared"
-        + (f", the {len(compared.names)} that differ most are shown." if more else ".")
+        f"{count_text(int(compared.step_edges[column]))}. {count_text(compared.different)} of "
+        f"{count_text(compared.compared)} tensors differ"
+        + (f"; the {len(compared.names)} that differ most are shown." if more else ".")
     )
     return figure_answer(drawn, summary)
 
