@@ -16,12 +16,18 @@ Prints a JSON line for each cause and statistic:
 
     runs           trainings with this cause
     alarms         those in which the statistic alarms after the cause began
-    loss_alarms    those in which a default rule of the loss alarms
+    alarm_after    steps from then to the alarm: median, least, most
+    loss_alarms, loss_alarm_after
+                   the same of the first alarm of the default rules of the loss that need no baseline
+    baseline_alarm_after
+                   the same of the rule that compares with a baseline, which is the pair
     before_loss    share of the runs in which it alarms before these rules, or they never do
-    lead           steps between the two alarms: median, least, most, over runs with both
-    before_move    share of the runs in which it alarms before the loss moves
-    lead_move      steps until the loss moves: median, least, most. It moves where the mean of ten steps is
-                   2 % above that of the pair, for 20 steps: known only with hindsight
+    lead           steps between the two alarms: median, least, most, of the runs with both
+    loss_moves, loss_moves_after
+                   runs in which the loss moves, and when: where the mean of ten steps is 2 % above that of
+                   the pair, for 20 steps, which only hindsight knows
+    before_move    share of the runs in which it alarms before the loss moves, or that never does
+    lead_move      steps between the alarm and the move: median, least, most
 
 and one for each statistic: `octaves`, `healthy` trainings, `false_alarms`, `rate`, `interval` (95 %,
 Clopper-Pearson), `causes`, in which it alarms before the rules of the loss in at least 80 % of the runs, and
@@ -47,6 +53,7 @@ from fp8scope_dashboard.alerts.detectors import (
     ScalarRows,
     TensorFacts,
     TensorRows,
+    above_baseline,
     divergence,
     grad_norm,
     kurtosis_growth,
@@ -76,6 +83,8 @@ FP8_ROLES = ("input", "weight", "grad_output")
 # The loss moves where it is so much above its pair's over MOVE_MEAN steps, for MOVE_STEPS.
 MOVE, MOVE_MEAN, MOVE_STEPS = 0.02, 10, 20
 LEADS = 0.8
+# A new project's.
+MARGIN, ALPHA = 0.0025, 0.05
 CALIBRATION_SEED, HEALTHY_SEED = 7, 8
 WORDING = Wording("moves", "move", lambda octaves, name: name, "above its limit", unit="octaves")
 DELAYED_PATIENCE = 4 * 16 + 64
@@ -269,17 +278,22 @@ def _opened(findings: Sequence[Finding]) -> list[int]:
     return [finding.step for finding in findings if finding.opened and not finding.update]
 
 
-def loss_alarm(run: Recorded) -> int | None:
-    """The first step at which a default rule of the loss alarms."""
+def loss_alarm(run: Recorded, begin: int = 0) -> int | None:
+    """The first step after `begin` at which a default rule of the loss alarms that needs no baseline."""
+    detectors = {"loss_not_finite": not_finite, "loss_spike": spike, "loss_divergence": divergence}
     steps = []
-    for kind, detector in (
-        ("loss_not_finite", not_finite),
-        ("loss_spike", spike),
-        ("loss_divergence", divergence),
-    ):
+    for kind, detector in detectors.items():
         parameters = {name: each.default for name, each in KINDS[kind].parameters.items()}
         steps += _opened(detector({}, run.steps, run.loss, parameters)[1])
-    return min(steps, default=None)
+    return min((step for step in steps if step > begin), default=None)
+
+
+def baseline_alarm(run: Recorded, pair: Recorded, begin: int) -> int | None:
+    """The same of the rule that compares with a baseline, which here is the pair."""
+    parameters = {name: each.default for name, each in KINDS["above_baseline"].parameters.items()}
+    parameters |= {"margin": MARGIN, "alpha": ALPHA}
+    _, findings = above_baseline({}, run.steps, run.loss, pair.loss[None, :], parameters)
+    return next((step for step in _opened(findings) if step > begin), None)
 
 
 def moved(run: Recorded, pair: Recorded, begin: int) -> int | None:
@@ -319,10 +333,13 @@ class Faulty:
 
     run: Recorded
     loss_alarm: int | None
+    baseline_alarm: int | None
     moved: int | None
 
 
-def line_of(cause: str, name: str, faulty: Sequence[Faulty], first: Sequence[int | None]) -> dict[str, Any]:
+def line_of(
+    cause: str, name: str, faulty: Sequence[Faulty], first: Sequence[int | None], begin: int
+) -> dict[str, Any]:
     """The line of a cause and a statistic, whose first alarm after the cause began is `first`."""
     never = np.inf
     pairs = [(step, each) for step, each in zip(first, faulty, strict=True) if step is not None]
@@ -332,8 +349,14 @@ def line_of(cause: str, name: str, faulty: Sequence[Faulty], first: Sequence[int
         "statistic": name,
         "runs": len(faulty),
         "alarms": len(pairs),
+        "alarm_after": _spread([step - begin for step, _ in pairs]),
         "loss_alarms": sum(each.loss_alarm is not None for each in faulty),
+        "loss_alarm_after": _spread([each.loss_alarm - begin for each in faulty if each.loss_alarm]),
+        "baseline_alarm_after": _spread(
+            [each.baseline_alarm - begin for each in faulty if each.baseline_alarm]
+        ),
         "loss_moves": sum(each.moved is not None for each in faulty),
+        "loss_moves_after": _spread([each.moved - begin for each in faulty if each.moved]),
         "before_loss": round(sum(step < (each.loss_alarm or never) for step, each in pairs) / len(faulty), 2),
         "lead": _spread([each.loss_alarm - step for step, each in pairs if each.loss_alarm is not None]),
         "before_move": round(sum(step < (each.moved or never) for step, each in pairs) / len(faulty), 2),
@@ -356,7 +379,7 @@ def report(
         for cause in causes:
             members = [each for each in faulty if each.run.cause == cause]
             first = [next((step for step in judge(each.run) if step > begin), None) for each in members]
-            lines.append(line_of(cause, name, members, first))
+            lines.append(line_of(cause, name, members, first, begin))
             print(json.dumps(lines[-1]), flush=True)
         wrong = sum(bool(judge(run)) for run in healthy)
         interval = clopper_pearson(wrong, len(healthy), 0.05)
@@ -416,7 +439,9 @@ def main() -> None:
     for case in faulty:
         run, pair = read(case), read(case.healthy)
         if run is not None and pair is not None:
-            judged.append(Faulty(run, loss_alarm(run), moved(run, pair, AT)))
+            judged.append(
+                Faulty(run, loss_alarm(run, AT), baseline_alarm(run, pair, AT), moved(run, pair, AT))
+            )
     quiet, others = (
         [run for case in part if (run := read(case)) is not None] for part in (calibration, healthy)
     )

@@ -1,23 +1,32 @@
-"""Take the README's screenshot from a demo's data: `python docs/screenshots.py DATA_DIR`.
+"""Take the pictures of README.md and docs/pages.md from a demo's data: `python docs/screenshots.py DATA_DIR`.
 
-DATA_DIR is what `fp8scope demo --exit --data-dir DATA_DIR` left behind. The script starts the installation in
-it, opens the page of an FP8 run in chromium, and writes docs/images/run.png.
+DATA_DIR is what `fp8scope demo --exit --data-dir DATA_DIR` left behind; it is copied first. The script starts
+the installation in the copy, opens each page in chromium, and writes docs/images/NAME.webp. Some pictures
+also have a dark variant, NAME-dark.webp.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
+import subprocess
+import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import BrowserContext, Page
 
 IMAGES = Path(__file__).parent / "images"
-WIDTH, HEIGHT = 1440, 862
+WIDTH, HEIGHT = 1440, 900
+# Of the stored pictures, in pixels; text stays readable, and all of them together small.
+STORED_WIDTH = 1200
+QUALITY = 82
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -30,8 +39,46 @@ FLAGS = [
 DRAW_SECONDS = 60.0
 
 
-def addresses(base_url: str, environment: dict[str, str], run_name: str) -> tuple[str, str]:
-    """A link that signs the administrator in, and the page of the newest run with this name."""
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page. `path` follows the project's address, or begins with / for other pages.
+
+    `{run}` stands for the id of the run in trouble. `before` prepares the page; `show` is the element that is
+    scrolled to the top.
+    """
+
+    name: str
+    path: str
+    show: str = ""
+    height: int = HEIGHT
+    dark: bool = False
+    before: Callable[[Page], None] | None = None
+
+
+def make_report(page: Page) -> None:
+    """Freeze the report whose form is shown."""
+    page.get_by_role("button", name="Freeze the report").click()
+    page.get_by_role("button", name="Make a link").wait_for()
+
+
+PICTURES = (
+    Picture("runs", "", height=620),
+    Picture("run", "runs/{run}/", dark=True, height=1500),
+    Picture("tensors", "runs/{run}/?tab=tensors", height=1000),
+    Picture("compare", "compare/", height=1060),
+    Picture("evaluations", "evaluations/", height=1060),
+    Picture("alerts", "alerts/"),
+    Picture("rules", "rules/"),
+    Picture("diagnosis", "runs/{run}/diagnosis/"),
+    Picture("readiness", "runs/{run}/readiness/"),
+    Picture("report", "reports/new?runs={run}", before=make_report, show="article", height=1060),
+    Picture("settings", "settings/"),
+    Picture("server", "/server/", height=820),
+)
+
+
+def begin(environment: dict[str, str], base_url: str, run_name: str) -> tuple[str, str, str]:
+    """A link that signs the administrator in, the project's address, and the newest run of the name."""
     os.environ |= environment
     import django
 
@@ -47,12 +94,14 @@ def addresses(base_url: str, environment: dict[str, str], run_name: str) -> tupl
     user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if run is None or user is None:
         raise SystemExit(f"no run named {run_name!r}: run `fp8scope demo --exit --data-dir ...` first")
-    return create_sign_in_link(user, base_url), base_url + reverse("run", args=[run.project.slug, run.id])
+    return create_sign_in_link(user, base_url), reverse("project", args=[run.project.slug]), str(run.id)
 
 
 def draw(page: Page) -> None:
     """Scroll through the page until every figure is drawn, then return to its top."""
     for figure in page.locator("[data-figure]").all():
+        if not figure.is_visible():
+            continue
         figure.scroll_into_view_if_needed()
         deadline = time.monotonic() + DRAW_SECONDS
         while figure.get_attribute("data-state") not in ("ready", "empty"):
@@ -63,31 +112,85 @@ def draw(page: Page) -> None:
     page.wait_for_timeout(500)
 
 
+def take(context: BrowserContext, picture: Picture, address: str, theme: str) -> bytes:
+    """The picture as PNG."""
+    page = context.new_page()
+    page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
+    page.set_viewport_size({"width": WIDTH, "height": picture.height})
+    page.goto(address)
+    if picture.before is not None:
+        picture.before(page)
+    # A notice of the sign-in, and the connection's state, are not of the page.
+    page.add_style_tag(content="main > .notice[role='status'] { display: none }")
+    draw(page)
+    if picture.show:
+        page.locator(picture.show).first.evaluate("(element) => scrollTo(0, element.offsetTop - 70)")
+        page.wait_for_timeout(200)
+    shot = page.screenshot()
+    page.close()
+    return shot
+
+
+def store(shot: bytes, name: str) -> int:
+    """Write the picture; returns its size in bytes."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(shot)).convert("RGB")
+    height = round(image.height * STORED_WIDTH / image.width)
+    path = IMAGES / f"{name}.webp"
+    image.resize((STORED_WIDTH, height), Image.Resampling.LANCZOS).save(
+        path, "WEBP", quality=QUALITY, method=6
+    )
+    return path.stat().st_size
+
+
+def take_all(context: BrowserContext, link: str, addresses: dict[str, str]) -> int:
+    """Sign in, and store the pictures of these addresses. Returns their size in bytes."""
+    page = context.new_page()
+    page.goto(link)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("heading", level=1).first.wait_for()
+    total = 0
+    for picture in PICTURES:
+        if picture.name in addresses:
+            address = addresses[picture.name]
+            total += store(take(context, picture, address, "light"), picture.name)
+            if picture.dark:
+                total += store(take(context, picture, address, "dark"), f"{picture.name}-dark")
+    return total
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("--run", default="fp8 stale scales", help="name of a run (default: %(default)s)")
+    parser.add_argument("--only", default="", help="names of pictures, with commas between; all if empty")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
     from fp8scope_dashboard.servers.supervisor import Supervisor
 
+    names = set(filter(None, options.only.split(",")))
     IMAGES.mkdir(exist_ok=True)
-    with Supervisor(options.data_dir, port=0) as supervisor:
-        link, run_page = addresses(supervisor.url, supervisor.environment, options.run)
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-            context = browser.new_context(
-                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce"
-            )
-            page = context.new_page()
-            page.goto(link)
-            if page.get_by_role("button", name="Sign in").count():
-                page.get_by_role("button", name="Sign in").click()
-            page.goto(run_page)
-            draw(page)
-            page.screenshot(path=IMAGES / "run.png")
-            browser.close()
+    with tempfile.TemporaryDirectory() as folder:
+        data_dir = Path(folder) / "data"
+        # The embedded PostgreSQL has a user of its own, which must own and reach its files.
+        os.chmod(folder, 0o755)
+        subprocess.run(["cp", "-a", options.data_dir, data_dir], check=True)
+        with Supervisor(data_dir, port=0) as supervisor:
+            # Before playwright, whose event loop keeps Django from the database.
+            link, project, run = begin(supervisor.environment, supervisor.url, options.run)
+            addresses = {
+                picture.name: supervisor.url
+                + (picture.path if picture.path.startswith("/") else project + picture.path).format(run=run)
+                for picture in PICTURES
+                if not names or picture.name in names
+            }
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+                total = take_all(browser.new_context(), link, addresses)
+                browser.close()
+    print(f"{total / 1024:,.0f} KiB in {IMAGES}")
 
 
 if __name__ == "__main__":

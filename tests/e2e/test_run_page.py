@@ -130,6 +130,18 @@ def test_tabs_with_the_keyboard(open_tab: OpenTab, seeded: Seeded) -> None:
     assert "tab=notes" in tab.page.url
 
 
+def test_the_map_of_tensors_works_after_a_change_of_tabs(open_tab: OpenTab, seeded: Seeded) -> None:
+    tab = open_tab()
+    open_run(tab, seeded.faulty, "?tab=notes")
+    tab.page.get_by_role("link", name="Tensors").click()
+    row = tab.page.locator("#tensors [role=treegrid] [role=row]").first
+    row.wait_for()
+    tab.page.get_by_role("link", name="Overview").click()
+    shows(tab, 0, 149)
+    tab.page.locator("#tensors").scroll_into_view_if_needed()
+    row.wait_for()
+
+
 def test_the_configuration_difference_is_one_click_away(open_tab: OpenTab, seeded: Seeded) -> None:
     tab = open_tab()
     open_run(tab, seeded.healthy)

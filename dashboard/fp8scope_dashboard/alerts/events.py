@@ -1,4 +1,8 @@
-"""Open, complete and resolve events from findings: one unresolved event per run, rule and cause."""
+"""Open, complete and resolve events from findings: one unresolved event per run and cause.
+
+Findings of one rule that belong together are one event. So are findings of several rules about the same
+tensors: the first one opens the event, the others become further evidence of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,15 @@ from django.db.models import QuerySet
 from fp8scope_dashboard.alerts import life, rules, signals
 from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.detectors import Finding
-from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, Reason, Rule
+from fp8scope_dashboard.alerts.models import (
+    EntryKind,
+    Event,
+    EventState,
+    Reason,
+    Rule,
+    RuleKind,
+    Severity,
+)
 from fp8scope_dashboard.alerts.watching import evidence
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
@@ -40,8 +52,13 @@ class Detection:
 
     @property
     def holder(self) -> list[Any]:
-        """The entry in `Event.seen_by`."""
+        """The entry in `Event.seen_by` of the rule's own event."""
         return [self.stream, self.finding.onset_step]
+
+    @property
+    def further_holder(self) -> list[Any]:
+        """The entry in `Event.seen_by` of another rule's event, whose further evidence this is."""
+        return [*self.holder, self.rule.pk]
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,8 @@ def apply(
     Call it under the run's lock, in the transaction that stores the states of the detectors. Generations are
     independent: an event of one holds no finding of another. Within a generation, a finding opens no event
     while its rule has an unresolved one of the same cause; it is added to that event. While an event of a
-    kind that outranks it is unresolved, it waits.
+    kind that outranks it is unresolved, it waits. If another rule has an unresolved event about the same
+    tensors, it becomes further evidence of that: its channels are notified again only if it is more severe.
 
     Args:
         waiting: the findings that have waited since earlier calls.
@@ -122,7 +140,14 @@ def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[D
     if any(_covers(event, each.finding) for event in seen.filter(kind__in=outranking)):
         kept.append(each)
         return
-    event = _come_back(run, each) or _create(run, each)
+    event = _come_back(run, each)
+    if event is None:
+        other = _cause_seen_by_another_rule(run, each)
+        if other is not None:
+            just_opened = next((event for event in opened if event.pk == other.pk), None)
+            _add_evidence(just_opened or other, each, notifies=just_opened is None)
+            return
+        event = _create(run, each)
     if event is not None:
         opened.append(event)
 
@@ -144,6 +169,9 @@ def _same_cause(run: Run, each: Detection) -> Event | None:
 
     A kind that names tensors may have several causes at once, told apart by their onsets.
     """
+    for event in _unresolved(run):
+        if each.further_holder in event.seen_by:
+            return event
     for event in _unresolved(run).filter(rule=each.rule):
         if each.holder in event.seen_by:
             return event
@@ -154,8 +182,53 @@ def _same_cause(run: Run, each: Detection) -> Event | None:
     return None
 
 
+def _cause_seen_by_another_rule(run: Run, each: Detection) -> Event | None:
+    """The unresolved event of another rule about the same tensors, whose onset is near.
+
+    A rule of a person has alerts of its own. So has one that orders something, or whose alerts go elsewhere
+    or escalate differently: that would not happen otherwise.
+    """
+    if not rules.kind_of(each.rule.kind).names_tensors or each.rule.kind == RuleKind.THRESHOLD:
+        return None
+    seen = _unresolved(run).filter(generation=each.generation).exclude(seen_by=[]).exclude(rule=None)
+    for event in seen.exclude(rule=each.rule).exclude(kind=RuleKind.THRESHOLD).select_related("rule"):
+        if event.rule is None or not rules.kind_of(event.kind).names_tensors:
+            continue
+        about_the_same = evidence.overlaps(event, each.finding) and evidence.is_about(event, each.finding)
+        if about_the_same and routing.treats_alike(event.rule, each.rule):
+            return event
+    return None
+
+
+def _add_evidence(event: Event, each: Detection, *, notifies: bool = True) -> None:
+    """Make a finding of another rule further evidence of an event, and the event as severe as that rule.
+
+    Args:
+        notifies: whether a more severe event is sent again; false if it has not been sent yet.
+    """
+    is_new = each.further_holder not in event.seen_by
+    if is_new:
+        event.seen_by = [*event.seen_by, each.further_holder]
+    evidence.add_further(event, each.rule, each.finding)
+    is_worse = event.severity == Severity.WARNING and each.rule.severity == Severity.CRITICAL
+    if is_worse:
+        event.severity = each.rule.severity
+        event.message = f"{each.rule.title}: {each.finding.message} {event.message}"[
+            : evidence.MESSAGE_LENGTH
+        ]
+    event.save(update_fields=["seen_by", "evidence", "severity", "message"])
+    if is_new:
+        life.write(event, EntryKind.UPDATED, text=f"{each.rule.title}: {each.finding.message}")
+    if is_worse and notifies:
+        life.send_again(event)
+        routing.notify(event, Reason.WORSE)
+
+
 def _join(event: Event, each: Detection) -> None:
     """Add the finding to an event: another rank that sees the same, or more tensors."""
+    if each.further_holder in event.seen_by:
+        _add_evidence(event, each)
+        return
     if each.holder not in event.seen_by:
         event.seen_by = [*event.seen_by, each.holder]
     before = int(event.evidence.get("tensors_over", 0))
@@ -214,9 +287,18 @@ def _create(run: Run, each: Detection) -> Event | None:
 
 def _leave(run: Run, end: Detection) -> None:
     """The detector no longer sees the condition; the event is resolved when none does."""
-    for event in _seen(run).filter(rule=end.rule):
-        if end.holder in event.seen_by:
-            _without(event, [end.holder], step=end.finding.step)
+    for event in _seen(run):
+        holders = [end.further_holder, *([end.holder] if event.rule_id == end.rule.pk else [])]
+        gone = [each for each in holders if each in event.seen_by]
+        _without(event, gone, step=end.finding.step)
+        if gone and event.seen_by and not held_by(event, end.rule.pk):
+            life.write(event, EntryKind.UPDATED, text=f"{end.rule.title} has ended; other conditions last.")
+
+
+def held_by(event: Event, rule: int) -> list[Any]:
+    """The entries of `Event.seen_by` of a rule's detectors."""
+    own = [each for each in event.seen_by if len(each) == 2 and event.rule_id == rule]
+    return own + [each for each in event.seen_by if len(each) > 2 and each[2] == rule]
 
 
 def _end_streams(run: Run, ended: Mapping[str, str]) -> None:

@@ -158,6 +158,12 @@ def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
     )
 
 
+def send_again(event: Event) -> None:
+    """Give the event to the training process once more. Call it under the run's lock."""
+    event.sent_again_as = _next_number()
+    event.save(update_fields=["sent_again_as"])
+
+
 def comment(event: Event, user: User, text: str) -> None:
     """Add a person's comment.
 

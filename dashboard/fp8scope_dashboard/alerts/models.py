@@ -136,7 +136,8 @@ class Event(models.Model):
     sent_again_as = models.BigIntegerField(null=True, blank=True)
     # The start of the training that it belongs to (see generations.py); empty if imported.
     generation = models.CharField(max_length=32, blank=True, default="")
-    # The detectors that still see the condition: the stream (a writer, or 'run') and its onset step.
+    # The detectors that still see the condition: the stream (a writer, or 'run') and its onset step; with the
+    # rule's id, if it is not the event's own.
     seen_by = models.JSONField(default=list, blank=True)
     onset_step = models.BigIntegerField(help_text="The first step of the problem.")
     step = models.BigIntegerField(help_text="The step at which the problem was detected.")
@@ -305,6 +306,7 @@ class Channel(models.Model):
 class Reason(models.TextChoices):
     OPENED = "opened", "Opened"
     REOPENED = "reopened", "Reopened"
+    WORSE = "worse", "Got worse"
     ESCALATED = "escalated", "Escalated"
     RESOLVED = "resolved", "Resolved"
     TEST = "test", "Test"

@@ -87,10 +87,9 @@ def test_names_of_browsers(agent: str, name: str) -> None:
 
 def test_times_are_shown_in_the_chosen_zone(user: User) -> None:
     project = create_project("research", "Research", owner=user)
-    make_run(project, "r", state="silent", heartbeat_at=datetime(2026, 1, 15, 11, 30, tzinfo=UTC))
+    make_run(project, "r", created_at=datetime(2026, 1, 15, 11, 30, tzinfo=UTC))
     client = browser()
-    run = project.runs.get()
-    address = reverse("run", args=[project.slug, run.pk])
+    address = reverse("project", args=[project.slug])
     assert "11:30:00 UTC" in client.get(address).content.decode()
     client.post(reverse("account_time_zone"), {"time_zone": "Asia/Tokyo"})
     assert "20:30:00 JST" in client.get(address).content.decode()

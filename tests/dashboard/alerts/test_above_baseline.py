@@ -1,4 +1,4 @@
-"""The sign e-process: its false-alarm rate by simulation, its delay and its state."""
+"""The loss against its baseline: false-alarm rates by simulation, delays, and the state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, e_process
+from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, e_process, noise, window_means
 
 ALPHA = 0.05
 PARAMETERS = {"margin": 0.0025, "alpha": ALPHA, "block": 2.0, "recover": 10.0}
@@ -39,14 +39,13 @@ def run(
 
 def test_it_works() -> None:
     baseline = np.full((1, 400), 2.0)
-    losses = np.where(np.arange(400) < 200, 2.0, 2.02)
+    losses = np.where(np.arange(400) < 300, 2.0, 2.02)
     _, (finding,) = run(losses, baseline)
-    assert finding.opened and finding.onset_step == 200 and finding.step < 240
+    assert finding.opened and finding.onset_step == 300 and finding.step < 320
     assert finding.value == pytest.approx(0.01)
     # Twice the margin, or what one seed may differ by.
     assert finding.threshold == pytest.approx(0.00545, abs=1e-5)
-    assert finding.evidence["e_value"] >= 2 / ALPHA
-    assert finding.message.startswith("Loss is above its baseline since about step 200: 1 % over 2 at step")
+    assert finding.message.startswith("Loss is above its baseline since about step 300: on average 1 % up to")
 
 
 def median_zero(chance: np.random.Generator) -> np.ndarray:
@@ -69,35 +68,22 @@ def shifting(chance: np.random.Generator) -> np.ndarray:
     return values
 
 
-def alarms(excesses: np.ndarray, alpha: float = ALPHA) -> bool:
-    """Whether the evidence of blocks with these excesses, in deviations, ever reaches 1 / alpha."""
+def alarms(signs: np.ndarray, alpha: float = ALPHA) -> bool:
+    """Whether the evidence of blocks with these signs ever reaches 1 / alpha."""
     state = e_process.fresh()
-    for excess in excesses.tolist():
-        e_process.bet(state, excess > 0.0, excess)
+    for sign in signs.tolist():
+        e_process.bet(state, sign > 0.0)
         if e_process.wealth(state) >= 1.0 / alpha:
             return True
     return False
 
 
-@pytest.mark.parametrize("noise", [median_zero, skewed, shifting])
-def test_false_alarms_of_signs_are_bounded(noise: Callable[[np.random.Generator], np.ndarray]) -> None:
-    """At the edge of the hypothesis (median 0), where alarms are most likely. Only the signs count."""
+@pytest.mark.parametrize("draw", [median_zero, skewed, shifting])
+def test_false_alarms_of_signs_are_bounded(draw: Callable[[np.random.Generator], np.ndarray]) -> None:
+    """At the edge of the hypothesis (median 0), where alarms are most likely."""
     chance = np.random.default_rng(7)
-    count = sum(alarms(np.sign(noise(chance)) * 1e-3) for _ in range(RUNS))
+    count = sum(alarms(draw(chance)) for _ in range(RUNS))
     # The bound is alpha; five standard errors of a share of RUNS above it would be chance once in 10^6.
-    assert count / RUNS <= ALPHA + 5 * math.sqrt(ALPHA * (1 - ALPHA) / RUNS)
-
-
-def rare(chance: np.random.Generator) -> np.ndarray:
-    """Bennett's extreme distribution: mean 0 and variance 1, and rarely as high as counts."""
-    high = e_process.MOST_DEVIATIONS
-    return np.where(chance.random(BLOCKS) < 1.0 / (high**2 + 1.0), high, -1.0 / high)
-
-
-@pytest.mark.parametrize("noise", [lambda chance: chance.normal(size=BLOCKS), rare], ids=["normal", "rare"])
-def test_false_alarms_of_magnitudes_are_bounded(noise: Callable[[np.random.Generator], np.ndarray]) -> None:
-    chance = np.random.default_rng(7)
-    count = sum(alarms(noise(chance)) for _ in range(RUNS))
     assert count / RUNS <= ALPHA + 5 * math.sqrt(ALPHA * (1 - ALPHA) / RUNS)
 
 
@@ -108,21 +94,46 @@ def test_some_alarms_occur_at_the_edge_of_the_hypothesis() -> None:
 
 
 def test_the_wealth_is_a_martingale_that_starts_at_one() -> None:
-    """With excesses for which Bennett's bound is an equality, the mean of the magnitudes stays 1."""
-    high = e_process.MOST_DEVIATIONS
-    chances = {high: 1.0 / (high**2 + 1.0), -1.0 / high: high**2 / (high**2 + 1.0)}
-    for k in range(1, 5):
+    for k in range(1, 6):
         total = 0.0
         for path in range(2**k):
-            state, weight = e_process.fresh(), 1.0
+            state = e_process.fresh()
             for i in range(k):
-                excess = (high, -1.0 / high)[path >> i & 1]
-                weight *= chances[excess]
-                e_process.bet(state, False, excess)
-            magnitudes = state["magnitude"]
-            idle = math.log(2.0) / math.log(k + 2.0)
-            total += weight * (sum(magnitudes) / len(magnitudes) + idle)
+                e_process.bet(state, bool(path >> i & 1))
+            total += e_process.wealth(state) / 2**k
         assert total == pytest.approx(1.0)
+
+
+def windows_alarm(values: np.ndarray, alpha: float) -> bool:
+    """Whether a window of independent normal values of variance 1 is above the limit for a tolerance 0."""
+    state = window_means.fresh()
+    model = noise.Model(1, noise.Scale(1, 1.0, 1e6), ())
+    for i, value in enumerate(values.tolist()):
+        if i % 64 == 0:
+            state["limits"] = window_means.limits(model, 0.0, 256 + i, alpha)
+        if window_means.add(state, value):
+            return True
+    return False
+
+
+def test_false_alarms_of_windows_are_bounded() -> None:
+    chance = np.random.default_rng(9)
+    assert sum(windows_alarm(chance.normal(size=512), ALPHA) for _ in range(200)) / 200 <= ALPHA
+    assert windows_alarm(chance.normal(size=512) + 0.7, ALPHA)
+
+
+def test_noise_is_estimated_from_falls_and_from_the_seeds() -> None:
+    chance = np.random.default_rng(10)
+    state = noise.fresh()
+    for value, seeds in zip(chance.normal(size=4000), chance.normal(size=(4000, 4)), strict=True):
+        noise.add(state, float(value), list(seeds - seeds.mean()))
+    # White noise of deviation 1 halves with the length; seeds: a difference to the mean of 4 varies by 5/4.
+    for scale in noise.scales(state, 4)[:5]:
+        assert scale.variance * scale.length == pytest.approx(1.25, rel=0.5)
+    rising = noise.fresh()
+    for i in range(4000):
+        noise.add(rising, 1e-3 * i, [0.0])
+    assert max(scale.variance for scale in noise.scales(rising, 1)) == 0.0
 
 
 def correlated(chance: np.random.Generator, points: int, phi: float) -> np.ndarray:
@@ -138,7 +149,8 @@ def test_serially_correlated_noise_raises_few_alarms(phi: float, seeds: int) -> 
     for _ in range(40):
         arms = 2.0 * (1.0 + 0.02 * np.stack([correlated(chance, 1000, phi) for _ in range(seeds + 1)]))
         wrong += bool(run(arms[0], arms[1:])[1])
-    assert wrong <= 2
+    # One seed does not show noise that lasts for a tenth of the run: docs/detectors.md has the rates.
+    assert wrong <= (4 if (seeds, phi) == (1, 0.99) else 2)
 
 
 def test_offsets_of_seeds_that_decay_in_the_warm_up_raise_few_alarms() -> None:
@@ -177,7 +189,7 @@ def test_a_rise_of_one_per_cent_is_found(seeds: int) -> None:
         assert 500 <= finding.step < 650
 
 
-@pytest.mark.parametrize("change", [200, 500, 4000])
+@pytest.mark.parametrize("change", [250, 500, 4000])
 def test_a_rise_of_one_nat_is_found_within_forty_points(change: int) -> None:
     chance = np.random.default_rng(15)
     arms = 3.0 * (1.0 + 0.01 * chance.normal(size=(2, change + 100)))
@@ -197,20 +209,18 @@ def test_seeds_that_differ_lastingly_widen_the_tolerance() -> None:
 
 def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:
     losses = np.ones(1500)
-    losses[200:400] = losses[900:1200] = 1.02
+    losses[300:500] = losses[900:1200] = 1.02
     _, findings = run(losses, np.ones((1, 1500)))
     assert [finding.opened for finding in findings] == [True, False, True, False]
-    # The second process gets half of the first one's share of alpha, so its threshold is twice as high.
-    first, second = findings[0], findings[2]
-    assert second.evidence["e_value"] >= 2 * 2 / ALPHA > first.evidence["e_value"] / 2
+    assert [finding.onset_step for finding in findings] == [300, 300, 900, 900]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
 def test_a_loss_that_is_not_finite_is_above(value: float) -> None:
-    losses = np.ones(300)
-    losses[200:] = value
-    _, (finding,) = run(losses, np.ones((1, 300)))
-    assert finding.onset_step == 200 and finding.value is None and "not finite" in finding.message
+    losses = np.ones(400)
+    losses[300:] = value
+    _, (finding,) = run(losses, np.ones((1, 400)))
+    assert finding.onset_step == 300 and finding.value is None and "not finite" in finding.message
 
 
 def test_ignores_points_without_a_baseline() -> None:
@@ -247,3 +257,45 @@ def test_stores_an_unbounded_spread_between_seeds() -> None:
     state, findings = run(np.full(10, 2.0), baseline)
     json.dumps(state, allow_nan=False)
     assert findings == []
+
+
+RISES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "40 % over 100 points": lambda t: 0.4 * np.clip((t - 800) / 100, 0.0, 1.0),
+    "40 % over 300 points": lambda t: 0.4 * np.clip((t - 800) / 300, 0.0, 1.0),
+    "75 % over the rest of the run": lambda t: 0.75 * np.clip((t - 800) / 1200, 0.0, 1.0),
+    "5 % from the warm-up on": lambda t: 0.05 * np.clip((t - 100) / 300, 0.0, 1.0),
+    "3 % over the whole run": lambda t: 0.03 * t / 2000,
+}
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("deviation", [0.0005, 0.003, 0.02])
+@pytest.mark.parametrize("rise", RISES)
+def test_a_rise_does_not_count_as_its_own_noise(rise: str, deviation: float, seeds: int) -> None:
+    """Found 40 points after it has risen by 2 % and 5 deviations, and 290 points of the run, at most."""
+    chance, steps = np.random.default_rng(16), np.arange(2000)
+    height = RISES[rise](steps)
+    for _ in range(2):
+        arms = 2.5 * (1.0 + deviation * chance.normal(size=(seeds + 1, 2000)))
+        arms[0] *= 1.0 + height
+        _, (finding, *_) = run(arms[0], arms[1:])
+        assert height[finding.step - 40] < max(height[290], 0.02 + 5.0 * deviation)
+
+
+def test_seeds_that_agree_do_not_narrow_the_tolerance() -> None:
+    """One run strays by .5 % for a while, and its seeds do not."""
+    chance = np.random.default_rng(17)
+    for seeds in (1, 3, 5):
+        arms = 2.5 * (1.0 + 0.0005 * chance.normal(size=(seeds + 1, 2000)))
+        arms[0, 1200:1400] *= 1.005
+        assert run(arms[0], arms[1:])[1] == []
+
+
+@pytest.mark.parametrize("phi", [0.9, 0.99])
+def test_noise_that_lasts_in_the_seeds_counts_for_the_run(phi: float) -> None:
+    chance = np.random.default_rng(18)
+    wrong = 0
+    for _ in range(20):
+        arms = 2.0 * (1.0 + 0.005 * np.stack([correlated(chance, 600, phi) for _ in range(6)]))
+        wrong += bool(run(arms[0], arms[1:])[1])
+    assert wrong <= 1

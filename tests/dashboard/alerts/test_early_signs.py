@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts
-from fp8scope_dashboard.alerts.kinds.early_signs import AT_MOST, EARLY_SIGNS, FALSE_ALARMS, HEALTHY
+from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS, HEALTHY, KNOWN_ERRORS
 from fp8scope_dashboard.alerts.watching.detection import SAMPLED_READ, TENSOR_DETECTORS
 from fp8scope_dashboard.analysis.scores.intervals import clopper_pearson
 
@@ -135,6 +135,7 @@ def test_the_division_into_batches_does_not_matter(cuts: list[int], seed: int) -
 def test_every_kind_reads_what_it_needs_and_has_a_known_error() -> None:
     for kind in EARLY_SIGNS:
         assert set(TENSOR_DETECTORS[kind.name].needs) <= set(SAMPLED_READ)
-        assert f"{FALSE_ALARMS} in {HEALTHY} healthy" in kind.description
+        error = KNOWN_ERRORS[kind.name]
+        assert f"{error.alarms} in {HEALTHY} healthy" in kind.description
+        assert clopper_pearson(error.alarms, HEALTHY, 0.05).high == pytest.approx(error.at_most, abs=5e-4)
         assert rules.validate(kind.name, {})["points"] == 3
-    assert clopper_pearson(FALSE_ALARMS, HEALTHY, 0.05).high == pytest.approx(AT_MOST, abs=5e-4)

@@ -113,7 +113,7 @@ def test_a_run_above_its_baseline_opens_one_event(project: Project) -> None:
         baseline = make_run(project, group="bf16", state="finished")
         Recorder(baseline).rows(STEPS, {"loss": noisy_loss(seed, sd=0.002)})
     run = make_run(project, baseline="bf16")
-    Recorder(run).rows(STEPS, {"loss": noisy_loss(9, sd=0.002) * np.where(STEPS > 200, 1.05, 1.0)})
+    Recorder(run).rows(STEPS, {"loss": noisy_loss(9, sd=0.002) * np.where(STEPS > 200, 1.1, 1.0)})
     (event,) = evaluate(run.id)
     assert event.kind == "above_baseline"
     assert 200 < event.onset_step <= 205 and event.step - event.onset_step < 40

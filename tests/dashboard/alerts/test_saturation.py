@@ -215,3 +215,14 @@ def test_tensors_may_be_added() -> None:
     saturated[30:, 4] = 300.0
     (opened,) = detected("saturation_rate", {"saturated": saturated}, facts=TensorFacts.unknown(names))
     assert opened.evidence["tensors"][0]["name"] == names[4]
+
+
+@pytest.mark.parametrize("points", [100, 300])
+@pytest.mark.parametrize("spread", [0.1, 0.6])
+def test_a_rise_of_a_rate_does_not_count_as_its_own_noise(spread: float, points: int) -> None:
+    """By a factor of 16, but below the absolute limit."""
+    steps = np.arange(2_000)
+    noise = np.exp(spread * np.random.default_rng(3).normal(size=2_000))
+    rates = (5e-5 + 7.5e-4 * np.clip((steps - 1_000) / points, 0.0, 1.0)) * noise
+    (opened, *_) = detected("saturation_rise", {"saturated": rates[:, np.newaxis] * 1_000})
+    assert 1_000 < opened.onset_step < opened.step < 1_000 + points

@@ -78,6 +78,26 @@ def test_evaluations_and_checkpoints_are_no_slowdown() -> None:
     assert found("throughput_drop", {"step_seconds": seconds}) == []
 
 
+@pytest.mark.parametrize("points", [1, 100, 300, 1_000])
+@pytest.mark.parametrize("spread", [0.03, 0.3])
+@pytest.mark.parametrize(("kind", "name"), [("grad_norm", "grad_norm"), ("throughput_drop", "step_seconds")])
+def test_a_rise_counts_neither_as_its_own_past_nor_as_its_own_noise(
+    kind: str, name: str, spread: float, points: int
+) -> None:
+    """A rise by a factor of 8, at once or over many points, is one alarm that begins before it is over."""
+    rise = 8.0 ** np.clip((np.arange(4_000) - 800) / points, 0.0, 1.0)
+    for seed in range(3):
+        opened, *rest = found(kind, {name: rise * norms(4_000, seed, spread)})
+        assert 800 <= opened.onset_step <= opened.step <= 800 + points + 100
+        assert [finding.opened for finding in rest] in ([], [False])
+
+
+def test_a_rise_that_begins_in_the_warm_up_of_the_detector_is_found() -> None:
+    rise = 40.0 ** np.clip((np.arange(2_000) - 150) / 1_750, 0.0, 1.0)
+    for kind, name in (("grad_norm", "grad_norm"), ("throughput_drop", "step_seconds")):
+        assert found(kind, {name: rise * norms(2_000, spread=0.3)})[0].step < 1_300
+
+
 def test_a_lasting_slowdown_is_reported_once() -> None:
     seconds = 0.1 * norms(10_000, spread=0.05)
     seconds[1_000:] *= 2.0

@@ -63,7 +63,7 @@ MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_
 # Reading needs no role, writing does.
 FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
-OTHERS = ["home", "shared", "server_status", "server_status_json"]
+OTHERS = ["home", "shared", "alert_picture", "server_status", "server_status_json"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 ADMIN += ["project_general", "member_add", "member_change"]
 

@@ -46,6 +46,7 @@ def test_it_works(admin: Visitor, run: Run) -> None:
     page = shown(admin, run)
     assert "2 of 3 tensors are ready for FP8 with per-tensor scaling; keep a.grad_output in BF16." in page
     assert page.index("a.grad_output</a>") < page.index("a.input</a>")
+    assert f"runs/{run.id}/tensors/2/?format=hybrid" in page, "the worst tensor is a link to its page"
     # What the optimizer keeps is no operand of a product.
     assert "b.weight_grad" not in page
     assert "All 3 tensors are ready for FP8" in shown(admin, run, "step=10")

@@ -211,6 +211,8 @@ def test_ranks_by_the_change(admin: Visitor, deep: Run) -> None:
 
 def test_the_limit_is_a_choice(admin: Visitor, deep: Run) -> None:
     assert ">1 of 240</strong>" in ranking_of(admin, deep, limit="10")
+    assert 'data-limit="10"' in ranking_of(admin, deep, limit="10")
+    assert "data-limit=" not in ranking_of(admin, deep, limit="0.1"), "the default is not in the address"
     other = ranking_of(admin, deep, limit="10", limit_of="amax")
     assert ">2 of 240</strong>" in other, "a limit written for another statistic does not apply"
 

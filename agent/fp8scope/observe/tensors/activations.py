@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fp8scope.observe.tensors.base import OnError, inside_backward, local, path_of
 from fp8scope.observe.tensors.buffers import StatisticsTable, StatisticsTables
+from fp8scope_kernels.torch_internals import is_functorch_wrapped_tensor
 
 KURTOSIS_ELEMENTS = 2**17
 """Elements of an input, whole rows of it, from which its kurtosis is computed."""
@@ -107,7 +108,8 @@ class InputHook:
         try:
             self._trail.path = self._path
             x = inputs[0] if inputs else None
-            if isinstance(x, Tensor) and x.is_floating_point():
+            # Inside of torch.func's transforms there are no values.
+            if isinstance(x, Tensor) and x.is_floating_point() and not is_functorch_wrapped_tensor(x):
                 self._table.note_largest("kurtosis", self._row, kurtosis(x))
         except Exception as error:
             self._on_error(error)

@@ -1,5 +1,6 @@
 """How the router of a mixture of experts shares the tokens out, in sampled steps."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def note_load(tables: StatisticsTables, path: str, chosen: Tensor, experts: int)
     if chosen.is_floating_point() or chosen.is_complex():
         raise ValueError(f"the chosen experts must be integers, got {chosen.dtype}")
     shares = load_shares(chosen, experts)
-    entropy = torch.special.entr(shares).sum() / torch.tensor(float(experts)).log().item()
+    entropy = torch.special.entr(shares).sum() / math.log(experts)
     tables.note_derived(
         f"{path}.{ROLE}" if path else ROLE, ROLE, shares.device, chosen.numel(),
         load_max=shares.amax(), load_imbalance=1.0 - entropy,

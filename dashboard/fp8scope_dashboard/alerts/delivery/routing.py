@@ -34,6 +34,18 @@ def notify(event: Event, reason: Reason) -> None:
     )
 
 
+def treats_alike(rule: Rule, other: Rule) -> bool:
+    """Whether alerts of two rules order nothing, and go to the same people at the same times."""
+
+    def way(each: Rule) -> tuple[object, ...]:
+        channels = (sorted(each.channels.values_list("pk", flat=True)),)
+        escalation = each.escalate_minutes, sorted(each.escalation_channels.values_list("pk", flat=True))
+        quiet = each.quiet_from, each.quiet_to, each.quiet_zone, each.critical_breaks_quiet
+        return (*channels, *escalation, *quiet)
+
+    return not other.action and way(rule) == way(other)
+
+
 def escalate_due() -> int:
     """Notify the second channels of open events that nobody acknowledged in time. Returns their number."""
     now, count = timezone.now(), 0

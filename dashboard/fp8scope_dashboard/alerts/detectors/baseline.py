@@ -1,32 +1,34 @@
 """A loss above its baseline, with a bound on false alarms over the whole run.
 
-The relative difference d_t = (loss_t - b_t) / abs(b_t) to the mean b_t of the baseline's seeds is averaged
-over blocks: D_1, D_2, ... Two e-processes bet on the blocks that are above the tolerance (`e_process`).
+The relative difference d_t = (loss_t - b_t) / abs(b_t) to the mean b_t of the baseline's seeds is compared
+with a tolerance, in two ways that share alpha equally:
 
-* **Tolerance**: twice the margin, or what a seed of the same configuration may differ by (`seed_tolerance`)
-  if that is more. It depends on the seeds, not on the run.
-* **Blocks** are as long as their means need to be uncorrelated (`block_length`). The length is chosen from
-  the past, when the number of points doubles. Where no length will do, the tolerance is at least LASTING
-  standard deviations of the noise that outlasts a block: then only larger rises are found.
-* **Deviation** of a block's mean, for the magnitude process: from the differences of successive blocks, which
-  a lasting rise does not enlarge, averaged exponentially.
+* *Means* (`window_means`): the mean of the latest 16, 32, 64, ... points against the tolerance and the noise
+  of such a mean. It is quick if the rise is large beside the noise.
+* *Signs* (`e_process`): an e-process bets on blocks of points whose mean is above the tolerance. It needs no
+  variance.
 
-**Hypothesis.** H0: given the past, the median of D_j is at most the tolerance (sign process), or its mean is,
-with a deviation of at most the predicted one (magnitude process). Each process has half of alpha. After a
-resolved alarm a new pair starts; the i-th pair alarms at 1/a_i with a_i = alpha 2^-i, so by the union bound
-all pairs of a run together alarm falsely with probability at most alpha.
+Both rest on
+
+* the **tolerance**: twice the margin, or what a seed of the same configuration may differ by
+  (`seed_tolerance`) if that is more. It depends on the seeds, not on the run.
+* the **noise** (`noise`): how block means stray, by the length of the blocks, from what has come before. A
+  rise of the run does not count as noise. The blocks are as long as their means need to be uncorrelated.
+
+After a resolved alarm new processes start. The i-th ones have alpha 2^-i, so by the union bound all of a run
+together alarm falsely with probability at most alpha.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors import block_length, e_process, seed_tolerance
+from fp8scope_dashboard.alerts.detectors import e_process, noise, seed_tolerance, window_means
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words, percent
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
@@ -36,17 +38,18 @@ Parameters = Mapping[str, float]
 # The smallest tolerance, in margins. A verdict judges the end of a run; in its course, runs of one
 # configuration part further, and come together again.
 MARGINS = 2.0
-# Standard deviations of noise that outlasts the blocks which the limit is at least, the share by which noise
-# seen in so many independent blocks may be larger, and the number of standard deviations of a tolerance.
-LASTING, FEW, TOLERANCE_DEVIATIONS = 6.0, 12.0, 3.5
-# Factor of the predicted variance: it is estimated, from few blocks at first.
-SAFETY = 1.5
-# Blocks over which the variance is averaged, and the most a new block counts, in predicted variances.
-MEMORY, MOST_VARIANCES = 32.0, 9.0
-# Evidence from which on a rise counts as under way.
-IN_PROGRESS = 5.0
-# The smallest deviation of a block's mean, relative to the margin: curves that agree in all digits have none.
-FLOOR = 0.1
+# Noise that lasts is covered by the tolerance up to a standard deviation of the tolerance over DEVIATIONS.
+# That is less while few points show how much the run strays: by FEW over the number of points.
+DEVIATIONS, FEW = 4.6, 1000.0
+# Share of the tolerance by which means of healthy runs wander, how many of their standard deviations means of
+# white noise do, and how much any further wander widens the tolerance: with one seed only the run shows it.
+WANDER_COVERED, WANDER_COVERED_ALONE, WHITE_WANDER = 0.9, 0.7, 4.0
+WANDER_FACTOR, WANDER_FACTOR_ALONE = 1.5, 2.5
+# Points from which on a run is judged, with several seeds and with one, and after which the noise is modelled
+# again.
+FIRST_POINTS, FIRST_POINTS_ALONE, MODEL_EVERY = 64, 192, 32
+# With fewer points too little is known of the noise: the tolerance is wider by the square of their ratio.
+ALL_POINTS = 256
 
 
 def above_baseline(
@@ -83,10 +86,13 @@ def above_baseline(
         _learn(state, known, mean, parameters)
         delta = _relative(loss, mean)
         if abs(delta) <= LARGEST and not state["open"]:
-            state["choose"] |= block_length.add(state["noise"], delta)
-        # A rise looks like noise that lasts: while there is evidence of one, the blocks stay as they are.
-        if state["choose"] and e_process.wealth(state["evidence"]) < IN_PROGRESS:
-            _choose_blocks(state, parameters)
+            clipped = noise.add(state["noise"], delta, [_deviation(seed, mean) for seed in known])
+            # Outliers below the others must not hide a rise.
+            delta = max(delta, clipped)
+            count = state["noise"]["count"]
+            first = FIRST_POINTS if state["seeds"] > 1 else FIRST_POINTS_ALONE
+            if count >= first and count % MODEL_EVERY == 0:
+                _model_noise(state, parameters)
         finding = _add_point(state, step, delta, mean, parameters)
         if finding:
             findings.append(finding)
@@ -100,8 +106,11 @@ def restarted(state: State, step: int) -> State:
     that began in the steps that were replaced ends: another process begins, with its own share of alpha.
     """
     after: State = {**state, "last_step": step - 1, "block": _empty_block()}
+    after["noise"] = noise.interrupted(state["noise"])
+    after["means"] = {**window_means.fresh(), "limits": state["means"]["limits"]}
     if state["open"] or (state["onset"] is not None and state["onset"] >= step):
-        after.update(_fresh_evidence(), open=False, calm=0, processes=state["processes"] + 1)
+        after.update(_fresh_evidence(), means=after["means"], open=False, calm=0)
+        after["processes"] = state["processes"] + 1
     return after
 
 
@@ -111,16 +120,11 @@ def _fresh(parameters: Parameters) -> State:
         "seeds": 0,
         "seed_spread": seed_tolerance.fresh(),
         "tolerance": MARGINS * parameters["margin"],
-        "noise": block_length.fresh(),
-        # Points of a block, None until it is chosen, and what is known of the noise of such blocks.
-        "choose": False,
+        "noise": noise.fresh(),
+        # Points of a block, None until they are known, and what the mean of a block is compared with.
         "length": None,
-        "variance": 0.0,
-        "correlation": 0.0,
-        "lasting": 0.0,
-        "independent": 1.0,
+        "limit": None,
         "block": _empty_block(),
-        "previous": None,
         "open": False,
         "processes": 0,
         "calm": 0,
@@ -129,11 +133,24 @@ def _fresh(parameters: Parameters) -> State:
 
 
 def _fresh_evidence() -> State:
-    return {"evidence": e_process.fresh(), "cusum": 0.0, "onset": None}
+    return {"evidence": e_process.fresh(), "means": window_means.fresh(), **_unsuspected()}
 
 
-def _empty_block() -> State:
-    return {"points": 0, "sum": 0.0, "level": 0.0, "first": None, "finite": True}
+def _unsuspected() -> State:
+    """The most likely start of a change, and the number and the sum of the points since then."""
+    return {"cusum": 0.0, "onset": None, "since": _empty_block()}
+
+
+def _empty_block() -> list[float]:
+    """The number of points of a block, and their sum."""
+    return [0, 0.0]
+
+
+def _deviation(seed: float | None, mean: float) -> float | None:
+    """The relative difference of a seed to the mean of all, finite; None if it is unknown."""
+    if seed is None or abs(mean) < SMALLEST:
+        return None
+    return min(max((seed - mean) / abs(mean), -LARGEST), LARGEST)
 
 
 def _relative(loss: float, reference: float) -> float:
@@ -153,99 +170,100 @@ def _learn(state: State, seeds: Sequence[float | None], mean: float, parameters:
         state["tolerance"] = max(MARGINS * parameters["margin"], allowed)
 
 
-def _choose_blocks(state: State, parameters: Parameters) -> None:
-    state["choose"] = False
-    blocks = block_length.choose(state["noise"], int(parameters["block"]))
-    if blocks is None:
+def _model_noise(state: State, parameters: Parameters) -> None:
+    """Update the limits of the windows, and the length and limit of the blocks."""
+    known = noise.scales(state["noise"], state["seeds"])
+    model = noise.model(known, _covered(state, parameters), int(parameters["block"]))
+    if model is None:
         return
-    state.update(
-        length=blocks.length,
-        variance=blocks.variance,
-        correlation=blocks.correlation,
-        lasting=blocks.lasting,
-        independent=blocks.independent,
-        previous=None,
-    )
+    alone = state["seeds"] < 2
+    share = WANDER_COVERED_ALONE if alone else WANDER_COVERED
+    expected = share * state["tolerance"] + WHITE_WANDER * noise.white_deviation(known)
+    beyond = noise.wander(state["noise"], state["seeds"]) - expected
+    factor = WANDER_FACTOR_ALONE if alone else WANDER_FACTOR
+    early = max(ALL_POINTS / state["noise"]["count"], 1.0) ** 2
+    tolerance = early * state["tolerance"] + factor * max(beyond, 0.0)
+    budget = 0.5 * _budget(state, parameters)
+    limits = window_means.limits(model, tolerance, state["noise"]["count"], budget)
+    state["means"]["limits"] = limits
+    if state["open"]:
+        return
+    window = max(model.length.bit_length() - window_means.BLOCKS.bit_length(), 0)
+    # The signs of blocks that are correlated say nothing about a limit that their noise reaches.
+    lasting = limits[min(window, len(limits) - 1)]
+    state.update(length=model.length, limit=lasting if model.white is None else tolerance)
+
+
+def _covered(state: State, parameters: Parameters) -> Callable[[int], float]:
+    """By the length of blocks, the variance of lasting differences that the tolerance covers.
+
+    A tolerance that is wider because the loss falls fast is for seeds that are ahead or behind: such offsets
+    hardly change within short blocks.
+    """
+    count = state["noise"]["count"]
+    usual = min(state["tolerance"], seed_tolerance.usual(parameters["alpha"]))
+    wider = state["tolerance"] - usual
+    deviation = (usual + 0.5 * wider) / (DEVIATIONS + FEW / count)
+    return lambda length: float(deviation**2 + (wider * length / count) ** 2)
+
+
+def _budget(state: State, parameters: Parameters) -> float:
+    return float(parameters["alpha"] * 2.0 ** -(state["processes"] + 1))
 
 
 def _add_point(state: State, step: int, delta: float, mean: float, parameters: Parameters) -> Finding | None:
-    """Add a point to the block, and judge the block when it is full."""
-    block = state["block"]
-    if block["first"] is None:
-        block["first"] = step
-    block["points"] += 1
-    block["level"] += mean
-    if abs(delta) <= LARGEST:
-        block["sum"] += delta
-    else:
-        block["finite"] = False
-    if block["points"] < (state["length"] or parameters["block"]):
+    if state["open"]:
+        return _while_open(state, step, delta, parameters)
+    # The most likely start of the change is where the sum of signs was last at its minimum.
+    if state["cusum"] <= 0.0:
+        state.update(onset=step, since=_empty_block())
+    state["since"] = [state["since"][0] + 1, state["since"][1] + min(delta, LARGEST)]
+    state["cusum"] = max(state["cusum"] + (1.0 if delta > state["tolerance"] else -1.0), 0.0)
+    above = window_means.add(state["means"], delta)
+    block = _block_mean(state, delta)
+    if block is not None:
+        e_process.bet(state["evidence"], block > state["limit"])
+    if above is not None:
+        state["limit"] = above.limit
+    elif block is None or e_process.wealth(state["evidence"]) * 0.5 * _budget(state, parameters) < 1.0:
+        return None
+    state.update(open=True, calm=0, block=_empty_block())
+    points, total = state["since"]
+    return _opened(state, step, delta if math.isinf(delta) else total / points, mean)
+
+
+def _block_mean(state: State, delta: float) -> float | None:
+    """Add a point to the block; return the block's mean when it is full."""
+    points, total = state["block"][0] + 1, state["block"][1] + min(delta, LARGEST)
+    if points < (state["length"] or math.inf):
+        state["block"] = [points, total]
         return None
     state["block"] = _empty_block()
-    if state["length"] is None:
+    return float(total / points)
+
+
+def _while_open(state: State, step: int, delta: float, parameters: Parameters) -> Finding | None:
+    block = _block_mean(state, delta)
+    if block is None:
         return None
-    return _judge(state, block, step, parameters)
-
-
-def _judge(state: State, block: State, step: int, parameters: Parameters) -> Finding | None:
-    delta = block["sum"] / block["points"] if block["finite"] else math.inf
-    limit = _limit(state)
-    above = delta > limit
-    if state["open"]:
-        return _while_open(state, above, step, parameters)
-    floor = max(FLOOR * parameters["margin"], SMALLEST) ** 2
-    # Successive blocks that are correlated make their sum vary more.
-    variance = SAFETY * (1.0 + 2.0 * state["correlation"]) * max(state["variance"], floor)
-    e_process.bet(state["evidence"], above, (delta - limit) / math.sqrt(variance))
-    _learn_variance(state, delta, floor)
-    # The most likely start of the change is where the sum of signs was last at its minimum.
-    state["cusum"] = max(state["cusum"], 0.0) + (1.0 if above else -1.0)
-    if state["cusum"] == 1.0:
-        state["onset"] = block["first"]
-    budget = parameters["alpha"] * 2.0 ** -(state["processes"] + 1)
-    if not above or e_process.wealth(state["evidence"]) * budget < 1.0:
-        return None
-    state.update(open=True, calm=0)
-    return _opened(state, step, delta, limit, block["level"] / block["points"])
-
-
-def _limit(state: State) -> float:
-    """The tolerance, or more if noise outlasts the blocks by more than seeds explain."""
-    tolerance = float(state["tolerance"])
-    excess = float(state["lasting"]) ** 2 - (tolerance / TOLERANCE_DEVIATIONS) ** 2
-    if excess <= 0.0:
-        return tolerance
-    return max(tolerance, LASTING * math.sqrt(excess) * (1.0 + FEW / float(state["independent"])))
-
-
-def _learn_variance(state: State, delta: float, floor: float) -> None:
-    if not math.isfinite(delta):
-        return
-    if state["previous"] is not None:
-        square = 0.5 * (delta - state["previous"]) ** 2 / (1.0 - min(state["correlation"], 0.5))
-        square = min(square, MOST_VARIANCES * max(state["variance"], floor))
-        state["variance"] += (square - state["variance"]) / MEMORY
-    state["previous"] = delta
-
-
-def _while_open(state: State, above: bool, step: int, parameters: Parameters) -> Finding | None:
-    state["calm"] = 0 if above else state["calm"] + 1
+    state["calm"] = 0 if block > state["limit"] else state["calm"] + 1
     if state["calm"] < parameters["recover"]:
         return None
     onset = state["onset"]
     state.update(_fresh_evidence(), open=False, processes=state["processes"] + 1)
+    state["noise"] = noise.interrupted(state["noise"])
     return Finding(False, onset, step)
 
 
-def _opened(state: State, step: int, delta: float, limit: float, reference: float) -> Finding:
-    onset = state["onset"]
+def _opened(state: State, step: int, delta: float, reference: float) -> Finding:
+    onset, limit = state["onset"], state["limit"]
     since = f"Loss is above its baseline since about step {onset}"
     if math.isinf(delta):
         message = f"{since}: it is not finite at step {step}, where the baseline's is {in_words(reference)}."
     else:
         message = (
-            f"{since}: {percent(delta)} over {in_words(reference)} at step {step}, "
-            f"above the limit of {percent(limit)}."
+            f"{since}: on average {percent(delta)} up to step {step}, where the baseline's is "
+            f"{in_words(reference)}, above the limit of {percent(limit)}."
         )
     evidence = {
         "e_value": e_process.wealth(state["evidence"]),

@@ -123,10 +123,10 @@ def underflow_rise(state: State, rows: TensorRows, parameters: Parameters) -> Re
 def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters, wording: Wording) -> Result:
     """Open when a rate exceeds m + max(z d, `rise`, m) in `points` consecutive observations.
 
-    m and d are exponential averages of the rate and of its absolute deviation from m, with the weight
-    1 / `window`. A rate enters them no further from m than the limit times CLIP / z (Huber's clipping), so
-    that a fault hardly raises its own limit, and a lasting new level is the tensor's past after some hundred
-    observations.
+    m and d are exponential averages of the rate and of its deviation below m, with the weight 1 / `window`:
+    noise falls as far as it rises, and a rise must not count as its own noise. A rate enters them no further
+    from m than the limit times CLIP / z (Huber's clipping), so that a fault hardly raises its own limit, and
+    a lasting new level is the tensor's past after some hundred observations.
 
     Args:
         parameters: `z`; `rise`, in elements over all elements; `window`, also the observations of a tensor
@@ -177,6 +177,7 @@ class _Past:
             step = x - self.mean
             step = np.where(known, np.minimum(step, reach * distance), step)
             self.mean += weight * step
-            self.deviation += weight * (np.abs(step) - self.deviation)
+            falls = (step <= 0.0) | ~known
+            self.deviation += weight * falls * (np.abs(step) - self.deviation)
             self.count += seen[i]
         return over

@@ -25,6 +25,8 @@ TIMES = ("time_data", "time_forward", "time_backward", "time_optimizer", "time_o
 LEAST_RISE = 1e-4
 # In mean absolute deviations: normal noise is hardly clipped.
 CLIP = 3.0
+# Windows over which the lowest level is forgotten.
+FORGET = 5.0
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,14 @@ def _exponential(value: float) -> float:
 
 
 def _rise(state: State, steps: Int64s, values: Floats, parameters: Parameters, words: _Words) -> Result:
-    """Open when f exceeds m + max(z d, ln `factor`) in `points` consecutive points.
+    """Open when f exceeds l + max(z d, ln `factor`) in `points` consecutive points.
 
     f, m and d are exponential averages: f of the values over `span` points, m of the values and d of their
-    absolute deviation from m over `window`. A value enters m and d no further from m than the limit times
-    CLIP / z (Huber's clipping), and f no further than twice the limit. So one point moves nothing far, and a
-    lasting new level is the past after some hundred points: then the alarm closes. Infinite values enter f
-    only.
+    deviation below m over `window`. l is the lowest m, and follows m over FORGET windows. So a slow rise
+    counts neither as its own past nor as its own noise. A value enters m and d no further from m than the
+    limit times CLIP / z (Huber's clipping), and f no further than twice the limit. So one point moves nothing
+    far, and a lasting new level is the past after some FORGET windows: then the alarm closes. Infinite values
+    enter f only.
 
     Args:
         values: float64[n]; NaN is ignored.
@@ -106,6 +109,7 @@ def _rise(state: State, steps: Int64s, values: Floats, parameters: Parameters, w
             `recover`.
     """
     fresh = {"last_step": -1, "count": 0, "mean": 0.0, "deviation": 0.0, "fast": 0.0}
+    fresh["lowest"] = state.get("mean", 0.0)
     state = {**fresh, "over": 0, "onset": 0, "open": False, "calm": 0, **state}
     findings = []
     for step, value in zip(steps.tolist(), values.tolist(), strict=True):
@@ -122,14 +126,14 @@ def _rise(state: State, steps: Int64s, values: Floats, parameters: Parameters, w
 
 
 def _average(state: State, value: float, limit: float, judged: bool, parameters: Parameters) -> float:
-    """Update the averages. Returns f - m, with m from before the value."""
+    """Update the averages. Returns f - l, with l from before the value."""
     distance = value - state["mean"]
     clipped = max(-2.0 * limit, min(2.0 * limit, distance)) if judged else distance
     if state["count"] == 0:
-        state["mean"] = state["fast"] = value if math.isfinite(value) else 0.0
+        state["mean"] = state["fast"] = state["lowest"] = value if math.isfinite(value) else 0.0
         state["count"] = int(math.isfinite(value))
         return 0.0
-    usual = state["mean"]
+    usual, lowest = state["mean"], state["lowest"]
     if math.isfinite(clipped):
         weight = 2.0 / (min(state["count"], parameters["span"]) + 1.0)
         state["fast"] += weight * (usual + clipped - state["fast"])
@@ -138,11 +142,14 @@ def _average(state: State, value: float, limit: float, judged: bool, parameters:
         step = max(-reach, min(reach, distance)) if judged else distance
         weight = 1.0 / min(state["count"] + 1.0, parameters["window"])
         state["mean"] += weight * step
-        state["deviation"] += weight * (abs(step) - state["deviation"])
+        if step <= 0.0 or not judged:
+            state["deviation"] += weight * (abs(step) - state["deviation"])
         state["count"] += 1
+        risen = lowest + weight / FORGET * (state["mean"] - lowest)
+        state["lowest"] = min(risen, state["mean"]) if judged else state["mean"]
     elif parameters["span"] <= 1:
         return math.inf
-    return float(state["fast"] - usual)
+    return float(state["fast"] - lowest)
 
 
 def _count(
@@ -160,7 +167,7 @@ def _count(
     if state["over"] < parameters["points"]:
         return None
     state.update(open=True, calm=0)
-    usual = state["mean"]
+    usual = state["lowest"]
     now = math.inf if math.isinf(value) else usual + distance
     shown = words.value(now)
     return Finding(

@@ -11,15 +11,19 @@ averaged over stretches of a geometric grid, each a quarter longer than the one 
   the logarithm of the steps, from the first steps to the last. So LAG times that slope is the prior spread if
   it is larger.
 
-The two are combined as for verdicts (`seeds.shrunk`). An alarm looks at the whole run, in which the offset
-takes several nearly independent values. So the tolerance is the two-sided quantile of Student's t at the
-level alpha / VALUES, times the spread, times sqrt(1 + 1/K).
+The two are combined as for verdicts (`seeds.shrunk`), but seeds that agree do not lower the tolerance below
+that of the prior: how far some runs have strayed does not bound how far another one may.
+
+An alarm looks at the whole run, in which the offset takes several nearly independent values. So the
+tolerance is the two-sided quantile of Student's t at the level alpha / VALUES, times the spread, times
+sqrt(1 + 1/K), and at least that for K = 1 by the prior alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from scipy.special import stdtrit
 
@@ -51,7 +55,9 @@ def fresh() -> State:
         "start": 0,
         "levels": 0.0,
         "last_level": None,
+        # How fast the loss falls, in the last stretch and in the one that has begun.
         "slope": 0.0,
+        "begun": 0.0,
         "sums": [],
         "counts": [],
         "past": [],
@@ -77,22 +83,37 @@ def add(state: State, seeds: Sequence[float | None], mean: float) -> bool:
                 sums[i] += min(max((seed - mean) / abs(mean), -LARGEST), LARGEST)
                 counts[i] += 1
     if state["count"] < state["end"]:
-        return False
+        points = state["count"] - state["start"]
+        if points % FIRST_STRETCH:
+            return False
+        # A loss that has begun to fall fast must not wait for the end of the stretch.
+        state["begun"] = _slope(state, points)
+        return True
     _end_stretch(state)
     return True
 
 
 def _end_stretch(state: State) -> None:
     points = state["count"] - state["start"]
-    level = state["levels"] / points
-    middle = math.log(state["start"] + 0.5 * points)
-    if state["last_level"] is not None and abs(level) >= SMALLEST:
-        before, then = state["last_level"]
-        state["slope"] = min(max((before - level) / abs(level) / (middle - then), 0.0), LARGEST)
-    state["last_level"] = [level, middle]
+    state["slope"], state["begun"] = _slope(state, points), 0.0
+    state["last_level"] = _level(state, points)
     _learn(state, points)
     state.update(start=state["count"], levels=0.0, sums=[], counts=[])
     state["end"] = math.ceil(state["count"] * GROWTH)
+
+
+def _level(state: State, points: int) -> list[float]:
+    """The mean loss of the latest stretch, and the logarithm of its middle."""
+    return [state["levels"] / points, math.log(state["start"] + 0.5 * points)]
+
+
+def _slope(state: State, points: int) -> float:
+    """How fast the loss falls over the logarithm of the steps, relative to the loss."""
+    level, middle = _level(state, points)
+    if state["last_level"] is None or abs(level) < SMALLEST:
+        return float(state["slope"])
+    before, then = state["last_level"]
+    return min(max((before - level) / abs(level) / (middle - then), 0.0), LARGEST)
 
 
 def _learn(state: State, points: int) -> None:
@@ -118,10 +139,27 @@ def _learn(state: State, points: int) -> None:
 
 
 def tolerance(state: State, seeds: int, alpha: float) -> float:
-    """The relative excess over the mean of so many seeds that a run of the same configuration may have."""
-    prior = Prior(max(PUBLIC.spread, LAG * state["slope"]), PRIOR_FREEDOM)
+    """The relative excess over the mean of so many seeds that a run of the same configuration may have.
+
+    Seeds that spread more than the prior raise it. Seeds that agree do not lower it: they say how far they
+    have strayed themselves, not how far the run may.
+    """
+    prior = Prior(max(PUBLIC.spread, LAG * max(state["slope"], state["begun"])), PRIOR_FREEDOM)
+    least = usual(alpha) * prior.spread / PUBLIC.spread
     own = max(state["spread"] or 0.0, 0.0)
     variance, freedom, conflict = shrunk(own, float(state["freedom"]), prior, CONFLICT)
     # The own spread of few seeds has a wide quantile as it is.
-    quantile = -float(stdtrit(freedom, 0.5 * alpha / (1 if conflict else VALUES)))
-    return min(quantile * math.sqrt(variance) * math.sqrt(1.0 + 1.0 / max(seeds, 1)), LARGEST)
+    quantile = _quantile(freedom, alpha if conflict else alpha / VALUES)
+    seen = quantile * math.sqrt(variance) * math.sqrt(1.0 + 1.0 / max(seeds, 1))
+    return min(max(least, seen), LARGEST)
+
+
+def usual(alpha: float) -> float:
+    """The tolerance while the loss falls slowly, by the prior alone: of the difference of two runs."""
+    return float(_quantile(PRIOR_FREEDOM, alpha / VALUES) * PUBLIC.spread * math.sqrt(2.0))
+
+
+@lru_cache(maxsize=256)
+def _quantile(freedom: float, alpha: float) -> float:
+    """Two-sided, of Student's t."""
+    return -float(stdtrit(freedom, 0.5 * alpha))

@@ -22,6 +22,8 @@ Parameters = Mapping[str, float]
 LONGEST_GAP = 100
 # Causes that are open at once; tensors of further ones join the latest.
 MOST_GROUPS = 16
+# Layers that the evidence names.
+MOST_LAYERS = 256
 LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
 
@@ -240,6 +242,7 @@ class _Board:
         evidence: dict[str, Any] = {
             "tensors": tensors,
             "tensors_over": len(members),
+            "layers": _layers(names[i] for i in members.tolist())[:MOST_LAYERS],
             "last_onset": self.last_onset[group],
         }
         return Finding(True, group, step, peak, wording.threshold, message, evidence, update=not new)
@@ -262,15 +265,17 @@ def _interval(after: int, onset: int) -> str:
     return f" (not before step {after + 1})" if 0 <= after < onset - 1 else ""
 
 
+def _layers(names: Iterable[str]) -> list[int]:
+    """The first number in each name, ascending; empty if a name has none."""
+    matches = [LAYER.search(name) for name in names]
+    known = {int(match.group(1)) for match in matches if match is not None}
+    return [] if None in matches else sorted(known)
+
+
 def layers_in(names: Iterable[str]) -> str:
     """' in layers 20-24', from the first number in each name; empty if a name has none."""
-    numbers = set()
-    for name in names:
-        match = LAYER.search(name)
-        if match is None:
-            return ""
-        numbers.add(int(match.group(1)))
-    ordered = sorted(numbers)
+    ordered = _layers(names)
+    numbers = set(ordered)
     starts = [n for n in ordered if n - 1 not in numbers]
     ends = [n for n in ordered if n + 1 not in numbers]
     spans = [f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True)]

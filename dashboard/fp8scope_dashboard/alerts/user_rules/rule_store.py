@@ -10,6 +10,7 @@ from django.db import transaction
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts.events import held_by
 from fp8scope_dashboard.alerts.models import Event, Rule, RuleKind
 from fp8scope_dashboard.alerts.user_rules.rule_documents import Draft, RuleDocumentError, document_of, key_of
 
@@ -147,7 +148,13 @@ def _definition(rule: Rule) -> list[Any]:
 
 
 def _close_events(rule: Rule, reason: str) -> None:
-    """Resolve the open alerts of a rule whose detector starts again: nothing else would."""
-    for event in Event.objects.filter(rule=rule).exclude(seen_by=[]).select_related("run"):
-        Event.objects.filter(pk=event.pk).update(seen_by=[])
-        life.resolve(event, reason=reason)
+    """End the conditions of a rule whose detector starts again, and resolve alerts that have no other."""
+    of_project = Event.objects.filter(run__project=rule.project_id).exclude(seen_by=[])
+    for event in of_project.select_related("run"):
+        held = held_by(event, rule.pk)
+        if not held:
+            continue
+        event.seen_by = [each for each in event.seen_by if each not in held]
+        event.save(update_fields=["seen_by"])
+        if not event.seen_by:
+            life.resolve(event, reason=reason)

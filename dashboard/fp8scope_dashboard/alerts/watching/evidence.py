@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fp8scope_dashboard.alerts import rules
@@ -64,6 +65,46 @@ def shares_tensors(event: Event, finding: Finding) -> bool:
         return True
     names = {tensor["name"] for tensor in event.evidence.get("tensors", [])}
     return any(tensor["name"] in names for tensor in finding.evidence["tensors"])
+
+
+def is_about(event: Event, finding: Finding) -> bool:
+    """Whether a finding names largely the tensors of an event: half of its modules are the event's.
+
+    Input, weight and gradient of one module leave their ranges together. Of many tensors the evidence names
+    only the worst; then half of the layers must be the event's.
+    """
+    ours, theirs = event.evidence, finding.evidence
+    if all(int(each.get("tensors_over", 0)) > NAMED for each in (ours, theirs)):
+        mine, other = set(ours.get("layers", [])), set(theirs.get("layers", []))
+        if mine and other:
+            return 2 * len(mine & other) >= len(other)
+    mine, other = _modules(ours), _modules(theirs)
+    return bool(other) and 2 * len(mine & other) >= len(other)
+
+
+def _modules(named: Mapping[str, Any]) -> set[Any]:
+    return {tensor["name"].rpartition(".")[0] for tensor in named.get("tensors", [])}
+
+
+def add_further(event: Event, rule: Rule, finding: Finding) -> None:
+    """Keep what another rule found about the same tensors: one entry for each rule, the latest."""
+    entry = {
+        "kind": rule.kind,
+        "title": rule.title,
+        "severity": rule.severity,
+        "onset_step": finding.onset_step,
+        "step": finding.step,
+        "message": finding.message[:MESSAGE_LENGTH],
+    }
+    others = [each for each in event.evidence.get("further", []) if each["title"] != rule.title]
+    event.evidence = {
+        **event.evidence,
+        "further": [*others, entry],
+        "last_onset": max(
+            int(event.evidence.get("last_onset", event.onset_step)),
+            int(finding.evidence.get("last_onset", 0)),
+        ),
+    }
 
 
 def complete(event: Event, finding: Finding) -> None:

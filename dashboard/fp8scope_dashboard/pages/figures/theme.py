@@ -53,7 +53,7 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
         surface="#ffffff",
         arms={
             "bf16": "#0b63b5",
-            "fp8-1": "#c9500a",
+            "fp8-1": "#bd4906",
             "fp8-2": "#8e2f86",
             "fp8-3": "#7a6200",
             "other": "#4a5565",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import isclose, log2
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -87,6 +87,11 @@ class Question:
     def threshold(self) -> float:
         """The limit of the address, or the default of the statistic."""
         return default_limit(self.statistic) if self.limit is None else self.limit
+
+    @property
+    def has_own_limit(self) -> bool:
+        """Whether the limit is not the default of the statistic."""
+        return not isclose(self.threshold, default_limit(self.statistic), rel_tol=1e-5)
 
     @property
     def limit_text(self) -> str:

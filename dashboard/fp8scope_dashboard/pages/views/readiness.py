@@ -49,6 +49,8 @@ def readiness(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
             "rows": [answered.row(tensor) for tensor in shown],
             "address": question.address(),
         }
+        if answered.chosen is not None:
+            context["chosen_index"] = answered.sampled.indices[answered.chosen.index]
     is_part = request.headers.get("HX-Target") == "readiness"
     template = "pages/_readiness.html" if is_part else "pages/readiness.html"
     return page(request, project, "runs", template, context)

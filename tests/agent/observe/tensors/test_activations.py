@@ -142,6 +142,16 @@ def test_fp16_with_a_gradient_scaler() -> None:
     assert watched.step(work).extra("kurtosis", "0.input") == pytest.approx(defined(x.float()), rel=1e-9)
 
 
+def test_inside_of_transforms_nothing_is_read() -> None:
+    model = nn.Sequential(nn.Linear(32, 16))
+    watched = Watched(model)
+    # Only the hook of the kurtosis.
+    model[0]._forward_hooks.clear()
+    x = torch.randn(5, 32)
+    step = watched.step(lambda: torch.func.vmap(model, randomness="error")(x))
+    assert np.isnan(step.extra("kurtosis", "0.input"))
+
+
 def test_the_training_is_the_same() -> None:
     losses = []
     for is_watched in (False, True):

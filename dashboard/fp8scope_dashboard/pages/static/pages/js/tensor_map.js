@@ -474,6 +474,7 @@ class TensorMap {
 // ---- the ranking, whose own choices are in the address too
 
 const CHOICES = ["sort", "limit", "limit_of", "page"];
+// The answer of the server says which of them are not the default.
 
 const startRanking = (ranking) => {
   const query = new URLSearchParams(new FormData(document.getElementById("tensor-form")));
@@ -481,14 +482,9 @@ const startRanking = (ranking) => {
   for (const name of CHOICES) if (own.has(`tensors.${name}`)) query.set(name, own.get(`tensors.${name}`));
   const load = () => window.htmx.ajax("GET", `${ranking.dataset.ranking}?${query}`, { target: ranking, swap: "innerHTML" });
   if (window.htmx) load(); else addEventListener("load", load, { once: true });
-  ranking.addEventListener("htmx:afterRequest", ({ detail: { requestConfig, successful } }) => {
-    if (!successful) return;
-    const used = new URL(requestConfig.path, location.href).searchParams;
-    for (const name of CHOICES) {
-      const value = requestConfig.parameters[name] ?? used.get(name);
-      const isDefault = !value || (name === "sort" && value === "onset") || (name === "page" && value === "1");
-      publish("fp8:view", { name: `tensors.${name}`, value: isDefault ? null : value });
-    }
+  ranking.addEventListener("htmx:afterSettle", () => {
+    const chosen = ranking.querySelector("[data-chosen]")?.dataset;
+    for (const name of CHOICES) publish("fp8:view", { name: `tensors.${name}`, value: chosen?.[name] || null });
   });
 };
 

@@ -36,8 +36,8 @@ class Chart {
     const exponents = picture.bins.map(([exponent]) => exponent);
     const limits = [picture.current, picture.proposed].filter(Boolean).flatMap((side) => side.zones[side.zones.length >> 1]);
     const finite = limits.filter(Number.isFinite);
-    let low = Math.floor(Math.min(...exponents, ...finite)) - 1;
-    let high = Math.ceil(Math.max(...exponents, ...finite)) + 1;
+    let low = Math.floor(Math.min(...exponents, ...finite)) - 2;
+    let high = Math.ceil(Math.max(...exponents, ...finite)) + 4;
     const missing = Math.max(0, LEAST_SPAN - (high - low));
     low -= Math.floor(missing / 2);
     high += Math.ceil(missing / 2);

@@ -1,0 +1,273 @@
+"""How far the means of blocks of a difference stray by themselves, for blocks of 1, 2, 4, ... points.
+
+For each length the state has the Allan variance (Allan, 1966): the mean of (B' - B)^2 / 2 over successive
+blocks with the means B and B'. Of white noise it is the variance of a block's mean, and it halves with each
+doubling of the length. Noise that outlasts the blocks falls slower, or rises.
+
+* *The run's own difference*: only falls count, twice. Noise falls as often and as far as it rises, and a
+  harm only rises: whether it comes at once or over the whole run, it does not count as noise.
+* *The seeds' deviations from their mean*: both directions count, because no seed is under suspicion. K seeds
+  have K - 1 degrees of freedom.
+
+The larger of the two is what counts. Averages are exponential: a length remembers its last MEMORY pairs.
+
+Noise that lasts for a large part of the run has few pairs. So there is a second measure of it, the *wander*
+of means of 64 points, since the number of points was last a power of two, or from there to the one before,
+if that is more:
+
+* of the run, how far they have fallen from their highest;
+* of the seeds, how far apart a seed's lowest and highest are;
+* with one seed, OWN_RANGE of how far apart the run's lowest and highest are. Nothing else shows how far such
+  runs part. It is less than a rise, so that a rise gets out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fp8scope_dashboard.alerts.detectors.base import State
+from fp8scope_dashboard.text.numbers import LARGEST
+
+# Pairs of blocks that an average remembers.
+MEMORY = 64
+# A length with fewer degrees of freedom shows nothing.
+LEAST_FREEDOM = 3.0
+# Values further from the centre than this many mean absolute deviations are clipped: single outliers would
+# hide all other noise. The centre is known after so many points.
+CLIP, CENTRE_POINTS, CENTRE_MEMORY = 8.0, 64, 64.0
+# The most that a pair counts, in variances, once the variance is known from so many pairs.
+MOST_VARIANCES, KNOWN_PAIRS = 16.0, 8
+# Level of the means whose wander is measured: 2^6 = 64 points.
+WANDER_LEVEL = 6
+OWN_RANGE = 0.5
+# Degrees of freedom from which on a length may be that of the blocks.
+ENOUGH_FREEDOM = 8.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The noise of the means of blocks of `length` points: variance, and its degrees of freedom."""
+
+    length: int
+    variance: float
+    freedom: float
+
+
+def fresh() -> State:
+    """The state before the first point."""
+    return {
+        "count": 0,
+        "centre": 0.0,
+        "deviation": 0.0,
+        "own": [],
+        "seeds": [],
+        # `_wander_since` of the time before the number of points was last a power of two.
+        "before": [0.0, 0.0, 0.0],
+        "fall": 0.0,
+        "highest": None,
+        "lowest": None,
+        "ranges": [],
+    }
+
+
+def add(state: State, value: float, deviations: Sequence[float | None]) -> float:
+    """Add a point.
+
+    Args:
+        value: the run's difference to the mean of the seeds, finite.
+        deviations: of each seed from that mean; None where a seed has no value. Seeds keep their place.
+
+    Returns:
+        How far above the centre the value counts at most: outliers are clipped.
+    """
+    state["count"] += 1
+    if state["count"] >= 2**WANDER_LEVEL and state["count"] & (state["count"] - 1) == 0:
+        state.update(before=_wander_since(state), fall=0.0, highest=None, lowest=None, ranges=[])
+    clipped = _clipped(state, value)
+    mean = _cascade(state["own"], [clipped], falls_only=True)
+    if mean is not None and mean[0] is not None:
+        state["highest"] = mean[0] if state["highest"] is None else max(state["highest"], mean[0])
+        state["lowest"] = mean[0] if state["lowest"] is None else min(state["lowest"], mean[0])
+        state["fall"] = max(state["fall"], state["highest"] - mean[0])
+    if len(deviations) > 1:
+        means = _cascade(state["seeds"], list(deviations), falls_only=False)
+        if means is not None:
+            _extend(state["ranges"], means)
+    return clipped
+
+
+def wander(state: State, seeds: int) -> float:
+    """How far the difference to the mean of so many seeds strays by itself, in means of 64 points."""
+    fall, own_range, of_seeds = (
+        max(pair) for pair in zip(state["before"], _wander_since(state), strict=True)
+    )
+    if seeds < 2:
+        return float(max(fall, OWN_RANGE * own_range))
+    # From a deviation from the mean of K runs to a difference to the mean of K others.
+    return float(max(fall, math.sqrt((seeds + 1.0) / (seeds - 1.0)) * of_seeds))
+
+
+def _wander_since(state: State) -> list[float]:
+    """The largest fall and the range of the run, and the largest range of a seed."""
+    own = 0.0 if state["highest"] is None else state["highest"] - state["lowest"]
+    of_seeds = max((high - low for low, high in state["ranges"] if low is not None), default=0.0)
+    return [state["fall"], min(own, LARGEST), min(of_seeds, LARGEST)]
+
+
+def _extend(ranges: list[list[float | None]], means: Sequence[float | None]) -> None:
+    """Let the ranges of the seeds contain their new means."""
+    for i, mean in enumerate(means):
+        if i == len(ranges):
+            ranges.append([None, None])
+        low, high = ranges[i]
+        if mean is not None:
+            ranges[i] = [mean if low is None else min(low, mean), mean if high is None else max(high, mean)]
+
+
+def interrupted(state: State) -> State:
+    """The state after points that were left out: no block goes on over the gap."""
+
+    def cut(scales: Sequence[State]) -> list[State]:
+        return [{**scale, "last": None, "waiting": None} for scale in scales]
+
+    return {**state, "own": cut(state["own"]), "seeds": cut(state["seeds"]), "highest": None, "lowest": None}
+
+
+def scales(state: State, seeds: int) -> list[Scale]:
+    """The noise of the difference to the mean of so many seeds, by length, shortest first.
+
+    Without gaps in the lengths; ends before the first length that shows too little.
+    """
+    known = []
+    # A difference to the mean of K seeds varies by 1 + 1/K of the variance of one run.
+    factor = 1.0 + 1.0 / max(seeds, 1)
+    for level in range(max(len(state["own"]), len(state["seeds"]))):
+        here = [
+            Scale(2**level, weight * each[level]["variance"], min(each[level]["freedom"], most))
+            for each, weight, most in (
+                (state["own"], 1.0, MEMORY / 2.0),
+                (state["seeds"], factor, float(MEMORY * max(seeds - 1, 1))),
+            )
+            if level < len(each) and each[level]["freedom"] >= LEAST_FREEDOM
+        ]
+        if not here:
+            break
+        known.append(max(here, key=lambda scale: scale.variance))
+    return known
+
+
+def _clipped(state: State, value: float) -> float:
+    """The value, at most CLIP mean absolute deviations from the moving centre."""
+    difference = value - state["centre"]
+    reach = CLIP * state["deviation"]
+    if state["count"] > CENTRE_POINTS and reach > 0.0:
+        difference = min(max(difference, -reach), reach)
+    gain = 1.0 / min(state["count"], CENTRE_MEMORY)
+    clipped = state["centre"] + difference
+    state["centre"] += gain * difference
+    state["deviation"] += gain * (abs(difference) - state["deviation"])
+    return float(clipped)
+
+
+def _cascade(
+    levels: list[State], values: list[float | None], *, falls_only: bool
+) -> list[float | None] | None:
+    """Add the means of the blocks that end with this point; return that of level WANDER_LEVEL, if any."""
+    wandering = None
+    for level in range(64):
+        if level == len(levels):
+            levels.append({"pairs": 0, "freedom": 0.0, "variance": 0.0, "last": None, "waiting": None})
+        scale = levels[level]
+        if level == WANDER_LEVEL:
+            wandering = values
+        if scale["last"] is not None:
+            _add_pair(scale, values, falls_only=falls_only)
+        scale["last"] = values
+        if scale["waiting"] is None:
+            scale["waiting"] = values
+            break
+        values = [
+            None if a is None or b is None else 0.5 * (a + b)
+            for a, b in zip(scale["waiting"], values, strict=False)
+        ]
+        scale["waiting"] = None
+    return wandering
+
+
+def _add_pair(scale: State, values: Sequence[float | None], *, falls_only: bool) -> None:
+    changes = [b - a for a, b in zip(scale["last"], values, strict=False) if a is not None and b is not None]
+    if falls_only:
+        square, freedom = (min(changes[0], 0.0) ** 2, 0.5) if changes else (0.0, 0.0)
+    else:
+        # The deviations from a mean sum to 0.
+        freedom = float(len(changes) - 1)
+        square = 0.5 * sum(change * change for change in changes) / freedom if freedom > 0.0 else 0.0
+    if freedom <= 0.0:
+        return
+    square = min(square, LARGEST)
+    if scale["pairs"] >= KNOWN_PAIRS and scale["variance"] > 0.0:
+        square = min(square, MOST_VARIANCES * scale["variance"])
+    scale["pairs"] += 1
+    scale["freedom"] += freedom
+    scale["variance"] += (square - scale["variance"]) / min(scale["pairs"], MEMORY)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the noise is taken to be.
+
+    Attributes:
+        length: points from which on the means of successive blocks are (nearly) uncorrelated; if no length
+            is known to do, the longest that has enough blocks.
+        white: the noise of blocks of that length; None if no length will do.
+        longer: the noise of all blocks, without what the tolerance covers.
+    """
+
+    length: int
+    white: Scale | None
+    longer: tuple[Scale, ...]
+
+
+def model(known: Sequence[Scale], covered: Callable[[int], float], least: int) -> Model | None:
+    """The shortest blocks, of at least `least` points, from which on the noise falls as white noise does.
+
+    Args:
+        known: the result of `scales`.
+        covered: the variance, by length, of lasting differences that the tolerance covers.
+    """
+    usable = [scale for scale in known if scale.length >= least]
+    if not usable:
+        return None
+    longer = tuple(
+        Scale(scale.length, max(scale.variance - covered(scale.length), 0.0), scale.freedom)
+        for scale in known
+    )
+    for i, scale in enumerate(usable):
+        if scale.freedom >= ENOUGH_FREEDOM and _is_white(scale, usable[i + 1 :], covered):
+            return Model(scale.length, scale, longer)
+    enough = [scale for scale in usable if scale.freedom >= ENOUGH_FREEDOM] or usable[:1]
+    return Model(enough[-1].length, None, longer)
+
+
+def white_deviation(known: Sequence[Scale]) -> float:
+    """The standard deviation that means of 64 points had if the noise of single points were white."""
+    return math.sqrt(known[0].variance / 2**WANDER_LEVEL)
+
+
+def _is_white(short: Scale, longer: Sequence[Scale], covered: Callable[[int], float]) -> bool:
+    """Whether longer blocks, each and all together, vary as little as independent shorter ones let expect."""
+    ratios = [
+        other.variance / (short.variance * short.length / other.length + covered(other.length))
+        for other in longer
+    ]
+    freedoms = [other.freedom for other in longer]
+    own = math.sqrt(2.0 / short.freedom)
+    if any(
+        ratio > 1.0 + own + math.sqrt(2.0 / freedom) for ratio, freedom in zip(ratios, freedoms, strict=True)
+    ):
+        return False
+    together = sum(freedoms)
+    mean = sum(ratio * freedom for ratio, freedom in zip(ratios, freedoms, strict=True)) / max(together, 1.0)
+    return mean <= 1.0 + own

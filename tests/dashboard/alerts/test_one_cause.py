@@ -1,0 +1,137 @@
+"""Alerts of several rules about the same tensors are one alert."""
+
+from __future__ import annotations
+
+import pytest
+from dashboard.helpers.recording import make_run
+
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts import events
+from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts.events import Detection
+from fp8scope_dashboard.alerts.models import Channel, Delivery, EntryKind, Event, EventState, Rule
+from fp8scope_dashboard.alerts.services import alerts_after
+from fp8scope_dashboard.alerts.user_rules import rule_store
+from fp8scope_dashboard.runs.models import Run
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run(db: None) -> Run:
+    return make_run(create_project("default", "Default"))
+
+
+@pytest.fixture
+def channel(run: Run) -> Channel:
+    channel = Channel(project=run.project, kind="webhook", name="hook")
+    channel.config = {"url": "https://hooks.example.org/x", "secret": "s"}
+    channel.save()
+    return channel
+
+
+def rule(run: Run, kind: str) -> Rule:
+    return Rule.objects.get(project=run.project, kind=kind)
+
+
+def finding(onset: int, *names: str, over: int = 0, layers: tuple[int, ...] = ()) -> Finding:
+    tensors = [{"name": name, "onset_step": onset} for name in names]
+    evidence = {"tensors": tensors, "tensors_over": over or len(names), "layers": list(layers)}
+    return Finding(True, onset, onset + 9, 0.5, None, f"{len(names)} tensors.", evidence)
+
+
+def apply(run: Run, *each: tuple[str, Finding]) -> list[Event]:
+    detections = [Detection(rule(run, kind), found, "writer/0", "0") for kind, found in each]
+    return events.apply(run, detections).opened
+
+
+UP, DOWN = "blocks.3.mlp.up", "blocks.3.mlp.down"
+OVERFLOW = ("saturation_rate", finding(300, f"{UP}.input", f"{DOWN}.input"))
+UNDERFLOW = ("underflow_rate", finding(350, f"{UP}.grad_output"))
+FROZEN = ("scale_frozen", finding(310, f"{UP}.input"))
+
+
+def test_it_works(run: Run, channel: Channel) -> None:
+    (event,) = apply(run, OVERFLOW)
+    assert apply(run, UNDERFLOW) == [] and Event.objects.count() == 1
+    event.refresh_from_db()
+    (further,) = event.evidence["further"]
+    assert (further["title"], further["onset_step"]) == ("Underflow rate", 350)
+    assert event.severity == "warning" and Delivery.objects.count() == 1
+    entry = event.history.get(kind=EntryKind.UPDATED)
+    assert entry.text == "Underflow rate: 1 tensors."
+
+
+def test_a_more_severe_rule_raises_the_alert_and_sends_it_again(run: Run, channel: Channel) -> None:
+    (event,) = apply(run, OVERFLOW)
+    assert apply(run, FROZEN) == []
+    event.refresh_from_db()
+    assert event.severity == "critical" and event.message.startswith("Frozen scale: ")
+    assert list(Delivery.objects.order_by("id").values_list("reason", flat=True)) == ["opened", "worse"]
+    (alert,) = alerts_after(run.pk, event.pk)
+    assert alert["severity"] == "critical"
+
+
+def test_an_alert_that_opens_with_its_further_evidence_is_sent_once(run: Run, channel: Channel) -> None:
+    (event,) = apply(run, OVERFLOW, FROZEN, UNDERFLOW)
+    assert event.severity == "critical" and len(event.evidence["further"]) == 2
+    assert Delivery.objects.get().reason == "opened"
+
+
+def test_other_tensors_or_a_later_onset_are_another_alert(run: Run) -> None:
+    apply(run, OVERFLOW)
+    other = finding(350, "blocks.9.mlp.up.input")
+    later = finding(900, f"{UP}.input")
+    assert [event.kind for event in apply(run, ("underflow_rate", other))] == ["underflow_rate"]
+    assert [event.kind for event in apply(run, ("scale_stale", later))] == ["scale_stale"]
+
+
+def test_of_many_tensors_the_layers_are_compared(run: Run) -> None:
+    many = finding(300, "blocks.1.mlp.up.input", over=40, layers=tuple(range(20)))
+    same = finding(320, "blocks.9.attention.input", over=30, layers=tuple(range(5, 20)))
+    others = finding(320, "blocks.30.attention.input", over=30, layers=tuple(range(19, 40)))
+    apply(run, ("saturation_rate", many))
+    assert apply(run, ("underflow_rate", same)) == []
+    assert len(apply(run, ("scale_stale", others))) == 1
+
+
+def test_the_alert_lasts_until_the_last_condition_ends(run: Run) -> None:
+    (event,) = apply(run, OVERFLOW)
+    apply(run, UNDERFLOW)
+    apply(run, ("saturation_rate", Finding(False, 300, 420)))
+    event.refresh_from_db()
+    assert event.state == EventState.OPEN
+    texts = event.history.values_list("text", flat=True)
+    assert list(texts)[-1] == "Saturation rate has ended; other conditions last."
+    apply(run, ("underflow_rate", Finding(False, 350, 440)))
+    event.refresh_from_db()
+    assert (event.state, event.resolved_step) == (EventState.RESOLVED, 440)
+
+
+def test_more_tensors_of_the_other_rule_complete_its_evidence(run: Run) -> None:
+    (event,) = apply(run, OVERFLOW)
+    apply(run, UNDERFLOW)
+    more = finding(350, f"{UP}.grad_output", f"{DOWN}.grad_output")
+    update = Finding(**{**more.__dict__, "update": True})
+    assert apply(run, ("underflow_rate", update)) == []
+    event.refresh_from_db()
+    (further,) = event.evidence["further"]
+    assert further["message"] == "2 tensors." and event.message == "2 tensors."
+
+
+def test_a_rule_that_is_switched_off_no_longer_holds_the_alert(run: Run) -> None:
+    (event,) = apply(run, OVERFLOW)
+    apply(run, UNDERFLOW)
+    for kind, state in (("underflow_rate", EventState.OPEN), ("saturation_rate", EventState.RESOLVED)):
+        rule_store._close_events(rule(run, kind), "The rule was switched off.")
+        event.refresh_from_db()
+        assert event.state == state
+
+
+@pytest.mark.parametrize("change", [{"action": "fallback"}, {"escalate_minutes": 5}])
+def test_a_rule_with_an_order_or_another_escalation_has_its_own_alert(
+    run: Run, change: dict[str, object]
+) -> None:
+    Rule.objects.filter(project=run.project, kind="scale_frozen").update(**change)
+    apply(run, OVERFLOW)
+    assert [event.kind for event in apply(run, FROZEN)] == ["scale_frozen"]

@@ -1,0 +1,113 @@
+"""Every page in light and dark, on a desktop and a phone: accessible, not too wide, without errors.
+
+Each page is loaded once; theme and width change while it is shown, as they do for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from dashboard.helpers.seeding import Seeded, seed_project
+from e2e.helpers.accessibility import violations
+from e2e.helpers.tabs import OpenTab, Tab
+from helpers.live_servers import Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+LOOKS = [("light", 1440), ("dark", 1440), ("dark", 390), ("light", 390)]
+
+
+def addresses(server: Server, seeded: Seeded) -> dict[str, str]:
+    """The address of every kind of page, by its name."""
+    from fp8scope_dashboard.alerts.models import Event
+    from fp8scope_dashboard.shared_reports.models import SharedReport
+    from fp8scope_dashboard.shared_reports.services import create_link
+
+    own = f"/p/{server.project.slug}/"
+    run = f"{own}runs/{seeded.faulty.pk}/"
+    chosen = "&".join(f"runs={each.pk}" for each in (seeded.faulty, *seeded.baselines))
+    report = SharedReport.objects.get()
+    user = report.created_by
+    assert user is not None
+    _, secret = create_link(report, user, None)
+    event = Event.objects.filter(run=seeded.faulty).earliest("id")
+    return {
+        "runs": own,
+        "run": f"{own}runs/{seeded.healthy.pk}/",
+        "run in trouble": run,
+        **{name: f"{run}{name}/" for name in ("data", "diagnosis", "readiness")},
+        "compare": f"{own}compare/?{chosen}",
+        "evaluations": f"{own}evaluations/",
+        "alerts": f"{own}alerts/?state=all",
+        "alert": f"{own}alerts/{event.pk}/",
+        "rules": f"{own}rules/",
+        "new rule": f"{own}rules/new",
+        "channels": f"{own}channels/",
+        "settings": f"{own}settings/",
+        "reports": f"{own}reports/",
+        "new report": f"{own}reports/new?{chosen}",
+        "report": f"{own}reports/{report.pk}/",
+        "shared report": f"/shared/{secret}/",
+        "account": "/account/",
+        "server": "/server/",
+    }
+
+
+@pytest.fixture
+def seeded(server: Server) -> Seeded:
+    return seed_project(server.project, 150)
+
+
+@pytest.fixture
+def tab(open_tab: OpenTab, server: Server, seeded: Seeded) -> Iterator[Tab]:
+    """A tab of an administrator of the server, in a project with runs and a report."""
+    from fp8scope_dashboard.accounts.models import User
+
+    tab = open_tab()
+    User.objects.filter(username="ada").update(is_superuser=True)
+    outside: list[str] = []
+
+    def note(address: str) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("data", "blob") and f"{parts.scheme}://{parts.netloc}" != server.url:
+            outside.append(address)
+
+    tab.page.on("request", lambda request: note(request.url))
+    tab.open(f"/p/{server.project.slug}/reports/new?runs={seeded.faulty.pk}")
+    tab.page.get_by_role("button", name="Freeze the report").click()
+    tab.page.get_by_role("button", name="Make a link").wait_for()
+    yield tab
+    assert outside == []
+
+
+def test_it_works(tab: Tab, server: Server, seeded: Seeded) -> None:
+    problems: list[str] = []
+    for name, path in addresses(server, seeded).items():
+        tab.page.set_viewport_size({"width": 1440, "height": 900})
+        tab.page.emulate_media(color_scheme="light")
+        tab.open(path)
+        tab.draw_everything()
+        for theme, width in LOOKS:
+            tab.page.set_viewport_size({"width": width, "height": 900 if width > 500 else 844})
+            tab.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+            tab.page.wait_for_timeout(100)
+            where = f"{name}, {theme}, {width} px"
+            if tab.is_too_wide():
+                problems.append(f"{where}: scrolls sideways")
+            problems += [f"{where}: {violation}" for violation in violations(tab.page)]
+        problems += [f"{name}: {error}" for error in tab.console_errors]
+        tab.console_errors.clear()
+    assert not problems, "\n".join(problems)
+
+
+def test_pages_without_data(open_tab: OpenTab, server: Server) -> None:
+    problems: list[str] = []
+    tab = open_tab(390)
+    for rest in ("", "compare/", "evaluations/", "alerts/", "rules/", "reports/", "reports/new"):
+        tab.open(f"/p/{server.project.slug}/{rest}")
+        if tab.is_too_wide():
+            problems.append(f"{rest}: scrolls sideways")
+        problems += [f"{rest}: {violation}" for violation in violations(tab.page)]
+    assert not problems, "\n".join(problems)
