@@ -1,5 +1,6 @@
 """The Celery application: `celery -A fp8scope_dashboard.celery:app worker|beat`."""
 
+import gc
 import importlib
 import logging.config
 import os
@@ -33,6 +34,9 @@ def load_before_forking(**_: Any) -> None:
     """
     for name in ("scipy.stats", "scipy.optimize", settings.ROOT_URLCONF):
         importlib.import_module(name)
+    # Otherwise the first collection of each child writes to, and so copies, most of this memory.
+    gc.collect()
+    gc.freeze()
 
 
 worker_init.connect(load_before_forking)
