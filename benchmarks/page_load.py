@@ -283,7 +283,7 @@ def writer(supervisor: Any, address: str) -> Callable[[], float]:
     def write() -> float:
         seq = next(numbers)
         now = datetime.now(UTC).isoformat()
-        rows = [{"step": 10_000 + seq, "time": now, "scalars": {"loss": 2.5 + seq / 10}}]
+        rows = [{"step": 600 + seq, "time": now, "scalars": {"loss": 2.5 + seq / 10}}]
         answer = urllib3.request(
             "POST",
             f"{supervisor.url}/api/v1/runs/{run}/batches",

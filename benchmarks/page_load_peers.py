@@ -139,7 +139,10 @@ def _measured(
 
 
 def _load(playwright: Any, address: str, line: str) -> dict[str, float]:
-    """One load in a new profile. The chart reacts to the mouse as soon as it is there."""
+    """One load in a new profile. The chart reacts to the mouse as soon as it is there.
+
+    TensorBoard draws in a worker, so that its line comes a little later than its time says.
+    """
     from page_load import FLAGS, PROGRAMS, WINDOW, which
 
     chromium = playwright.chromium.launch(executable_path=which(PROGRAMS), args=FLAGS)

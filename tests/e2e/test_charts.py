@@ -65,7 +65,7 @@ def test_it_works(open_tab: OpenTab, path: str) -> None:
     tab = open_tab()
     held: list[Route] = []
     tab.page.route(PLOTLY, lambda route: held.append(route))
-    tab.open(path)
+    tab.page.goto(tab.url + path, wait_until="domcontentloaded")
     drawn = tab.page.locator("#panels .figure__drawn > svg")
     drawn.scroll_into_view_if_needed()
     assert state(tab) == "drawn" and drawn.is_visible()
@@ -306,3 +306,15 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
     tab.page.unroute("**/events")
     tab.wait(lambda: live.get_attribute("data-state") == "live" and last_step() == 180, "Catching up")
     tab.console_errors.clear()
+
+
+def test_a_range_without_values_keeps_the_chart(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    relayout(tab, 400, 500)
+    note = tab.page.locator("#panels .figure__note")
+    tab.wait(lambda: note.inner_text() == "No values in this range", "Saying that there is nothing")
+    assert state(tab) == "ready"
+    tab.page.locator("#panels").get_by_role("button", name="Show all").click()
+    tab.wait(lambda: not note.inner_text() and shown_range(tab)[1] < 200, "Showing everything")

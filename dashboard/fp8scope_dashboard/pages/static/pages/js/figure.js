@@ -188,9 +188,9 @@ class Figure {
     loadPlotly().catch(() => {});
     try {
       const answer = await this.fetchFigure(this.request);
-      await this.draw(answer);
+      const note = await this.draw(answer);
       delete this.element.dataset.stale;
-      this.note();
+      this.note(note);
     } catch (error) {
       if (!this.isOutdated) this.fail(error);
     } finally {
@@ -218,14 +218,17 @@ class Figure {
     }
   }
 
+  // Returns what to say about the chart.
   async draw(answer) {
+    // The chart of another range stays, so that its reader can go on from there.
+    if (answer.empty !== undefined && this.drawn && this.zoom) return "No values in this range";
     if (answer.empty !== undefined) {
       if (this.drawn) window.Plotly.purge(this.plot);
       this.drawn = false;
       this.listening = false;
       this.element.style.removeProperty("--figure-height");
       this.show("empty", answer.empty);
-      return;
+      return "";
     }
     const Plotly = await loadPlotly();
     await turn(this.element, async () => {
@@ -244,6 +247,7 @@ class Figure {
       this.element.querySelector(".figure__drawn")?.remove();
       this.markDrawn();
     });
+    return "";
   }
 
   // The time of the last drawing, for measurements.
