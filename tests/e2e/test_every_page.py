@@ -38,6 +38,8 @@ def addresses(server: Server, seeded: Seeded) -> dict[str, str]:
         "run": f"{own}runs/{seeded.healthy.pk}/",
         "run in trouble": run,
         **{name: f"{run}{name}/" for name in ("data", "diagnosis", "readiness")},
+        **{f"tab {name}": f"{run}?tab={name}" for name in ("tensors", "configuration")},
+        "tensor": f"{run}tensors/0/",
         "compare": f"{own}compare/?{chosen}",
         "evaluations": f"{own}evaluations/",
         "alerts": f"{own}alerts/?state=all",
