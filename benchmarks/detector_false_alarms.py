@@ -1,11 +1,14 @@
 """What the default alert rules report on real small trainings. Prints a JSON line per training.
 
     python benchmarks/detector_false_alarms.py [--steps N] [--seeds N] [--width N] [--recipes NAME ...]
+        [--seconds S]
 
 Trains the demo's model on its text, watched by the agent, which sends to a sink in this process. The rules of
 the tensors and scalars then read the rows as the server would. The trainings with a recipe are healthy, so
 that everything that is reported of them is a false alarm. `fault` is the demo's: from half of the steps on
 the scales of all gradients are frozen and the gradients 1,024 times as large.
+
+Seeds go round the recipes; no training begins once `--seconds` are over.
 
 Fields: `recipe`, `seed`, `steps`, `tensors`; `alarms`, by rule, the onset steps of the alarms that opened;
 `last_loss`.
@@ -18,6 +21,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 from collections import defaultdict
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -112,14 +116,18 @@ def judge(data: ChunkData, facts: TensorFacts) -> dict[str, list[int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1_500)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2_000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments = parser.parse_args()
     os.environ["FP8SCOPE_LOG_LEVEL"] = "error"
-    for recipe in arguments.recipes:
-        for seed in range(1, arguments.seeds + 1):
+    began = time.monotonic()
+    for seed in range(1, arguments.seeds + 1):
+        for recipe in arguments.recipes:
+            if time.monotonic() - began > arguments.seconds:
+                return
             data, facts = train(recipe, seed, arguments.steps, arguments.width)
             line = {
                 "recipe": recipe,

@@ -1,6 +1,6 @@
 """How often the loss detectors alarm falsely, and how soon they find harm, on real and simulated curves.
 
-    python benchmarks/detectors.py --curves DIRECTORY [--trials N] [--peers]
+    python benchmarks/detectors.py --curves DIRECTORY [--trials N] [--peers] [--groups NAME ...]
 
 DIRECTORY contains public training-loss curves, in the form that `benchmarks/verdicts.py` explains. Prints one
 JSON line per detector and group:
@@ -20,8 +20,10 @@ Harms begin in the middle: '+1 %' and '+1 nat' at once, 'ramp to 1 %' linearly w
 
 `--peers` adds CUSUM and EWMA (textbook, standardised by the first 100 points), ADWIN and Page-Hinkley of
 river, SpikeDetection of Lightning, and trainscope's default detector, on the same series: the loss of one
-run, or the relative difference to the baselines' mean. They run in an environment of their own under build/.
-Random choices have a fixed seed.
+run, or the relative difference to the baselines' mean. They run in an environment of their own under build/,
+on PEER_TRIALS trials, and of the simulated groups only on the shorter ones, because some take 0.2 ms a point.
+Lines are printed as they are known; `--groups` runs a part: real, pairs, runs. Random choices have a fixed
+seed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import json
 import subprocess
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,8 +56,9 @@ LEAST_POINTS = 200
 GROUP_RUNS = 7
 ALONE = {"loss_not_finite": not_finite, "loss_spike": spike, "loss_divergence": divergence}
 PEERS = ("CUSUM", "EWMA", "ADWIN", "Page-Hinkley", "Lightning SpikeDetection", "trainscope")
-# Trials of one group that the detectors from PyPI see: some take 0.2 ms a point.
-PEER_TRIALS = 20
+# Trials of one group that the detectors from PyPI see, and the most points of a simulated one.
+PEER_TRIALS, PEER_POINTS = 10, 600
+PARTS = ("real", "pairs", "runs")
 BUILD = Path(__file__).parents[1] / "build" / "detector_peers"
 
 
@@ -217,21 +220,21 @@ def line(detector: str, group: Group, opened: list[list[int]], *, default: bool)
     }
 
 
-def groups_of(directory: Path | None, trials: int) -> Iterator[Group]:
+def groups_of(directory: Path | None, trials: int, parts: Collection[str] = PARTS) -> Iterator[Group]:
     """All healthy groups, each followed by its harmed ones."""
-    for group in real_groups(directory, trials) if directory else ():
+    for group in real_groups(directory, trials) if directory and "real" in parts else ():
         yield group
         if group.detectors == ("above_baseline",):
             yield from (harmed(group, harm, group.detectors) for harm in ("+1 %", "ramp to 1 %", "+1 nat"))
         else:
             yield harmed(group, "+1 nat", ("loss_spike", "loss_divergence"))
             yield harmed(group, "NaN", ("loss_not_finite",))
-    for group in simulated_pairs(trials):
+    for group in simulated_pairs(trials) if "pairs" in parts else ():
         yield group
         yield harmed(group, "+1 nat", group.detectors)
         if "offsets" in group.name:
             yield harmed(group, "+1 %", group.detectors)
-    for group in simulated_runs(trials):
+    for group in simulated_runs(trials) if "runs" in parts else ():
         yield group
         yield harmed(group, "+1 nat", ("loss_divergence",))
 
@@ -251,8 +254,15 @@ def peer_python() -> Path:
     return python
 
 
-def peer_lines(group: Group) -> Iterator[dict[str, Any]]:
+def start_peers() -> subprocess.Popen[str]:
+    """The process of the detectors from PyPI: imports once, then answers one path at a time."""
+    command = [str(peer_python()), str(Path(__file__).with_name("detectors_peers.py")), *PEERS]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def peer_lines(group: Group, peers: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     """The lines of the detectors from PyPI."""
+    assert peers.stdin is not None and peers.stdout is not None
     trials = group.trials[:PEER_TRIALS]
     series = []
     for trial in trials:
@@ -264,9 +274,8 @@ def peer_lines(group: Group) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "series.npz"
         np.savez(path, *series)
-        command = [str(peer_python()), str(Path(__file__).with_name("detectors_peers.py")), str(path), *PEERS]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    answers = json.loads(done.stdout)
+        print(path, file=peers.stdin, flush=True)
+        answers = json.loads(peers.stdout.readline())
     for peer in PEERS:
         if "error" in answers[peer]:
             yield {"detector": peer, "group": group.name, "harm": group.harm, "error": answers[peer]["error"]}
@@ -282,15 +291,20 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, help="without it only simulated groups")
     parser.add_argument("--trials", type=int, default=40, help="pairs or simulated runs of one line")
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--groups", nargs="+", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
-    for group in groups_of(arguments.curves, arguments.trials):
+    peers = start_peers() if arguments.peers else None
+    for group in groups_of(arguments.curves, arguments.trials, arguments.groups):
         for detector in group.detectors:
             opened = [alarms(detector, trial) for trial in group.trials]
             answer = line(detector, group, opened, default=True)
             print(json.dumps({"benchmark": "detectors", **answer}), flush=True)
-        if arguments.peers and group.harm != "NaN":
-            for answer in peer_lines(group):
+        is_long = "points" in group.name and len(group.trials[0].losses) > PEER_POINTS
+        if peers is not None and group.harm != "NaN" and not is_long:
+            for answer in peer_lines(group, peers):
                 print(json.dumps({"benchmark": "detectors", **answer}), flush=True)
+    if peers is not None:
+        peers.communicate()
 
 
 if __name__ == "__main__":

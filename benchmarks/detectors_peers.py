@@ -1,8 +1,9 @@
 """Alarms of detectors from PyPI, for `benchmarks/detectors.py --peers`, which runs it in their environment.
 
-    python detectors_peers.py SERIES.npz NAME...
+    python detectors_peers.py NAME...
 
-Prints one JSON object: for each name either `alarms`, the points of the alarms in each series, or `error`.
+Reads paths of .npz files, one a line, and prints one JSON object for each of them: for each name either
+`alarms`, the points of the alarms in each series, or `error`.
 Only alarms of a rise count. Detectors have their default parameters, except that Page-Hinkley looks for rises
 only.
 """
@@ -134,10 +135,15 @@ DETECTORS = {
 
 
 def main() -> None:
-    """Print the JSON object."""
-    path, *names = sys.argv[1:]
-    with np.load(path) as file:
-        every = [file[name] for name in file.files]
+    """Print a JSON object for each line of the input."""
+    for line in sys.stdin:
+        with np.load(line.strip()) as file:
+            every = [file[name] for name in file.files]
+        print(json.dumps(answers_to(every, sys.argv[1:])), flush=True)
+
+
+def answers_to(every: list[Any], names: list[str]) -> dict[str, Any]:
+    """The alarms of each detector in each series."""
     answers: dict[str, Any] = {}
     for name in names:
         try:
@@ -148,7 +154,7 @@ def main() -> None:
             answers[name] = {"alarms": found}
         except ImportError as error:
             answers[name] = {"error": f"cannot be imported: {error}"}
-    print(json.dumps(answers))
+    return answers
 
 
 if __name__ == "__main__":

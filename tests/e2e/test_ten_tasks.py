@@ -93,12 +93,13 @@ def test_when_and_what_the_scales_did(person: Person, seeded: Seeded) -> None:
     """From the run's page: the worst tensor's amax and the largest value that its scale allows."""
     at_run(person, seeded)
     person.click(person.tab.page.locator("button[data-tensor]").first)
-    plot = person.tab.page.locator("#tensor .figure__plot")
-    person.tab.wait(
-        lambda: "mlp.down.input" in (plot.get_attribute("aria-label") or ""), "Drawing the tensor"
-    )
+    drawer = person.tab.page.get_by_role("dialog")
+    expect(drawer).to_contain_text("mlp.down.input")
+    lines = drawer.locator("#tensor-lines")
+    lines.scroll_into_view_if_needed()
+    person.tab.wait(lambda: lines.get_attribute("data-state") == "ready", "Drawing the tensor")
     names = person.tab.page.evaluate(
-        "document.querySelector('#tensor .figure__plot').data.map((trace) => trace.name)"
+        "document.querySelector('#tensor-lines .figure__plot').data.map((trace) => trace.name)"
     )
     assert "largest representable" in names and "amax" in names
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -174,9 +176,22 @@ class Listing:
         self.query: Query = read(state.search, self.vocabulary)
         self.runs: QuerySet[Run] = search(Run.objects.filter(project=project), self.query)
 
+    @cached_property
+    def _counts(self) -> list[tuple[tuple[str, ...], int]]:
+        """The number of runs by the values of all facets: one pass over the runs instead of one for each."""
+        return self._counted(self.runs, tuple(FACETS))
+
+    @property
+    def matching(self) -> int:
+        """The number of runs that match."""
+        return sum(count for _, count in self._counts)
+
     def page(self) -> Page[Run]:
         """One page of runs in the order of the address."""
-        return Paginator(self.ordered(self.runs), RUNS_A_PAGE).get_page(self.state.page or None)
+        paginator = Paginator(self.ordered(self.runs), RUNS_A_PAGE)
+        # Known already; the paginator would count them once more.
+        paginator.__dict__["count"] = self.matching
+        return paginator.get_page(self.state.page or None)
 
     def ordered(self, runs: QuerySet[Run]) -> QuerySet[Run]:
         """Runs with what a row shows, in the order of the address; runs without a value are last."""
@@ -194,20 +209,38 @@ class Listing:
         return [facet for field, label in FACETS.items() if (facet := self._facet(field, label)) is not None]
 
     def _facet(self, field: str, label: str) -> Facet | None:
-        column = _FACET_COLUMNS[field]
-        own = [term for term in self.query.of(field) if term.operator == ":" and not term.negated]
+        chosen = {
+            term.value.lower() for term in self.query.of(field) if term.operator == ":" and not term.negated
+        }
         others = self.query.without(field)
-        runs = search(Run.objects.filter(project=self.project), others).exclude(**{column: ""})
-        counted = runs.order_by().values_list(column).annotate(runs=Count("pk")).order_by("-runs", column)
-        chosen = {term.value.lower() for term in own}
         values = []
-        for value, count in counted[:MOST_FACET_VALUES]:
+        for value, count in self._values(field)[:MOST_FACET_VALUES]:
             active = value.lower() in chosen
             kept = "" if active else term_text(field, value)
             text = f"{others.text} {kept}".strip()
             values.append(FacetValue(value, count, active, self.state.address(search=text)))
         # A facet with one value has nothing to choose.
         return Facet(field, label, values) if len(values) > 1 or chosen else None
+
+    def _values(self, field: str) -> list[tuple[str, int]]:
+        """The values of a facet with their counts, the most common first, without the empty one."""
+        if self.query.of(field):
+            runs = search(Run.objects.filter(project=self.project), self.query.without(field))
+            counted = [(values[0], count) for values, count in self._counted(runs, (field,))]
+        else:
+            position = list(FACETS).index(field)
+            totals: Counter[str] = Counter()
+            for values, count in self._counts:
+                totals[values[position]] += count
+            counted = list(totals.items())
+        return sorted(
+            ((value, count) for value, count in counted if value), key=lambda item: (-item[1], item[0])
+        )
+
+    def _counted(self, runs: QuerySet[Run], fields: tuple[str, ...]) -> list[tuple[tuple[str, ...], int]]:
+        columns = [_FACET_COLUMNS[field] for field in fields]
+        rows = runs.order_by().values_list(*columns).annotate(runs=Count("pk"))
+        return [(row[:-1], row[-1]) for row in rows]
 
 
 def _with_entries(runs: QuerySet[Run], columns: Sequence[Column]) -> QuerySet[Run]:

@@ -211,7 +211,7 @@ def test_trying_a_rule_shows_what_it_would_have_reported(member: Visitor, seeded
     [
         ({"runs": []}, "Choose 1 to 20 runs"),
         ({"value": ""}, "Value: is missing"),
-        ({"kind": "run_silent", "action": ""}, "cannot be tried"),
+        ({"kind": "run_silent", "action": ""}, "cannot be tried: it depends on when the run was heard from"),
     ],
 )
 def test_says_why_a_rule_cannot_be_tried(member: Visitor, fields: dict[str, Any], message: str) -> None:
@@ -243,6 +243,7 @@ def test_a_trial_reports_what_the_evaluation_reports(member: Visitor) -> None:
     [
         ("saturation_rate", 0.992, "99.2 %"),
         ("scale_stale", 10.0, "a factor of 1024"),
+        ("kurtosis_growth", 3.0, "a factor of 8"),
         ("memory_creep", 3.0 * 2**20, "3 MiB"),
         ("loss_divergence", 2.971, "2.971"),
         ("loss_divergence", None, ""),
@@ -265,3 +266,11 @@ def test_the_form_offers_the_run_that_it_is_asked_for(member: Visitor) -> None:
     link = render_to_string("pages/_new_rule_link.html", context)
     assert f'href="{member.address("rules/new")}?run={run.pk}"' in link
     assert "href" not in render_to_string("pages/_new_rule_link.html", {**context, "is_member": False})
+
+
+def test_a_trial_says_how_a_run_ended(member: Visitor) -> None:
+    project = member.project
+    run = make_run(project, state="failed", error="Traceback\nValueError: no data", last_step=70)
+    (alert,) = trials.replay(run, Rule(project=project, kind="run_failed", parameters={}))
+    assert (alert.onset_step, alert.ended_step) == (70, None) and "ValueError: no data" in alert.message
+    assert trials.replay(run, Rule(project=project, kind="run_finished", parameters={})) == []

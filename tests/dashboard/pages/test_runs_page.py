@@ -63,7 +63,7 @@ def test_paginates_the_runs(admin: Visitor) -> None:
 def test_the_list_needs_few_queries(admin: Visitor, django_assert_max_num_queries: object) -> None:
     for i in range(20):
         make_run(admin.project, f"run {i}", precision="fp8", group=f"g{i}", baseline="bf16")
-    with django_assert_max_num_queries(22):  # type: ignore[operator]
+    with django_assert_max_num_queries(18):  # type: ignore[operator]
         html(admin)
 
 

@@ -113,7 +113,7 @@ def _slope(state: State, points: int) -> float:
     if state["last_level"] is None or abs(level) < SMALLEST:
         return float(state["slope"])
     before, then = state["last_level"]
-    return min(max((before - level) / abs(level) / (middle - then), 0.0), LARGEST)
+    return float(min(max((before - level) / abs(level) / (middle - then), 0.0), LARGEST))
 
 
 def _learn(state: State, points: int) -> None:

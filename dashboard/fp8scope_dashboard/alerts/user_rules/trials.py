@@ -15,6 +15,7 @@ from fp8scope_dashboard.alerts.models import Rule, RuleKind, RuleTrial, TrialSta
 from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError, parse
 from fp8scope_dashboard.alerts.watching import baselines, detection, generations
 from fp8scope_dashboard.alerts.watching.generations import Stream
+from fp8scope_dashboard.alerts.watching.run_conditions import RunFacts, run_failed, run_finished
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
@@ -31,6 +32,15 @@ UNSAVED: Final = 0
 
 Report = Callable[[float], None]
 
+# How a run ended is stored with it.
+ENDS: Final = {"run_failed": run_failed, "run_finished": run_finished}
+# Why rules cannot be tried on stored rows.
+NOT_STORED: Final = {
+    "run_silent": "it depends on when the run was heard from, which is not stored",
+    "rank_behind": "it depends on when the rows of each rank arrived, which is not stored",
+    "scale_disagreement": "it compares ranks while they train; a trial reads one rank after the other",
+}
+
 
 @dataclass(frozen=True)
 class WouldBe:
@@ -43,8 +53,8 @@ class WouldBe:
 
 
 def can_be_tried(rule: Rule) -> bool:
-    """Whether a rule depends only on stored rows. Those about the state of a run depend on the time too."""
-    known = (*detection.LOSS_DETECTORS, *detection.SCALAR_DETECTORS, *detection.TENSOR_DETECTORS)
+    """Whether a rule depends only on what is stored."""
+    known = (*detection.LOSS_DETECTORS, *detection.SCALAR_DETECTORS, *detection.TENSOR_DETECTORS, *ENDS)
     return rule.kind in (*known, BASELINE, RuleKind.THRESHOLD)
 
 
@@ -54,8 +64,9 @@ def begin(project: Project, document: dict[str, Any], run_ids: Sequence[UUID], u
     Raises:
         RuleDocumentError: if the rule is invalid or cannot be tried, or there are no runs.
     """
-    if not can_be_tried(parse(project, document).rule):
-        raise RuleDocumentError((), "A rule about the state of a run cannot be tried on stored data.")
+    rule = parse(project, document).rule
+    if not can_be_tried(rule):
+        raise RuleDocumentError((), f"This rule cannot be tried: {NOT_STORED[rule.kind]}.")
     known = Run.objects.filter(project=project, pk__in=list(run_ids)[:MOST_RUNS]).values_list("pk", flat=True)
     if not known:
         raise RuleDocumentError((), f"Choose 1 to {MOST_RUNS} runs to try the rule on.")
@@ -109,6 +120,10 @@ def replay(run: Run, rule: Rule, report: Report = lambda share: None) -> list[Wo
         report: called with the share that is done, from 0 to 1.
     """
     rule.pk = rule.pk or UNSAVED
+    if rule.kind in ENDS:
+        heard = run.heartbeat_at.timestamp()
+        facts = RunFacts(run.state, run.last_step or 0, heard, heard, run.error)
+        return _alerts([("", finding) for finding in ENDS[rule.kind]({}, facts, {})[1]])
     streams = generations.streams_of(run)
     if rule.kind == BASELINE:
         if not run.baseline:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.core.paginator import Page
-from django.db.models import Count
+from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.cache import patch_cache_control
 
@@ -88,10 +88,12 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
     """The runs of an address. A project without runs shows how to send the first."""
     state = ListState.of(request.GET)
     listing = Listing(project, state)
-    total = Run.objects.filter(project=project).count()
+    everything = Run.objects.filter(project=project).aggregate(
+        total=Count("pk"), archived=Count("pk", filter=Q(archived_at__isnull=False))
+    )
     context: dict[str, Any] = {
         "state": state,
-        "total": total,
+        **everything,
         "search": state.search[:MAX_LENGTH],
         "longest_search": MAX_LENGTH,
         "problems": listing.query.problems,
@@ -103,7 +105,6 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
         "states": STATES,
         "server_url": settings.BASE_URL,
         "undoable": bulk.undoable(project, person(request)),
-        "archived": Run.objects.filter(project=project).exclude(archived_at=None).count(),
         **(_grouped(listing) if state.by else _listed(listing)),
     }
     if request.headers.get("HX-Target") == "runs":
@@ -115,7 +116,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
 def _listed(listing: Listing) -> dict[str, Any]:
     shown = listing.page()
     rows = Rows(listing.project, shown, listing.state.shown).of(shown)
-    return {"rows": rows, **_paging(listing, shown, shown.paginator.count)}
+    return {"rows": rows, **_paging(listing, shown)}
 
 
 def _grouped(listing: Listing) -> dict[str, Any]:
@@ -125,11 +126,11 @@ def _grouped(listing: Listing) -> dict[str, Any]:
     entries: list[tuple[Group, list[Row]]] = [(group, rows.of(group.members or ())) for group in groups]
     keys = ("name", "count", "loss", "created")
     orders = {key: (listing.state.sorted_by(key), listing.state.direction(key)) for key in keys}
-    return {"groups": entries, "orders": orders, **_paging(listing, shown, listing.runs.count())}
+    return {"groups": entries, "orders": orders, **_paging(listing, shown)}
 
 
-def _paging(listing: Listing, shown: Page[Any], matching: int) -> dict[str, Any]:
-    state = listing.state
+def _paging(listing: Listing, shown: Page[Any]) -> dict[str, Any]:
+    state, matching = listing.state, listing.matching
     return {
         "pages": shown,
         "newer": state.address(page=str(shown.previous_page_number())) if shown.has_previous() else "",
