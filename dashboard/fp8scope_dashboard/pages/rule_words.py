@@ -39,11 +39,10 @@ LABELS_OF_KIND: Final[Mapping[tuple[str, str], str]] = {
     ("scale_disagreement", "points"): "Comparisons in a row",
     ("scale_disagreement", "recover"): "Comparisons until it ends",
 }
-# The units of an alert's value: a share of elements or of time, or powers of two between two amounts.
+# The kinds whose value is a share of elements or of time.
 SHARES: Final = frozenset(
     ["above_baseline", "saturation_rate", "saturation_rise", "underflow_rate", "underflow_rise", "data_wait"]
 )
-OCTAVES: Final = frozenset(["scale_frozen", "scale_stale", "scale_jump", "scale_disagreement", "amax_growth"])
 
 
 def label_of(parameter: str, kind: str = "") -> str:
@@ -58,7 +57,8 @@ def amount(kind: str, value: float | None) -> str:
         return ""
     if kind in SHARES:
         return f"{formatting.number(100.0 * value)} %"
-    if kind in OCTAVES and abs(value) < 64.0:
+    # A limit in powers of two means a value in powers of two.
+    if kind in rules.KINDS and "octaves" in rules.KINDS[kind].parameters and abs(value) < 64.0:
         return f"a factor of {formatting.number(2.0**value)}"
     if kind == RuleKind.MEMORY_CREEP:
         return f"{formatting.count(round(value / 2**20))} MiB"

@@ -243,6 +243,7 @@ def test_a_trial_reports_what_the_evaluation_reports(member: Visitor) -> None:
     [
         ("saturation_rate", 0.992, "99.2 %"),
         ("scale_stale", 10.0, "a factor of 1024"),
+        ("kurtosis_growth", 3.0, "a factor of 8"),
         ("memory_creep", 3.0 * 2**20, "3 MiB"),
         ("loss_divergence", 2.971, "2.971"),
         ("loss_divergence", None, ""),

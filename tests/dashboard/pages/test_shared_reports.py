@@ -162,3 +162,10 @@ def test_a_failed_run_is_not_called_good() -> None:
     assert text.index("failed at step 3") < text.index("equivalent")
     assert r"r\_1" in paragraph(facts, "markdown") and r"r\_1" in paragraph(facts, "latex")
     assert r"50 \%" in paragraph(RunFacts("50 %", "FP8"), "latex")
+
+
+def test_says_when_runs_are_left_out(member: Visitor) -> None:
+    runs = [make_run(member.project, f"r {number}") for number in range(13)]
+    query = "&".join(f"runs={each.pk}" for each in runs)
+    page = member.client.get(member.address(f"reports/new?{query}")).content.decode()
+    assert "the oldest 12 of those chosen" in page

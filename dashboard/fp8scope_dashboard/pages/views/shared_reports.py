@@ -155,6 +155,7 @@ def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]
         "title_length": TITLE_LENGTH,
         "text_length": markdown.MOST_CHARACTERS,
         "most_runs": MOST_RUNS,
+        "is_cut": len(set(query.getlist("runs"))) > MOST_RUNS,
         "paragraphs": [_paragraphs(run) for run in runs if run.baseline or len(runs) == 1],
     }
 
