@@ -33,6 +33,11 @@ def path(server: Server, seeded: Seeded) -> str:
     return f"/p/{server.project.slug}/runs/{seeded.faulty.id}/"
 
 
+@pytest.fixture
+def compare(server: Server, seeded: Seeded) -> str:
+    return f"/p/{server.project.slug}/compare/?runs={seeded.faulty.id}&runs={seeded.baselines[0].id}"
+
+
 def state(tab: Tab, name: str = "panels") -> str | None:
     return tab.page.locator(f"#{name}").get_attribute("data-state")
 
@@ -83,7 +88,7 @@ def test_it_works(open_tab: OpenTab, path: str) -> None:
     assert drawn.count() == 0
 
 
-def test_without_javascript_every_chart_is_a_picture(open_tab: OpenTab, path: str) -> None:
+def test_without_javascript_every_chart_is_a_picture(open_tab: OpenTab, path: str, compare: str) -> None:
     tab = open_tab()
     browser = tab.page.context.browser
     assert browser is not None
@@ -91,33 +96,34 @@ def test_without_javascript_every_chart_is_a_picture(open_tab: OpenTab, path: st
     page = context.new_page()
     page.goto(tab.url + path)
     assert page.locator("#panels .figure__drawn > svg").is_visible()
-    picture = page.locator("#heatmap noscript img")
+    page.goto(tab.url + compare)
+    picture = page.locator("#compare-delta noscript img")
     answer = context.request.get(tab.url + str(picture.get_attribute("src")))
     assert answer.ok and answer.headers["content-type"] == "image/svg+xml"
-    assert not page.locator("#heatmap .figure__state").is_visible()
+    assert not page.locator("#compare-delta .figure__state").is_visible()
     context.close()
 
 
-def test_says_that_it_is_still_loading_and_gives_up(open_tab: OpenTab, path: str) -> None:
+def test_says_that_it_is_still_loading_and_gives_up(open_tab: OpenTab, compare: str) -> None:
     tab = open_tab()
     tab.page.clock.install()
     asked: list[Route] = []
-    tab.page.route("**/figures/heatmap.json*", lambda route: asked.append(route))
-    tab.open(path)
-    heatmap = tab.page.locator("#heatmap")
-    heatmap.scroll_into_view_if_needed()
-    tab.wait(lambda: asked, "Requesting the heat map")
-    assert state(tab, "heatmap") == "loading"
+    tab.page.route("**/figures/delta.json*", lambda route: asked.append(route))
+    tab.open(compare)
+    delta = tab.page.locator("#compare-delta")
+    delta.scroll_into_view_if_needed()
+    tab.wait(lambda: asked, "Requesting the difference")
+    assert state(tab, "compare-delta") == "loading"
     tab.page.clock.run_for(5_000)
-    assert "Still loading" in heatmap.locator(".figure__state").inner_text()
+    assert "Still loading" in delta.locator(".figure__state").inner_text()
     tab.page.clock.run_for(60_000)
-    heatmap.get_by_role("button", name="Try again").wait_for()
-    assert "did not answer within 45 s" in heatmap.locator(".figure__state").inner_text()
+    delta.get_by_role("button", name="Try again").wait_for()
+    assert "did not answer within 45 s" in delta.locator(".figure__state").inner_text()
     # Other charts do not wait for this one.
-    wait_ready(tab)
-    tab.page.unroute("**/figures/heatmap.json*")
-    heatmap.get_by_role("button", name="Try again").click()
-    wait_ready(tab, "heatmap")
+    wait_ready(tab, "compare-loss")
+    tab.page.unroute("**/figures/delta.json*")
+    delta.get_by_role("button", name="Try again").click()
+    wait_ready(tab, "compare-delta")
 
 
 def test_a_chart_that_cannot_be_refreshed_says_so_and_keeps_what_it_shows(
@@ -177,31 +183,22 @@ def test_back_and_forward_restore_the_charts(open_tab: OpenTab, path: str) -> No
     assert log.is_checked() and query(tab) == {"panels.log": ["1"]}
 
 
-def test_charts_over_steps_share_the_range_and_the_crosshair(open_tab: OpenTab, path: str) -> None:
+def test_other_scripts_set_the_range_and_the_crosshair(open_tab: OpenTab, path: str) -> None:
     tab = open_tab()
     tab.open(path)
-    tab.draw_everything()
-    relayout(tab, 100, 120)
-    for name in ("heatmap", "tensor"):
-        tab.page.locator(f"#{name}").scroll_into_view_if_needed()
-        tab.wait(lambda name=name: shown_range(tab, name) == [100, 120], f"The range of {name}")  # type: ignore[misc]
-    script = (
-        "document.dispatchEvent(new CustomEvent('fp8:hover', {detail: {axis: 'steps', x: %s, source: null}}))"
-    )
-    tab.page.locator("#heatmap").scroll_into_view_if_needed()
-    tab.page.evaluate(script % "110")
-    boxes = [tab.page.locator(f"#{name} .figure__cross").bounding_box() for name in ("panels", "heatmap")]
-    plots = [tab.page.locator(f"#{name} .nsewdrag").first.bounding_box() for name in ("panels", "heatmap")]
-    for box, plot in zip(boxes, plots, strict=True):
-        assert box is not None and plot is not None
-        assert box["x"] == pytest.approx(plot["x"] + plot["width"] / 2, abs=2)
-    tab.page.evaluate(script % "null")
-    assert not tab.page.locator("#panels .figure__cross").is_visible()
+    wait_ready(tab)
+    event = "document.dispatchEvent(new CustomEvent('fp8:%s', {detail: {axis: 'steps', %s}}))"
+    tab.page.evaluate(event % ("range", "range: [100, 120]"))
+    tab.wait(lambda: shown_range(tab) == [100, 120] and query(tab).get("steps") == ["100..120"], "The range")
+    tab.page.evaluate(event % ("hover", "x: 110, source: null"))
+    cross = tab.page.locator("#panels .figure__cross")
+    box, plot = cross.bounding_box(), tab.page.locator("#panels .nsewdrag").first.bounding_box()
+    assert box is not None and plot is not None
+    assert box["x"] == pytest.approx(plot["x"] + plot["width"] / 2, abs=2)
+    tab.page.evaluate(event % ("hover", "x: null, source: null"))
+    assert not cross.is_visible()
     tab.page.locator("#panels").get_by_role("button", name="Show all").click()
-    tab.wait(lambda: shown_range(tab)[1] > 140, "Showing everything")
-    tab.page.locator("#heatmap").scroll_into_view_if_needed()
-    tab.wait(lambda: shown_range(tab, "heatmap")[1] > 140, "Showing everything in the heat map")
-    assert query(tab) == {}
+    tab.wait(lambda: shown_range(tab)[1] > 140 and query(tab) == {}, "Showing everything")
 
 
 def test_a_drag_zooms_and_a_double_click_shows_everything(open_tab: OpenTab, path: str) -> None:
@@ -250,11 +247,11 @@ def test_a_link_to_a_chart_leads_to_this_chart(open_tab: OpenTab, path: str) -> 
     tab = open_tab()
     tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.open(f"{path}?steps=40..49")
-    wait_ready(tab, "heatmap")
-    tab.page.locator("#heatmap .figure__tools summary").click()
-    tab.page.locator("#heatmap").get_by_role("button", name="Copy link to this view").click()
-    tab.page.locator("#heatmap").get_by_text("Copied").wait_for()
-    assert tab.page.evaluate("navigator.clipboard.readText()") == f"{tab.url}{path}?steps=40..49#heatmap"
+    wait_ready(tab, "panels")
+    tab.page.locator("#panels .figure__tools summary").click()
+    tab.page.locator("#panels").get_by_role("button", name="Copy link to this view").click()
+    tab.page.locator("#panels").get_by_text("Copied").wait_for()
+    assert tab.page.evaluate("navigator.clipboard.readText()") == f"{tab.url}{path}?steps=40..49#panels"
 
 
 def test_a_chart_is_read_and_zoomed_with_the_keyboard(open_tab: OpenTab, path: str) -> None:

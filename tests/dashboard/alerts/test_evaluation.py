@@ -351,6 +351,7 @@ def test_an_upgrade_adds_the_new_rules_and_resolves_an_old_saturation(project: P
     migration = import_module("fp8scope_dashboard.alerts.migrations.0007_signals")
     migration.add_rules(apps, None)
     migration.convert_saturation(apps, None)
+    import_module("fp8scope_dashboard.alerts.migrations.0009_early_signs").add_rules(apps, None)
     added = dict(Rule.objects.filter(project=project).exclude(pk=rule.pk).values_list("kind", "severity"))
     new = {name: kind for name, kind in rules.KINDS.items() if kind.is_default and name not in OLD_KINDS}
     assert added == {name: kind.severity for name, kind in new.items()}

@@ -86,10 +86,12 @@ def test_resumes_a_killed_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def killed(*arguments: object) -> int:
         nonlocal calls
-        calls += 1
         if calls == 4:
             raise KeyboardInterrupt
-        return whole(*arguments)  # type: ignore[arg-type]
+        deleted = whole(*arguments)  # type: ignore[arg-type]
+        # Tables without rows of the run come first or last, as their models do.
+        calls += deleted > 0
+        return deleted
 
     monkeypatch.setattr(deletion, "_delete_some", killed)
     with pytest.raises(KeyboardInterrupt):
