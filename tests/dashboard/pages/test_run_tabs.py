@@ -140,3 +140,13 @@ def test_the_number_of_queries_does_not_depend_on_the_run(
     for tab, most in (("overview", 75), ("configuration", 25), ("notes", 25)):
         with django_assert_max_num_queries(most):
             html(admin, f"runs/{seeded.faulty.id}/?tab={tab}")
+
+
+def test_times_are_in_the_zone_that_the_user_has_chosen(viewer: Visitor, seeded: Seeded) -> None:
+    Run.objects.filter(pk=seeded.faulty.pk).update(created_at="2026-01-15T12:00:00Z")
+    address = f"runs/{seeded.faulty.id}/"
+    assert 'data-moment="ago" title="2026-01-15 12:00:00 UTC"' in html(viewer, address)
+    for zone, expected in (("Asia/Tokyo", "2026-01-15 21:00:00 JST"), ("UTC", "2026-01-15 12:00:00 UTC")):
+        viewer.client.post("/account/time-zone", {"time_zone": zone})
+        page = html(viewer, address)
+        assert f'title="{expected}"' in page and "data-moment" not in page

@@ -8,7 +8,12 @@ from fp8scope_dashboard.alerts.delivery.channels.base import Message, Notice
 MOST_ALERTS = 40
 TITLE_LENGTH = 160
 TENSORS = 5
-_PREFIXES = {"reopened": "Reopened: ", "escalated": "Escalated: ", "resolved": "Resolved: "}
+_PREFIXES = {
+    "reopened": "Reopened: ",
+    "escalated": "Escalated: ",
+    "resolved": "Resolved: ",
+    "worse": "Got worse: ",
+}
 
 
 def title(message: Message) -> str:
