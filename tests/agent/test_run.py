@@ -35,9 +35,10 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     assert stored.scalars("tokens") == [128.0 * n for n in range(1, 21)]
     assert all(seconds and seconds > 0 for seconds in stored.scalars("step_seconds"))
     assert (report.rows_sent, report.points_sent) == (20, stored.points)
-    # Per step every scalar, and 6 tensors of 7 statistics; in the first, a sampled one, 5 more of each.
+    # Per step every scalar, and 6 tensors of 7 statistics; in the first, a sampled one, 5 more of each, and
+    # the kurtosis of each layer's input.
     scalars = sum(value is not None for row in stored.rows for value in row["scalars"].values())
-    assert stored.points == scalars + 20 * 6 * 7 + 6 * 5
+    assert stored.points == scalars + 20 * 6 * 7 + 6 * 5 + 2
     named = {"loss", "learning_rate", "step_seconds", "tokens", "tokens_per_second"}
     assert named <= set(stored.rows[0]["scalars"])
     assert {histogram["step"] for histogram in stored.histograms} == {1} and len(stored.histograms) == 6

@@ -106,7 +106,7 @@ def test_a_chart_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server
     tab.open(addresses(server, seeded)["healthy"])
     retry = tab.page.locator("#panels").get_by_role("button", name="Try again")
     retry.wait_for()
-    assert "500" in tab.page.locator("#panels .figure__state").inner_text()
+    assert "500" in tab.page.locator("#panels .figure__note").inner_text()
     tab.page.unroute("**/figures/panels.json*")
     retry.click()
     tab.wait(lambda: tab.page.locator("#panels").get_attribute("data-state") == "ready", "Drawing the chart")

@@ -27,7 +27,7 @@ def test_it_works() -> None:
     figure = curves_figure([curve([3.0, 2.0, 1.0])], LIGHT, y_range=(0.5, 3.5))
     (line,) = [trace for trace in figure.data if trace.name == "a run"]
     assert list(line.y) == [3.0, 2.0, 1.0]
-    assert line.line.color == "rgba(201,80,10,1)"
+    assert line.line.color == "rgba(189,73,6,1)"
     assert figure.layout.yaxis.range == (0.5, 3.5)
 
 

@@ -233,8 +233,8 @@ def test_a_chart_is_a_picture_without_javascript(admin: Visitor, seeded: Seeded)
     assert answer["Content-Type"] == "image/svg+xml"
     root = ElementTree.fromstring(answer.content)
     assert root.get("width") == "640" and "Tensors" in texts(root)
-    page = admin.client.get(admin.address(f"runs/{seeded.faulty.id}/")).content.decode()
-    assert re.search(r"<noscript><img [^>]*heatmap\.json\?format=svg", page)
+    page = admin.client.get(admin.address(f"runs/{seeded.faulty.id}/?tab=efficiency")).content.decode()
+    assert re.search(r"<noscript><img [^>]*efficiency\.json\?format=svg", page)
 
 
 def test_a_chart_without_data_is_a_picture_of_the_reason(admin: Visitor) -> None:

@@ -45,11 +45,11 @@ DEVIATIONS, FEW = 4.6, 1000.0
 # white noise do, and how much any further wander widens the tolerance: with one seed only the run shows it.
 WANDER_COVERED, WANDER_COVERED_ALONE, WHITE_WANDER = 0.9, 0.7, 4.0
 WANDER_FACTOR, WANDER_FACTOR_ALONE = 1.5, 2.5
-# Points from which on a run is judged, with several seeds and with one, and after which the noise is modelled
-# again.
-FIRST_POINTS, FIRST_POINTS_ALONE, MODEL_EVERY = 64, 192, 32
-# With fewer points too little is known of the noise: the tolerance is wider by the square of their ratio.
-ALL_POINTS = 256
+# Points from which on a run is judged, and after which the noise is modelled again.
+FIRST_POINTS, MODEL_EVERY = 64, 32
+# With fewer points too little is known of the noise: the tolerance is wider by the square of their ratio, and
+# with one seed and fewer than KNOWN_ALONE points by its fifth power, so that only gross differences count.
+ALL_POINTS, KNOWN_ALONE = 256, 192
 
 
 def above_baseline(
@@ -90,8 +90,7 @@ def above_baseline(
             # Outliers below the others must not hide a rise.
             delta = max(delta, clipped)
             count = state["noise"]["count"]
-            first = FIRST_POINTS if state["seeds"] > 1 else FIRST_POINTS_ALONE
-            if count >= first and count % MODEL_EVERY == 0:
+            if count >= FIRST_POINTS and count % MODEL_EVERY == 0:
                 _model_noise(state, parameters)
         finding = _add_point(state, step, delta, mean, parameters)
         if finding:
@@ -181,10 +180,11 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     expected = share * state["tolerance"] + WHITE_WANDER * noise.white_deviation(known)
     beyond = noise.wander(state["noise"], state["seeds"]) - expected
     factor = WANDER_FACTOR_ALONE if alone else WANDER_FACTOR
-    early = max(ALL_POINTS / state["noise"]["count"], 1.0) ** 2
+    count = state["noise"]["count"]
+    early = max(ALL_POINTS / count, 1.0) ** (5 if alone and count < KNOWN_ALONE else 2)
     tolerance = early * state["tolerance"] + factor * max(beyond, 0.0)
     budget = 0.5 * _budget(state, parameters)
-    limits = window_means.limits(model, tolerance, state["noise"]["count"], budget)
+    limits = window_means.limits(model, tolerance, count, budget)
     state["means"]["limits"] = limits
     if state["open"]:
         return
