@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
 THIN = "\N{NARROW NO-BREAK SPACE}"
+# In per cent: smaller differences of equal numbers come from rounding.
+ROUNDING = 1e-9
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -35,6 +37,8 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     if not math.isfinite(fraction):
         return number(fraction)
     size = abs(100.0 * fraction)
+    if size < ROUNDING:
+        size = fraction = 0.0
     # A rate that is not zero must not be rounded to zero.
     if 0 < size < 0.001:
         text = f"< 0.001{THIN}%"

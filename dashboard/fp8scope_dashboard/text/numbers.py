@@ -46,3 +46,11 @@ def number(value: float) -> str:
 def count(number: int, noun: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def as_factor(octaves: float) -> str:
+    """The factor 2^octaves, with three significant digits or, from 10,000 on, as a power of two."""
+    size = 2.0 ** min(octaves, 60.0)
+    if size >= 1e4:
+        return f"2^{octaves:.0f}"
+    return f"{size:.0f}" if size >= 999.5 else f"{size:.3g}"

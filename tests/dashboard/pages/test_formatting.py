@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.pages.formatting import ago, compact, count, number, ordinal, percent, span
+from fp8scope_dashboard.text.numbers import as_factor
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -117,3 +118,14 @@ def test_formats_ordinals() -> None:
     assert " ".join(ordinal(value) for value in numbers) == (
         "1st 2nd 3rd 4th 10th 11th 12th 13th 20th 21st 100th 111th"
     )
+
+
+def test_rounding_errors_are_formatted_as_zero() -> None:
+    assert plain(percent(1e-17, signed=True)) == "±0 %" and plain(percent(-1e-17)) == "0 %"
+
+
+@pytest.mark.parametrize(
+    ("octaves", "text"), [(0.585, "1.5"), (9.966, "1000"), (11.3, "2521"), (13.4, "2^13"), (200.0, "2^200")]
+)
+def test_factors_have_no_exponent(octaves: float, text: str) -> None:
+    assert as_factor(octaves) == text

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.text.numbers import as_factor
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -60,7 +61,7 @@ def scale_disagreement(
     over, agreed = _parted(unpack(state.get("agreed"), n, np.int64(0)), spread, parameters)
     wording = Wording(
         "has different scales on the ranks", "have different scales on the ranks",
-        lambda octaves, name: f"those of {name} differ by a factor of {2.0**octaves:.3g}",
+        lambda octaves, name: f"those of {name} differ by a factor of {as_factor(octaves)}",
         "after they agreed", unit="octaves",
     )  # fmt: skip
     observed = Observed(steps, over, ~np.isnan(spread), spread)

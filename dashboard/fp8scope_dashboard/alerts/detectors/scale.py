@@ -17,6 +17,7 @@ from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
+from fp8scope_dashboard.text.numbers import as_factor
 
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
@@ -91,7 +92,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         over[i] = seen & ((above > FOLLOWS_WITHIN) | stays)
     wording = Wording(
         "keeps its scale while its amax moves", "keep their scale while their amax moves",
-        lambda octaves, name: f"the amax of {name} has moved by a factor of {2.0**octaves:.3g}",
+        lambda octaves, name: f"the amax of {name} has moved by a factor of {as_factor(octaves)}",
         "and the scale is unchanged", unit="octaves",
     )  # fmt: skip
     observed = Observed(rows.steps, over, scales.seen, moved.astype(np.float64))
@@ -122,7 +123,7 @@ def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Resul
             over[i] = far[i] & (count > rows.facts.patience)
     wording = Wording(
         "has a scale for another amax", "have scales for another amax",
-        lambda octaves, name: f"that of {name} is off by a factor of {2.0**octaves:.3g}",
+        lambda octaves, name: f"that of {name} is off by a factor of {as_factor(octaves)}",
         f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
     )  # fmt: skip
     observed = Observed(rows.steps, over, seen, np.abs(use))
@@ -152,7 +153,7 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
         over = (jumps > parameters["octaves"]) & late
     wording = Wording(
         "has a scale that jumped", "have scales that jumped",
-        lambda octaves, name: f"that of {name} by a factor of {2.0**octaves:.3g}",
+        lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
         f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
     )  # fmt: skip
     observed = Observed(rows.steps, over, scales.seen & late, jumps.astype(np.float64))

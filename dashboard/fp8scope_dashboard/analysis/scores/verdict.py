@@ -338,7 +338,7 @@ def _verdict(each: _Evidence, p_worse: float, p_better: float, alpha: float, tas
             units=difference.units,
             further=difference.further,
             runs=min(each.arms),
-            critical=intervals.quantile(2.0 * alpha),
+            critical=intervals.quantile(2.0 * alpha, difference.total_freedom),
         )
     result = replace(
         each.base,

@@ -14,7 +14,7 @@ from fp8scope_dashboard.diagnosis.scaling.following import FaultKind, ScaleFault
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
 from fp8scope_dashboard.diagnosis.tensors import Floats, Scaling, TensorRows, scaling_of
-from fp8scope_dashboard.text.numbers import count
+from fp8scope_dashboard.text.numbers import as_factor, count
 
 # A fault is one layer's if the model has at least so many layers, and no other layer has it.
 LEAST_MODULES: Final = 4
@@ -171,7 +171,7 @@ def _not_following(
         until = "" if fault.lasts else f" until step {int(rows.steps[fault.last])}"
         what = (
             f"The scales of {whose} are frozen: constant from step {onset} on{until}, stale while the amax "
-            f"moved by a factor of up to {_factor(fault.bits)}"
+            f"moved by a factor of up to {as_factor(abs(fault.bits))}"
         )
         cause, suggestion = (
             "frozen_scale",
@@ -183,7 +183,7 @@ def _not_following(
             how = f"they change only every {fault.every} steps"
         what = (
             f"The scales of {whose} are stale since step {onset}: {how}, and are off by a factor of up to "
-            f"{_factor(fault.bits)}"
+            f"{as_factor(abs(fault.bits))}"
         )
         cause, suggestion = (
             "stale_scale",
@@ -206,7 +206,9 @@ def _offset(
     side = (
         "too large, so that large values saturate" if bits < 0 else "too small, so that small values vanish"
     )
-    what = f"the scales of {_counted(order, rows)} are {_factor(bits)} times {side}, since step {onset}"
+    what = (
+        f"the scales of {_counted(order, rows)} are {as_factor(abs(bits))} times {side}, since step {onset}"
+    )
     if module:
         return _bad_layer(module, onset, what, order, rows)
     gradients = all(rows.tensors[p].role == "grad_output" for p in order)
@@ -306,7 +308,7 @@ def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | N
     if len(apart) == 1 and _modules(rows) >= LEAST_MODULES:
         position, bits, onset = apart[0]
         size = "larger" if bits > 0 else "smaller"
-        what = f"its weight is {_factor(bits)} times {size} than in BF16, since step {onset}"
+        what = f"its weight is {as_factor(abs(bits))} times {size} than in BF16, since step {onset}"
         return _bad_layer(rows.tensors[position].module, onset, what, [position], rows)
     noisy = _apart_errors(rows)
     module = _only_module([position for position, _, _ in noisy], rows)
@@ -431,11 +433,6 @@ def _counted(positions: Sequence[int], rows: TensorRows) -> str:
 def _first(leaving: Leaving, rows: TensorRows) -> str:
     interval = f" [{leaving.low}, {leaving.high}]" if leaving.low != leaving.high else ""
     return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset}{interval}"
-
-
-def _factor(bits: float) -> str:
-    factor = 2.0 ** min(abs(bits), 60.0)
-    return f"{factor:.3g}" if factor < 1e4 else f"2^{abs(bits):.0f}"
 
 
 def _names(positions: Sequence[int], rows: TensorRows) -> tuple[str, ...]:
