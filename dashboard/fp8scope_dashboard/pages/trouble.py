@@ -51,14 +51,28 @@ def limits_of(run: Run) -> dict[str, float]:
 
 def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) -> Shares | None:
     """The shares over the steps first..last in at most `columns` columns; None without such statistics."""
-    known = [name for name in _KINDS if name in queries.statistic_names(run.id)]
-    maps = {name: queries.heatmap(run.id, name, first=first, last=last, columns=columns) for name in known}
-    if not maps:
+    names = queries.statistic_names(run.id)
+    known = [name for name in _KINDS if name in names]
+    if not known:
         return None
-    edges = next(iter(maps.values())).step_edges
-    blank = np.full_like(next(iter(maps.values())).values, np.nan)
-    rates = {name: maps[name].values if name in maps else blank for name in _KINDS}
-    return shares_of(edges, rates[OVERFLOW], rates[UNDERFLOW], limits_of(run))
+    one = queries.heatmap(run.id, known[0], first=first, last=last, columns=columns)
+    rates = {known[0]: one.values}
+    for name in known[1:]:
+        # Rows that arrive between the two reads may bring steps and tensors.
+        other = queries.heatmap(run.id, name, tensors=one.indices, first=first, last=last, columns=columns)
+        rates[name] = on_columns(other.values, other.step_edges, one.step_edges)
+    blank = np.full_like(one.values, np.nan)
+    overflow, underflow = (rates.get(name, blank) for name in (OVERFLOW, UNDERFLOW))
+    return shares_of(one.step_edges, overflow, underflow, limits_of(run))
+
+
+def on_columns(values: Floats, edges: NDArray[np.int64], wanted: NDArray[np.int64]) -> Floats:
+    """Values float64[T, C] moved to other columns, by the first step of each; NaN where there is none."""
+    column = np.searchsorted(edges, wanted[:-1], side="right") - 1
+    inside = (column >= 0) & (column < values.shape[1])
+    moved = np.full((len(values), len(column)), np.nan)
+    moved[:, inside] = values[:, column[inside]]
+    return moved
 
 
 def shares_of(

@@ -14,7 +14,7 @@ from fp8scope_dashboard.alerts.models import Rule
 from fp8scope_dashboard.pages.figures.curves import Curve, Mark
 from fp8scope_dashboard.pages.figures.panels import Line, Panel, log_ticks, panels_figure
 from fp8scope_dashboard.pages.figures.theme import THEMES
-from fp8scope_dashboard.pages.trouble import OVERFLOW, UNDERFLOW, limits_of, shares_of
+from fp8scope_dashboard.pages.trouble import OVERFLOW, UNDERFLOW, limits_of, on_columns, shares_of
 
 X = np.arange(5.0)
 
@@ -181,3 +181,9 @@ def test_the_limits_are_those_of_the_rules(admin: Visitor) -> None:
     Rule.objects.create(project=admin.project, run=run, kind="underflow_rate", parameters={"rate": 0.7})
     assert limits_of(run) == {OVERFLOW: 0.02, UNDERFLOW: 0.7}
     assert limits_of(other) == {OVERFLOW: 0.02, UNDERFLOW: 0.5}
+
+
+def test_a_map_read_later_is_moved_to_the_columns_of_the_first() -> None:
+    later = np.array([[1.0, 2.0, 3.0]])
+    moved = on_columns(later, np.array([4, 6, 8, 10]), np.array([1, 3, 5, 7, 9, 11, 13]))
+    np.testing.assert_array_equal(moved, [[np.nan, np.nan, 1.0, 2.0, 3.0, np.nan]])

@@ -49,7 +49,7 @@ SATURATION_RISE = Kind(
     "Far more elements of a tensor overflow than in its own past.",
     {
         "z": Parameter(8.0, 3.0, 100.0, "Mean absolute deviations above the tensor's average."),
-        "rise": Parameter(0.0005, 0.0, 1.0, "Least rise, in elements over all elements."),
+        "rise": Parameter(0.0003, 0.0, 1.0, "Least rise, in elements over all elements."),
         "points": points(10, "Observations in a row that must be that high."),
         "window": points(200, "Observations that the past reaches back, and before a tensor is judged."),
         "recover": points(20, RECOVER),
