@@ -192,7 +192,7 @@ def test_a_refresh_gets_only_the_list(admin: Visitor) -> None:
 
 
 def test_shows_what_other_rules_found_about_the_same_tensors(admin: Visitor) -> None:
-    entry = {"kind": "scale_frozen", "title": "Frozen scale", "severity": "critical"}
+    entry: dict[str, Any] = {"kind": "scale_frozen", "title": "Frozen scale", "severity": "critical"}
     entry |= {"onset_step": 1310, "step": 1319, "message": "The <scale> stays."}
     event = make_event(admin, evidence={"further": [entry]})
     assert "Also, for the same tensors: frozen scale since step 1\N{NARROW NO-BREAK SPACE}310." in html(admin)
