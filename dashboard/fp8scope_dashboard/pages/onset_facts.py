@@ -136,6 +136,12 @@ def _nonfinite_step(run: Run) -> int | None:
     return int(loss.steps[broken[0]]) if len(broken) else None
 
 
+def step_of(report: Report) -> int:
+    """The step that an annotation is about: an incident is written some steps after its own."""
+    incident = report.document.get("incident") or {}
+    return int(incident.get("target", report.step))
+
+
 def _marks(run: Run) -> list[ChangeFact]:
     """Annotations: layers that fell back, incidents, and what the script notes."""
     reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("step", "id")
@@ -144,7 +150,7 @@ def _marks(run: Run) -> list[ChangeFact]:
     for report in reports[:MOST_CHANGES]:
         name, text = str(report.document.get("name", "")), str(report.document.get("text", ""))
         if name in CALM_MARKS:
-            changes.append(ChangeFact(report.step, name, "an incident is kept", text, address))
+            changes.append(ChangeFact(step_of(report), name, "an incident is kept", text, address))
         else:
             kind = "mark" if name == "fallback" else name
             changes.append(ChangeFact(report.step, kind, _short(text), str(report.document.get("why", ""))))
