@@ -73,8 +73,15 @@ class Choice:
 
     @property
     def subject(self) -> Run:
-        """The newest run that is not BF16; without one the newest."""
-        return next((run for run in reversed(self.runs) if run.precision != "bf16"), self.runs[-1])
+        """The run of the heat map and the tensor."""
+        return subject_of(self.runs)
+
+
+def subject_of(runs: Sequence[Run]) -> Run:
+    """The newest run with statistics of tensors, one that is not BF16 first; `runs` are oldest first."""
+    return max(
+        enumerate(runs), key=lambda each: (bool(each[1].statistics), each[1].precision != "bf16", each[0])
+    )[1]
 
 
 def sections_of(request: HttpRequest, project: Project, choice: Choice) -> list[Section]:

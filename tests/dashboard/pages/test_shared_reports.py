@@ -194,6 +194,9 @@ def test_a_report_of_many_runs_has_a_line_for_each(member: Visitor, seeded: Seed
     differing = dict(settings["differences"])
     assert ["0.1", 15] in differing["lr"] and ["0.2", 5] in differing["lr"]
     assert "What differs in their configurations" in page and "5 runs" in page
+    # The newest runs have no statistics of tensors.
+    (tensors,) = (s for s in SharedReport.objects.get().content["sections"] if s["title"] == "Tensors")
+    assert tensors["note"] == seeded.faulty.name and tensors["svg"]
     # Two of them have a verdict: each a paragraph.
     assert len(sections["summary"]["runs"]) == 2
 

@@ -21,7 +21,7 @@ from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages.access import in_project, may, page, person
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN, chosen_runs
 from fp8scope_dashboard.pages.report_document import sections_to_show
-from fp8scope_dashboard.pages.report_sections import PARTS, Choice, sections_of
+from fp8scope_dashboard.pages.report_sections import PARTS, Choice, sections_of, subject_of
 from fp8scope_dashboard.pages.run_facts import own_version, run_facts
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
@@ -138,7 +138,7 @@ def _step(text: str, name: str) -> str:
 def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]:
     offered = list(Run.objects.filter(project=project).order_by("-created_at", "id")[:MOST_OFFERED])
     chosen = {run.pk for run in runs}
-    subject = next((run for run in reversed(runs) if run.precision != "bf16"), runs[-1] if runs else None)
+    subject = subject_of(runs) if runs else None
     parts = set(query.getlist("parts")) & PARTS.keys() or {
         name for name, part in PARTS.items() if part.by_default
     }
