@@ -25,6 +25,8 @@ P = ParamSpec("P")
 ProjectView = Callable[Concatenate[HttpRequest, Project, P], HttpResponseBase]
 PlainView = Callable[Concatenate[HttpRequest, str, P], HttpResponseBase]
 
+# The context of `head_start.html` in pages with the frame.
+FRAMED = {"is_framed": True}
 # The most projects in the project menu.
 MOST_PROJECTS = 50
 _ORDER = (Role.VIEWER, Role.MEMBER, Role.ADMIN)
@@ -101,6 +103,7 @@ def page(
 def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any]:
     """The context of the frame: the project, the user's projects, open alerts and the user's permissions."""
     return {
+        **FRAMED,
         "project": project,
         "section": section,
         "projects": projects_of(person(request)).order_by("name")[:MOST_PROJECTS],

@@ -3,6 +3,7 @@
 // Rows are elements with their full names, so that they can be read, focused and opened; each has a canvas of one
 // pixel per column, which the browser stretches. The choices, the open groups and the range are in the address.
 
+import { firstChart } from "./first_chart.js";
 import { percent, plain, spans, wholeNumber } from "./tensor_words.js";
 import { openDrawer } from "./tensor_drawer.js";
 
@@ -487,7 +488,10 @@ const startRanking = (ranking) => {
       ranking.textContent = "Cannot load the ranking. Choose another statistic, or reload the page.";
     }
   };
-  if (window.htmx) load(); else addEventListener("load", load, { once: true });
+  firstChart.then(() => {
+    load();
+    window.htmx.trigger("#changes", "fp8:refresh");
+  });
   ranking.addEventListener("htmx:afterSettle", () => {
     const chosen = ranking.querySelector("[data-chosen]")?.dataset;
     for (const name of CHOICES) publish("fp8:view", { name: `tensors.${name}`, value: chosen?.[name] || null });
