@@ -441,7 +441,9 @@ def scores(request: HttpRequest, project: Project) -> HttpResponse:
     """The chart of one task: `?name=...&metric=...`."""
     options = Options.of(request.GET)
     name, metric = request.GET.get("name", "")[:128], request.GET.get("metric", "")[:64]
-    rows = Evaluation.objects.filter(run__project=project, name=name, metric=metric).select_related("run")
+    rows = Evaluation.objects.filter(
+        run__project=project, run__deleted_at=None, name=name, metric=metric
+    ).select_related("run")
     steps = sorted(set(rows.order_by().values_list("step", flat=True).distinct()))[-MOST_CHECKPOINTS:]
     runs = list(rows.order_by().values_list("run_id", "run__created_at").distinct())
     newest = [run_id for run_id, _ in sorted(runs, key=lambda pair: pair[1])[-MOST_RUNS:]]
@@ -535,7 +537,7 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
 def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> list[ScoreBand]:
     """The baseline's interval at each checkpoint, from the newest comparison there."""
     rows = EvaluationComparison.objects.filter(
-        run__project=project, name=name, metric=metric, step__in=steps
+        run__project=project, run__deleted_at=None, name=name, metric=metric, step__in=steps
     ).order_by("step", "run__created_at")
     bands: dict[int, ScoreBand] = {}
     for step, result in rows.values_list("step", "result"):
