@@ -16,7 +16,11 @@ SLOWLY_COLLECTED = """
 import subprocess, sys
 from fp8scope_dashboard.servers import web
 
-COLLECT = "import django; django.setup(); from fp8scope_dashboard.servers import prepare; prepare.collect_static()"
+COLLECT = '''
+import django; django.setup()
+from fp8scope_dashboard.servers.prepare import collect_static
+collect_static()
+'''
 web.wait_at_gate = lambda fd: subprocess.run([sys.executable, "-c", COLLECT], check=True)
 web.main(["--after-fd", "0", *sys.argv[1:]])
 """
