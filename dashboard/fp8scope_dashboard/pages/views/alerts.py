@@ -36,6 +36,7 @@ from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import back_to, in_project, open_alerts, page, person
+from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
 from fp8scope_dashboard.pages.run_controls import command_entry
@@ -110,7 +111,7 @@ class Filter:
             state if state in FILTERS else default_state,
             severity if severity in Severity.values else "",
             kind if kind in RuleKind.values else "",
-            _run_id(query.get("run", "")),
+            uuid_in(query.get("run", "")),
         )
 
     def apply(self, events: QuerySet[Event]) -> QuerySet[Event]:
@@ -179,8 +180,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
 @in_project()
 def recent(request: HttpRequest, project: Project) -> JsonResponse:
     """The open alerts after a number, newest first, for messages on open pages and of the browser."""
-    text = request.GET.get("after", "0")
-    after = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    after = whole_number(request.GET.get("after", "")) or 0
     events = numbered(events_of(project))
     newest = events.order_by("-number").values_list("number", flat=True).first() or 0
     fresh = events.filter(number__gt=after, state=EventState.OPEN).select_related("run").order_by("-number")
@@ -204,7 +204,7 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
 def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     """Acknowledge the chosen alerts, and redirect back."""
     texts = request.POST.getlist("alerts")[:MOST_EVENTS]
-    ids = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19]
+    ids = [number for text in texts if (number := whole_number(text)) is not None]
     events = events_of(project).filter(pk__in=ids).select_related("run")
     count = sum(life.acknowledge(event, person(request)) for event in events)
     if count:
@@ -333,13 +333,6 @@ def _alert(event: Event) -> Alert:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _run_id(text: str) -> UUID | None:
-    try:
-        return UUID(text) if text else None
-    except ValueError:
-        return None
 
 
 def _back(request: HttpRequest, project: Project) -> HttpResponse:

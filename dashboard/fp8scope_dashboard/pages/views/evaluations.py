@@ -27,6 +27,7 @@ from fp8scope_dashboard.analysis.scores.metrics import limits_of
 from fp8scope_dashboard.analysis.scores.verdict import item_interval
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.access import in_project, page
+from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms, arm_labels
 from fp8scope_dashboard.pages.figures.comparisons import ScoreBand, ScorePoint, scores_figure
 from fp8scope_dashboard.pages.figures.score_differences import DifferencePoint, differences_figure
@@ -80,12 +81,11 @@ class Chosen:
     def of(cls, query: QueryDict) -> Chosen:
         """Read the address."""
         verdict, sort = query.get("verdict", ""), query.get("sort", "")
-        step = query.get("step", "").strip()
         return cls(
             search=query.get("q", "").strip()[:SEARCH_LENGTH],
             verdict=verdict if verdict in ORDER else "",
-            run=_uuid(query.get("run", "")),
-            step=int(step) if step.isascii() and step.isdigit() and len(step) < 19 else None,
+            run=uuid_in(query.get("run", "")),
+            step=whole_number(query.get("step", "")),
             sort=sort if sort in SORTS else "attention",
             task=query.get("task", "")[:128],
             metric=query.get("metric", "")[:64],
@@ -545,10 +545,3 @@ def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> li
         if interval:
             bands[step] = ScoreBand(step, float(interval[0]), float(interval[1]))
     return list(bands.values())
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text) if text else None
-    except ValueError:
-        return None

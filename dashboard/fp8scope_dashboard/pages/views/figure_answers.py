@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import add_never_cache_headers
 
+from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.figures.svg import svg_of, text_svg
 from fp8scope_dashboard.pages.figures.table import table_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
@@ -93,9 +94,8 @@ def _svg(request: HttpRequest, answer: FigureAnswer | EmptyAnswer) -> str:
 
 def _bounded(text: str, limits: tuple[int, int, int]) -> int:
     least, default, most = limits
-    return (
-        min(most, max(least, int(text))) if text.isascii() and text.isdigit() and len(text) < 9 else default
-    )
+    number = whole_number(text, 8)
+    return default if number is None else min(most, max(least, number))
 
 
 def _file_name(request: HttpRequest) -> str:

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_POST
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages import saved_views
 from fp8scope_dashboard.pages.access import back_to, in_project, may, person
+from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.run_listing import Listing, ListState
@@ -138,12 +139,7 @@ def _selected(project: Project, form: QueryDict, *, exact: bool = False) -> Quer
         SelectionError: nothing is selected, or the search is not understood.
     """
     if form.get("all") != "1":
-        ids = set()
-        for text in form.getlist("runs")[: MOST_LISTED + 1]:
-            try:
-                ids.add(UUID(text))
-            except ValueError:
-                continue
+        ids = uuids_in(form.getlist("runs"), MOST_LISTED + 1)
         if len(ids) > MOST_LISTED:
             raise SelectionError(f"More than {MOST_LISTED} runs are selected: use “all that match”.")
         if not ids:

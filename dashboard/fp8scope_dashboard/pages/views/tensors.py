@@ -17,6 +17,7 @@ from fp8scope_dashboard.analysis.what_if.targets import TARGET_FORMATS
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, may, page, run_of
+from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.figures.table import csv_of
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.tensors.map import TensorMap, document, table, tensor_map
@@ -184,8 +185,7 @@ def _tensor_of(run: Run, index: int) -> Tensor:
 
 
 def _step_of(request: HttpRequest) -> int | None:
-    text = request.GET.get("step", "").strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+    return whole_number(request.GET.get("step", ""))
 
 
 def _neighbours(run: Run, shown: Tensor) -> dict[str, Tensor | None]:
