@@ -66,7 +66,7 @@ def head_context(shown: Run) -> dict[str, Any]:
         "arm": Arms(shown.project).of(shown),
         "progress": progress_of(shown),
         "links": links_of(shown),
-        "error_line": onset_facts.last_line(shown.error) if shown.state == "failed" else "",
+        "error_line": onset_facts.failure_line(shown),
         "compare_ids": [shown.id, *(baseline.id for baseline in baselines[-SEEDS_COMPARED:])],
     }
 
