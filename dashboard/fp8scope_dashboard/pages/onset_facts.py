@@ -65,14 +65,12 @@ def last_line(text: str) -> str:
 
 
 def failure_line(run: Run) -> str:
-    """What a failed run died of, in one line; empty for others.
+    """What a failed run died of, in one line.
 
     If the agent could not see it, as after `os._exit` or `kill -9`, it is the last exception that the console
     log has.
     """
-    if run.state != "failed":
-        return ""
-    if "Traceback (most recent call last)" in run.error:
+    if "Traceback" in run.error:
         return last_line(run.error)
     return last_exception(run) or last_line(run.error)
 
