@@ -196,6 +196,11 @@ def test_a_viewer_can_change_nothing(viewer: Visitor, addresses: Addresses) -> N
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
 
 
+def test_says_which_role_is_missing(viewer: Visitor, addresses: Addresses) -> None:
+    page = viewer.client.post(addresses.of("token_create")).content.decode()
+    assert "requires the role member in Research; yours is viewer" in page
+
+
 def test_a_member_can_change_all_but_channels_and_margins(member: Visitor, addresses: Addresses) -> None:
     for name in ADMIN:
         assert member.client.post(addresses.of(name)).status_code == 403, name

@@ -88,6 +88,14 @@ def test_switching_a_rule_off_and_on(member: Visitor) -> None:
     assert event.state == EventState.RESOLVED, "nothing else would end its alert"
 
 
+def test_says_if_not_all_alerts_are_listed(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_event(admin), make_event(admin)
+    assert "alerts are shown" not in html(admin)
+    monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.MOST_EVENTS", 1)
+    page = html(admin)
+    assert "The newest 1 of 2 alerts are shown." in page and page.count('<article class="event"') == 1
+
+
 def test_hides_the_alerts_of_deleted_runs(admin: Visitor) -> None:
     event, kept = make_event(admin), make_event(admin)
     bulk.change(admin.project, Run.objects.filter(pk=event.run_id), BulkAction.Kind.DELETE, admin.user)
