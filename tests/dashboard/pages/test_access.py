@@ -48,6 +48,8 @@ READ += [
     "tensor_ranking",
     "compare_find",
     "compare_configuration",
+    "console_lines",
+    "console_text",
 ]
 # Redirects to an address that is listed here; test_tensors_views.py covers it.
 REDIRECTS = ["tensor_find"]
@@ -121,6 +123,7 @@ class Addresses:
             "action_id": self.change.pk,
             "view_id": self.view.pk,
             "index": 0,
+            "rank": 0,
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
