@@ -48,6 +48,8 @@ READ += [
     "tensor_ranking",
     "compare_find",
     "compare_configuration",
+    "console_lines",
+    "console_text",
 ]
 # Redirects to an address that is listed here; test_tensors_views.py covers it.
 REDIRECTS = ["tensor_find"]
@@ -121,6 +123,7 @@ class Addresses:
             "action_id": self.change.pk,
             "view_id": self.view.pk,
             "index": 0,
+            "rank": 0,
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
@@ -193,6 +196,11 @@ def test_a_viewer_can_change_nothing(viewer: Visitor, addresses: Addresses) -> N
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
 
 
+def test_says_which_role_is_missing(viewer: Visitor, addresses: Addresses) -> None:
+    page = viewer.client.post(addresses.of("token_create")).content.decode()
+    assert "requires the role member in Research; yours is viewer" in page
+
+
 def test_a_member_can_change_all_but_channels_and_margins(member: Visitor, addresses: Addresses) -> None:
     for name in ADMIN:
         assert member.client.post(addresses.of(name)).status_code == 403, name
@@ -211,6 +219,13 @@ def test_forms_need_a_csrf_token(admin: Visitor, addresses: Addresses) -> None:
     strict.force_login(admin.user)
     for name in (*PERSONAL, *MEMBER, *FORMS, *ADMIN):
         assert strict.post(addresses.of(name)).status_code == 403, name
+
+
+def test_refuses_nul_characters_at_every_address(admin: Visitor, addresses: Addresses) -> None:
+    for name in (*READ, *REDIRECTS, *FORMS):
+        assert admin.client.get(addresses.of(name), {"q": "a\0"}).status_code == 400, name
+    for name in (*PERSONAL, *MEMBER, *ADMIN, *FORMS):
+        assert admin.client.post(addresses.of(name), {"name": "a\0"}).status_code == 400, name
 
 
 def test_unknown_runs_and_figures_get_404(admin: Visitor, addresses: Addresses) -> None:

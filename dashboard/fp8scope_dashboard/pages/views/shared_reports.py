@@ -19,6 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages.access import in_project, may, page, person
+from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN, chosen_runs
 from fp8scope_dashboard.pages.report_document import sections_to_show
 from fp8scope_dashboard.pages.report_sections import PARTS, Choice, sections_of, subject_of
@@ -130,7 +131,7 @@ def _make(request: HttpRequest, project: Project, runs: list[Run]) -> SharedRepo
 
 def _step(text: str, name: str) -> str:
     text = text.strip()
-    if text and not (text.isascii() and text.isdigit() and len(text) < 19):
+    if text and whole_number(text) is None:
         raise ReportError(f"The {name} step must be a whole number, such as 240, or empty.")
     return text
 

@@ -349,7 +349,7 @@ class TensorMap {
 
   enter(row) {
     const { open, index } = this.document.rows[row];
-    if (open === null) openDrawer(index, this.element);
+    if (open === null) openDrawer(index);
     else this.toggle(row);
   }
 
@@ -485,7 +485,13 @@ const startRanking = (ranking) => {
   const query = new URLSearchParams(new FormData(document.getElementById("tensor-form")));
   const own = new URLSearchParams(location.search);
   for (const name of CHOICES) if (own.has(`tensors.${name}`)) query.set(name, own.get(`tensors.${name}`));
-  const load = () => window.htmx.ajax("GET", `${ranking.dataset.ranking}?${query}`, { target: ranking, swap: "innerHTML" });
+  const load = async () => {
+    try {
+      await window.htmx.ajax("GET", `${ranking.dataset.ranking}?${query}`, { target: ranking, swap: "innerHTML" });
+    } catch {
+      ranking.textContent = "Cannot load the ranking. Choose another statistic, or reload the page.";
+    }
+  };
   firstChart.then(() => {
     load();
     window.htmx.trigger("#changes", "fp8:refresh");
