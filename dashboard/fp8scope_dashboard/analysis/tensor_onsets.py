@@ -78,12 +78,9 @@ def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ran
     """
     observed = ~np.isnan(values)
     before, after = early_median(values), _median_of(values, late=True)
-    if is_rate(statistic):
-        over = values > limit
-    else:
-        over = np.abs(log2_change(values, before, statistic)) > limit
+    size = values if is_rate(statistic) else np.abs(log2_change(values, before, statistic))
     return Ranked(
-        first_sustained(over, observed),
+        first_sustained(size > limit, observed),
         _largest(values[:, max(values.shape[1] - recent, 0) :]),
         _largest(values),
         before,
