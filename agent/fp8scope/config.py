@@ -152,7 +152,7 @@ def overhead_from(text: str, name: str) -> float | None:
 def check_console(value: object, name: str) -> Console:
     """Return whose output is recorded. Raises ConfigurationError if it is not one of `Console`."""
     for known in get_args(Console):
-        if value == known:
+        if isinstance(value, str) and value == known:
             return cast(Console, known)
     raise ConfigurationError(f"{name} must be one of {', '.join(get_args(Console))}, got {value!r}.")
 
