@@ -46,6 +46,8 @@ MOST_FREEDOM = 8.0
 # A group whose variance exceeds the prior's beyond this quantile of F is not one of the prior's groups. Lower
 # than a usual test: shrinking the spread of a noisy group by mistake gives wrong claims.
 CONFLICT = 0.75
+# The same for a warning to people. One healthy group in four exceeds CONFLICT, one in a hundred this.
+WIDE = 0.99
 # A seed is odd beyond this many robust standard deviations, and at this level of a test against the others.
 ODD_DEVIATIONS = 6.0
 ODD_LEVEL = 0.002
@@ -64,7 +66,8 @@ class Spread:
         freedom: degrees of freedom of its estimate.
         seeds: number of baseline runs that it is based on.
         odd: indices of baseline runs that were left out, in the sequence given to `compare_losses`.
-        conflict: the own seeds spread far more than the prior allows, so the prior is not used.
+        conflict: the own seeds spread more than the prior allows, so the prior is not used.
+        wide: they spread so much more that one of them may have diverged.
     """
 
     value: float
@@ -73,6 +76,7 @@ class Spread:
     seeds: int
     odd: tuple[int, ...] = ()
     conflict: bool = False
+    wide: bool = False
 
     def error(self, *arms: int) -> float:
         """Standard error of the difference of the means of two arms with so many seeds."""
@@ -108,7 +112,8 @@ def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float 
     expected = replace(prior, spread=math.hypot(prior.spread, noise))
     variance, total, conflict = shrunk(own, freedom, expected)
     source: Source = "own" if conflict or seeds >= SEEDS_OF_OWN else prior.source
-    return Spread(math.sqrt(variance), total, source, seeds, conflict=conflict)
+    wide = shrunk(own, freedom, expected, WIDE)[2]
+    return Spread(math.sqrt(variance), total, source, seeds, conflict=conflict, wide=wide)
 
 
 def shrunk(own: float, freedom: float, prior: Prior, conflict: float = CONFLICT) -> tuple[float, float, bool]:

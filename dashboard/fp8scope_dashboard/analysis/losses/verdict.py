@@ -243,7 +243,7 @@ def _seed_warnings(spread: Spread, baselines: Sequence[Curve], unit: str) -> lis
     warnings = []
     if spread.odd:
         warnings.append(verdicts.odd_seeds([baselines[i].label(i) for i in spread.odd], spread.seeds))
-    if spread.conflict and unit == "relative":
+    if spread.wide and unit == "relative":
         warnings.append(verdicts.wide_spread(percent(spread.value)))
     return warnings
 

@@ -42,6 +42,13 @@ def test_seeds_that_spread_far_more_than_the_prior_stand_alone() -> None:
     assert spread.conflict and spread.value == pytest.approx(0.03) and spread.freedom == 2.0
 
 
+def test_only_few_healthy_groups_are_called_wide() -> None:
+    """A spread of 0.18 % was said to be of seeds that may have diverged."""
+    modest = spread_of([1.0 + 0.0018 * np.array([-1.0, 0.0, 1.0])], PUBLIC, seeds=3)
+    assert modest.conflict and not modest.wide
+    assert spread_of([np.array([0.97, 1.0, 1.03])], PUBLIC, seeds=3).wide
+
+
 @pytest.mark.parametrize("seeds", [1, 2, 3, 5, 10])
 def test_the_difference_of_a_further_seed_is_covered(seeds: int) -> None:
     """Over groups whose variances follow the prior, 95 % of further seeds are within the quantile."""
