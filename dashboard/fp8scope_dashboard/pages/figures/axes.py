@@ -87,16 +87,17 @@ def axis_of(figure: go.Figure, name: str, pixels: float) -> Axis:
     layout = figure.layout[f"{letter}axis{name[1:]}"]
     is_log = layout.type == "log"
     start, end = _range(figure, layout, name, is_log)
-    titles = [figure.layout[key].title.text for key in figure.layout if key.startswith("xaxis")]
-    title = layout.title.text or (next(filter(None, titles), "") if letter == "x" else "")
-    shown = layout.showticklabels is not False and layout.visible is not False
+    # Of panels above each other, only the lowest shows the title and the labels of their steps.
+    shared = [figure.layout[key] for key in figure.layout if key.startswith("xaxis")] if letter == "x" else []
+    title = next((each.title.text for each in (layout, *shared) if each.title.text), "")
+    shown = any(each.showticklabels is not False and each.visible is not False for each in (layout, *shared))
     most = TICKS_ACROSS if letter == "x" else max(2, round(pixels / PIXELS_PER_TICK))
     return Axis(
         start,
         end,
         is_log,
         _ticks(layout, start, end, is_log, most) if shown else (),
-        title or "",
+        title,
         layout.visible is not False,
         layout.showgrid is not False,
         float(layout.tickfont.size or 11),
