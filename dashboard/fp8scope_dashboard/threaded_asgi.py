@@ -33,10 +33,13 @@ from django.urls import Resolver404, resolve, set_script_prefix
 
 from fp8scope_dashboard.admission.lanes import KNOWN, LaneFullError, Lanes
 from fp8scope_dashboard.admission.responses import refuse
-from fp8scope_dashboard.admission.scope import LANE, Application, Receive, Scope, Send
+from fp8scope_dashboard.admission.scope import LANE, LATER, Application, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
+FILE_BLOCK: Final = 2**21
+"""Bytes of a file that are read at a time. Each read is one job of a thread, which waits for the interpreter
+while others compute: the largest script comes in one."""
 TESTED_VERSIONS: Final = frozenset({(5, 2)})
 """Django versions whose ASGIHandler has the parts that `ThreadHandler` uses."""
 
@@ -86,6 +89,7 @@ class ThreadHandler(ASGIHandler):
         # Only now: a client that sends its body slowly occupies neither a thread nor a place in the queue.
         try:
             lane = self._lanes[scope.get(LANE, KNOWN)]
+            scope[LATER] = lane.run if scope.get(LANE, KNOWN) == KNOWN else None
             response: HttpResponseBase = await lane.run(partial(self._respond, scope, body))
         except LaneFullError as error:
             body.close()
@@ -114,7 +118,7 @@ class ThreadHandler(ASGIHandler):
         # The parts of the stream open database connections themselves.
         close_old_connections()
         if isinstance(response, FileResponse):
-            response.block_size = self.chunk_size
+            response.block_size = FILE_BLOCK
         return response
 
     async def _stream(self, response: HttpResponseBase, receive: Receive, send: Send) -> None:

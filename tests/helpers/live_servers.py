@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from django.db import connection
 from fp8scope_dashboard.accounts.models import Project
 
 START_SECONDS = 150
+WEB = ("-m", "fp8scope_dashboard.servers.web")
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,18 @@ def process_environment() -> dict[str, str]:
 
 
 @contextmanager
-def web_server(log: Path, **environment: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def web_server(
+    log: Path, program: Sequence[str] = WEB, **environment: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The ASGI server on a free port, started as `fp8scope up` starts it. Yields its URL and its process.
 
-    `environment` overrides the variables of this test session.
+    `program` are the arguments of Python, before those of the server. `environment` overrides the variables
+    of this test session.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as output:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "fp8scope_dashboard.servers.web", "--fd", str(listening.fileno())],
+            [sys.executable, *program, "--fd", str(listening.fileno())],
             pass_fds=[listening.fileno()],
             env={**process_environment(), "FP8SCOPE_BASE_URL": url, **environment},
             stdout=output,

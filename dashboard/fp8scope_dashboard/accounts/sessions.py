@@ -79,7 +79,7 @@ def sign_out(user: User, this_key: str | None, number: str | None = None) -> int
     for session in _sessions_of(user):
         if session.session_key == this_key:
             continue
-        if number is None or hmac.compare_digest(_number(session.session_key), number):
+        if number is None or hmac.compare_digest(_number(session.session_key).encode(), number.encode()):
             session.delete()
             ended += 1
     return ended

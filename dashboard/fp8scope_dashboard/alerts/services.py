@@ -18,7 +18,15 @@ from fp8scope_dashboard.alerts.watching.evaluation import evaluate
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, RunState
 
-__all__ = ["alerts_after", "create_default_rules", "evaluate", "unjudged", "unread_runs"]
+__all__ = [
+    "alerts_after",
+    "create_default_rules",
+    "evaluate",
+    "events_of",
+    "numbered",
+    "unjudged",
+    "unread_runs",
+]
 
 # Events in one response; the training process gets the others with its next message.
 EVENTS_AT_ONCE = 1_000
@@ -41,6 +49,11 @@ def create_default_rules(project: Project) -> None:
         for kind in rules.KINDS.values()
         if kind.is_default and kind.name not in present
     )
+
+
+def events_of(project: Project) -> QuerySet[Event]:
+    """The alerts of a project, without those of deleted runs, which are hidden everywhere."""
+    return Event.objects.filter(run__project=project, run__deleted_at=None)
 
 
 def numbered(events: QuerySet[Event]) -> Any:

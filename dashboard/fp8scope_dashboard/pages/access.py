@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
+from django.core.exceptions import BadRequest
 from django.db.models import Max
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import render
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.accounts.services import projects_of, require_project, role_in
-from fp8scope_dashboard.alerts.models import Event, EventState
-from fp8scope_dashboard.alerts.services import numbered
+from fp8scope_dashboard.alerts.models import EventState
+from fp8scope_dashboard.alerts.services import events_of, numbered
 from fp8scope_dashboard.runs.models import Run
 
 P = ParamSpec("P")
 ProjectView = Callable[Concatenate[HttpRequest, Project, P], HttpResponseBase]
 PlainView = Callable[Concatenate[HttpRequest, str, P], HttpResponseBase]
 
+# The context of `head_start.html` in pages with the frame.
+FRAMED = {"is_framed": True}
 # The most projects in the project menu.
 MOST_PROJECTS = 50
 _ORDER = (Role.VIEWER, Role.MEMBER, Role.ADMIN)
@@ -34,20 +38,30 @@ def in_project(
     """Decorate a view of (request, project, ...) for an address with a project's slug.
 
     Users who are not signed in are redirected to the sign-in page. Users who are not members get a 404, and
-    members without the role get a 403. Browsers store nothing unless the view is `cacheable` and sets a
-    lifetime.
+    members without the role get a 403. A field with a NUL character gets a 400, because PostgreSQL stores
+    none. Browsers store nothing unless the view is `cacheable` and sets a lifetime.
     """
 
     def decorate(view: ProjectView[P]) -> PlainView[P]:
         @login_required
         @wraps(view)
         def wrapped(request: HttpRequest, slug: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-            return view(request, require_project(person(request), slug, role), *args, **kwargs)
+            project = require_project(person(request), slug, role)
+            if any("\0" in text for fields in (request.GET, request.POST) for text in _texts(fields)):
+                raise BadRequest("A field contains a NUL character.")
+            return view(request, project, *args, **kwargs)
 
         plain: PlainView[P] = wrapped  # type: ignore[assignment]
         return plain if cacheable else never_cache(plain)
 
     return decorate
+
+
+def _texts(fields: QueryDict) -> Iterator[str]:
+    """The names and the values of an address or a form."""
+    for name, values in fields.lists():
+        yield name
+        yield from map(str, values)
 
 
 def person(request: HttpRequest) -> User:
@@ -89,6 +103,7 @@ def page(
 def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any]:
     """The context of the frame: the project, the user's projects, open alerts and the user's permissions."""
     return {
+        **FRAMED,
         "project": project,
         "section": section,
         "projects": projects_of(person(request)).order_by("name")[:MOST_PROJECTS],
@@ -101,10 +116,20 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
 
 def open_alerts(project: Project) -> int:
     """The number of open alerts of a project."""
-    return Event.objects.filter(run__project=project, state=EventState.OPEN).count()
+    return events_of(project).filter(state=EventState.OPEN).count()
 
 
 def newest_alert(project: Project) -> int:
     """The number of the project's newest alert, 0 without any. Open pages ask for those after it."""
-    events = numbered(Event.objects.filter(run__project=project))
+    events = numbered(events_of(project))
     return events.aggregate(newest=Max("number"))["newest"] or 0
+
+
+def back_to(request: HttpRequest, project: Project, default: str) -> HttpResponse:
+    """Redirect to the page that contained the form, the field `next`; to `default` without one.
+
+    `next` is user input, so only pages of this project are allowed.
+    """
+    address = request.POST.get("next", "")
+    is_own = address.startswith(reverse("project", args=[project.slug])) and "\\" not in address
+    return redirect(address if is_own else default)

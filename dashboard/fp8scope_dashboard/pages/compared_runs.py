@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
-from uuid import UUID
 
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
@@ -12,6 +11,7 @@ from django.http import QueryDict
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import read, search, vocabulary_of
 
@@ -56,12 +56,7 @@ def chosen_runs(project: Project, query: QueryDict) -> Chosen:
         asked = read(query.get("q", ""), vocabulary_of(project))
         found = search(_all(project), asked)
         return Chosen(_newest(found, MOST_CHOSEN), found.count(), asked.text, asked.problems)
-    ids = set()
-    for text in query.getlist("runs")[: 2 * MOST_CHOSEN]:
-        try:
-            ids.add(UUID(text))
-        except ValueError:
-            continue
+    ids = uuids_in(query.getlist("runs"), 2 * MOST_CHOSEN)
     listed = _all(project).filter(pk__in=ids)
     return Chosen(list(listed.order_by("created_at", "id")[:MOST_CHOSEN]), listed.count())
 

@@ -75,7 +75,7 @@ class FigureFormats(MiddlewareMixin):
             return in_format(request, response)
         # The template tag sets it. Parts of pages do not need it: the script is there.
         if getattr(request, "has_first_chart", False) and "HX-Request" not in request.headers:
-            response["Link"] = f"<{static(PLOTLY)}>; rel=preload; as=script"
+            response["Link"] = f"<{static(PLOTLY)}>; rel=modulepreload"
         return response
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.analysis.tensor_onsets import is_rate
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
@@ -45,11 +46,6 @@ class DifferenceMap:
     is_rate: bool
     compared: int
     different: int
-
-
-def is_rate(statistic: str) -> bool:
-    """Whether differences of a statistic are subtracted, not divided."""
-    return statistic.endswith("_rate")
 
 
 def common_statistics(first: Run, second: Run) -> list[str]:

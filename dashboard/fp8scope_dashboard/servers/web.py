@@ -76,13 +76,17 @@ def main(argv: list[str]) -> None:
 
 
 def preload() -> None:
-    """Import the application and all views, so that the first request does not wait for them."""
+    """Import all views and middleware, so that the first request does not wait for them.
+
+    Does not import the application: it lists the static files when it is built, and the supervisor's
+    `prepare` collects them meanwhile. Its pages would have no styles, or fail, until the next start.
+    """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
     keep_freed_memory()
     django.setup(set_prefix=False)
     from django.conf import settings
 
-    for module in (settings.ROOT_URLCONF, APPLICATION.partition(":")[0]):
+    for module in (settings.ROOT_URLCONF, *(path.rpartition(".")[0] for path in settings.MIDDLEWARE)):
         importlib.import_module(module)
 
 

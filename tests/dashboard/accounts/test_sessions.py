@@ -59,6 +59,13 @@ def test_nobody_ends_the_sessions_of_others(user: User) -> None:
     assert sign_out(stranger, None, session.number) == 0 and is_signed_in(mine)
 
 
+def test_an_unknown_number_ends_no_session(user: User) -> None:
+    mine, other = browser(), browser()
+    for number in ("0" * 16, "é"):
+        answer = mine.post(reverse("account_sign_out"), {"number": number})
+        assert answer.status_code == 302 and is_signed_in(other)
+
+
 def test_keys_are_not_shown(user: User) -> None:
     mine, other = browser(), browser(CHROME)
     page = mine.get(reverse("account")).content.decode()

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -38,21 +39,28 @@ def admin(
 class Browser:
     """A client with cookies and forms, for signing in."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, up: Up) -> None:
+        self.up = up
+        self.url = up.url
         self.cookies = http.cookiejar.CookieJar()
         self.opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self.cookies))
 
     def get(self, address: str) -> str:
-        with self.opener.open(address, timeout=60) as answer:
-            return str(answer.read().decode())
+        return self.open(address)
 
     def post(self, address: str, **form: str) -> str:
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', self.get(address))
         assert token is not None
         data = urllib.parse.urlencode({"csrfmiddlewaretoken": token[1], **form}).encode()
-        with self.opener.open(address, data, timeout=60) as answer:
-            return str(answer.read().decode())
+        return self.open(address, data)
+
+    def open(self, address: str, data: bytes | None = None) -> str:
+        """The page. If there is none, the test shows the web server's log."""
+        try:
+            with self.opener.open(address, data, timeout=60) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"{error}\n{self.up.log('web')}")
 
     def name(self) -> str | None:
         """The user who is signed in; None if nobody is."""
@@ -78,7 +86,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_works(up: Up) -> None:
     """After the first link is used, the command creates another one that signs in."""
-    first = Browser(up.url)
+    first = Browser(up)
     first.post(up.sign_in_link)
     assert first.name() == "admin"
     result = admin("--data-dir", str(up.data_dir), "link")
@@ -86,19 +94,19 @@ def test_it_works(up: Up) -> None:
     link = result.stdout.strip()
     assert LINK.fullmatch(link)
     assert link.startswith(up.url)
-    second = Browser(up.url)
+    second = Browser(up)
     second.post(link)
     assert second.name() == "admin"
 
 
 def test_a_password_set_here_signs_in_and_ends_other_sessions(up: Up) -> None:
-    before = Browser(up.url)
+    before = Browser(up)
     before.post(admin("--data-dir", str(up.data_dir), "link").stdout.strip())
     done = admin("--data-dir", str(up.data_dir), "password", "--stdin", text=f"{PASSWORD}\n")
     assert done.returncode == 0, done.stderr
     assert PASSWORD not in done.stdout + done.stderr
     assert before.name() is None
-    after = Browser(up.url)
+    after = Browser(up)
     after.post(f"{up.url}/signin/", username="admin", password=PASSWORD)
     assert after.name() == "admin"
 
@@ -126,7 +134,7 @@ def test_an_invited_person_signs_in_as_a_member(up: Up) -> None:
     data = str(up.data_dir)
     result = admin("--data-dir", data, "invite", "ada", "--project", "default", "--role", "viewer")
     assert result.returncode == 0, result.stderr
-    browser = Browser(up.url)
+    browser = Browser(up)
     page = browser.post(result.stdout.strip())
     assert browser.name() == "ada"
     assert "Runs" in page
@@ -143,7 +151,7 @@ def test_starts_the_database_if_up_does_not_run(stopped: Path) -> None:
     assert LINK.fullmatch(result.stdout.strip())
     address = urllib.parse.urlsplit(result.stdout.strip())
     with Up(stopped, "--port", str(address.port)) as restarted:
-        browser = Browser(restarted.url)
+        browser = Browser(restarted)
         browser.post(result.stdout.strip())
         assert browser.name() == "admin"
 

@@ -28,6 +28,7 @@ from fp8scope_dashboard.alerts.models import (
     Rule,
 )
 from fp8scope_dashboard.alerts.services import alerts_after, evaluate
+from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db
 
@@ -208,6 +209,12 @@ def test_does_not_escalate_what_somebody_has_seen(project: Project, ada: User) -
     event, _ = escalating(project)
     life.acknowledge(event, ada)
     assert make_event(project).state == "open" and routing.escalate_due() == 0
+
+
+def test_does_not_escalate_alerts_of_deleted_runs(project: Project) -> None:
+    event, _ = escalating(project)
+    Run.objects.filter(pk=event.run_id).update(deleted_at=timezone.now())
+    assert routing.escalate_due() == 0
 
 
 def test_escalates_again_after_it_was_reopened(project: Project, ada: User) -> None:

@@ -118,6 +118,11 @@ class Up:
     def sign_in_link(self) -> str:
         return self._match(r"sign in as administrator with this one-time link:\n\s+(\S+)")
 
+    def log(self, name: str) -> str:
+        """The end of the log of a child, such as "web"."""
+        file = self.data_dir / "logs" / f"{name}.log"
+        return file.read_text(errors="replace")[-10_000:] if file.exists() else ""
+
     def _match(self, pattern: str) -> str:
         match = re.search(pattern, self.output)
         assert match is not None, f"{pattern} is not in:\n{self.output}"

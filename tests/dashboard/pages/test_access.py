@@ -213,6 +213,13 @@ def test_forms_need_a_csrf_token(admin: Visitor, addresses: Addresses) -> None:
         assert strict.post(addresses.of(name)).status_code == 403, name
 
 
+def test_refuses_nul_characters_at_every_address(admin: Visitor, addresses: Addresses) -> None:
+    for name in (*READ, *REDIRECTS, *FORMS):
+        assert admin.client.get(addresses.of(name), {"q": "a\0"}).status_code == 400, name
+    for name in (*PERSONAL, *MEMBER, *ADMIN, *FORMS):
+        assert admin.client.post(addresses.of(name), {"name": "a\0"}).status_code == 400, name
+
+
 def test_unknown_runs_and_figures_get_404(admin: Visitor, addresses: Addresses) -> None:
     assert admin.client.get(admin.address(f"runs/{uuid.uuid4()}/")).status_code == 404
     assert admin.client.get(admin.address(f"runs/{addresses.run.pk}/figures/nothing.json")).status_code == 404

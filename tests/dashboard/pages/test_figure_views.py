@@ -149,3 +149,10 @@ def test_answers_are_compressed(admin: Visitor, seeded: Seeded) -> None:
     path = admin.address(f"runs/{seeded.faulty.id}/figures/heatmap.json")
     answer = admin.client.get(path, headers={"Accept-Encoding": "gzip"})
     assert answer["Content-Encoding"] == "gzip"
+
+
+def test_nothing_is_kept_in_caches_in_any_format(admin: Visitor, seeded: Seeded) -> None:
+    path = admin.address(f"runs/{seeded.faulty.id}/figures/loss.json")
+    for form in ("", "svg", "csv", "json"):
+        answer = admin.client.get(path, {"format": form})
+        assert "no-store" in answer["Cache-Control"] and "private" in answer["Cache-Control"], form

@@ -12,6 +12,7 @@ from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages import saved_views
+from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.views.run_actions import MOST_LISTED
 from fp8scope_dashboard.runs.models import BulkAction, Run, SavedView
 
@@ -123,6 +124,15 @@ def test_compares_the_selected_runs(viewer: Visitor, runs: list[Run]) -> None:
     answer = viewer.client.post(viewer.address("find/compare"), {"all": "1", "q": "precision:fp8 loss<2"})
     assert answer["Location"] == "/p/research/compare/?q=precision%3Afp8+loss%3C2"
     assert "Select runs first" in post(viewer, "find/compare")
+
+
+def test_says_if_not_all_selected_runs_are_compared(admin: Visitor) -> None:
+    names = (f"run {i}" for i in range(MOST_CHOSEN + 1))
+    made = Run.objects.bulk_create(Run(project=admin.project, name=name) for name in names)
+    fields = {"runs": [str(run.pk) for run in made]}
+    answer = admin.client.post(admin.address("find/compare"), fields)
+    assert answer["Location"].count("runs=") == MOST_CHOSEN
+    assert f"Only the first {MOST_CHOSEN} runs" in html(admin)
 
 
 def test_saves_a_view_with_search_order_and_columns(member: Visitor, runs: list[Run]) -> None:

@@ -154,6 +154,13 @@ def test_the_table_has_the_same_rows_as_the_map(admin: Visitor, deep: Run) -> No
     assert rows[7][-1] == "0.05"
 
 
+def test_a_spreadsheet_runs_no_name_as_a_formula(admin: Visitor) -> None:
+    run = make_run(admin.project, "hostile", precision="fp8")
+    Recorder(run, tensors=["=1+1"]).rows([1, 2], {}, {"amax": [[1.0]] * 2})
+    answer = admin.client.get(admin.address(f"runs/{run.id}/tensors/map.csv"), {"statistic": "amax"})
+    assert list(csv.reader(io.StringIO(answer.content.decode())))[1] == ["'=1+1", "1", "1"]
+
+
 def test_leaves_out_tensors_without_the_statistic(admin: Visitor) -> None:
     run = make_run(admin.project, "with gradients", precision="fp8")
     columns = {"amax": [[1.0, 2.0]] * 2, "numel": [[9.0, 9.0]] * 2}

@@ -52,6 +52,7 @@ def escalate_due() -> int:
     for rule in Rule.objects.exclude(escalate_minutes=None).prefetch_related("escalation_channels"):
         waiting = Event.objects.filter(
             rule=rule,
+            run__deleted_at=None,
             state=EventState.OPEN,
             escalated_at=None,
             waiting_since__lte=now - timedelta(minutes=rule.escalate_minutes or 0),

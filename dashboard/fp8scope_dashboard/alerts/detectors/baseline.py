@@ -44,12 +44,12 @@ DEVIATIONS, FEW = 4.6, 1000.0
 # Share of the tolerance by which means of healthy runs wander, how many of their standard deviations means of
 # white noise do, and how much any further wander widens the tolerance: with one seed only the run shows it.
 WANDER_COVERED, WANDER_COVERED_ALONE, WHITE_WANDER = 0.9, 0.7, 4.0
-WANDER_FACTOR, WANDER_FACTOR_ALONE = 1.5, 2.5
+WANDER_FACTOR, WANDER_FACTOR_ALONE = 1.5, 1.6
 # Points from which on a run is judged, and after which the noise is modelled again.
 FIRST_POINTS, MODEL_EVERY = 64, 32
 # With fewer points too little is known of the noise: the tolerance is wider by the square of their ratio, and
 # with one seed and fewer than KNOWN_ALONE points by its fifth power, so that only gross differences count.
-ALL_POINTS, KNOWN_ALONE = 256, 192
+ALL_POINTS, ALL_POINTS_ALONE, KNOWN_ALONE = 256, 512, 192
 
 
 def above_baseline(
@@ -172,7 +172,7 @@ def _learn(state: State, seeds: Sequence[float | None], mean: float, parameters:
 def _model_noise(state: State, parameters: Parameters) -> None:
     """Update the limits of the windows, and the length and limit of the blocks."""
     known = noise.scales(state["noise"], state["seeds"])
-    model = noise.model(known, _covered(state, parameters), int(parameters["block"]))
+    model = noise.model(known, _covered(state, parameters), int(parameters["block"]), state["noise"]["count"])
     if model is None:
         return
     alone = state["seeds"] < 2
@@ -181,8 +181,9 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     beyond = noise.wander(state["noise"], state["seeds"]) - expected
     factor = WANDER_FACTOR_ALONE if alone else WANDER_FACTOR
     count = state["noise"]["count"]
-    early = max(ALL_POINTS / count, 1.0) ** (5 if alone and count < KNOWN_ALONE else 2)
-    tolerance = early * state["tolerance"] + factor * max(beyond, 0.0)
+    tolerance = _caution(count, alone=alone, lasting=model.white is None) * state["tolerance"] + factor * max(
+        beyond, 0.0
+    )
     budget = 0.5 * _budget(state, parameters)
     limits = window_means.limits(model, tolerance, count, budget)
     state["means"]["limits"] = limits
@@ -192,6 +193,17 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     # The signs of blocks that are correlated say nothing about a limit that their noise reaches.
     lasting = limits[min(window, len(limits) - 1)]
     state.update(length=model.length, limit=lasting if model.white is None else tolerance)
+
+
+def _caution(count: int, *, alone: bool, lasting: bool) -> float:
+    """By what factor the tolerance is wider because few points show how the noise is.
+
+    With one seed, noise that outlasts the known blocks takes more points to show itself.
+    """
+    if alone and count < KNOWN_ALONE:
+        return max(ALL_POINTS / count, 1.0) ** 5
+    enough = ALL_POINTS_ALONE if alone and lasting else ALL_POINTS
+    return max(enough / count, 1.0) ** 2
 
 
 def _covered(state: State, parameters: Parameters) -> Callable[[int], float]:

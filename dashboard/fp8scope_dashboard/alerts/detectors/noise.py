@@ -23,6 +23,7 @@ if that is more:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ WANDER_LEVEL = 6
 OWN_RANGE = 0.5
 # Degrees of freedom from which on a length may be that of the blocks.
 ENOUGH_FREEDOM = 8.0
+# The most that the variance of noise which still grows does with each doubling: that of a random walk.
+MOST_GROWTH = 2.0
 
 
 @dataclass(frozen=True)
@@ -223,19 +226,25 @@ class Model:
             is known to do, the longest that has enough blocks.
         white: the noise of blocks of that length; None if no length will do.
         longer: the noise of all blocks, without what the tolerance covers.
+        whole: what it would be of a block as long as the run, if it went on to grow with the length as it
+            does at all lengths that are known well; None if at one of them it does not.
     """
 
     length: int
     white: Scale | None
     longer: tuple[Scale, ...]
+    whole: Scale | None
 
 
-def model(known: Sequence[Scale], covered: Callable[[int], float], least: int) -> Model | None:
+def model(known: Sequence[Scale], covered: Callable[[int], float], least: int, count: int) -> Model | None:
     """The shortest blocks, of at least `least` points, from which on the noise falls as white noise does.
+
+    Few long blocks that stray little do not show that: it must have stopped growing before.
 
     Args:
         known: the result of `scales`.
         covered: the variance, by length, of lasting differences that the tolerance covers.
+        count: points of the run.
     """
     usable = [scale for scale in known if scale.length >= least]
     if not usable:
@@ -244,11 +253,26 @@ def model(known: Sequence[Scale], covered: Callable[[int], float], least: int) -
         Scale(scale.length, max(scale.variance - covered(scale.length), 0.0), scale.freedom)
         for scale in known
     )
+    grows = [later.variance > scale.variance for scale, later in itertools.pairwise(known)]
+    skipped = len(known) - len(usable)
     for i, scale in enumerate(usable):
-        if scale.freedom >= ENOUGH_FREEDOM and _is_white(scale, usable[i + 1 :], covered):
-            return Model(scale.length, scale, longer)
+        grew = grows[skipped + i - 1] if skipped + i else False
+        if scale.freedom >= ENOUGH_FREEDOM and not grew and _is_white(scale, usable[i + 1 :], covered):
+            return Model(scale.length, scale, longer, None)
     enough = [scale for scale in usable if scale.freedom >= ENOUGH_FREEDOM] or usable[:1]
-    return Model(enough[-1].length, None, longer)
+    last = skipped + len(enough)
+    whole = _whole(known[:last], covered, count) if all(grows[: last - 1]) else None
+    return Model(enough[-1].length, None, longer, whole)
+
+
+def _whole(well_known: Sequence[Scale], covered: Callable[[int], float], count: int) -> Scale:
+    """The noise of a block as long as the run, from the growth over the last two doublings of the length."""
+    *_, last = latest = well_known[-3:]
+    growth = last.variance / latest[0].variance if latest[0].variance > 0.0 else 1.0
+    doubling = min(growth ** (1.0 / max(len(latest) - 1, 1)), MOST_GROWTH)
+    doublings = math.log2(max(count / last.length, 1.0))
+    variance = last.variance * doubling**doublings - covered(last.length)
+    return Scale(count, max(variance, 0.0), last.freedom)
 
 
 def white_deviation(known: Sequence[Scale]) -> float:

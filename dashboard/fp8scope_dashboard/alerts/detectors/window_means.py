@@ -32,8 +32,6 @@ FIRST_EPOCH = 6
 # Blocks of a window. Those of the shortest window are single points.
 BLOCKS = 16
 CLIP = 1.25
-# The most that noise which still grows with the length may grow beyond the longest known one.
-MOST_GROWTH = 2.0
 
 
 def fresh() -> State:
@@ -46,10 +44,12 @@ def limits(model: Model, tolerance: float, count: int, alpha: float) -> list[flo
     epoch = max(int(math.log2(max(count, 1))), FIRST_EPOCH)
     share = alpha / ((epoch - FIRST_EPOCH + 1) * (epoch - FIRST_EPOCH + 2))
     windows = [BLOCKS << i for i in range(epoch - 4)]
-    return [
-        math.hypot(tolerance, _reach(model, window, share * window / (BLOCKS * 2.0**epoch * epoch)))
-        for window in windows
-    ]
+    reaches = [_reach(model, window, share * window / (BLOCKS * 2.0**epoch * epoch)) for window in windows]
+    whole = 0.0
+    if model.whole is not None:
+        # Noise that outlasts the run has one value in all windows.
+        whole = math.sqrt(model.whole.variance) * _quantile(model.whole.freedom, share)
+    return [math.hypot(tolerance, max(reach, whole)) for reach in reaches]
 
 
 def _reach(model: Model, window: int, level: float) -> float:
@@ -63,9 +63,6 @@ def _reach(model: Model, window: int, level: float) -> float:
         for scale in model.longer
         if scale.length >= window or scale is model.longer[-1]
     ]
-    if white is None and len(model.longer) > 1 and model.longer[-2].variance > 0.0:
-        growth = model.longer[-1].variance / model.longer[-2].variance
-        reaches[-1] *= math.sqrt(min(max(growth, 1.0), MOST_GROWTH))
     return max(reaches)
 
 

@@ -55,8 +55,8 @@ def delta_figure(
             figure.add_hline(y=side, line={"color": theme.good, "width": 1.4, "dash": "dash"})
     low, high = _range(curves, max([margin, *tolerances]))
     for curve in curves:
-        _draw(figure, curve, theme, (2.0 * low - high, 2.0 * high - low))
-        _mark_outside(figure, curve, low, high, theme)
+        _draw(figure, curve, theme, (2.0 * low - high, 2.0 * high - low), nats=nats)
+        _mark_outside(figure, curve, low, high, theme, nats=nats)
     for first, last in {curve.window for curve in curves if curve.window is not None}:
         figure.add_vrect(x0=first, x1=last, fillcolor=faded(theme.muted, 0.1), line_width=0, layer="below")
     figure.update_yaxes(tickformat="+.3~g" if nats else "+.2~%", range=[low, high])
@@ -64,7 +64,9 @@ def delta_figure(
     return figure
 
 
-def _mark_outside(figure: go.Figure, curve: DeltaCurve, low: float, high: float, theme: Theme) -> None:
+def _mark_outside(
+    figure: go.Figure, curve: DeltaCurve, low: float, high: float, theme: Theme, *, nats: bool
+) -> None:
     """Mark with a triangle where a curve leaves the chart."""
     for outside, symbol, edge in (
         (curve.delta > high, "triangle-up", high),
@@ -78,15 +80,18 @@ def _mark_outside(figure: go.Figure, curve: DeltaCurve, low: float, high: float,
                 mode="markers",
                 showlegend=False,
                 legendgroup=curve.name,
-                name=curve.name,
+                name=escaped(curve.name),
                 cliponaxis=False,
                 customdata=curve.delta[exits],
                 marker={"symbol": symbol, "size": 10, "color": theme.arms[curve.slot]},
-                hovertemplate="%{customdata:+.2%}, outside the chart<extra>%{fullData.name}</extra>",
+                hovertemplate=f"%{{customdata:{'+.3~g' if nats else '+.2%'}}}, outside the chart"
+                "<extra>%{fullData.name}</extra>",
             )
 
 
-def _draw(figure: go.Figure, curve: DeltaCurve, theme: Theme, limits: tuple[float, float]) -> None:
+def _draw(
+    figure: go.Figure, curve: DeltaCurve, theme: Theme, limits: tuple[float, float], *, nats: bool
+) -> None:
     """Draw a curve and its band, which is far wider than the chart after few points: it ends at `limits`."""
     colour = theme.arms[curve.slot]
     figure.add_scatter(
@@ -108,7 +113,7 @@ def _draw(figure: go.Figure, curve: DeltaCurve, theme: Theme, limits: tuple[floa
         name=escaped(curve.name),
         legendgroup=curve.name,
         line={"color": colour, "width": 2.2, "dash": DASHES[curve.slot]},
-        hovertemplate="%{y:+.3%}<extra>%{fullData.name}</extra>",
+        hovertemplate=f"%{{y:{'+.3~g' if nats else '+.3%'}}}<extra>%{{fullData.name}}</extra>",
     )
 
 
@@ -178,7 +183,7 @@ def scores_figure(
             y=[point.score for point in mine],
             error_y=_whiskers(mine, theme.arms[slot]),
             mode="markers",
-            name=mine[0].arm,
+            name=escaped(mine[0].arm),
             legendgroup=mine[0].arm,
             showlegend=mine[0].arm not in named,
             marker={

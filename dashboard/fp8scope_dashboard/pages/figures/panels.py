@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.figures.curves import ALERT, Curve, Mark
 from fp8scope_dashboard.pages.figures.ranges import Range
-from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped, faded, new_figure
+from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, base_layout, escaped, faded
 
 Floats = NDArray[np.float64]
 
@@ -106,8 +106,8 @@ def panels_figure(
     if not panels:
         raise ValueError("Draw at least one panel.")
     height = TOP + BOTTOM + sum(panel.height for panel in panels) + GAP * (len(panels) - 1)
-    figure = new_figure(theme, compact=compact, height=height)
-    drawing = _Drawing(figure.layout.yaxis.to_plotly_json())
+    layout = base_layout(theme, compact=compact, height=height)
+    drawing = _Drawing(layout["yaxis"])
     domains = _domains([panel.height for panel in panels])
     for number, (panel, domain) in enumerate(zip(panels, domains, strict=True), 1):
         axis = "y" if number == 1 else f"y{number}"
@@ -116,15 +116,15 @@ def panels_figure(
         _axis(drawing, panel, axis, domain, theme, title_right=legend)
         _draw(drawing, panel if number == 1 else _named(panel), axis, theme, legend=legend)
     _mark(drawing, marks, panels[0].y_range, theme)
-    # Each change of a figure is checked by plotly, so there is one.
-    figure.add_traces(drawing.traces)
-    figure.update_layout(
+    x_axis = layout["xaxis"]
+    layout |= {
         **drawing.axes,
-        shapes=drawing.shapes,
-        annotations=drawing.notes,
-        xaxis={
+        "shapes": drawing.shapes,
+        "annotations": drawing.notes,
+        "xaxis": {
+            **x_axis,
             "anchor": f"y{len(panels)}" if len(panels) > 1 else "y",
-            "title": {"text": "step"},
+            "title": {**x_axis["title"], "text": "step"},
             "showspikes": True,
             "spikemode": "across",
             "spikesnap": "cursor",
@@ -134,11 +134,11 @@ def panels_figure(
             "range": None if x_range is None else list(x_range),
         },
         # One hover for all panels.
-        hoversubplots="axis",
-        margin={"l": 48 if compact else 60, "r": 10, "t": TOP, "b": BOTTOM, "pad": 0},
-        showlegend=bool(panels[0].bands),
-    )
-    return figure
+        "hoversubplots": "axis",
+        "margin": {"l": 48 if compact else 60, "r": 10, "t": TOP, "b": BOTTOM, "pad": 0},
+        "showlegend": bool(panels[0].bands),
+    }
+    return go.Figure(data=drawing.traces, layout=layout)
 
 
 def _named(panel: Panel) -> Panel:
@@ -192,7 +192,7 @@ def _axis(
         "anchor": "x",
         # The brush selects steps.
         "fixedrange": True,
-        "title": {"text": ""},
+        "title": {**drawing.axis["title"], "text": ""},
         "type": "log" if panel.log else "linear",
         "nticks": 4 if panel.height < 120 else 6,
     }

@@ -9,7 +9,7 @@ import csv
 import html
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,8 @@ class Table:
 
     def csv(self) -> str:
         """The table as CSV with a header. Missing values are empty; NaN and Infinity are words."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\r\n")
-        writer.writerow([_header(column) for column in self.columns])
-        for row in zip(*(column.cells for column in self.columns), strict=True):
-            writer.writerow([_csv_cell(cell) for cell in row])
-        return text.getvalue()
+        rows = zip(*(column.cells for column in self.columns), strict=True)
+        return csv_of([[_header(column) for column in self.columns], *rows])
 
     def json(self, summary: str) -> bytes:
         """The table as JSON; NaN and infinities are strings, as in docs/wire.md."""
@@ -60,6 +56,13 @@ class Table:
             for column in self.columns
         ]
         return orjson.dumps({"summary": summary, "columns": columns})
+
+
+def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
+    """Rows as CSV, with no cell that a spreadsheet would run as a formula."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows([_csv_cell(cell) for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def table_of(figure: go.Figure) -> Table:
@@ -202,8 +205,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _header(column: Column) -> str:
-    text = f"{column.name} [{column.unit}]" if column.unit and column.unit != column.name else column.name
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return f"{column.name} [{column.unit}]" if column.unit and column.unit != column.name else column.name
 
 
 def _csv_cell(cell: Cell) -> str:

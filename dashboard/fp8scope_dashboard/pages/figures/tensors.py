@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from fp8scope_dashboard.analysis.tensor_onsets import is_rate
 from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
@@ -23,11 +24,6 @@ ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 15, 260, 900
 # With more rows there is no space for names.
 NAMED_ROWS = 70
 LABEL_LENGTH, COMPACT_LABEL_LENGTH = 34, 18
-
-
-def is_rate(statistic: str) -> bool:
-    """Whether a statistic is a share of a tensor's elements."""
-    return statistic.endswith("_rate")
 
 
 def heatmap_figure(

@@ -105,15 +105,15 @@ def document(shown: TensorMap, question: Question, note: str) -> dict[str, Any]:
     }
 
 
-def table(shown: TensorMap) -> list[list[object]]:
-    """The map as a table: a row for each row, a column for each column of steps."""
+def table(shown: TensorMap) -> list[list[str | float | None]]:
+    """The map as a table: a row for each row, a column for each column of steps; None without a value."""
     spans = zip(shown.step_edges[:-1].tolist(), (shown.step_edges[1:] - 1).tolist(), strict=True)
-    head: list[object] = ["tensor", *(str(low) if low == high else f"{low}-{high}" for low, high in spans)]
-    rows: list[list[object]] = [
-        [row.group.label, *("" if np.isnan(value) else f"{value:.6g}" for value in values)]
-        for row, values in zip(shown.rows, shown.values, strict=True)
+    head = ["tensor", *(str(low) if low == high else f"{low}-{high}" for low, high in spans)]
+    rows: list[list[str | float | None]] = [
+        [row.group.label, *(None if np.isnan(value) else float(f"{value:.6g}") for value in values)]
+        for row, values in zip(shown.rows, shown.values.tolist(), strict=True)
     ]
-    return [head, *rows]
+    return [[*head], *rows]
 
 
 def _folded(tensors: Sequence[Tensor], question: Question) -> tuple[Group, ...]:

@@ -12,6 +12,7 @@ from django.http import QueryDict
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.tensor_onsets import default_limit, is_rate
+from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.tensors.fold import FOLDS, OPEN_LENGTH, Fold
 from fp8scope_dashboard.pages.tensors.modes import MODES, Mode
@@ -71,7 +72,7 @@ class Question:
         return cls(
             statistic,
             cast("Mode", _one_of(query.get("mode", ""), MODES)),
-            _uuid(query.get("against", "")),
+            uuid_in(query.get("against", "")),
             cast("Fold", _one_of(query.get("fold", ""), FOLDS)),
             query.get("role", "")[:FILTER_LENGTH],
             query.get("filter", "").strip()[:FILTER_LENGTH],
@@ -119,8 +120,8 @@ def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:
 def tensor_named(run: Run, text: str) -> Tensor | None:
     """The tensor whose name or index is in an address."""
     tensors = Tensor.objects.filter(run=run)
-    if text.isascii() and text.isdigit() and len(text) < 9:
-        return tensors.filter(index=int(text)).first()
+    if (index := whole_number(text, 8)) is not None:
+        return tensors.filter(index=index).first()
     return tensors.filter(name=text[:NAME_LENGTH]).first() if text else None
 
 
@@ -155,13 +156,6 @@ def _one_of(text: str, known: Sequence[str]) -> str:
     return text if text in known else known[0]
 
 
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
-
-
 def _limit(text: str, statistic: str) -> float | None:
     """The limit in the unit of `Question.threshold`."""
     try:
@@ -175,4 +169,4 @@ def _limit(text: str, statistic: str) -> float | None:
 
 
 def _page(text: str) -> int:
-    return min(max(int(text), 1), MOST_PAGES) if text.isascii() and text.isdigit() and len(text) < 9 else 1
+    return min(max(whole_number(text, 8) or 1, 1), MOST_PAGES)

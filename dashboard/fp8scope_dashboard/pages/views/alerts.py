@@ -12,7 +12,6 @@ from uuid import UUID
 from django.contrib import messages
 from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
@@ -31,12 +30,13 @@ from fp8scope_dashboard.alerts.models import (
     RuleKind,
     Severity,
 )
-from fp8scope_dashboard.alerts.services import numbered
+from fp8scope_dashboard.alerts.services import events_of, numbered
 from fp8scope_dashboard.alerts.user_rules import rule_store
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages import rule_words
-from fp8scope_dashboard.pages.access import in_project, open_alerts, page, person
+from fp8scope_dashboard.pages.access import back_to, in_project, open_alerts, page, person
+from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
 from fp8scope_dashboard.pages.run_controls import command_entry
@@ -111,7 +111,7 @@ class Filter:
             state if state in FILTERS else default_state,
             severity if severity in Severity.values else "",
             kind if kind in RuleKind.values else "",
-            _run_id(query.get("run", "")),
+            uuid_in(query.get("run", "")),
         )
 
     def apply(self, events: QuerySet[Event]) -> QuerySet[Event]:
@@ -128,7 +128,7 @@ class Filter:
 @in_project()
 def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     """The alerts that match the filter, newest first, grouped by run."""
-    events = Event.objects.filter(run__project=project)
+    events = events_of(project)
     # Open alerts come first; without any, the page shows all.
     default = "open" if events.filter(state=EventState.OPEN).exists() else "all"
     chosen = Filter.of(request.GET, default)
@@ -180,9 +180,8 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
 @in_project()
 def recent(request: HttpRequest, project: Project) -> JsonResponse:
     """The open alerts after a number, newest first, for messages on open pages and of the browser."""
-    text = request.GET.get("after", "0")
-    after = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
-    events = numbered(Event.objects.filter(run__project=project))
+    after = whole_number(request.GET.get("after", "")) or 0
+    events = numbered(events_of(project))
     newest = events.order_by("-number").values_list("number", flat=True).first() or 0
     fresh = events.filter(number__gt=after, state=EventState.OPEN).select_related("run").order_by("-number")
     shown = [
@@ -205,14 +204,14 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
 def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     """Acknowledge the chosen alerts, and redirect back."""
     texts = request.POST.getlist("alerts")[:MOST_EVENTS]
-    ids = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19]
-    events = Event.objects.filter(run__project=project, pk__in=ids).select_related("run")
+    ids = [number for text in texts if (number := whole_number(text)) is not None]
+    events = events_of(project).filter(pk__in=ids).select_related("run")
     count = sum(life.acknowledge(event, person(request)) for event in events)
     if count:
         messages.success(request, f"Acknowledged {count} alert{'s' if count > 1 else ''}.")
     else:
         messages.warning(request, "Choose the alerts to acknowledge. Those chosen are not open any more.")
-    return redirect(_back(request, project))
+    return _back(request, project)
 
 
 @require_POST
@@ -229,7 +228,7 @@ def change(request: HttpRequest, project: Project, event_id: int, action: str) -
             messages.success(request, f"{done}: {event.title} in {event.run.name}.")
         else:
             messages.warning(request, f"Nothing was changed: the alert is {event.state} already.")
-    return redirect(_back(request, project))
+    return _back(request, project)
 
 
 def _changed(event: Event, user: User, action: str, post: Mapping[str, str]) -> str:
@@ -262,7 +261,7 @@ def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
     rule_store.switch(rule, on=request.POST.get("enabled") == "1")
     state = "on" if rule.enabled else "off: it opens no alerts until it is switched on again"
     messages.success(request, f"The rule “{rule.title}” is {state}.")
-    return redirect(_back(request, project))
+    return _back(request, project)
 
 
 @gzip_page
@@ -303,8 +302,8 @@ def picture(request: HttpRequest, signed: str) -> HttpResponse:
 
 
 def _event(project: Project, event_id: int) -> Event:
-    events = Event.objects.select_related("run", "rule", "acknowledged_by")
-    event = events.filter(run__project=project, pk=event_id).first()
+    events = events_of(project).select_related("run", "rule", "acknowledged_by")
+    event = events.filter(pk=event_id).first()
     if event is None:
         raise Http404("No such alert.")
     return event
@@ -336,15 +335,5 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _run_id(text: str) -> UUID | None:
-    try:
-        return UUID(text) if text else None
-    except ValueError:
-        return None
-
-
-def _back(request: HttpRequest, project: Project) -> str:
-    """The page that contained the form. `next` is user input, so only this project's pages are allowed."""
-    address = request.POST.get("next", "")
-    prefix = f"/p/{project.slug}/"
-    return address if address.startswith(prefix) and "\\" not in address else f"{prefix}alerts/"
+def _back(request: HttpRequest, project: Project) -> HttpResponse:
+    return back_to(request, project, reverse("alerts", args=[project.slug]))

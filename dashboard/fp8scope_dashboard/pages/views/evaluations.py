@@ -27,6 +27,7 @@ from fp8scope_dashboard.analysis.scores.metrics import limits_of
 from fp8scope_dashboard.analysis.scores.verdict import item_interval
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.access import in_project, page
+from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms, arm_labels
 from fp8scope_dashboard.pages.figures.comparisons import ScoreBand, ScorePoint, scores_figure
 from fp8scope_dashboard.pages.figures.score_differences import DifferencePoint, differences_figure
@@ -80,12 +81,11 @@ class Chosen:
     def of(cls, query: QueryDict) -> Chosen:
         """Read the address."""
         verdict, sort = query.get("verdict", ""), query.get("sort", "")
-        step = query.get("step", "").strip()
         return cls(
             search=query.get("q", "").strip()[:SEARCH_LENGTH],
             verdict=verdict if verdict in ORDER else "",
-            run=_uuid(query.get("run", "")),
-            step=int(step) if step.isascii() and step.isdigit() and len(step) < 19 else None,
+            run=uuid_in(query.get("run", "")),
+            step=whole_number(query.get("step", "")),
             sort=sort if sort in SORTS else "attention",
             task=query.get("task", "")[:128],
             metric=query.get("metric", "")[:64],
@@ -441,7 +441,9 @@ def scores(request: HttpRequest, project: Project) -> HttpResponse:
     """The chart of one task: `?name=...&metric=...`."""
     options = Options.of(request.GET)
     name, metric = request.GET.get("name", "")[:128], request.GET.get("metric", "")[:64]
-    rows = Evaluation.objects.filter(run__project=project, name=name, metric=metric).select_related("run")
+    rows = Evaluation.objects.filter(
+        run__project=project, run__deleted_at=None, name=name, metric=metric
+    ).select_related("run")
     steps = sorted(set(rows.order_by().values_list("step", flat=True).distinct()))[-MOST_CHECKPOINTS:]
     runs = list(rows.order_by().values_list("run_id", "run__created_at").distinct())
     newest = [run_id for run_id, _ in sorted(runs, key=lambda pair: pair[1])[-MOST_RUNS:]]
@@ -535,7 +537,7 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
 def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> list[ScoreBand]:
     """The baseline's interval at each checkpoint, from the newest comparison there."""
     rows = EvaluationComparison.objects.filter(
-        run__project=project, name=name, metric=metric, step__in=steps
+        run__project=project, run__deleted_at=None, name=name, metric=metric, step__in=steps
     ).order_by("step", "run__created_at")
     bands: dict[int, ScoreBand] = {}
     for step, result in rows.values_list("step", "result"):
@@ -543,10 +545,3 @@ def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> li
         if interval:
             bands[step] = ScoreBand(step, float(interval[0]), float(interval[1]))
     return list(bands.values())
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text) if text else None
-    except ValueError:
-        return None

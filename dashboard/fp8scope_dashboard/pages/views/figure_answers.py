@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import plotly.graph_objects as go
 from django.http import HttpRequest, HttpResponse
+from django.utils.cache import add_never_cache_headers
 
+from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.figures.svg import svg_of, text_svg
 from fp8scope_dashboard.pages.figures.table import table_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
@@ -25,7 +27,7 @@ Builder = Callable[[HttpRequest, Run, Options], HttpResponse]
 
 
 class FigureAnswer(HttpResponse):
-    """A figure for plotly. The middleware `figure_formats` turns it into other formats."""
+    """A figure for plotly. The middleware FigureFormats turns it into other formats."""
 
     def __init__(self, figure: go.Figure, summary: str) -> None:
         figure.update_layout(margin_t=max(figure.layout.margin.t or 0, MENU_PIXELS))
@@ -55,10 +57,17 @@ def empty_answer(text: str) -> HttpResponse:
 def in_format(request: HttpRequest, answer: FigureAnswer | EmptyAnswer) -> HttpResponse:
     """The answer in the format that the address asks for: csv, json (its data) or svg; else as it is."""
     form = request.GET.get("format", "")
+    if form not in ("svg", "csv", "json"):
+        return answer
+    file = _file(request, answer, form)
+    # The headers of the view are those of its own answer.
+    add_never_cache_headers(file)
+    return file
+
+
+def _file(request: HttpRequest, answer: FigureAnswer | EmptyAnswer, form: str) -> HttpResponse:
     if form == "svg":
         return HttpResponse(_svg(request, answer), content_type="image/svg+xml")
-    if form not in ("csv", "json"):
-        return answer
     if isinstance(answer, EmptyAnswer):
         return HttpResponse(f"{answer.reason}\n", status=404, content_type="text/plain; charset=utf-8")
     table = table_of(answer.figure)
@@ -68,7 +77,6 @@ def in_format(request: HttpRequest, answer: FigureAnswer | EmptyAnswer) -> HttpR
         body, kind = table.json(answer.summary), "application/json"
     file = HttpResponse(body, content_type=kind)
     file["Content-Disposition"] = f'attachment; filename="{_file_name(request)}.{form}"'
-    file["Cache-Control"] = "no-store"
     return file
 
 
@@ -86,9 +94,8 @@ def _svg(request: HttpRequest, answer: FigureAnswer | EmptyAnswer) -> str:
 
 def _bounded(text: str, limits: tuple[int, int, int]) -> int:
     least, default, most = limits
-    return (
-        min(most, max(least, int(text))) if text.isascii() and text.isdigit() and len(text) < 9 else default
-    )
+    number = whole_number(text, 8)
+    return default if number is None else min(most, max(least, number))
 
 
 def _file_name(request: HttpRequest) -> str:

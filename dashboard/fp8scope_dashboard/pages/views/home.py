@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Max
+from django.db.models import Count, Max, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
@@ -20,5 +20,8 @@ def home(request: HttpRequest) -> HttpResponse:
     slugs = list(projects.values_list("slug", flat=True)[:2])
     if len(slugs) == 1:
         return redirect("project", slug=slugs[0])
-    listed = projects.annotate(run_count=Count("runs"), latest=Max("runs__heartbeat_at"))
+    kept = Q(runs__deleted_at=None)
+    listed = projects.annotate(
+        run_count=Count("runs", filter=kept), latest=Max("runs__heartbeat_at", filter=kept)
+    )
     return render(request, "pages/home.html", {"projects": listed.order_by("name")})

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages import run_tabs
 from fp8scope_dashboard.pages.access import in_project, page, person, run_of
+from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.views.run import head_context
 from fp8scope_dashboard.runs.models import Artefact, Run
 from fp8scope_dashboard.runs.notes import NoteError, add_artefact, save_note
@@ -24,10 +25,9 @@ from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
 def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Save the note. Text that cannot be saved is shown again, with what to change."""
     run = run_of(project, run_id)
-    text, version = request.POST.get("text", ""), request.POST.get("version", "")
-    number = int(version) if version.isascii() and version.isdigit() and len(version) < 9 else 0
+    text, version = request.POST.get("text", ""), whole_number(request.POST.get("version", ""), 8) or 0
     try:
-        save_note(run, text, number, person(request))
+        save_note(run, text, version, person(request))
     except NoteError as error:
         return _again(request, project, run, text[: 2 * MOST_CHARACTERS], str(error))
     messages.success(request, "The note is saved.")

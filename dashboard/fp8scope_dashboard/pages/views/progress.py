@@ -12,6 +12,7 @@ from django.shortcuts import render
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.progress import running_jobs
 from fp8scope_dashboard.pages.access import in_project
+from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.runs.models import Run
 
 # Runs in one address; further ones are ignored.
@@ -21,12 +22,7 @@ MOST_RUNS = 64
 @in_project()
 def progress(request: HttpRequest, project: Project) -> HttpResponse:
     """The jobs of the runs in the address that are running now."""
-    ids = []
-    for text in request.GET.getlist("runs")[:MOST_RUNS]:
-        try:
-            ids.append(UUID(text))
-        except ValueError:
-            continue
+    ids = uuids_in(request.GET.getlist("runs"), MOST_RUNS)
     known = Run.objects.filter(project=project, pk__in=ids).values_list("pk", flat=True)
     return render(request, "pages/_progress.html", {"project": project, **progress_context(known)})
 

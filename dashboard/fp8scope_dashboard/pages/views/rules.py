@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any, Final
-from uuid import UUID
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
@@ -30,6 +29,7 @@ from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentErro
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import in_project, page, person
+from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED
@@ -100,7 +100,8 @@ def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
 def rule_try(request: HttpRequest, project: Project) -> HttpResponse:
     """Begin a trial of the posted rule on the chosen runs."""
     try:
-        trial = trials.begin(project, posted_document(request), _run_ids(request), person(request))
+        run_ids = uuids_in(request.POST.getlist("runs"), trials.MOST_RUNS)
+        trial = trials.begin(project, posted_document(request), list(run_ids), person(request))
     except RuleDocumentError as error:
         return render(request, "pages/_trial.html", {"project": project, "problem": _in_words(error)})
     try:
@@ -272,16 +273,6 @@ def _in_words(error: RuleDocumentError) -> str:
     words = {"to": "End of the quiet hours", "from": "Beginning of the quiet hours", "zone": "Time zone"}
     words |= {"after_minutes": "Minutes until escalation", "tensors": "Tensors"}
     return f"{words.get(name) or rule_words.label_of(name)}: {error.message}"
-
-
-def _run_ids(request: HttpRequest) -> list[UUID]:
-    ids = []
-    for text in request.POST.getlist("runs")[: trials.MOST_RUNS]:
-        try:
-            ids.append(UUID(text))
-        except ValueError:
-            continue
-    return ids
 
 
 def _stored(project: Project, rule_id: int) -> Rule:

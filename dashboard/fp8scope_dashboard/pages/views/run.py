@@ -6,14 +6,16 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.pages import onset_facts, run_tabs
-from fp8scope_dashboard.pages.access import in_project, page, run_of
+from fp8scope_dashboard.pages.access import FRAMED, in_project, page, run_of
 from fp8scope_dashboard.pages.comparison_groups import Arms
+from fp8scope_dashboard.pages.early_head import with_early_head
 from fp8scope_dashboard.pages.kin import kin_of, links_of
 from fp8scope_dashboard.pages.onsets import strip_of
 from fp8scope_dashboard.pages.ranks import ranks_of
@@ -28,7 +30,7 @@ HEAD, SUMMARY, CARDS, TAB = "run-head", "run-summary", "run-cards", "run-tab"
 
 
 @in_project()
-def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBase:
     """The page of a run, or the part that htmx asks for: its head, summary, cards or tab."""
     shown = run_of(project, run_id)
     part = request.headers.get("HX-Target", "")
@@ -43,6 +45,23 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     if "first" in request.GET or "last" in request.GET:
         return redirect(run_tabs.typed_range(shown, request.GET))
     name = run_tabs.tab_named(request.GET.get("tab", ""))
+    if part == TAB:
+        return page(request, project, "runs", "pages/_run_tab.html", _tab_context(request, shown, name))
+    beginning = {
+        **FRAMED,
+        "page_styles": ["pages/css/run.css"],
+        "page_scripts": ["pages/js/run.js"],
+        "has_chart": name == "overview",
+    }
+
+    def make() -> HttpResponse:
+        context = {**_tab_context(request, shown, name), **head_context(shown), **beginning}
+        return page(request, project, "runs", "pages/run.html", context)
+
+    return with_early_head(request, beginning, make)
+
+
+def _tab_context(request: HttpRequest, shown: Run, name: str) -> dict[str, Any]:
     context = {
         "run": shown,
         "tab": name,
@@ -52,9 +71,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     }
     if name == "overview":
         context |= {**_strip(shown), **progress_context([shown.id])}
-    if part == TAB:
-        return page(request, project, "runs", "pages/_run_tab.html", context)
-    return page(request, project, "runs", "pages/run.html", {**context, **head_context(shown)})
+    return context
 
 
 def head_context(shown: Run) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages import saved_views
-from fp8scope_dashboard.pages.access import in_project, may, person
+from fp8scope_dashboard.pages.access import back_to, in_project, may, person
+from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.run_listing import Listing, ListState
@@ -45,7 +46,7 @@ def change(request: HttpRequest, project: Project) -> HttpResponse:
     action, tag = request.POST.get("action", ""), request.POST.get("tag", "")
     if action not in DONE:
         messages.error(request, "Choose what to do with the runs.")
-        return redirect(_back(request, project))
+        return _back(request, project)
     try:
         runs = _selected(project, request.POST, exact=action == "delete")
         done = bulk.change(project, runs, BulkAction.Kind(action), person(request), tag)
@@ -56,7 +57,7 @@ def change(request: HttpRequest, project: Project) -> HttpResponse:
             messages.warning(request, "Nothing was changed: the runs were in this state already.")
         else:
             messages.success(request, DONE[action].format(runs=_runs(len(done.runs)), tag=done.tag))
-    return redirect(_back(request, project))
+    return _back(request, project)
 
 
 @require_POST
@@ -72,7 +73,7 @@ def undo(request: HttpRequest, project: Project, action_id: UUID) -> HttpRespons
         messages.error(request, str(error))
     else:
         messages.success(request, f"Undone for {_runs(restored)}.")
-    return redirect(_back(request, project))
+    return _back(request, project)
 
 
 @require_POST
@@ -83,13 +84,14 @@ def compare_selected(request: HttpRequest, project: Project) -> HttpResponse:
         runs = _selected(project, request.POST)
     except SelectionError as error:
         messages.error(request, str(error))
-        return redirect(_back(request, project))
+        return _back(request, project)
     if request.POST.get("all") == "1":
         fields: list[tuple[str, str]] = [("q", request.POST.get("q", ""))]
     else:
         ids = runs.order_by("created_at", "id").values_list("pk", flat=True)
-        fields = [("runs", str(pk)) for pk in ids[:MOST_CHOSEN]]
+        fields = [("runs", str(pk)) for pk in ids[: MOST_CHOSEN + 1]]
     if len(fields) > MOST_CHOSEN:
+        fields = fields[:MOST_CHOSEN]
         messages.warning(request, f"Only the first {MOST_CHOSEN} runs are compared.")
     return redirect(f"{reverse('compare', args=[project.slug])}?{urlencode(fields)}")
 
@@ -125,7 +127,7 @@ def view_delete(request: HttpRequest, project: Project, view_id: int) -> HttpRes
         raise PermissionDenied("Only its owner or an administrator can delete a shared view.")
     view.delete()
     messages.success(request, f"Deleted the view “{view.name}”. The runs are as before.")
-    return redirect(_back(request, project))
+    return _back(request, project)
 
 
 def _selected(project: Project, form: QueryDict, *, exact: bool = False) -> QuerySet[Run]:
@@ -137,12 +139,7 @@ def _selected(project: Project, form: QueryDict, *, exact: bool = False) -> Quer
         SelectionError: nothing is selected, or the search is not understood.
     """
     if form.get("all") != "1":
-        ids = set()
-        for text in form.getlist("runs")[: MOST_LISTED + 1]:
-            try:
-                ids.add(UUID(text))
-            except ValueError:
-                continue
+        ids = uuids_in(form.getlist("runs"), MOST_LISTED + 1)
         if len(ids) > MOST_LISTED:
             raise SelectionError(f"More than {MOST_LISTED} runs are selected: use “all that match”.")
         if not ids:
@@ -163,8 +160,5 @@ def _runs(number: int) -> str:
     return f"{count_text(number)} run{'' if number == 1 else 's'}"
 
 
-def _back(request: HttpRequest, project: Project) -> str:
-    """The list that contained the form. `next` is user input, so only this project's pages are allowed."""
-    address = request.POST.get("next", "")
-    own = reverse("project", args=[project.slug])
-    return address if address.startswith(own) and "\\" not in address else own
+def _back(request: HttpRequest, project: Project) -> HttpResponse:
+    return back_to(request, project, reverse("project", args=[project.slug]))

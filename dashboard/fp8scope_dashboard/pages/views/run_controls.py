@@ -16,6 +16,7 @@ from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.control.commands import CommandError, give
 from fp8scope_dashboard.control.models import CommandKind, Report
 from fp8scope_dashboard.pages.access import in_project, page, person, run_of
+from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.figures.findings import ranking_figure, window_figure
 from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.run_controls import findings, modules_of, ranking_of, steering
@@ -83,10 +84,10 @@ def report_figure(request: HttpRequest, project: Project, run_id: UUID, name: st
     run, options = run_of(project, run_id), Options.of(request.GET)
     if name not in ("reference", "bisect"):
         raise Http404("No such figure.")
-    report_id = request.GET.get("report", "")
+    report_id = whole_number(request.GET.get("report", ""))
     reports = Report.objects.filter(run=run, kind=name)
-    if report_id.isascii() and report_id.isdigit() and len(report_id) < 19:
-        reports = reports.filter(pk=int(report_id))
+    if report_id is not None:
+        reports = reports.filter(pk=report_id)
     order = ("-step", "-id") if name == "reference" else ("-id",)
     report = reports.order_by(*order).first()
     if report is None:

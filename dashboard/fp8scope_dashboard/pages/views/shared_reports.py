@@ -20,6 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages.access import in_project, may, page, person
+from fp8scope_dashboard.pages.address_values import uuids_in, whole_number
 from fp8scope_dashboard.pages.report_sections import PARTS, Choice, sections_of
 from fp8scope_dashboard.pages.run_facts import own_version, run_facts
 from fp8scope_dashboard.runs.models import Run, Tensor
@@ -127,7 +128,7 @@ def _make(request: HttpRequest, project: Project, runs: list[Run]) -> SharedRepo
 
 def _step(text: str, name: str) -> str:
     text = text.strip()
-    if text and not (text.isascii() and text.isdigit() and len(text) < 19):
+    if text and whole_number(text) is None:
         raise ReportError(f"The {name} step must be a whole number, such as 240, or empty.")
     return text
 
@@ -176,12 +177,7 @@ def _title(runs: list[Run]) -> str:
 
 def _runs(project: Project, query: QueryDict) -> list[Run]:
     """The runs in the address, oldest first; ids of other projects' runs are ignored."""
-    ids = set()
-    for text in query.getlist("runs")[: 4 * MOST_RUNS]:
-        try:
-            ids.add(UUID(text))
-        except ValueError:
-            continue
+    ids = uuids_in(query.getlist("runs"), 4 * MOST_RUNS)
     runs = Run.objects.filter(project=project, pk__in=ids).select_related("comparison", "project")
     return list(runs.order_by("created_at", "id")[:MOST_RUNS])
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.figures.exponents import (
     Exponents,
     History,
@@ -22,6 +23,7 @@ from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure
 from fp8scope_dashboard.pages.series_loading import (
     Options,
 )
+from fp8scope_dashboard.pages.tensors.question import tensor_named
 from fp8scope_dashboard.pages.views.figure_answers import Builder, empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -86,11 +88,7 @@ def _chosen_tensors(request: HttpRequest, run: Run) -> list[int]:
 
 def _requested_tensor(request: HttpRequest, run: Run) -> Tensor | None:
     """The tensor whose name or index is in the address."""
-    text = request.GET.get("tensor", "")
-    tensors = Tensor.objects.filter(run=run)
-    if text.isascii() and text.isdigit() and len(text) < 9:
-        return tensors.filter(index=int(text)).first()
-    return tensors.filter(name=text).first()
+    return tensor_named(run, request.GET.get("tensor", ""))
 
 
 def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
@@ -174,8 +172,7 @@ def _series(
 
 
 def _at_step(request: HttpRequest) -> int | None:
-    text = request.GET.get("step", "").strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+    return whole_number(request.GET.get("step", ""))
 
 
 BUILDERS: Final[dict[str, Builder]] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from typing import Any
 from uuid import UUID
@@ -19,8 +17,10 @@ from fp8scope_dashboard.analysis.what_if.targets import TARGET_FORMATS
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, may, page, run_of
+from fp8scope_dashboard.pages.address_values import whole_number
+from fp8scope_dashboard.pages.figures.table import csv_of
 from fp8scope_dashboard.pages.series_loading import Options
-from fp8scope_dashboard.pages.tensors.map import document, table, tensor_map
+from fp8scope_dashboard.pages.tensors.map import TensorMap, document, table, tensor_map
 from fp8scope_dashboard.pages.tensors.picture import (
     MOST_STEPS,
     PARTS,
@@ -85,10 +85,8 @@ def _why_nothing(question: Question, against: Run | None) -> str:
     return f"No {title} of these tensors in these steps."
 
 
-def _csv(shown: Any, run: Run, question: Question) -> HttpResponse:
-    text = io.StringIO()
-    csv.writer(text).writerows(table(shown))
-    answer = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
+def _csv(shown: TensorMap, run: Run, question: Question) -> HttpResponse:
+    answer = HttpResponse(csv_of(table(shown)), content_type="text/csv; charset=utf-8")
     answer["Content-Disposition"] = f'attachment; filename="{run.pk}-{question.statistic}.csv"'
     return answer
 
@@ -187,8 +185,7 @@ def _tensor_of(run: Run, index: int) -> Tensor:
 
 
 def _step_of(request: HttpRequest) -> int | None:
-    text = request.GET.get("step", "").strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+    return whole_number(request.GET.get("step", ""))
 
 
 def _neighbours(run: Run, shown: Tensor) -> dict[str, Tensor | None]:

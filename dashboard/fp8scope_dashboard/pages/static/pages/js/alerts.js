@@ -108,16 +108,18 @@ const listen = () => {
   navigator.locks.request(`fp8scope-notify-${body.dataset.alerts}`, () => new Promise((release) => {
     const watch = new Watch();
     const stream = new EventSource(body.dataset.alerts.replace(/alerts\/recent\.json$/, "events"));
+    let timer = null;
     const look = () => {
       if (remembered()) { watch.each(notify); return; }
       stream.close();
+      clearInterval(timer);
       isListening = false;
       release();
     };
     stream.addEventListener("ready", look);
     stream.addEventListener("change", (event) => { if (JSON.parse(event.data).kind === "alert") look(); });
     // Without a stream the browser tries again; look from time to time all the same.
-    setInterval(look, POLL_MILLISECONDS);
+    timer = setInterval(look, POLL_MILLISECONDS);
   }));
 };
 

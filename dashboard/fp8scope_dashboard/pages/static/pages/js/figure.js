@@ -38,20 +38,23 @@ const painted = new Promise((resolve) => {
   setTimeout(resolve, 500);
 });
 
-let plotlyScript = null;
+// As a module, because those are compiled when they are preloaded. It defines window.Plotly.
+let plotlyModule = null;
+let attempts = 0;
 const loadPlotly = () => {
-  plotlyScript ??= painted.then(() => new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = document.querySelector("meta[name='plotly']").content;
-    script.addEventListener("load", () => resolve(window.Plotly));
-    script.addEventListener("error", () => {
-      plotlyScript = null;
-      script.remove();
-      reject(new Error("the chart script did not load"));
-    });
-    document.head.append(script);
-  }));
-  return plotlyScript;
+  plotlyModule ??= painted.then(async () => {
+    const { content } = document.querySelector("meta[name='plotly']");
+    try {
+      // Browsers remember an address that failed.
+      await import(attempts ? `${content}?again=${attempts}` : content);
+      return window.Plotly;
+    } catch {
+      attempts += 1;
+      plotlyModule = null;
+      throw new Error("the chart script did not load");
+    }
+  });
+  return plotlyModule;
 };
 
 // One chart is drawn at a time, the upper ones first, with a pause for input and painting between two.

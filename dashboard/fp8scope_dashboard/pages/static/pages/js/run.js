@@ -23,7 +23,13 @@ const current = () => document.getElementById("run-tab");
 
 const showTab = async (url, { focus = false } = {}) => {
   current().setAttribute("aria-busy", "true");
-  await window.htmx.ajax("GET", `${url.pathname}${url.search}`, { target: "#run-tab", swap: "outerHTML" });
+  try {
+    await window.htmx.ajax("GET", `${url.pathname}${url.search}`, { target: "#run-tab", swap: "outerHTML" });
+  } catch {
+    // No connection: the browser says so, and can try again.
+    location.assign(url);
+    return;
+  }
   if (focus) current().querySelector("[data-tabs] [aria-current]")?.focus();
 };
 
@@ -50,6 +56,11 @@ document.addEventListener("keydown", (event) => {
   const next = Math.max(0, Math.min(links.length - 1, links.indexOf(link) + move));
   links[next].focus();
   event.preventDefault();
+});
+
+// The page of the error says what is wrong.
+document.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.target?.id === "run-tab") location.assign(event.detail.pathInfo.requestPath);
 });
 
 addEventListener("popstate", () => {

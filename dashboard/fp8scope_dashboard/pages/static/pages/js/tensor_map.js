@@ -3,6 +3,7 @@
 // Rows are elements with their full names, so that they can be read, focused and opened; each has a canvas of one
 // pixel per column, which the browser stretches. The choices, the open groups and the range are in the address.
 
+import { firstChart } from "./first_chart.js";
 import { percent, plain, spans, wholeNumber } from "./tensor_words.js";
 import { openDrawer } from "./tensor_drawer.js";
 
@@ -344,7 +345,7 @@ class TensorMap {
 
   enter(row) {
     const { open, index } = this.document.rows[row];
-    if (open === null) openDrawer(index, this.element);
+    if (open === null) openDrawer(index);
     else this.toggle(row);
   }
 
@@ -480,8 +481,17 @@ const startRanking = (ranking) => {
   const query = new URLSearchParams(new FormData(document.getElementById("tensor-form")));
   const own = new URLSearchParams(location.search);
   for (const name of CHOICES) if (own.has(`tensors.${name}`)) query.set(name, own.get(`tensors.${name}`));
-  const load = () => window.htmx.ajax("GET", `${ranking.dataset.ranking}?${query}`, { target: ranking, swap: "innerHTML" });
-  if (window.htmx) load(); else addEventListener("load", load, { once: true });
+  const load = async () => {
+    try {
+      await window.htmx.ajax("GET", `${ranking.dataset.ranking}?${query}`, { target: ranking, swap: "innerHTML" });
+    } catch {
+      ranking.textContent = "Cannot load the ranking. Choose another statistic, or reload the page.";
+    }
+  };
+  firstChart.then(() => {
+    load();
+    window.htmx.trigger("#changes", "fp8:refresh");
+  });
   ranking.addEventListener("htmx:afterSettle", () => {
     const chosen = ranking.querySelector("[data-chosen]")?.dataset;
     for (const name of CHOICES) publish("fp8:view", { name: `tensors.${name}`, value: chosen?.[name] || null });
