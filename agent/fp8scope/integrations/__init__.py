@@ -1,7 +1,7 @@
 """Callbacks for trainers that own the training loop; each module imports its trainer's package.
 
-A module is imported when it is first used, so that `fp8scope.integrations.transformers.Fp8scopeCallback` needs
-no import but `import fp8scope`.
+A module is imported when it is first used, so that `fp8scope.integrations.transformers.Fp8scopeCallback`
+needs no import but `import fp8scope`.
 """
 
 import importlib
