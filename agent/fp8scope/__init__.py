@@ -113,6 +113,7 @@ def init(
     parent: str | Mapping[str, Any] | None = None,
     relation: str | None = "",
     data_hash: bool = False,
+    console: str | None = None,
 ) -> "Run":
     """Begin a run. Returns immediately and does not wait for the server.
 
@@ -140,6 +141,9 @@ def init(
     `data_hash` logs a hash of the batches of each step, by which the dashboard recognises runs that train on
     the same data. It hashes the inputs of the attached or watched model; see `fp8scope.data_hash`.
 
+    `console` says whose standard output and standard error are recorded: that of "rank0" (the default), of
+    "all" ranks, or "off".
+
     Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
     given = dict(locals())
@@ -157,7 +161,9 @@ def init(
     configure_logging()
     check_init(given)
     check_allowed(commands)
-    settings = settings_from(project=project, url=url, token=token, directory=directory, mode=mode)
+    settings = settings_from(
+        project=project, url=url, token=token, directory=directory, mode=mode, console=console
+    )
     registration = blank_registration(name if name is not None else _default_name()) | {
         "precision": precision or "unknown",
         "group": group or "",

@@ -8,7 +8,7 @@ from typing import Any
 from fp8scope.config import ArgumentTypeError, ConfigurationError
 from fp8scope.metadata.redaction import plain
 
-_TEXTS = ("project", "name", "group", "baseline", "relation", "precision", "url", "token", "mode")
+_TEXTS = ("project", "name", "group", "baseline", "relation", "precision", "url", "token", "mode", "console")
 
 
 def check_init(arguments: Mapping[str, Any]) -> None:

@@ -4,12 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from fp8scope.credentials import credentials_path, find_login, read_logins
 
 Mode = Literal["online", "offline", "disabled"]
+Console = Literal["rank0", "all", "off"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_DIRECTORY = ".fp8scope/spool"
@@ -60,6 +61,8 @@ class Settings:
     """See `fp8scope.attach`."""
     flight_steps: int = 256
     """Steps that the flight recorder keeps; 0: none. See docs/incidents.md."""
+    console: Console = "rank0"
+    """Whose output is recorded: that of rank 0, of all ranks, or of none."""
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError if a value is invalid; the message never contains the token."""
@@ -75,6 +78,8 @@ class Settings:
                     raise ConfigurationError(
                         f"mode must be one of {', '.join(get_args(Mode))}, got {value!r}."
                     )
+            elif name == "console":
+                check_console(value, "console")
             elif name == "overhead" and value is None:
                 continue
             elif isinstance(value, bool) or not isinstance(value, int | float):
@@ -90,6 +95,7 @@ def settings_from(
     token: str | None = None,
     directory: str | os.PathLike[str] | None = None,
     mode: str | None = None,
+    console: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Return the settings of a run.
@@ -118,6 +124,7 @@ def settings_from(
         fsync_seconds=_number(env, "FP8SCOPE_FSYNC", 5.0, low=0, high=3600),
         spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
         overhead=overhead_from(env.get("FP8SCOPE_OVERHEAD", ""), "FP8SCOPE_OVERHEAD"),
+        console=check_console(console or env.get("FP8SCOPE_CONSOLE") or "rank0", "console"),
         flight_steps=int(_number(env, "FP8SCOPE_FLIGHT_STEPS", 256, low=0, high=1 << 16)),
     )
 
@@ -140,6 +147,14 @@ def overhead_from(text: str, name: str) -> float | None:
             f'{name} must be a number above 0 and at most 1 (0.02 is 2 %), or "none", got {text!r}.'
         )
     return value
+
+
+def check_console(value: object, name: str) -> Console:
+    """Return whose output is recorded. Raises ConfigurationError if it is not one of `Console`."""
+    for known in get_args(Console):
+        if isinstance(value, str) and value == known:
+            return cast(Console, known)
+    raise ConfigurationError(f"{name} must be one of {', '.join(get_args(Console))}, got {value!r}.")
 
 
 def _usable(directory: Path) -> Path:

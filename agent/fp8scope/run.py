@@ -14,6 +14,7 @@ from fp8scope.delivery.inbox import Alert
 from fp8scope.incidents.flight_recorder import MAX_BYTES, Batches, FlightRecorder
 from fp8scope.observe.budget import Overhead, check_overhead
 from fp8scope.process import open_runs
+from fp8scope.recording.artefacts import artefact_document
 from fp8scope.recording.entries import Document
 from fp8scope.recording.evaluation import evaluation_document
 from fp8scope.recording.finish_report import FinishReport
@@ -381,6 +382,17 @@ class Run:
     def annotate(self, text: str, why: str = "", name: str = "note") -> None:
         """Mark the current step in the run's loss chart: what was done, and why."""
         self.controller.annotate(text, why, name)
+
+    def log_artefact(self, name: str, address: str, *, step: int | None = None) -> None:
+        """Link something that belongs to the run and is kept elsewhere, such as a checkpoint or a data set.
+
+        `address` begins with `http://`, `https://`, `s3://`, `gs://` or `file://`, or is a path, which is
+        made absolute. Nothing is read or uploaded. `step` defaults to the last one. The same address again
+        replaces its name and step. An invalid link is left out, with one warning.
+        """
+        with self.guard.shield(f"linking the artefact {name!r}"):
+            link = artefact_document(name, address)
+            self.controller.link(link, self._steps.number if step is None else int(step))
 
     def fallback(
         self, pattern: "Pattern | Sequence[Pattern]", precision: "Precision" = "bf16", why: str = ""

@@ -43,6 +43,7 @@ ChangeKind = Literal[
     "tensors",
     "command",
     "report",
+    "console",
 ]
 
 # The tasks that changes start. By name, because the tasks' modules import this one.

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fp8scope.cli.server import TransferError
 
-FORMATS = (1, 2, 3)
+FORMATS = (1, 2, 3, 4)
 # The first format with alerts.
 FIRST_WITH_ALERTS = 3
 KEY = "fp8scope"
@@ -28,12 +28,14 @@ BLOCK = 64 << 20
 BINS = 279
 INTEGERS = {"writer": pa.int32(), "seq": pa.int64(), "step": pa.int64()}
 # Columns that mark a row as a document instead of a step.
-DOCUMENTS = ("evaluation", "report", "alert", "command")
+DOCUMENTS = ("evaluation", "report", "alert", "command", "console", "note", "artefact")
 HISTOGRAM = "histogram"
 # The server quotes a column name, or a part of one, that a spreadsheet would read as a formula.
 QUOTE = re.compile(r"(?:^|(?<=[,;\t\r\n]))'(?='*[=+\-@\t\r])")
 
-PartKind = Literal["rows", "evaluation", "report", "alert", "command", "histogram"]
+PartKind = Literal[
+    "rows", "evaluation", "report", "alert", "command", "console", "note", "artefact", "histogram"
+]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from fp8scope.recording.records import dump_json
 
 TENSORS_PER_MESSAGE = 2000
 PATIENCE_SECONDS = 120.0
+# What older servers do not know; it is left out for them.
+OPTIONAL = ("note", "artefact")
 
 
 def import_(arguments: list[str]) -> int:
@@ -60,6 +62,7 @@ class Upload:
         self.archive = archive
         self.run = str(run or uuid.uuid5(uuid.UUID(archive.description["id"]), "imported"))
         self.page = ""
+        self._accepts: set[str] = set()
         self._transport = Transport(settings)
         self._writers = archive.description["writers"]
         self._catalogues = [
@@ -80,6 +83,7 @@ class Upload:
         """
         answer = self._post("PUT", "", dump_json(self.archive.description["run"]))
         self.page = str(answer.get("url", ""))
+        self._accepts = set(answer.get("accepts") or ())
         for writer in self._writers:
             self._send_catalogue(writer)
         rows = 0
@@ -132,8 +136,14 @@ class Upload:
             document = {**dict(document.pop("document", {})), **document}
         elif part.kind == "evaluation":
             path = "/evaluations"
+        elif part.kind == "console":
+            if "console" not in self._accepts:
+                return
+            document = {"kind": "console", "step": part.step(), **document}
         else:
             # Imported alerts notify nobody, and imported commands are given to no process.
+            if part.kind in OPTIONAL and f"past_{part.kind}" not in self._accepts:
+                return
             document = {"kind": f"past_{part.kind}", "step": part.step(), part.kind: document}
         origin = {"writer": self._writers[part.writer]["uuid"], "seq": self._seqs[part.writer]}
         self._post("POST", path, dump_json({**document, **origin}))

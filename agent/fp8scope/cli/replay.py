@@ -91,6 +91,8 @@ def _replay(
 ) -> int:
     # What the agent says about the run of a replay, such as where it is kept, is of no use.
     logging.getLogger("fp8scope").setLevel(logging.WARNING)
+    for note in limits.notes(incident.document):
+        print(f"fp8scope replay: {note}", file=sys.stderr)
     line = ProgressLine("replaying", unit="products")
     engine = Engine(incident, step, snapshot, on_progress=line.update)
     began = f"after step {snapshot}" if snapshot is not None else "at the beginning of the script"
@@ -106,7 +108,7 @@ def _replay(
     finding = engine.finding
     if finding is None:
         problem = engine.problem or f"the script ended before step {step}."
-        print("\n".join((f"fp8scope replay: {problem}", *limits.notes(incident.document))), file=sys.stderr)
+        print(f"fp8scope replay: {problem}", file=sys.stderr)
         return 1
     document = finding.document()
     (incident.folder / "replay.json").write_text(json.dumps(document, indent=1))

@@ -18,6 +18,7 @@ from fp8scope.control.command_queue import (
     check_pause,
 )
 from fp8scope.metadata.redaction import clean
+from fp8scope.recording.artefacts import address_in
 from fp8scope.session.session import Session
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class RunController:
     def _answer_command(self, command: Command, state: CommandState, message: str) -> None:
         with self.guard.shield("answering a command"):
             self.report("command", command=command.id, state=state, message=_text(message))
+            if command.kind == "checkpoint" and state == "done" and (address := address_in(message)):
+                name = f"Checkpoint at step {self._session.step}"
+                self.link({"name": name, "address": address}, self._session.step)
 
     def _listen(self, listening: bool) -> None:
         """Ask the server often, or not: during a pause somebody may end it at any moment."""
@@ -202,6 +206,11 @@ class RunController:
     def annotate(self, text: str, why: str, name: str) -> None:
         """See `Run.annotate`."""
         self._mark(name, text, why, [])
+
+    def link(self, artefact: Mapping[str, str], step: int) -> None:
+        """Link an artefact. Servers that do not know artefacts store it as a note at the step."""
+        text = f"{artefact['name']}: {artefact['address']}"
+        self.report("annotation", name="artefact", text=_text(text), step=step, artefact=dict(artefact))
 
     def _mark(self, name: str, text: str, why: str, layers: Sequence[str]) -> None:
         self.report("annotation", name=name, text=_text(text) or "-", why=_text(why), layers=layers)

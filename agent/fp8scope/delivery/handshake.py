@@ -16,6 +16,8 @@ class Handshake:
         """The address of the run's page; empty until the run is registered."""
         self.margin: float | None = None
         """The project's margin, from the server; None until the run is registered."""
+        self.accepts: frozenset[str] = frozenset()
+        """The kinds of reports that not every server knows, and this one accepts."""
         self._run = run
         self._transport = transport
         self._reader = reader
@@ -61,6 +63,8 @@ class Handshake:
         if outcome.action is Action.DONE:
             self._registered = registration
             self.page = str(outcome.answer.get("url", ""))[:1000]
+            kinds = outcome.answer.get("accepts")
+            self.accepts = frozenset(map(str, kinds)) if isinstance(kinds, list) else frozenset()
             margin = outcome.answer.get("margin")
             self.margin = float(margin) if isinstance(margin, int | float) and 0 < margin <= 1 else None
         return outcome

@@ -17,11 +17,13 @@ from fp8scope.delivery.inbox import DocumentSink, Inbox
 from fp8scope.delivery.messages import Message, Reader, write_refused
 from fp8scope.delivery.transport import Action, Backoff, Outcome, Transport
 from fp8scope.guard import Guard
-from fp8scope.recording.records import Record, RecordKind, dump_json
+from fp8scope.recording.records import Record, RecordKind, dump_json, load_json
 from fp8scope.recording.spool import Spool
 
 logger = logging.getLogger("fp8scope")
 
+OPTIONAL_REPORTS = frozenset({"console"})
+"""Reports that are left out if the server does not say that it accepts them."""
 ANSWER_SECONDS = 0.5
 """The next message, or a heartbeat, follows an urgent one after this time: its answer has the alert."""
 
@@ -84,6 +86,10 @@ class Sender:
             return 0.0
         if (pause := self._introduce()) is not None:
             return pause
+        if record.kind is RecordKind.REPORT and not self._is_accepted(record):
+            self._unseal()
+            self.cursor.progress.position = record.end
+            return 0.0
         if (pause := self._until_batch(record)) > 0:
             return pause
         message = self._reader.build(record, self.cursor.progress)
@@ -95,6 +101,11 @@ class Sender:
             self._batch_at = min(self._batch_at, now + ANSWER_SECONDS)
             self._heartbeat_at = min(self._heartbeat_at, now + ANSWER_SECONDS)
         return pause
+
+    def _is_accepted(self, record: Record) -> bool:
+        """Whether the server knows this kind of report. Older ones do not know the console log."""
+        kind = load_json(record.payload).get("kind")
+        return kind not in OPTIONAL_REPORTS or kind in self._handshake.accepts
 
     def hasten(self, end: int) -> bool:
         """Send the records before the position `end` now, on the next `advance`, if sending works.

@@ -111,6 +111,11 @@ class Recorder:
                 self._drain(until)
         return self.recorded != before
 
+    def add_now(self, entry: Entry) -> None:
+        """On the recorder thread: record an entry that never was in the queue."""
+        with self.lock, self._guard.shield(f"recording ({entry.kind.name.lower()})"):
+            self._record(entry)
+
     def _is_behind(self, but: int) -> bool:
         """Return whether an entry is ready to be written; entries that wait for a device do not count."""
         first = self._first()

@@ -127,6 +127,11 @@ class Spool:
         """Number of bytes that reading skipped because they are not complete records."""
         return sum(self._torn.values())
 
+    def has_room(self) -> bool:
+        """Whether there is room for records that matter less than rows."""
+        is_on_disk = self.directory is not None and self.trouble is None
+        return is_on_disk and self._end - self.begin < self._max_bytes // 2
+
     def in_memory(self) -> bool:
         """Return whether part of the log is in memory, and would be lost with the process."""
         with self._mutex:

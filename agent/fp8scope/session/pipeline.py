@@ -24,6 +24,7 @@ from fp8scope.delivery.inbox import DocumentSink
 from fp8scope.delivery.sender import Sender
 from fp8scope.guard import Guard
 from fp8scope.process.threads import Worker
+from fp8scope.recording.console import ConsoleLog
 from fp8scope.recording.entries import Catalogue, Document, Entry, Origin
 from fp8scope.recording.finish_report import FinishReport
 from fp8scope.recording.recorder import Recorder
@@ -43,6 +44,11 @@ LOOK_SELDOM. After DOZE_AFTER seconds without one it sleeps until it is woken.
 """
 
 
+def console_entry(document: Mapping[str, Any]) -> Document:
+    """A document of the console log, for the spool."""
+    return Document(RecordKind.REPORT, lambda: dump_json(document))
+
+
 class Pipeline:
     """One writer of a run: a queue, a spool and their threads. The first `put` starts them."""
 
@@ -58,6 +64,7 @@ class Pipeline:
         on_alerts: DocumentSink = lambda alerts: None,
         on_commands: DocumentSink | None = None,
         on_page: Callable[[str], None] = lambda page: None,
+        console: ConsoleLog | None = None,
     ) -> None:
         self.writer = writer or str(uuid.uuid4())
         self.directory = settings.directory / run / self.writer
@@ -70,6 +77,8 @@ class Pipeline:
         self._on_alerts = on_alerts
         self._on_commands = on_commands
         self._on_page = on_page
+        self._console = console
+        self._console_at = time.monotonic()
         self._queue = Recorder(settings, guard, origin or Origin(), self._send_soon)
         self.waiting = self._queue.waiting
         """Entries that were put and are not yet being recorded."""
@@ -135,6 +144,8 @@ class Pipeline:
         if self._queue.drain():
             now = time.monotonic()
             self._gap, self._last = now - self._last, now
+        if self._console is not None and not closing:
+            self._record_console(self._console)
         # Waking a thread is a third of the agent's cost per step, so this thread polls while steps arrive. If
         # steps are too short for that, the training thread writes them itself.
         pause = max(self._gap / 4, LOOK_OFTEN)
@@ -146,7 +157,17 @@ class Pipeline:
             self._recorder.stop()
         if closing:
             return 0.0
-        return IDLE_SECONDS if self._dozing else min(pause, LOOK_SELDOM)
+        if not self._dozing:
+            return min(pause, LOOK_SELDOM)
+        return IDLE_SECONDS if self._console is None else min(IDLE_SECONDS, self._console.interval)
+
+    def _record_console(self, console: ConsoleLog) -> None:
+        """Record what the program has written, at intervals."""
+        now = time.monotonic()
+        if self.spool is not None and now - self._console_at >= console.interval:
+            self._console_at = now
+            for document in console.take(keep=self.spool.has_room()):
+                self._queue.add_now(console_entry(document))
 
     def _open(self) -> None:
         """Open the spool, in memory if the directory is unusable, and start the sender and the flusher."""
@@ -282,6 +303,10 @@ class Pipeline:
     def close(self, document: Callable[[], Mapping[str, Any]] | None) -> None:
         """Record the end of this writer without waiting; the threads end once everything is answered."""
         if self.started and not self._closing:
+            if self._console is not None and self.spool is not None:
+                # Before the end, whatever it is: the last lines tell of a failure.
+                for lines in self._console.take(keep=self.spool.has_room(), final=True):
+                    self.put(console_entry(lines))
             if document is not None:
                 self.put(Document(RecordKind.FINISH, lambda: dump_json(document())))
             self._closing = True

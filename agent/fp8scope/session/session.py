@@ -13,6 +13,7 @@ from fp8scope.guard import Guard
 from fp8scope.observe.batch_hash import BatchHasher, BatchHook
 from fp8scope.process.failure_report import failure, with_stack_of
 from fp8scope.process.threads import call_after_fork
+from fp8scope.recording.console import OFFLINE_SECONDS, ONLINE_SECONDS, ConsoleLog
 from fp8scope.recording.entries import Document, Origin
 from fp8scope.recording.finish_report import FinishReport, log_losses, log_unsent
 from fp8scope.recording.records import RecordKind, dump_json
@@ -76,6 +77,11 @@ class Session:
         """Set when the run is finished."""
         self.guard = Guard()
         self.alerts = AlertQueue()
+        self.console: ConsoleLog | None = None
+        """The output of this process; None if it is not recorded."""
+        if enabled and (settings.console == "all" or (settings.console == "rank0" and rank == 0)):
+            interval = OFFLINE_SECONDS if settings.mode == "offline" else ONLINE_SECONDS
+            self.console = ConsoleLog(lambda: self.steps.number, settings.token, interval)
         self.writers = Writers(
             settings,
             self.guard,
@@ -83,6 +89,7 @@ class Session:
             Origin(rank, hostname, identity.attempt),
             on_alerts=self.alerts.take,
             on_page=self._note_page,
+            console=self.console,
         )
         self.registration = Registration(registration, self.guard, self.writers.put, enabled=enabled)
         self.steps = Steps(
@@ -114,6 +121,10 @@ class Session:
         call_after_fork(self.after_fork_in_child)
         if self.settings.mode == "disabled":
             return
+        if self.console is not None:
+            with self.guard.shield("listening to the output"):
+                if not self.console.start():
+                    logger.debug("the output is not recorded: the program has replaced a standard stream.")
         self.registration.send()
         self.guard.take_early()
         if self.settings.mode == "offline":
@@ -241,6 +252,8 @@ class Session:
     def after_fork_in_child(self) -> None:
         """Become another writer of the same run. It starts when the child records something."""
         self.guard.reset()
+        if self.console is not None:
+            self.console.stop_in_child()
         self.steps.pipeline = self.writers.replace_after_fork()
         self._announce_again()
         self.steps.measures.after_fork(self.guard)
@@ -373,6 +386,8 @@ class Session:
         if self.settings.mode == "disabled":
             return FinishReport(complete=True)
         report = self.writers.finish(document, timeout)
+        if self.console is not None:
+            self.console.stop()
         failed = bool(self.steps.failure)
         if not self.writers.forked:
             self._remember(over=not failed)

@@ -12,6 +12,7 @@ from fp8scope.config import Settings
 from fp8scope.delivery.inbox import DocumentSink
 from fp8scope.delivery.sender import Sender
 from fp8scope.guard import Guard
+from fp8scope.recording.console import ConsoleLog
 from fp8scope.recording.entries import Catalogue, Entry, Origin
 from fp8scope.recording.finish_report import FinishReport
 from fp8scope.session.pipeline import Pipeline
@@ -32,6 +33,7 @@ class Writers:
         *,
         on_alerts: DocumentSink,
         on_page: Callable[[str], None],
+        console: ConsoleLog | None = None,
     ) -> None:
         self.run = run
         self.origin = origin
@@ -43,6 +45,7 @@ class Writers:
         self._guard = guard
         self._on_alerts = on_alerts
         self._on_page = on_page
+        self._console = console
         self._earlier: list[Pipeline] = []
         self.pipeline = self._new_pipeline()
 
@@ -98,6 +101,7 @@ class Writers:
             # Commands are for the training, not for a forked child that only logs.
             on_commands=None if self.forked else self._take_commands,
             on_page=self._on_page,
+            console=None if self.forked else self._console,
         )
 
     def _take_commands(self, documents: Sequence[Mapping[str, Any]]) -> None:

@@ -165,7 +165,8 @@ def require_project(user: User, slug: str, role: Role = Role.VIEWER) -> Project:
         raise Http404("No such project.")
     if _RANKS[held.value] < _RANKS[role.value]:
         raise PermissionDenied(
-            f"This requires the role {role.value} in {project.name}; yours is {held.value}."
+            f"This requires the role {role.value} in {project.name}; yours is {held.value}. An "
+            "administrator of the project can change it."
         )
     return project
 

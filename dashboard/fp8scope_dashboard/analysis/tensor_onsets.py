@@ -45,12 +45,15 @@ class Ranked:
         onset: int64[T], the column of the first sustained onset; -1 without one.
         now: float64[T], the largest value of the last observed columns; NaN without values.
         ever: float64[T], the largest value.
-        change: float64[T], log2 of the late median over the early median; NaN where either is unknown.
+        before, after: float64[T], the medians of the first and of the last observed columns.
+        change: float64[T], log2 of `after` over `before`; NaN where either is unknown.
     """
 
     onset: NDArray[np.int64]
     now: Floats
     ever: Floats
+    before: Floats
+    after: Floats
     change: Floats
 
 
@@ -74,15 +77,15 @@ def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ran
         recent: the number of last columns that are `now`.
     """
     observed = ~np.isnan(values)
-    if is_rate(statistic):
-        over = values > limit
-    else:
-        over = np.abs(log2_change(values, early_median(values), statistic)) > limit
+    before, after = early_median(values), _median_of(values, late=True)
+    size = values if is_rate(statistic) else np.abs(log2_change(values, before, statistic))
     return Ranked(
-        first_sustained(over, observed),
+        first_sustained(size > limit, observed),
         _largest(values[:, max(values.shape[1] - recent, 0) :]),
         _largest(values),
-        _change(values, statistic),
+        before,
+        after,
+        log2_change(after[:, None], before, statistic)[:, 0],
     )
 
 
@@ -125,11 +128,6 @@ def log2_change(values: Floats, reference: Floats, statistic: str) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         change = np.log2(values) - np.log2(reference)[:, None]
     return np.where(np.isfinite(change), change, np.nan)
-
-
-def _change(values: Floats, statistic: str) -> Floats:
-    late = _median_of(values, late=True)
-    return log2_change(late[:, None], early_median(values), statistic)[:, 0]
 
 
 def _median_of(values: Floats, *, late: bool) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest
@@ -15,7 +15,11 @@ from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, take
 from fp8scope_dashboard.control import reports, schemas
 from fp8scope_dashboard.control.commands import giver_of, state_of
 from fp8scope_dashboard.control.models import Command, Report
+from fp8scope_dashboard.runs import console
+from fp8scope_dashboard.runs.models import ConsoleLine
+from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire import schemas as wire
+from fp8scope_dashboard.wire.errors import InvalidError
 
 router = Router(tags=["control"])
 
@@ -60,6 +64,50 @@ def get_history(request: HttpRequest, run: UUID) -> dict[str, Any]:
     return {
         "commands": [_command(command) for command in commands[:LATEST]],
         "reports": list(Report.objects.filter(run=stored).order_by("-id")[:LATEST]),
+    }
+
+
+class ConsoleLineOut(Schema):
+    """A line of the console log. `id` is for `before`."""
+
+    id: int
+    rank: int
+    attempt: int
+    number: int
+    time: datetime
+    step: int
+    stream: str
+    text: str
+
+
+class ConsoleOut(Schema):
+    """Lines of the console log, in their order."""
+
+    lines: list[ConsoleLineOut]
+
+
+@router.get("/runs/{run}/console", response={200: ConsoleOut, ERRORS: wire.ErrorOut})
+def get_console(
+    request: HttpRequest,
+    run: UUID,
+    rank: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    q: Annotated[str, Query(max_length=200)] = "",
+    before: Annotated[int | None, Query(ge=0, le=limits.LARGEST_INT)] = None,
+    limit: Annotated[int, Query(ge=1, le=LATEST)] = LATEST,
+) -> dict[str, Any]:
+    """The newest lines of the console log of a rank, or those before the line with the id `before`."""
+    writers = console.writers_with_lines(run_of(request, run), rank)
+    lines = console.lines_of(writers, q.replace("\0", ""))
+    known = ConsoleLine.objects.filter(writer__in=writers).select_related("writer")
+    edge = known.filter(pk=before).first() if before is not None else None
+    if before is not None and edge is None:
+        raise InvalidError(f"The console log of rank {rank} has no line {before}.", "Begin without `before`.")
+    chosen = console.newest(lines, limit) if edge is None else console.before(lines, edge, limit)
+    return {
+        "lines": [
+            {"id": line.pk, "rank": line.writer.rank, "attempt": line.writer.attempt, **console.as_json(line)}
+            for line in chosen
+        ]
     }
 
 

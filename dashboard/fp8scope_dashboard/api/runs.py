@@ -14,7 +14,7 @@ from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.api.auth import deleted_recently, project_of, run_of
 from fp8scope_dashboard.api.responses import ERRORS
-from fp8scope_dashboard.runs import catalogue, services
+from fp8scope_dashboard.runs import catalogue, notes, services
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
 from fp8scope_dashboard.telemetry import deletion
@@ -70,6 +70,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
         "url": services.page_url(registered),
         "state": registered.state,
         "margin": registered.project.margin,
+        "accepts": ["console", "past_note", "past_artefact"],
     }
     return Status(201 if created else 200, answer)
 
@@ -130,6 +131,8 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "comparison": _comparison(stored),
         "evaluations": _evaluations(stored),
         "evaluations_summary": _evaluations_summary(stored),
+        "note": notes.note_of(stored.id),
+        "artefacts": notes.artefacts_of(stored.id),
         "events": alerts_after(stored.id, 0)[-LATEST:],
         "url": services.page_url(stored),
     }

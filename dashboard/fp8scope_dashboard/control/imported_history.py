@@ -20,7 +20,9 @@ from fp8scope_dashboard.alerts.life import LONGEST_COMMENT
 from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, HistoryEntry, RuleKind, Severity
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, ResultState
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs import notes
+from fp8scope_dashboard.runs.models import Note, Run
+from fp8scope_dashboard.runs.notes import NewArtefact
 from fp8scope_dashboard.text.numbers import NON_FINITE, json_number
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import InvalidError
@@ -212,6 +214,32 @@ def store_command(run: Run, command: PastCommand) -> None:
         CommandResult(command=kept, **result.model_dump()) for result in command.results
     )
     run_changed(run.id, run.project_id, "command")
+
+
+def notes_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The run's note, if there is one, with step 0."""
+    note = notes.note_of(run_id)
+    if note is not None:
+        yield 0, {**note, "edited_at": note["edited_at"].isoformat()}
+
+
+def artefacts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The run's links, in the order in which they were added, each with its step or 0."""
+    for each in notes.artefacts_of(run_id):
+        yield each["step"] or 0, {**each, "added_at": each["added_at"].isoformat()}
+
+
+def store_note(run: Run, text: str, edited_by: str, edited_at: datetime) -> None:
+    """Store an imported note, unless the run has one."""
+    values = {"text": text, "version": 1, "edited_by": _person(run, edited_by), "edited_at": edited_at}
+    Note.objects.get_or_create(run=run, defaults=values)
+
+
+def artefact(
+    run: Run, name: str, address: str, step: int | None, added_by: str, added_at: datetime
+) -> NewArtefact:
+    """An imported link. A person of another server is nobody here."""
+    return NewArtefact(name, address, step=step, user=_person(run, added_by), added_at=added_at)
 
 
 def _check_room(count: int, what: str) -> None:

@@ -12,13 +12,16 @@ from fp8scope_dashboard.control.commands import UnknownCommandError, note_result
 from fp8scope_dashboard.control.models import Listener, Report
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.receipts import dedup
+from fp8scope_dashboard.runs import console
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.notes import NewArtefact, NoteError, put_artefact
 from fp8scope_dashboard.wire.errors import InvalidError
 
 # One reference window per minute for a week.
 MOST_REPORTS = 10_000
 ENVELOPE = {"writer", "seq", "step", "kind"}
+PAST = schemas.PastAlertIn | schemas.PastCommandIn | schemas.PastNoteIn | schemas.PastArtefactIn
 
 
 @transaction.atomic
@@ -42,18 +45,36 @@ def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
         values = {"accepts": sorted(set(body.accepts)), "at": timezone.now()}
         Listener.objects.update_or_create(run=run, writer=message.writer, defaults=values)
         run_changed(run.id, run.project_id, "command", body.step)
-    elif isinstance(body, schemas.PastAlertIn | schemas.PastCommandIn):
+    elif isinstance(body, schemas.ConsoleIn):
+        console.store(run, writer, [console.NewLine(**line.model_dump()) for line in body.lines])
+    elif isinstance(body, schemas.AnnotationIn) and body.artefact is not None:
+        link = body.artefact
+        _store_artefact(run, NewArtefact(link.name, link.address, step=body.step, writer=message.writer))
+    elif isinstance(body, PAST):
         if not writer.imported:
             raise InvalidError(
-                "This process is not an import.", "Only `fp8scope import` may send past alerts and commands."
+                "This process is not an import.",
+                "Only `fp8scope import` may send what people and the server added to a run.",
             )
-        if isinstance(body, schemas.PastAlertIn):
+        if isinstance(body, schemas.PastNoteIn):
+            imported_history.store_note(run, body.note.text, body.note.edited_by, body.note.edited_at)
+        elif isinstance(body, schemas.PastArtefactIn):
+            _store_artefact(run, imported_history.artefact(run, **body.artefact.model_dump()))
+        elif isinstance(body, schemas.PastAlertIn):
             imported_history.store_alert(run, body.alert)
         else:
             imported_history.store_command(run, body.command)
     else:
         _store_report(run, message, body)
     return True
+
+
+def _store_artefact(run: Run, artefact: NewArtefact) -> None:
+    try:
+        put_artefact(run, artefact)
+    except NoteError as error:
+        raise InvalidError(f"The artefact cannot be linked: {error}", "Check its name and address.") from None
+    run_changed(run.id, run.project_id, "report", artefact.step)
 
 
 def _store_result(run: Run, writer: UUID, body: schemas.CommandResultIn) -> None:
@@ -72,8 +93,9 @@ def _store_report(
     if Report.objects.filter(run=run).count() >= MOST_REPORTS:
         raise InvalidError(f"The run has {MOST_REPORTS} reports.", "Report less often.")
     document = body.model_dump(mode="json", exclude=ENVELOPE)
-    if document.get("incident") is None:
-        document.pop("incident", None)
+    for optional in ("incident", "artefact"):
+        if document.get(optional) is None:
+            document.pop(optional, None)
     Report.objects.create(
         run=run,
         writer=message.writer,

@@ -6,9 +6,12 @@ from typing import Annotated, Literal, Self, TypeAlias
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import AwareDatetime, Field, FiniteFloat, model_validator
 
 from fp8scope_dashboard.control.imported_history import PastAlert, PastCommand
+from fp8scope_dashboard.runs.notes import ADDRESS_LENGTH, NAME_LENGTH
+from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.schemas import Natural, Text
 
 MOST_PRODUCTS = 2_000
@@ -89,8 +92,15 @@ class Incident(Schema):
     bytes: Natural = 0
 
 
+class ArtefactIn(Schema):
+    """A link to something of the run that is kept elsewhere; runs.notes checks the address."""
+
+    name: Annotated[Text, Field(min_length=1, max_length=NAME_LENGTH)]
+    address: Annotated[Text, Field(min_length=1, max_length=ADDRESS_LENGTH)]
+
+
 class AnnotationIn(_ReportIn):
-    """A note on a change to the run at a step, or an incident that was kept."""
+    """A note on a change to the run at a step, an incident that was kept, or a link to an artefact."""
 
     kind: Literal["annotation"]
     name: Word
@@ -98,6 +108,7 @@ class AnnotationIn(_ReportIn):
     why: Message = ""
     layers: Annotated[list[Path], Field(max_length=MOST_LAYERS)] = []
     incident: Incident | None = None
+    artefact: ArtefactIn | None = None
 
 
 class CommandResultIn(_ReportIn):
@@ -116,6 +127,53 @@ class AcceptsIn(_ReportIn):
     accepts: Annotated[list[Word], Field(max_length=MOST_COMMANDS)]
 
 
+class ConsoleLineIn(Schema):
+    """A line of the console log; one with a known number replaces it. `time` may be in Unix seconds."""
+
+    number: Natural
+    time: AwareDatetime
+    step: Natural = 0
+    stream: Literal["stdout", "stderr", "agent"] = "stdout"
+    text: Annotated[Text, Field(max_length=limits.CONSOLE_LINE_LENGTH)]
+
+
+class ConsoleIn(_ReportIn):
+    """Lines of the writer's console log."""
+
+    kind: Literal["console"]
+    lines: Annotated[list[ConsoleLineIn], Field(min_length=1, max_length=limits.CONSOLE_LINES)]
+
+
+class PastNote(Schema):
+    """The note of an imported run."""
+
+    text: Annotated[Text, Field(max_length=MOST_CHARACTERS)]
+    edited_by: Annotated[Text, Field(max_length=150)] = ""
+    edited_at: AwareDatetime
+
+
+class PastNoteIn(_ReportIn):
+    """The note of an imported run. A note that somebody has written there since is kept."""
+
+    kind: Literal["past_note"]
+    note: PastNote
+
+
+class PastArtefact(ArtefactIn):
+    """A link of an imported run."""
+
+    step: Natural | None = None
+    added_by: Annotated[Text, Field(max_length=150)] = ""
+    added_at: AwareDatetime
+
+
+class PastArtefactIn(_ReportIn):
+    """A link of an imported run."""
+
+    kind: Literal["past_artefact"]
+    artefact: PastArtefact
+
+
 class PastAlertIn(_ReportIn):
     """An alert of an imported run."""
 
@@ -131,6 +189,15 @@ class PastCommandIn(_ReportIn):
 
 
 ReportIn: TypeAlias = Annotated[
-    BisectIn | ReferenceIn | AnnotationIn | CommandResultIn | AcceptsIn | PastAlertIn | PastCommandIn,
+    BisectIn
+    | ReferenceIn
+    | AnnotationIn
+    | CommandResultIn
+    | AcceptsIn
+    | ConsoleIn
+    | PastAlertIn
+    | PastCommandIn
+    | PastNoteIn
+    | PastArtefactIn,
     Field(discriminator="kind"),
 ]

@@ -13,18 +13,23 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+from django.db.models import Count
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.control import imported_history
 from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
-from fp8scope_dashboard.runs.models import Run, Tensor, Writer
+from fp8scope_dashboard.runs import console
+from fp8scope_dashboard.runs.models import Artefact, ConsoleLine, Note, Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkData, Float64s, Int64s
 
-# Version 2 added reports and histograms, version 3 alerts and commands.
-FORMAT: Final = 3
+# Version 2 added reports and histograms, version 3 alerts and commands, version 4 the console log, the note
+# and the links to artefacts.
+FORMAT: Final = 4
+# Lines of the console log in one row.
+LINES_AT_ONCE = 500
 # Cells of a piece: 16 MB of float64.
 MOST_CELLS = 2_000_000
 REGISTRATION = (
@@ -88,10 +93,14 @@ class Content:
                 next_seq = last_seq + 1
             yield from self._documents(source, Evaluation, "evaluation", SCORES)
             yield from self._documents(source, Report, "report", REPORT)
+            yield from self._console(source)
             if self.with_histograms:
                 yield from self._histograms(source)
         yield from self._past("alert", imported_history.alerts_of(self.run_id))
         yield from self._past("command", imported_history.commands_of(self.run_id))
+        if self.sources:
+            yield from self._past("note", imported_history.notes_of(self.run_id))
+            yield from self._past("artefact", imported_history.artefacts_of(self.run_id))
 
     def _past(self, name: str, documents: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[pa.RecordBatch]:
         """Alerts or commands, one row each. They belong to no writer and are exported with index 0."""
@@ -145,6 +154,12 @@ class Content:
                 continue
             document = {field: getattr(row, field) for field in fields}
             yield self._document(source.index, row.seq, row.step, name, document)
+
+    def _console(self, source: Source) -> Iterator[pa.RecordBatch]:
+        """The console log of a writer, in rows of LINES_AT_ONCE lines."""
+        for lines in console.pieces_of(self.run_id, source.uuid, LINES_AT_ONCE):
+            document = {"lines": [console.as_json(line) for line in lines]}
+            yield self._document(source.index, 0, lines[-1].step, "console", document)
 
     def _document(
         self, writer: int, seq: int, step: int, name: str, document: Mapping[str, Any]
@@ -204,6 +219,10 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
     scalars, statistics = tuple(queries.scalar_names(run.pk)), tuple(run.statistics)
     histograms = queries.histogram_count(run.pk) if with_histograms else 0
     documents = sum(model.objects.filter(run=run).count() for model in DOCUMENTS)
+    documents += Note.objects.filter(run=run).exclude(text="").count()
+    documents += Artefact.objects.filter(run=run).count()
+    lines = ConsoleLine.objects.filter(run=run).values("writer").annotate(count=Count("pk"))
+    documents += sum(-(-writer["count"] // LINES_AT_ONCE) for writer in lines)
     fields: list[pa.Field[Any]] = [
         pa.field("writer", pa.int32(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
@@ -214,7 +233,7 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
         pa.field("evaluation", pa.string()),
         pa.field("report", pa.string()),
         pa.field("alert", pa.string()),
-        pa.field("command", pa.string()),
+        *(pa.field(name, pa.string()) for name in ("command", "console", "note", "artefact")),
     ]
     if with_histograms:
         fields += [pa.field("tensor", pa.int32()), pa.field("histogram", pa.list_(pa.float64()))]

@@ -85,7 +85,11 @@ def address_of(run: Run, link: Mapping[str, Any]) -> str:
     slug, parts, page = run.project.slug, link["parts"], reverse("run", args=[run.project.slug, run.pk])
     match link["kind"]:
         case "tensor":
-            return f"{page}?{urlencode({'tensor': parts['tensor']})}#tensor-panel"
+            # The tab of tensors opens the tensor beside the map of the statistic.
+            shown = {"tab": "tensors", "tensor": parts["tensor"]}
+            if statistic := parts.get("statistic"):
+                shown["tensors.statistic"] = statistic
+            return f"{page}?{urlencode(shown)}"
         case "run":
             return reverse("run", args=[slug, parts["run"]]) if parts.get("run") else page
         case "compare":

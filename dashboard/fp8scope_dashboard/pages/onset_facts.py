@@ -23,6 +23,7 @@ from fp8scope_dashboard.pages.onsets import (
     StartFact,
     departure_of,
 )
+from fp8scope_dashboard.runs.console import last_exception
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import queries
 
@@ -54,13 +55,24 @@ def facts_of(run: Run, standing: Standing) -> Facts:
         changes=[*_marks(run), *_windows(run), *_commands(run)],
         starts=_starts(run),
         ending=ending,
-        ending_detail=last_line(run.error) if standing == "failed" else "",
+        ending_detail=failure_line(run) if standing == "failed" else "",
     )
 
 
 def last_line(text: str) -> str:
     """The last line of a traceback that is not empty: the exception."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def failure_line(run: Run) -> str:
+    """What a failed run died of, in one line.
+
+    If the agent could not see it, as after `os._exit` or `kill -9`, it is the last exception that the console
+    log has.
+    """
+    if "Traceback" in run.error:
+        return last_line(run.error)
+    return last_exception(run) or last_line(run.error)
 
 
 def _alerts(run: Run) -> list[AlertFact]:
@@ -136,6 +148,12 @@ def _nonfinite_step(run: Run) -> int | None:
     return int(loss.steps[broken[0]]) if len(broken) else None
 
 
+def step_of(report: Report) -> int:
+    """The step that an annotation is about: an incident is written some steps after its own."""
+    incident = report.document.get("incident") or {}
+    return int(incident.get("target", report.step))
+
+
 def _marks(run: Run) -> list[ChangeFact]:
     """Annotations: layers that fell back, incidents, and what the script notes."""
     reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("step", "id")
@@ -144,7 +162,7 @@ def _marks(run: Run) -> list[ChangeFact]:
     for report in reports[:MOST_CHANGES]:
         name, text = str(report.document.get("name", "")), str(report.document.get("text", ""))
         if name in CALM_MARKS:
-            changes.append(ChangeFact(report.step, name, "an incident is kept", text, address))
+            changes.append(ChangeFact(step_of(report), name, "an incident is kept", text, address))
         else:
             kind = "mark" if name == "fallback" else name
             changes.append(ChangeFact(report.step, kind, _short(text), str(report.document.get("why", ""))))

@@ -24,6 +24,7 @@ from fp8scope_dashboard.analysis.what_if.sentences import headline, kept_sentenc
 from fp8scope_dashboard.analysis.what_if.targets import TARGET_FORMATS, Target, make_target
 from fp8scope_dashboard.pages.figures.exponents import Exponents
 from fp8scope_dashboard.pages.formatting import percent
+from fp8scope_dashboard.pages.tensors.picture import typical_scale
 from fp8scope_dashboard.pages.verdicts import Badge
 
 SEARCH_LENGTH = 200
@@ -206,7 +207,7 @@ def exponents_of(answer: Answer, tensor: TensorReadiness) -> Exponents:
     counts[first : first + distribution.counts.shape[1]] = distribution.counts[i]
     scale = float(answer.readiness.effect.scale[i])
     if not np.isfinite(scale):
-        scale = _typical_scale(answer, i, format.largest)
+        scale = typical_scale(tensors, target, format, i)
     return Exponents(
         MIN_EXPONENT,
         counts,
@@ -216,17 +217,6 @@ def exponents_of(answer: Answer, tensor: TensorReadiness) -> Exponents:
         format,
         in_blocks=not target.per_tensor,
     )
-
-
-def _typical_scale(answer: Answer, i: int, largest: float) -> float:
-    """The scale of the median block of a tensor whose elements are in random order."""
-    tensors = answer.sampled.tensors
-    distribution = tensors.distribution
-    size = answer.question.target.block_size or float(tensors.columns[i]) or float(distribution.numel[i])
-    below = distribution.zeros[i] + distribution.nonfinite[i] + np.cumsum(distribution.counts[i])
-    stays = (below / max(float(distribution.numel[i]), 1.0)) ** size
-    middle = distribution.first + int(np.argmax(stays >= 0.5))
-    return float(largest * 2.0 ** -(middle + 0.5))
 
 
 def _number(text: str, name: str, problems: list[str]) -> int | None:

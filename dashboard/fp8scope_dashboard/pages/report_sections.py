@@ -3,17 +3,21 @@
 A section is a JSON object with `kind` and `title`:
 
     summary    `runs`: [{"name", "slot", "label", "badge", "sentences"}]
-    figure     `svg`, `summary` (for screen readers), `note`
+    verdicts   of many runs, `rows`: [{"name", "slot", "label", "badge", "delta", "interval", "share"}]
+    figure     `svg`, in the light theme; `svg_dark` if it contains a picture; `summary` (for screen readers);
+               `note`
     forest     `rows`: forest.ForestRow
     alerts     `rows`: [{"kind", "run", "severity", "state", "onset", "message"}]
     settings   `rows`: [[name, value], ...] and `names`: the runs' names, one for each value
+    runs       settings of many runs, `rows`: [[run, value, ...], ...] and `names`: of the values;
+               `differences`: [[entry, [[value, number of runs], ...]], ...], `more`: entries that are left
+               out
     text       `markdown`
 """
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -24,17 +28,26 @@ from django.urls import resolve, reverse
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.pages.comparison_groups import Arms, precision_label
+from fp8scope_dashboard.pages.configuration_differences import EntryRow, differences, flat
 from fp8scope_dashboard.pages.figures.svg import svg_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
 from fp8scope_dashboard.pages.forest import forest_rows, latest_comparisons
-from fp8scope_dashboard.pages.run_facts import recipe_in_words, run_facts
-from fp8scope_dashboard.pages.summary import baseline_groups, verdict_of
+from fp8scope_dashboard.pages.formatting import difference
+from fp8scope_dashboard.pages.run_facts import recipe_in_words, run_facts, steps_in_words
+from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.verdicts import EVENT_STATES, SEVERITIES, Badge
 from fp8scope_dashboard.pages.views.figure_answers import EmptyAnswer, FigureAnswer
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.run_summary import sentences
 
 MOST_ALERTS: Final = 100
+# Of more judged runs, each has a line of a table instead of a paragraph.
+MOST_PARAGRAPHS: Final = 6
+# As many columns fit a page of paper. Of more runs, each has a line.
+MOST_COLUMNS: Final = 4
+MOST_SETTINGS: Final = 60
+MOST_VALUES: Final = 8
+VALUE_LENGTH: Final = 120
 # Of a chart, in pixels.
 WIDTH: Final = 900
 Section = dict[str, Any]
@@ -60,8 +73,15 @@ class Choice:
 
     @property
     def subject(self) -> Run:
-        """The newest run that is not BF16; without one the newest."""
-        return next((run for run in reversed(self.runs) if run.precision != "bf16"), self.runs[-1])
+        """The run of the heat map and the tensor."""
+        return subject_of(self.runs)
+
+
+def subject_of(runs: Sequence[Run]) -> Run:
+    """The newest run with statistics of tensors, one that is not BF16 first; `runs` are oldest first."""
+    return max(
+        enumerate(runs), key=lambda each: (bool(each[1].statistics), each[1].precision != "bf16", each[0])
+    )[1]
 
 
 def sections_of(request: HttpRequest, project: Project, choice: Choice) -> list[Section]:
@@ -79,19 +99,28 @@ def _summary(request: HttpRequest, project: Project, choice: Choice) -> Section:
     arms, groups = Arms(project), baseline_groups(project.pk)
     # A baseline is part of the other runs' sentences.
     judged = [run for run in choice.runs if run.baseline] or list(choice.runs)
+    named = [
+        (run, {"name": run.name, "slot": arms.of(run).slot, "label": arms.of(run).label}) for run in judged
+    ]
+    if len(judged) > MOST_PARAGRAPHS:
+        rows = [{**names, **_verdict(verdict_of(run, groups))} for run, names in named]
+        return {"kind": "verdicts", "title": "Verdicts", "rows": rows}
+    runs = [
+        {**names, "badge": _badge(verdict_of(run, groups).badge), "sentences": sentences(run_facts(run))}
+        for run, names in named
+    ]
+    return {"kind": "summary", "title": "Verdict" if len(runs) == 1 else "Verdicts", "runs": runs}
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    def signed(value: float) -> str:
+        return difference(value, verdict.unit, signed=True)
+
     return {
-        "kind": "summary",
-        "title": "Verdict",
-        "runs": [
-            {
-                "name": run.name,
-                "slot": arms.of(run).slot,
-                "label": arms.of(run).label,
-                "badge": _badge(verdict_of(run, groups).badge),
-                "sentences": sentences(run_facts(run)),
-            }
-            for run in judged
-        ],
+        "badge": _badge(verdict.badge),
+        "delta": "" if verdict.delta is None else signed(verdict.delta),
+        "interval": " to ".join(map(signed, verdict.interval or ())),
+        "share": verdict.share,
     }
 
 
@@ -140,47 +169,47 @@ def _alerts(request: HttpRequest, project: Project, choice: Choice) -> Section:
 def _settings(request: HttpRequest, project: Project, choice: Choice) -> Section:
     """Precision, recipe and length of each run, and the entries of the configuration that differ."""
     runs = choice.runs
-    rows = [
-        ["Precision", *(precision_label(run.precision) for run in runs)],
-        ["Recipe", *(recipe_in_words(run.recipe) or "–" for run in runs)],
-        ["Seed", *("–" if run.seed is None else str(run.seed) for run in runs)],
-        ["Steps", *(_steps(run) for run in runs)],
-        ["State", *(run.get_state_display() for run in runs)],
-        ["Started", *(run.created_at.strftime("%Y-%m-%d %H:%M UTC") for run in runs)],
+    facts = [
+        ("Precision", [precision_label(run.precision) for run in runs]),
+        ("Recipe", [recipe_in_words(run.recipe) or "–" for run in runs]),
+        ("Seed", ["–" if run.seed is None else str(run.seed) for run in runs]),
+        ("Steps", [steps_in_words(run) for run in runs]),
+        ("State", [run.get_state_display() for run in runs]),
+        ("Started", [run.created_at.strftime("%Y-%m-%d %H:%M UTC") for run in runs]),
     ]
-    configs = [_flat(run.config) for run in runs]
-    names = sorted({name for config in configs for name in config})
-    for name in names:
-        values = [config.get(name, "–") for config in configs]
-        if len(set(values)) > 1 or len(runs) == 1:
-            rows.append([name, *values])
+    compared = differences([(run.name, dict(flat(run.config))) for run in runs], everything=len(runs) == 1)
+    entries, more = compared.rows[:MOST_SETTINGS], max(0, compared.total - MOST_SETTINGS)
+    if len(runs) > 1:
+        more = max(0, compared.differing - MOST_SETTINGS)
+    title = "Settings" if len(runs) == 1 else "Settings, and differences of the configuration"
+    if len(runs) <= MOST_COLUMNS:
+        rows = [[name, *values] for name, values in facts]
+        rows += [[entry.key, *(_cut(value.text) for value in entry.values)] for entry in entries]
+        names = [run.name for run in runs]
+        return {"kind": "settings", "title": title, "names": names, "rows": rows, "more": more}
+    by_run = zip(*(values for _, values in facts), strict=True)
     return {
-        "kind": "settings",
-        "title": "Settings" if len(runs) == 1 else "Settings, and differences of the configuration",
-        "names": [run.name for run in runs],
-        "rows": rows[:MOST_SETTINGS],
+        "kind": "runs",
+        "title": title,
+        "names": [name for name, _ in facts],
+        "rows": [[run.name, *values] for run, values in zip(runs, by_run, strict=True)],
+        "differences": [[entry.key, _values(entry)] for entry in entries],
+        "more": more,
     }
 
 
-MOST_SETTINGS: Final = 60
-VALUE_LENGTH: Final = 120
+def _values(entry: EntryRow) -> list[list[str | int]]:
+    """The distinct values of an entry, the most common first, each with the number of its runs."""
+    shown: list[list[str | int]] = [
+        [_cut(shared.value.text), len(shared.runs)] for shared in entry.distinct[:MOST_VALUES]
+    ]
+    if rest := entry.distinct[MOST_VALUES:]:
+        shown.append([f"{len(rest):,} other values", sum(len(shared.runs) for shared in rest)])
+    return shown
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The entries of a configuration by dotted name, as text."""
-    entries: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            entries |= _flat(value, f"{prefix}{name}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            entries[f"{prefix}{name}"] = text[:VALUE_LENGTH]
-    return entries
-
-
-def _steps(run: Run) -> str:
-    reached = "–" if run.last_step is None else f"{run.last_step:,}"
-    return f"{reached} of {run.total_steps:,}" if run.total_steps else reached
+def _cut(text: str | None) -> str:
+    return "–" if text is None else text if len(text) <= VALUE_LENGTH else f"{text[:VALUE_LENGTH]}…"
 
 
 def _run_figure(
@@ -206,6 +235,24 @@ def _frozen(
     request: HttpRequest, address: str, query: Mapping[str, str | list[str]], title: str, note: str
 ) -> Section:
     """A figure as its page's address answers it to the same person, drawn as SVG."""
+    answer = _answer(request, address, query)
+    section: Section = {"kind": "figure", "title": title, "note": note, "svg": ""}
+    if isinstance(answer, EmptyAnswer):
+        return section | {"summary": answer.reason}
+    svg = svg_of(answer.figure, theme_named("light"), width=WIDTH) or ""
+    section |= {"svg": svg, "summary": answer.summary}
+    # The colours of lines and words are those of the reader's theme; a picture is drawn for each.
+    if "<image" in svg:
+        dark = _answer(request, address, {**query, "theme": "dark"})
+        if isinstance(dark, FigureAnswer):
+            section["svg_dark"] = svg_of(dark.figure, theme_named("dark"), width=WIDTH) or ""
+    return section
+
+
+def _answer(
+    request: HttpRequest, address: str, query: Mapping[str, str | list[str]]
+) -> FigureAnswer | EmptyAnswer:
+    """What the address of a figure answers to the person of the request."""
     inner = copy.copy(request)
     inner.method = "GET"
     inner.path = inner.path_info = address
@@ -216,12 +263,8 @@ def _frozen(
     inner.GET = asked  # type: ignore[assignment]
     match = resolve(address)
     answer = match.func(inner, *match.args, **match.kwargs)
-    section: Section = {"kind": "figure", "title": title, "note": note, "svg": ""}
-    if isinstance(answer, EmptyAnswer):
-        return section | {"summary": answer.reason}
-    assert isinstance(answer, FigureAnswer), "the addresses of figures answer figures"
-    svg = svg_of(answer.figure, theme_named("light"), width=WIDTH)
-    return section | {"svg": svg or "", "summary": answer.summary}
+    assert isinstance(answer, FigureAnswer | EmptyAnswer), "the addresses of figures answer figures"
+    return answer
 
 
 def _badge(badge: Badge) -> dict[str, str]:

@@ -11,6 +11,7 @@ from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds, giver_of, state_of
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Report, ReportKind
 from fp8scope_dashboard.pages.figures.curves import Mark
+from fp8scope_dashboard.pages.onset_facts import step_of
 from fp8scope_dashboard.pages.verdicts import COMMAND_STATES, DEAD_WINDOW, WINDOW_VERDICTS, Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 
@@ -132,14 +133,14 @@ def annotation_marks(run: Run) -> list[Mark]:
     """Marks in the loss chart for changes made to the run."""
     reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")[:MOST_MARKS]
     return [
-        Mark(float(report.step), _describe_report(report), label=report.document["name"])
+        Mark(float(step_of(report)), _describe_report(report), label=report.document["name"])
         for report in reports
     ]
 
 
 def _describe_report(report: Report) -> str:
     document = report.document
-    return f"step {report.step}: {document['text']}" + (
+    return f"step {step_of(report)}: {document['text']}" + (
         f" ({document['why']})" if document.get("why") else ""
     )
 

@@ -9,6 +9,7 @@ from django.db.models import Count
 
 from fp8scope_dashboard.alerts.models import Event, RuleKind
 from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.pages.comparison_groups import precision_label
@@ -33,9 +34,10 @@ def run_facts(run: Run) -> RunFacts:
         precision=precision_label(run.precision),
         recipe=recipe_in_words(run.recipe),
         seed=run.seed,
-        reached=run.last_step,
+        reached=run.total_steps if _has_all_steps(run) else run.last_step,
         planned=run.total_steps,
         baseline=_baseline(run),
+        unpaired=run.precision != "bf16" and not run.baseline,
         loss=verdict.explanation if has_verdict else "",
         coverage=verdict.coverage if has_verdict else "",
         incomplete=f"{verdict.reason} {HOLDS_FOR_A_PART}" if has_verdict and verdict.reason else "",
@@ -46,6 +48,19 @@ def run_facts(run: Run) -> RunFacts:
         alerts=_alerts(run),
         version=own_version(),
     )
+
+
+def steps_in_words(run: Run) -> str:
+    """`300 of 500`, `500` if the run did all that were planned, or if no number was; `–` without a step."""
+    if _has_all_steps(run):
+        return f"{run.total_steps:,}"
+    reached = "–" if run.last_step is None else f"{run.last_step:,}"
+    return f"{reached} of {run.total_steps:,}" if run.total_steps else reached
+
+
+def _has_all_steps(run: Run) -> bool:
+    """Whether the run did all planned steps; a script that counts from 0 ends at one less."""
+    return bool(run.total_steps) and standing_now(run) == "finished"
 
 
 def recipe_in_words(recipe: dict[str, Any]) -> str:
@@ -91,6 +106,9 @@ def _scores(run: Run) -> str:
 
 
 def _alerts(run: Run) -> list[tuple[str, int]]:
-    kinds = Event.objects.filter(run=run).order_by().values_list("kind").annotate(number=Count("id"))
+    kinds = Event.objects.filter(run=run).order_by().values_list("kind", "rule_name")
     labels = dict(RuleKind.choices)
-    return [(str(labels.get(kind, kind)), number) for kind, number in kinds.order_by("-number", "kind")]
+    return [
+        (str(name or labels.get(kind, kind)), number)
+        for kind, name, number in kinds.annotate(number=Count("id")).order_by("-number", "kind", "rule_name")
+    ]

@@ -14,6 +14,7 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages import run_controls
 from fp8scope_dashboard.pages.config_difference import difference_of
+from fp8scope_dashboard.pages.console_lines import console_context
 from fp8scope_dashboard.pages.efficiency import recent_figures
 from fp8scope_dashboard.pages.kin import kin_of, offered_groups, offered_runs
 from fp8scope_dashboard.pages.onset_facts import last_line
@@ -168,6 +169,7 @@ def _console(run: Run, query: QueryDict) -> dict[str, Any]:
             {"writer": writer, "last_line": last_line(writer.error)} for writer in failed[:MOST_ERRORS]
         ],
         "own_error": last_line(run.error),
+        **console_context(run, query),
     }
 
 

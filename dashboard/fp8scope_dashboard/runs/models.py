@@ -155,11 +155,16 @@ class Note(models.Model):
 
 
 class Artefact(models.Model):
-    """A link to something that belongs to a run, such as a checkpoint or a log, in a place of its own."""
+    """A link to something that belongs to a run, such as a checkpoint or a log, in a place of its own.
+
+    Of a link that the training script has sent, `writer` is the process, and `added_by` is None.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="artefacts")
     name = models.CharField(max_length=128)
-    address = models.CharField(max_length=1000, help_text="http, https, s3 or gs.")
+    address = models.CharField(max_length=1000, help_text="http, https, s3, gs or file.")
+    step = models.BigIntegerField(null=True, blank=True)
+    writer = models.UUIDField(null=True, blank=True)
     added_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     added_at = models.DateTimeField(default=timezone.now)
 
@@ -173,6 +178,31 @@ class Artefact(models.Model):
     def is_web(self) -> bool:
         """Whether a browser can open it."""
         return self.address.lower().startswith(("http://", "https://"))
+
+
+class ConsoleLine(models.Model):
+    """A line of the console log of a process, in its last state. `number` counts the lines of the process."""
+
+    class Stream(models.TextChoices):
+        STDOUT = "stdout"
+        STDERR = "stderr"
+        # A remark of the agent, such as how many lines are left out.
+        AGENT = "agent"
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="console_lines")
+    writer = models.ForeignKey("runs.Writer", on_delete=models.CASCADE, related_name="console_lines")
+    number = models.BigIntegerField()
+    time = models.DateTimeField()
+    step = models.BigIntegerField(default=0)
+    stream = models.CharField(max_length=8, choices=Stream.choices, default=Stream.STDOUT)
+    text = models.TextField(blank=True, default="")
+    received_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["writer", "number"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["writer", "number"], name="console_line_once"),
+        ]
 
 
 class BulkAction(models.Model):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -12,10 +15,10 @@ from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.runs.models import Artefact, Note, Run
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
 
-MOST_ARTEFACTS: Final = 100
+MOST_ARTEFACTS: Final = 500
 NAME_LENGTH: Final = 128
 ADDRESS_LENGTH: Final = 1_000
-SCHEMES: Final = ("http", "https", "s3", "gs")
+SCHEMES: Final = ("http", "https", "s3", "gs", "file")
 
 
 class NoteError(ValueError):
@@ -63,9 +66,7 @@ def add_artefact(run: Run, name: str, address: str, user: User) -> Artefact:
     if len(name) > NAME_LENGTH:
         raise NoteError(f"The name of a link has at most {NAME_LENGTH} characters.")
     with transaction.atomic():
-        Run.objects.select_for_update().only("id").get(pk=run.pk)
-        if Artefact.objects.filter(run=run).count() >= MOST_ARTEFACTS:
-            raise NoteError(f"A run has at most {MOST_ARTEFACTS} links: remove one first.")
+        _check_room(run)
         try:
             with transaction.atomic():
                 artefact = Artefact.objects.create(
@@ -77,6 +78,66 @@ def add_artefact(run: Run, name: str, address: str, user: User) -> Artefact:
     return artefact
 
 
+@dataclass(frozen=True)
+class NewArtefact:
+    """A link that a training script has sent, or that is imported. `writer`: the process that sent it."""
+
+    name: str
+    address: str
+    step: int | None = None
+    writer: UUID | None = None
+    user: User | None = None
+    added_at: datetime | None = None
+
+
+@transaction.atomic
+def put_artefact(run: Run, artefact: NewArtefact) -> None:
+    """Add a link to a run. If the run has its address already, name and step are replaced.
+
+    Raises:
+        NoteError: the link is invalid, or the run has MOST_ARTEFACTS.
+    """
+    address = check_address(artefact.address.strip())
+    values: dict[str, Any] = {
+        "name": artefact.name[:NAME_LENGTH],
+        "step": artefact.step,
+        "writer": artefact.writer,
+    }
+    values |= {"added_at": artefact.added_at or timezone.now()}
+    if not Artefact.objects.filter(run=run, address=address).update(**values):
+        _check_room(run)
+        Artefact.objects.create(run=run, address=address, added_by=artefact.user, **values)
+
+
+def _check_room(run: Run) -> None:
+    Run.objects.select_for_update().only("id").get(pk=run.pk)
+    if Artefact.objects.filter(run=run).count() >= MOST_ARTEFACTS:
+        raise NoteError(f"A run has at most {MOST_ARTEFACTS} links: remove one first.")
+
+
+def note_of(run_id: UUID) -> dict[str, Any] | None:
+    """The note of a run with its author, as JSON types but for the time; None without one."""
+    note = Note.objects.filter(run_id=run_id).exclude(text="").select_related("edited_by").first()
+    if note is None:
+        return None
+    return {"text": note.text, "edited_by": _name_of(note.edited_by), "edited_at": note.edited_at}
+
+
+def artefacts_of(run_id: UUID) -> list[dict[str, Any]]:
+    """The links of a run in the order in which they were added, as JSON types but for the time."""
+    return [
+        {
+            "name": each.name, "address": each.address, "step": each.step,
+            "added_by": _name_of(each.added_by), "added_at": each.added_at,
+        }
+        for each in Artefact.objects.filter(run_id=run_id).select_related("added_by")
+    ]  # fmt: skip
+
+
+def _name_of(user: User | None) -> str:
+    return "" if user is None else user.username
+
+
 def check_address(address: str) -> str:
     """The address, if it may be linked.
 
@@ -85,11 +146,12 @@ def check_address(address: str) -> str:
     """
     try:
         parts = urlsplit(address)
-        valid = parts.scheme.lower() in SCHEMES and bool(parts.netloc) and address.isprintable()
+        has_place = bool(parts.netloc) or (parts.scheme.lower() == "file" and len(parts.path) > 1)
+        valid = parts.scheme.lower() in SCHEMES and has_place and address.isprintable()
     except ValueError:
         valid = False
     if not valid or any(character.isspace() for character in address):
-        raise NoteError("A link begins with http://, https://, s3:// or gs://, and has no spaces.")
+        raise NoteError("A link begins with http://, https://, s3://, gs:// or file://, and has no spaces.")
     if len(address) > ADDRESS_LENGTH:
         raise NoteError(f"A link has at most {ADDRESS_LENGTH:,} characters.")
     return address

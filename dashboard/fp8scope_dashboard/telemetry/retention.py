@@ -14,7 +14,8 @@ from django.db.models import Max
 from django.utils import timezone
 
 from fp8scope_dashboard.db import sql
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs import console
+from fp8scope_dashboard.runs.models import ConsoleLine, Run
 from fp8scope_dashboard.telemetry.aggregates import FINEST
 from fp8scope_dashboard.telemetry.locks import lock_run
 from fp8scope_dashboard.telemetry.models import Histogram, Rolling
@@ -33,6 +34,8 @@ OLD_BLOCKS = f"""
 """Blocks that hold raw tensor values."""
 # Messages with histograms deleted in one transaction: some tens of megabytes.
 HISTOGRAMS_AT_ONCE = 200
+# Lines of the console log deleted in one transaction.
+LINES_AT_ONCE = 5_000
 
 
 def runs_due() -> list[UUID]:
@@ -44,8 +47,10 @@ def runs_due() -> list[UUID]:
             continue
         before = now - timedelta(days=days)
         parameters = {"run": run_id, "before": before}
-        if sql.fetch(f"{OLD_BLOCKS} LIMIT 1", parameters) or (
-            Histogram.objects.filter(run_id=run_id, received_at__lt=before).exists()
+        if (
+            sql.fetch(f"{OLD_BLOCKS} LIMIT 1", parameters)
+            or Histogram.objects.filter(run_id=run_id, received_at__lt=before).exists()
+            or ConsoleLine.objects.filter(run_id=run_id, received_at__lt=before).exists()
         ):
             due.append(run_id)
     return due
@@ -64,6 +69,8 @@ def retain_run(run_id: UUID) -> int:
     while deleted := _delete_some(run_id, timezone.now() - age):
         rows += deleted
     while _delete_histograms(run_id, timezone.now() - age):
+        pass
+    while console.delete_before(run_id, timezone.now() - age, LINES_AT_ONCE):
         pass
     return rows
 

@@ -18,8 +18,9 @@ class RunFacts:
 
     Attributes:
         recipe: in words, e.g. 'delayed scaling, history 16'.
-        reached, planned: steps.
+        reached, planned: steps; equal if the run did all of them.
         baseline: in words, e.g. '3 BF16 runs'.
+        unpaired: whether a verdict against BF16 is missing that a reader expects: of a run that is not BF16.
         loss, scores: the stored sentences of the verdicts.
         incomplete: why the verdict does not hold for the whole run.
         overflowing, observed: tensors with overflow in the last steps, and all that were observed;
@@ -43,13 +44,12 @@ class RunFacts:
     worst_rate: float | None = None
     alerts: Sequence[tuple[str, int]] = ()
     version: str = ""
+    unpaired: bool = False
 
 
 def sentences(facts: RunFacts) -> list[str]:
     """The paragraph as sentences of plain text."""
-    said = [_training(facts)]
-    if facts.baseline:
-        said.append(f"It was compared with {facts.baseline}.")
+    said = [_training(facts), _comparison(facts)]
     said += [facts.incomplete, facts.loss, facts.coverage, facts.scores, _overflow(facts), _alerts(facts)]
     if facts.version:
         said.append(f"Measured with fp8scope {facts.version}.")
@@ -71,9 +71,17 @@ def _training(facts: RunFacts) -> str:
     how = f" ({facts.recipe})" if facts.recipe else ""
     steps = ""
     if facts.reached is not None:
-        planned = f" of {facts.planned:,} planned" if facts.planned else ""
+        planned = f" of {facts.planned:,} planned" if facts.planned not in (None, 0, facts.reached) else ""
         steps = f" for {facts.reached:,}{planned} steps"
     return f"The run “{facts.name}” was trained in {facts.precision}{how}{seed}{steps}."
+
+
+def _comparison(facts: RunFacts) -> str:
+    if facts.baseline and facts.loss:
+        return f"It was compared with {facts.baseline}."
+    if facts.baseline:
+        return f"It has not been compared with its baseline yet ({facts.baseline})."
+    return "It was not compared with a BF16 run." if facts.unpaired else ""
 
 
 def _overflow(facts: RunFacts) -> str:
@@ -96,8 +104,18 @@ def _share(rate: float) -> str:
 def _alerts(facts: RunFacts) -> str:
     if not facts.alerts:
         return ""
-    listed = ", ".join(f"{kind.lower()} ({number})" for kind, number in facts.alerts)
+    listed = ", ".join(
+        in_sentence(name) if number == 1 else f"{in_sentence(name)} ({number} times)"
+        for name, number in facts.alerts
+    )
     return f"Alerts during the run: {listed}."
+
+
+def in_sentence(title: str) -> str:
+    """A title inside of a sentence: `loss spike` for `Loss spike`, but `FP8 above baseline` as it is."""
+    first = title.partition(" ")[0]
+    is_word = first[:1].isupper() and first[1:].islower()
+    return title[:1].lower() + title[1:] if is_word else title
 
 
 _MARKDOWN: Final = re.compile(r"[\\`*_\[\]<>#|~]")

@@ -66,7 +66,7 @@ def wide_spread(spread: str) -> str:
     """A warning that the own seeds spread more than those of comparable runs."""
     return (
         f"The seeds spread by {spread}, far more than comparable runs do, so only their own spread is used. "
-        "One of them may have diverged."
+        "Small models and short runs do so; otherwise see whether one of the seeds has diverged."
     )
 
 

@@ -12,6 +12,8 @@ SCALARS: Final = 2_000
 STATISTICS: Final = 32
 TENSORS: Final = 20_000
 EVALUATION_ITEMS: Final = 100_000
+CONSOLE_LINES: Final = 1_000
+CONSOLE_LINE_LENGTH: Final = 4_000
 
 # Far beyond what a regular client sends.
 SCHEMA_BYTES: Final = 1 * MIB

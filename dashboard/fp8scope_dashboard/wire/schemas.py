@@ -54,6 +54,8 @@ class RunRegistered(Schema):
     url: str
     state: str
     margin: float
+    # The kinds of reports that were added since agents ask for them, and that this server accepts.
+    accepts: list[str] = []
 
 
 class TensorIn(Schema):
@@ -161,6 +163,20 @@ class Pulse(Schema):
     commands: list[Command] = []
 
 
+class NoteOut(Schema):
+    text: str
+    edited_by: str
+    edited_at: datetime
+
+
+class ArtefactOut(Schema):
+    name: str
+    address: str
+    step: int | None
+    added_by: str
+    added_at: datetime
+
+
 class RunOut(Schema):
     id: UUID
     name: str
@@ -187,6 +203,8 @@ class RunOut(Schema):
     evaluations: list[dict[str, Any]]
     evaluations_summary: dict[str, Any] | None
     events: list[Alert]
+    note: NoteOut | None
+    artefacts: list[ArtefactOut]
     url: str
 
 

@@ -40,7 +40,10 @@ def test_an_incident_of_several_ranks_says_so(tmp_path: Path, capsys: pytest.Cap
     (incident / "incident.json").write_text(json.dumps(document))
     capsys.readouterr()
     assert main(["replay", "--json", str(incident), path]) == 0
-    sentences = json.loads(capsys.readouterr().out.splitlines()[-1])["sentences"]
+    printed = capsys.readouterr()
+    # Before the script is run, and with the result.
+    assert 0 < printed.err.index("of rank 2 of 8") < printed.err.index("Replaying step")
+    sentences = json.loads(printed.out.splitlines()[-1])["sentences"]
     assert any("of rank 2 of 8" in sentence for sentence in sentences)
 
 

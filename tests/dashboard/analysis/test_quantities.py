@@ -18,7 +18,7 @@ from fp8scope_dashboard.analysis.quantities import METHOD_VERSION, Line, Measure
 from fp8scope_dashboard.analysis.quantities.arms import combined, difference
 from fp8scope_dashboard.analysis.quantities.headline import net_speed
 from fp8scope_dashboard.analysis.quantities.ratios import gradient_norm, memory, throughput
-from fp8scope_dashboard.analysis.quantities.serial import Estimate, fit, group_means, group_medians, mean
+from fp8scope_dashboard.analysis.quantities.serial import Estimate, fit, group_medians, mean
 from fp8scope_dashboard.analysis.quantities.tokens_cost import fieller, tokens_cost
 from fp8scope_dashboard.analysis.quantities.window import last_window
 from fp8scope_dashboard.text.quantities import faster, headline, share
@@ -203,11 +203,6 @@ def test_intervals_shift_and_scale_with_the_values(values: list[float], scale: f
 
 
 def test_groups_cover_all_values_once() -> None:
-    values = np.arange(103.0)
-    assert len(group_means(values, 10)) == 10 and group_means(values[:7], 10).tolist() == values[:7].tolist()
-    assert group_means(values, 10) @ np.diff(np.linspace(0, 103, 11).astype(int)) == pytest.approx(
-        values.sum()
-    )
     assert group_medians(np.array([1.0, 9.0, 1.0, 2.0, 2.0, 50.0])).tolist() == [1.0, 2.0]
     for count in (3, 100, 144, 200):
         some = noisy(count, count)

@@ -48,6 +48,8 @@ READ += [
     "tensor_ranking",
     "compare_find",
     "compare_configuration",
+    "console_lines",
+    "console_text",
 ]
 # Redirects to an address that is listed here; test_tensors_views.py covers it.
 REDIRECTS = ["tensor_find"]
@@ -121,6 +123,7 @@ class Addresses:
             "action_id": self.change.pk,
             "view_id": self.view.pk,
             "index": 0,
+            "rank": 0,
         }
         return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
@@ -191,6 +194,11 @@ def test_a_viewer_can_change_nothing(viewer: Visitor, addresses: Addresses) -> N
     for name in (*MEMBER, *FORMS, *ADMIN):
         assert viewer.client.post(addresses.of(name)).status_code == 403, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
+
+
+def test_says_which_role_is_missing(viewer: Visitor, addresses: Addresses) -> None:
+    page = viewer.client.post(addresses.of("token_create")).content.decode()
+    assert "requires the role member in Research; yours is viewer" in page
 
 
 def test_a_member_can_change_all_but_channels_and_margins(member: Visitor, addresses: Addresses) -> None:

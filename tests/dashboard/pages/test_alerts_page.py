@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import time, timedelta
 from typing import Any
 
 import pytest
@@ -86,6 +88,14 @@ def test_switching_a_rule_off_and_on(member: Visitor) -> None:
         assert rule.enabled == (enabled == "1")
     event.refresh_from_db()
     assert event.state == EventState.RESOLVED, "nothing else would end its alert"
+
+
+def test_says_if_not_all_alerts_are_listed(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_event(admin), make_event(admin)
+    assert "alerts are shown" not in html(admin)
+    monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.MOST_EVENTS", 1)
+    page = html(admin)
+    assert "The newest 1 of 2 alerts are shown." in page and page.count('<article class="event"') == 1
 
 
 def test_hides_the_alerts_of_deleted_runs(admin: Visitor) -> None:
@@ -186,7 +196,20 @@ def test_shows_the_state_of_deliveries(admin: Visitor) -> None:
     page = html(admin)
     assert "good: delivered" not in page, "only what is not delivered"
     assert "bad: not delivered after 8 attempts: The receiver answered 500." in page
-    assert "slow: pending, 1 attempt failed: Nobody answered." in page
+    assert "slow: being sent, 1 attempt failed: Nobody answered." in page
+
+
+def test_says_until_when_a_delivery_waits(admin: Visitor) -> None:
+    event = make_event(admin)
+    soon = timezone.now() + timedelta(minutes=5, seconds=30)
+    many, quiet = (Channel.objects.create(project=admin.project, name=name) for name in ("many", "quiet"))
+    Delivery.objects.create(event=event, channel=many, held=True, due_at=soon)
+    assert re.search(r"many: above the channel’s limit: sent with others as a digest in 5.min", html(admin))
+    event.rule.quiet_from, event.rule.quiet_until = time(22), time(6)
+    event.rule.save()
+    Delivery.objects.create(event=event, channel=quiet, due_at=soon)
+    shown = f"waits for the end of the rule’s quiet hours, {soon:%Y-%m-%d %H:%M} UTC"
+    assert f"quiet: {shown}" in html(admin)
 
 
 def test_serves_the_evidence_as_a_figure(admin: Visitor, seeded: Seeded) -> None:

@@ -52,6 +52,20 @@ def test_values_outside_the_range_are_cut_off_and_marked() -> None:
     assert marks["triangle-down"].x.tolist() == [4.0]
 
 
+def test_hover_texts_have_the_unit_of_the_difference() -> None:
+    for nats, unit in ((True, "+.3~g"), (False, "+.3%")):
+        figure = delta_figure([delta([0.0, 0.001])], MARGIN, LIGHT, nats=nats)
+        line = next(trace for trace in figure.data if trace.name == "fp8" and trace.mode == "lines")
+        assert unit in line.hovertemplate
+
+
+def test_runs_of_one_name_are_drawn_apart() -> None:
+    points = [score(100, "twin", 0.5, run="a"), score(100, "twin", 0.9, run="b", slot="fp8-2")]
+    figure = scores_figure(points, [], LIGHT, y_title="accuracy")
+    assert [trace.y for trace in figure.data] == [(0.5,), (0.9,)]
+    assert len({trace.marker.color for trace in figure.data}) == 2
+
+
 def test_the_judged_window_is_shaded() -> None:
     figure = delta_figure([delta([0.0] * 5, window=(3.0, 4.0))], MARGIN, LIGHT)
     assert (3.0, 4.0) in {(shape.x0, shape.x1) for shape in figure.layout.shapes}

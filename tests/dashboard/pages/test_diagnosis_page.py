@@ -54,7 +54,7 @@ def test_links_lead_to_the_part_that_has_the_evidence(viewer: Visitor) -> None:
     first, second = shown_findings(run, stored(run).result)
     own = f"/p/research/runs/{run.id}/"
     assert [link.address for link in first.evidence] == [
-        f"{own}?tensor=a.input#tensor-panel",
+        f"{own}?tab=tensors&tensor=a.input",
         f"{own}?tab=ranks#ranks",
         f"{own}#reports",
         f"{own}?steps=190..290#loss-title",

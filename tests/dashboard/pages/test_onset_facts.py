@@ -86,7 +86,7 @@ def test_reads_changes_of_the_run(admin: Visitor) -> None:
         [
             ("annotation", 10, {"name": "fallback", "text": "1 layer to BF16: a", "why": "An alert."}),
             ("annotation", 12, {"name": "note", "text": "x" * 500, "why": ""}),
-            ("annotation", 14, {"name": "incident", "text": "kept", "why": ""}),
+            ("annotation", 18, {"name": "incident", "text": "kept", "incident": {"target": 14}}),
             ("reference", 30, {"verdict": "over", "delta": 0.03, "bf16": [1, 2]}),
             ("reference", 20, {"verdict": "within", "delta": 0.0, "bf16": [1, 2]}),
         ]

@@ -220,6 +220,12 @@ def test_says_why_a_rule_cannot_be_tried(member: Visitor, fields: dict[str, Any]
     assert message in answer.content.decode() and not RuleTrial.objects.exists()
 
 
+def test_the_page_of_a_rule_says_that_it_cannot_be_tried(member: Visitor) -> None:
+    run = make_run(member.project)
+    page = html(member, f"rules/new?kind=run_silent&run={run.id}")
+    assert "it depends on when the run was heard from" in page and "rules/try" not in page
+
+
 def test_a_trial_reports_what_the_evaluation_reports(member: Visitor) -> None:
     """The same rows with the same rule: the alerts that were opened are those that a trial names."""
     loss = 2.0 + np.random.default_rng(0).normal(0, 0.01, 400)

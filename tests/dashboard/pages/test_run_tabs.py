@@ -28,7 +28,7 @@ def test_it_works(viewer: Visitor, seeded: Seeded, subtests: pytest.Subtests) ->
         ("ranks", 'id="ranks"'),
         ("configuration", "differences to"),
         ("environment", "gpu"),
-        ("console", "No process has reported an error"),
+        ("console", "Console log"),
         ("notes", "No notes yet"),
     ):
         with subtests.test(tab=name):

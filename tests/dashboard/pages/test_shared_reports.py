@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 from fp8scope_dashboard.text.run_summary import RunFacts, paragraph
@@ -165,7 +166,57 @@ def test_a_failed_run_is_not_called_good() -> None:
 
 
 def test_says_when_runs_are_left_out(member: Visitor) -> None:
-    runs = [make_run(member.project, f"r {number}") for number in range(13)]
+    runs = Run.objects.bulk_create(
+        Run(project=member.project, name=f"r {number}") for number in range(MOST_CHOSEN + 1)
+    )
     query = "&".join(f"runs={each.pk}" for each in runs)
     page = member.client.get(member.address(f"reports/new?{query}")).content.decode()
-    assert "the oldest 12 of those chosen" in page
+    assert f"only {MOST_CHOSEN} of those chosen are taken" in page
+
+
+def test_a_report_of_many_runs_has_a_line_for_each(member: Visitor, seeded: Seeded) -> None:
+    more = [
+        make_run(
+            member.project,
+            f"m {number}",
+            precision="fp8",
+            config={"lr": 0.1 if number < 15 else 0.2},
+            seed=number,
+        )
+        for number in range(20)
+    ]
+    page = make(member, [seeded.faulty, seeded.healthy, *more])
+    sections = {section["kind"]: section for section in SharedReport.objects.get().content["sections"]}
+    settings = sections["runs"]
+    assert len(settings["rows"]) == 22 and all(
+        len(row) == 1 + len(settings["names"]) for row in settings["rows"]
+    )
+    differing = dict(settings["differences"])
+    assert ["0.1", 15] in differing["lr"] and ["0.2", 5] in differing["lr"]
+    assert "What differs in their configurations" in page and "5 runs" in page
+    # The newest runs have no statistics of tensors.
+    (tensors,) = (s for s in SharedReport.objects.get().content["sections"] if s["title"] == "Tensors")
+    assert tensors["note"] == seeded.faulty.name and tensors["svg"]
+    # Two of them have a verdict: each a paragraph.
+    assert len(sections["summary"]["runs"]) == 2
+
+
+def test_charts_have_the_colours_of_the_reader(member: Visitor, seeded: Seeded) -> None:
+    page = make(member, [seeded.faulty, *seeded.baselines])
+    stored = [s for s in SharedReport.objects.get().content["sections"] if s["kind"] == "figure"]
+    assert all("var(--" not in section["svg"] for section in stored), "reports store colours"
+    assert [bool(section.get("svg_dark")) for section in stored] == ["<image" in s["svg"] for s in stored]
+    assert any(section.get("svg_dark") for section in stored)
+    assert 'stroke="var(--bf16)"' in page and "report__in-dark" in page
+    assert 'data-theme="light"' not in Client().get(link_of(member)).content.decode()
+
+
+def test_a_run_without_a_baseline_says_so() -> None:
+    text = paragraph(RunFacts("r", "FP8", unpaired=True, reached=500, planned=500), "text")
+    assert "It was not compared with a BF16 run." in text and "for 500 steps" in text
+    waiting = paragraph(RunFacts("r", "FP8", baseline="3 BF16 runs", reached=3, planned=500), "text")
+    assert (
+        "not been compared with its baseline yet (3 BF16 runs)" in waiting and "3 of 500 planned" in waiting
+    )
+    alerts = paragraph(RunFacts("r", "FP8", alerts=[("Loss spike", 1), ("FP8 above baseline", 2)]), "text")
+    assert "loss spike, FP8 above baseline (2 times)" in alerts

@@ -16,7 +16,7 @@ from dashboard.helpers.visitors import Visitor, get_json
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.tensors.loading import COLUMNS, affordable_columns
-from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, shown_change, split_name
+from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, shown_change
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 
@@ -288,10 +288,3 @@ def test_zoomed_maps_read_a_bounded_number_of_rows() -> None:
 )
 def test_changes_in_words(change: float, text: str) -> None:
     assert shown_change(change).replace("\u202f", " ") == text
-
-
-def test_long_names_keep_their_end() -> None:
-    head, tail = split_name("transformer.blocks.17.attention.query_key_value.grad_output")
-    assert head + tail == "transformer.blocks.17.attention.query_key_value.grad_output"
-    assert tail.endswith("grad_output") and len(tail) == 18
-    assert split_name("short") == ("short", "")

@@ -61,7 +61,7 @@ LOSS_DIVERGENCE = Kind(
 ABOVE_BASELINE = Kind(
     "above_baseline",
     "warning",
-    "The loss is above its baseline's by more than twice the project's margin, and than seeds may differ.",
+    "The loss exceeds its baseline's by more than twice the project's margin, and by more than seeds differ.",
     {
         "block": Parameter(
             2, 1, 10_000, "Least points whose mean is compared; more where noise is correlated.", whole=True

@@ -65,15 +65,6 @@ def t_quantile(level: float, dof: float) -> float:
     return float(stats.t.ppf(0.5 + level / 2.0, dof))
 
 
-def group_means(values: Floats, most: int = MOST_GROUPS) -> Floats:
-    """Means of at most `most` groups of neighbours of (nearly) equal size, along the last axis."""
-    count = values.shape[-1]
-    if count <= most:
-        return values
-    edges = np.linspace(0, count, most + 1).astype(np.int64)
-    return np.asarray(np.add.reduceat(values, edges[:-1], axis=-1) / np.diff(edges))
-
-
 def group_medians(values: Floats, smallest: int = 3, most: int = MOST_GROUPS) -> Floats:
     """Medians of groups of at least `smallest` neighbours, so that rare outliers do not count; float64[G]."""
     groups = int(min(most, max(1, len(values) // smallest)))

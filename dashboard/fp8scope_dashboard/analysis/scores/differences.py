@@ -134,13 +134,6 @@ def mid_p(discordant: Discordant, side: float) -> float:
     return min(1.0, tail)
 
 
-def mcnemar(discordant: Discordant) -> float:
-    """Exact two-sided p-value of two runs being correct equally often on the same items (McNemar, 1947)."""
-    differing = discordant.only_run + discordant.only_baseline
-    fewer = min(discordant.only_run, discordant.only_baseline)
-    return min(1.0, 2.0 * float(scipy.stats.binom.cdf(fewer, differing, 0.5))) if differing else 1.0
-
-
 def sign_flip(nonzero: Floats) -> float:
     """One-sided mid-p value that the sum of m <= FEW differences is so large by chance (Fisher, 1935).
 

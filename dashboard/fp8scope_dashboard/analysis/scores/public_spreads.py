@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-SOURCE: Final = "Madaan et al. 2024"
-MODEL_SIZE: Final = "7B"
 SEEDS: Final = 10
 
 

@@ -128,7 +128,10 @@ def _range(curves: Sequence[DeltaCurve], tolerance: float) -> tuple[float, float
 
 @dataclass(frozen=True)
 class ScorePoint:
-    """One run's score at one checkpoint, with its interval if there is one."""
+    """One run's score at one checkpoint, with its interval if there is one.
+
+    `run` is its id, because several runs may have one name.
+    """
 
     step: int
     name: str
@@ -137,6 +140,7 @@ class ScorePoint:
     score: float
     low: float | None
     high: float | None
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,11 +176,11 @@ def scores_figure(
             line={"width": 0},
             layer="below",
         )
-    names = list(dict.fromkeys(point.name for point in points))
-    offsets = np.linspace(-0.28, 0.28, len(names)) if len(names) > 1 else np.zeros(1)
+    runs = list(dict.fromkeys((point.run, point.name) for point in points))
+    offsets = np.linspace(-0.28, 0.28, len(runs)) if len(runs) > 1 else np.zeros(1)
     named: set[str] = set()
-    for name, offset in zip(names, offsets, strict=True):
-        mine = [point for point in points if point.name == name]
+    for (run, name), offset in zip(runs, offsets, strict=True):
+        mine = [point for point in points if (point.run, point.name) == (run, name)]
         slot = mine[0].slot
         figure.add_scatter(
             x=[position[point.step] + offset for point in mine],

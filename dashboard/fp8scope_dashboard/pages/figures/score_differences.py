@@ -16,7 +16,10 @@ SYMBOLS = {"bf16": "circle", "fp8-1": "diamond"}
 
 @dataclass(frozen=True)
 class DifferencePoint:
-    """A run's difference to BF16 at one checkpoint, its interval, and the margin there."""
+    """A run's difference to BF16 at one checkpoint, its interval, and the margin there.
+
+    `run` is its id, because several runs may have one name.
+    """
 
     step: int
     name: str
@@ -26,6 +29,7 @@ class DifferencePoint:
     low: float
     high: float
     margin: float
+    run: str = ""
 
 
 def differences_figure(
@@ -54,11 +58,11 @@ def differences_figure(
             layer="below",
         )
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1})
-    names = list(dict.fromkeys(point.name for point in points))
-    offsets = np.linspace(-0.24, 0.24, len(names)) if len(names) > 1 else np.zeros(1)
+    runs = list(dict.fromkeys((point.run, point.name) for point in points))
+    offsets = np.linspace(-0.24, 0.24, len(runs)) if len(runs) > 1 else np.zeros(1)
     named: set[str] = set()
-    for name, offset in zip(names, offsets, strict=True):
-        mine = [point for point in points if point.name == name]
+    for (run, name), offset in zip(runs, offsets, strict=True):
+        mine = [point for point in points if (point.run, point.name) == (run, name)]
         first = mine[0]
         figure.add_scatter(
             x=[position[point.step] + offset for point in mine],

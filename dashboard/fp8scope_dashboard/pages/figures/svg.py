@@ -35,6 +35,9 @@ MOST_POINTS: Final = 1_000
 MOST_MARKERS: Final = 300
 CHARACTER: Final = 0.56
 TITLE_PIXELS: Final = 28
+# The height of a row of the legend, and the width beside it in a file.
+LEGEND_PIXELS: Final = 20
+LEGEND_MARGINS: Final = 80
 SYMBOLS: Final[Mapping[str, str]] = {
     "circle": "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z",
     "square": "M-.9-.9H.9V.9H-.9Z",
@@ -81,27 +84,34 @@ def text_svg(text: str, width: int) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>{words}</svg>'
 
 
+def colour_names(theme: Theme) -> dict[str, str]:
+    """The names in tokens.css of a theme's colours."""
+    return {
+        theme.text: "text",
+        theme.muted: "muted",
+        theme.grid: "grid",
+        theme.surface: "surface",
+        theme.good: "good",
+        theme.warning: "warning",
+        theme.danger: "danger",
+        **{colour: slot for slot, colour in theme.arms.items()},
+    }
+
+
 class _Drawing:
     """One figure on its way to SVG."""
 
     def __init__(self, figure: go.Figure, theme: Theme, width: int | None, title: str) -> None:
         self.figure, self.theme, self.width, self.title = figure, theme, width, title
-        self.names = {
-            theme.text: "text",
-            theme.muted: "muted",
-            theme.grid: "grid",
-            theme.surface: "surface",
-            theme.good: "good",
-            theme.warning: "warning",
-            theme.danger: "danger",
-            **{colour: slot for slot, colour in theme.arms.items()},
-        }
+        self.names = colour_names(theme)
         self.height = int(figure.layout.height or 340)
         margin = figure.layout.margin
         # Plotly puts the legend above the margin that a figure asks for.
-        self.legend = list(self._legend_entries())
-        self.top = float(margin.t or 0) + (TITLE_PIXELS if title and width else 0) + (9 if self.legend else 0)
-        self.full_height = self.height + (TITLE_PIXELS if title and width else 0)
+        self.legend = self._legend_rows()
+        # Further rows of the legend make a file higher, so that its panels keep their height.
+        added = (TITLE_PIXELS if title and width else 0) + LEGEND_PIXELS * max(0, len(self.legend) - 1)
+        self.top = float(margin.t or 0) + added + (9 if self.legend else 0)
+        self.full_height = self.height + added
         bottom = self.full_height - float(margin.b or 36)
         self.x = axis_of(figure, "x", bottom - self.top)
         self.panels = list(self._panels(bottom - self.top))
@@ -376,20 +386,34 @@ class _Drawing:
         is_map = any(trace.type == "heatmap" for trace in self.figure.data)
         return [] if shown is False or is_map or (not shown and len(entries) < 2) else entries
 
+    def _legend_rows(self) -> list[list[Any]]:
+        """The entries in rows that fit a file; in a page, whose width is unknown, in one row."""
+        rows: list[list[Any]] = []
+        room = 0.0
+        for trace in self._legend_entries():
+            width = _entry_width(trace)
+            if not rows or (self.width and width > room):
+                rows.append([])
+                room = (self.width or 0) - LEGEND_MARGINS
+            rows[-1].append(trace)
+            room -= width
+        return rows
+
     def _legend(self) -> Iterator[str]:
-        x, y = (self.left if self.width else 0.0), self.top - 11
-        for trace in self.legend:
-            name = _plain(trace.name)
-            colour = trace.line.color if trace.type == "scatter" and trace.line.color else trace.marker.color
-            if trace.type == "bar" or "lines" not in (trace.mode or "lines"):
-                yield f'<rect x="{x + 8:g}" y="{y - 9:g}" width="10" height="10"{self._fill(colour)}/>'
-            else:
-                stroke = self._stroke(
-                    colour or self.theme.text, float(trace.line.width or 2), trace.line.dash
-                )
-                yield f'<line x1="{x:g}" x2="{x + 26:g}" y1="{y - 4:g}" y2="{y - 4:g}"{stroke}/>'
-            yield self._text(x + 32, y, name, size=12)
-            x += 32 + len(name) * 12 * CHARACTER + 18
+        for row, traces in enumerate(reversed(self.legend)):
+            x, y = (self.left if self.width else 0.0), self.top - 11 - LEGEND_PIXELS * row
+            for trace in traces:
+                yield from self._legend_entry(trace, x, y)
+                x += _entry_width(trace)
+
+    def _legend_entry(self, trace: Any, x: float, y: float) -> Iterator[str]:
+        colour = trace.line.color if trace.type == "scatter" and trace.line.color else trace.marker.color
+        if trace.type == "bar" or "lines" not in (trace.mode or "lines"):
+            yield f'<rect x="{x + 8:g}" y="{y - 9:g}" width="10" height="10"{self._fill(colour)}/>'
+        else:
+            stroke = self._stroke(colour or self.theme.text, float(trace.line.width or 2), trace.line.dash)
+            yield f'<line x1="{x:g}" x2="{x + 26:g}" y1="{y - 4:g}" y2="{y - 4:g}"{stroke}/>'
+        yield self._text(x + 32, y, _plain(trace.name), size=12)
 
     # Positions and paint
 
@@ -499,6 +523,11 @@ def _key(axis: str | None, letter: str) -> str:
 
 def _short(name: str) -> str:
     return name.replace("axis", "", 1)
+
+
+def _entry_width(trace: Any) -> float:
+    """The width in pixels of an entry of the legend, with the space behind it."""
+    return 50 + len(_plain(trace.name)) * 12 * CHARACTER
 
 
 def _plain(text: str | None) -> str:

@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString
 
 from fp8scope_dashboard.pages import formatting, glossary
 from fp8scope_dashboard.pages.comparison_groups import precision_label
+from fp8scope_dashboard.text import run_summary
 
 register = template.Library()
 
@@ -70,6 +71,19 @@ def span(value: float | timedelta | None) -> str:
 @register.filter
 def ago(value: datetime | None) -> str:
     return formatting.ago(value, timezone.now())
+
+
+@register.filter
+def ahead(value: datetime) -> str:
+    """How long until a moment: `in 5 min`; empty if it is over."""
+    left = value - timezone.now()
+    return f"in {formatting.span(left)}" if left > timedelta(0) else ""
+
+
+@register.filter
+def in_sentence(title: str) -> str:
+    """A title inside of a sentence."""
+    return run_summary.in_sentence(title)
 
 
 @register.filter

@@ -163,12 +163,12 @@ def picture(sample: Sample, tensor: Tensor, target: Target, recipe: Any) -> dict
     }
 
 
-def typical_scale(tensors: Tensors, target: Target, format: NumberFormat) -> float:
-    """The scale of the median row or block of a tensor whose elements are in random order."""
+def typical_scale(tensors: Tensors, target: Target, format: NumberFormat, i: int = 0) -> float:
+    """The scale of the median row or block of tensor `i`, if its elements are in random order."""
     distribution = tensors.distribution
-    numel = max(float(distribution.numel[0]), 1.0)
-    size = target.block_size or float(tensors.columns[0]) or numel
-    below = distribution.zeros[0] + distribution.nonfinite[0] + np.cumsum(distribution.counts[0])
+    numel = max(float(distribution.numel[i]), 1.0)
+    size = target.block_size or float(tensors.columns[i]) or numel
+    below = distribution.zeros[i] + distribution.nonfinite[i] + np.cumsum(distribution.counts[i])
     middle = distribution.first + int(np.argmax((below / numel) ** size >= 0.5))
     return float(format.largest * 2.0 ** -(middle + 0.5))
 

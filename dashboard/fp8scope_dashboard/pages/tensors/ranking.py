@@ -42,8 +42,6 @@ class RankedTensor:
 
     index: int
     name: str
-    head: str
-    tail: str
     onset: int | None
     until: int | None
     now: str
@@ -89,19 +87,23 @@ class Ranking:
             onset = until = self.exact[i]
         elif column >= 0:
             onset, until = int(edges[column]), int(edges[column + 1]) - 1
-        head, tail = split_name(self.names[i])
         return RankedTensor(
             self.indices[i],
             self.names[i],
-            head,
-            tail,
             onset,
             until,
             shown(self.facts.now[i], self.statistic),
             shown(self.facts.ever[i], self.statistic),
-            shown_change(float(self.facts.change[i])),
+            self._change(i),
             spark(self.values[i], self.statistic),
         )
+
+    def _change(self, i: int) -> str:
+        """Of a rate both ends: a factor from almost nothing says little. Of other statistics the factor."""
+        if not is_rate(self.statistic) or np.isnan(self.facts.change[i]):
+            return shown_change(float(self.facts.change[i]))
+        before, after = (shown(each[i], self.statistic) for each in (self.facts.before, self.facts.after))
+        return f"{before} → {after}" if before != after else "no change"
 
 
 def rank(
@@ -157,11 +159,6 @@ def exact_onsets(
             if len(over) and finer.step_edges[over[0] + 1] - finer.step_edges[over[0]] == 1:
                 exact[i] = int(finer.step_edges[over[0]])
     return exact
-
-
-def split_name(name: str, tail: int = 18) -> tuple[str, str]:
-    """A name in two parts, so that the first can be shortened and the end stays visible."""
-    return (name, "") if len(name) <= 2 * tail else (name[:-tail], name[-tail:])
 
 
 def shown(value: float, statistic: str) -> str:

@@ -134,8 +134,11 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     chosen = Filter.of(request.GET, default)
     matching = chosen.apply(events)
     kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
+    shown = _in_state(matching, chosen.state)
     context = {
-        "groups": _grouped(_in_state(matching, chosen.state), Arms(project)),
+        "groups": _grouped(shown, Arms(project)),
+        "matching": shown.count(),
+        "most_events": MOST_EVENTS,
         "filter": chosen,
         "states": [
             (key, label, _in_state(matching, key).count(), chosen.address(key))

@@ -29,6 +29,7 @@ KINDS = {
     "telemetry_rollup": "Roll-ups",
     "telemetry_histogram": "Exponent histograms",
     "ingest_receipt": "Message receipts",
+    "runs_consoleline": "Console log",
 }
 MOST_WRITERS = 200
 

@@ -501,7 +501,17 @@ def difference_points(rows: Sequence[EvaluationComparison], arms: Arms) -> list[
             continue
         label, slot = labels[str(row.run_id)], arms.of(row.run).slot
         points.append(
-            DifferencePoint(row.step, row.run.name, label, slot, float(difference), low, high, float(margin))
+            DifferencePoint(
+                row.step,
+                row.run.name,
+                label,
+                slot,
+                float(difference),
+                low,
+                high,
+                float(margin),
+                str(row.run_id),
+            )
         )
     return points
 
@@ -530,6 +540,7 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
             float(score.items.mean()),
             low,
             high,
+            str(evaluation.run_id),
         )
     return list(points.values())
 

@@ -18,7 +18,7 @@ from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import project_channel, run_channel
 from fp8scope_dashboard.pages.access import run_of
 from fp8scope_dashboard.pages.event_stream import Fingerprint, release_connections, stream
-from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.runs.models import ConsoleLine, Run, Tensor
 
 
 async def run_events(request: HttpRequest, slug: str, run_id: UUID) -> HttpResponseBase:
@@ -92,6 +92,7 @@ def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
             CommandResult.objects.filter(command__run__in=runs).aggregate(Max("at")),
             Listener.objects.filter(run__in=runs).aggregate(Max("at")),
         ),
+        "console": ConsoleLine.objects.filter(run__in=runs).aggregate(Max("pk"), Max("time")),
         "report": Report.objects.filter(run__in=runs).aggregate(Max("pk")),
         "evaluation": Evaluation.objects.filter(run__in=runs).aggregate(Max("pk")),
     }

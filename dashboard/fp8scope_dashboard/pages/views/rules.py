@@ -212,7 +212,8 @@ def _form(
         "zones": rule_documents.time_zones(),
         "runs": _runs(project, str(document.get("run", ""))),
         "run_is_fixed": stored is not None and stored.kind != RuleKind.THRESHOLD,
-        "can_be_tried": stored is None or trials.can_be_tried(stored),
+        # Why it cannot be tried on past runs; empty if it can.
+        "not_tried": trials.NOT_STORED.get(kind.name, "") if kind is not None else "",
         "problem": None if error is None else _in_words(error),
         **_suggestions(project),
     }

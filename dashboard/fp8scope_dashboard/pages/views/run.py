@@ -49,8 +49,8 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
         return page(request, project, "runs", "pages/_run_tab.html", _tab_context(request, shown, name))
     beginning = {
         **FRAMED,
-        "page_styles": ["pages/css/run.css"],
-        "page_scripts": ["pages/js/run.js"],
+        "page_styles": ["pages/css/run.css", "pages/css/console.css"],
+        "page_scripts": ["pages/js/run.js", "pages/js/console.js"],
         "has_chart": name == "overview",
     }
 
@@ -83,7 +83,7 @@ def head_context(shown: Run) -> dict[str, Any]:
         "arm": Arms(shown.project).of(shown),
         "progress": progress_of(shown),
         "links": links_of(shown),
-        "error_line": onset_facts.last_line(shown.error) if shown.state == "failed" else "",
+        "error_line": onset_facts.failure_line(shown) if shown.state == "failed" else "",
         "compare_ids": [shown.id, *(baseline.id for baseline in baselines[-SEEDS_COMPARED:])],
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -20,8 +19,10 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages.access import in_project, may, page, person
-from fp8scope_dashboard.pages.address_values import uuids_in, whole_number
-from fp8scope_dashboard.pages.report_sections import PARTS, Choice, sections_of
+from fp8scope_dashboard.pages.address_values import whole_number
+from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN, chosen_runs
+from fp8scope_dashboard.pages.report_document import sections_to_show
+from fp8scope_dashboard.pages.report_sections import PARTS, Choice, sections_of, subject_of
 from fp8scope_dashboard.pages.run_facts import own_version, run_facts
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
@@ -39,9 +40,10 @@ from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.text import markdown
 from fp8scope_dashboard.text.run_summary import paragraph
 
-MOST_RUNS: Final = 12
 MOST_OFFERED: Final = 50
 MOST_SUGGESTED: Final = 2_000
+# Runs whose paragraph is shown beside the form.
+MOST_PARAGRAPHS: Final = 6
 REPORTS_A_PAGE: Final = 50
 CONTENT_VERSION: Final = 1
 # Nothing else of the server, and no script at all.
@@ -77,7 +79,8 @@ def reports(request: HttpRequest, project: Project) -> HttpResponse:
 def report_new(request: HttpRequest, project: Project) -> HttpResponse:
     """Choose what a report has; POST makes it. The address contains the runs."""
     query = request.POST if request.method == "POST" else request.GET
-    runs = _runs(project, query)
+    chosen = chosen_runs(project, query)
+    runs = chosen.runs
     problem = ""
     if request.method == "POST":
         if not may(request, project, Role.MEMBER):
@@ -87,7 +90,7 @@ def report_new(request: HttpRequest, project: Project) -> HttpResponse:
         except ReportError as error:
             problem = str(error)
     status = 422 if problem else 200
-    context = {**_form(project, runs, query), "problem": problem}
+    context = {**_form(project, runs, query), "problem": problem, "is_cut": chosen.total > len(runs)}
     return page(request, project, "reports", "pages/shared_report_new.html", context, status)
 
 
@@ -136,10 +139,11 @@ def _step(text: str, name: str) -> str:
 def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]:
     offered = list(Run.objects.filter(project=project).order_by("-created_at", "id")[:MOST_OFFERED])
     chosen = {run.pk for run in runs}
-    subject = next((run for run in reversed(runs) if run.precision != "bf16"), runs[-1] if runs else None)
+    subject = subject_of(runs) if runs else None
     parts = set(query.getlist("parts")) & PARTS.keys() or {
         name for name, part in PARTS.items() if part.by_default
     }
+    judged = [run for run in runs if run.baseline or len(runs) == 1]
     return {
         "runs": runs,
         "offered": [*runs, *(run for run in offered if run.pk not in chosen)],
@@ -155,9 +159,9 @@ def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]
         "last": query.get("last", "")[:19],
         "title_length": TITLE_LENGTH,
         "text_length": markdown.MOST_CHARACTERS,
-        "most_runs": MOST_RUNS,
-        "is_cut": len(set(query.getlist("runs"))) > MOST_RUNS,
-        "paragraphs": [_paragraphs(run) for run in runs if run.baseline or len(runs) == 1],
+        "most_runs": MOST_CHOSEN,
+        "paragraphs": [_paragraphs(run) for run in judged[:MOST_PARAGRAPHS]],
+        "more_paragraphs": max(0, len(judged) - MOST_PARAGRAPHS),
     }
 
 
@@ -175,13 +179,6 @@ def _title(runs: list[Run]) -> str:
     )
 
 
-def _runs(project: Project, query: QueryDict) -> list[Run]:
-    """The runs in the address, oldest first; ids of other projects' runs are ignored."""
-    ids = uuids_in(query.getlist("runs"), 4 * MOST_RUNS)
-    runs = Run.objects.filter(project=project, pk__in=ids).select_related("comparison", "project")
-    return list(runs.order_by("created_at", "id")[:MOST_RUNS])
-
-
 @in_project()
 def report(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
     """One report with its links."""
@@ -191,7 +188,7 @@ def report(request: HttpRequest, project: Project, report_id: UUID) -> HttpRespo
 def _report_page(request: HttpRequest, project: Project, shown: SharedReport, **more: Any) -> HttpResponse:
     context = {
         "report": shown,
-        "sections": _rendered(shown.content),
+        "sections": sections_to_show(shown.content),
         "links": shown.links.select_related("created_by")[:200],
         "lifetimes": list(LIFETIMES),
         **more,
@@ -248,7 +245,7 @@ def shared(request: HttpRequest, secret: str) -> HttpResponse:
     if shown is None:
         answer = render(request, "pages/shared_gone.html", status=410)
     else:
-        context = {"report": shown, "sections": _rendered(shown.content)}
+        context = {"report": shown, "sections": sections_to_show(shown.content)}
         answer = render(request, "pages/shared.html", context)
     answer["X-Robots-Tag"] = "noindex, nofollow, noarchive"
     # The address is the secret: it must not reach another site.
@@ -263,16 +260,3 @@ def _report_of(project: Project, report_id: UUID) -> SharedReport:
     if shown is None:
         raise Http404("No such report.")
     return shown
-
-
-def _rendered(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The sections for the template: Markdown as HTML, and rows of forest plots as it expects them."""
-    sections = []
-    for section in content.get("sections", ()):
-        if section["kind"] == "text":
-            sections.append({**section, "html": markdown.to_html(section["markdown"])})
-        elif section["kind"] == "forest":
-            sections.append({**section, "lines": [{"row": row} for row in section["rows"]]})
-        else:
-            sections.append(section)
-    return sections

@@ -15,7 +15,6 @@ from scipy import stats
 from fp8scope_dashboard.analysis.scores.differences import (
     Difference,
     Discordant,
-    mcnemar,
     mid_p,
     paired,
     sign_flip,
@@ -42,13 +41,6 @@ def test_it_works() -> None:
     assert result.interval(ALPHA).low < -1 / 6 < result.interval(ALPHA).high
     # Two of three: P(X > 2) + P(X = 2) / 2 of three tosses.
     assert result.p_below() == pytest.approx(1 / 8 + 3 / 16)
-
-
-@given(st.integers(0, 30), st.integers(0, 30))
-def test_mcnemar_is_the_two_sided_binomial_test(only_run: int, only_baseline: int) -> None:
-    n = only_run + only_baseline
-    expected = stats.binomtest(only_run, n).pvalue if n else 1.0
-    assert mcnemar(Discordant(only_run, only_baseline, n)) == pytest.approx(expected)
 
 
 @given(st.integers(0, 40), st.integers(0, 40))

@@ -204,10 +204,10 @@ class TensorMap {
     const title = row.open === null ? row.label : `${row.label} (${row.tensors} tensors)`;
     button.title = title;
     button.setAttribute("aria-label", title);
-    const cut = row.label.length > 30 ? row.label.length - 16 : row.label.length;
-    const head = Object.assign(document.createElement("span"), { className: "tmap__head", textContent: row.label.slice(0, cut) });
-    const tail = Object.assign(document.createElement("span"), { className: "tmap__tail", textContent: row.label.slice(cut) });
-    button.append(head, tail);
+    // Where there is little room, the beginning is left out: the end tells more.
+    const label = Object.assign(document.createElement("span"), { className: "end-visible" });
+    label.append(Object.assign(document.createElement("bdi"), { textContent: row.label }));
+    button.append(label);
     if (row.open !== null) button.append(Object.assign(document.createElement("span"), { className: "tmap__count", textContent: row.tensors }));
     name.append(button);
     const cell = document.createElement("div");
@@ -260,7 +260,11 @@ class TensorMap {
     for (let at = Math.ceil(low / step) * step; at <= high; at += step) ticks.push(at);
     this.axis.replaceChildren(...ticks.map((at) => {
       const tick = Object.assign(document.createElement("span"), { textContent: wholeNumber(at) });
-      tick.style.left = `${100 * this.shareOf(at)}%`;
+      const share = this.shareOf(at);
+      tick.style.left = `${100 * share}%`;
+      // Ticks at the ends stay inside.
+      if (share < 0.03) tick.dataset.end = "first";
+      else if (share > 0.97) tick.dataset.end = "last";
       return tick;
     }));
   }

@@ -1,0 +1,66 @@
+"""The console log on the run's page: which lines it shows."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.http import QueryDict
+
+from fp8scope_dashboard.runs import console
+from fp8scope_dashboard.runs.models import ConsoleLine, Run, Writer
+
+LINES: Final = 500
+SEARCH_LENGTH: Final = 200
+
+
+def console_context(run: Run, query: QueryDict) -> dict[str, Any]:
+    """What the list of lines needs. The address may name `rank`, `q` (a search), and `line` or `before`."""
+    everyone = console.writers_with_lines(run)
+    ranks = sorted({writer.rank for writer in everyone})
+    rank = _number(query.get("rank"))
+    if rank not in ranks:
+        rank = ranks[0] if ranks else None
+    writers = [writer for writer in everyone if writer.rank == rank]
+    search = query.get("q", "")[:SEARCH_LENGTH].replace("\x00", "").strip()
+    marked = _line(writers, query.get("line"))
+    edge = _line(writers, query.get("before"))
+    lines = console.lines_of(writers, search)
+    if marked is not None:
+        shown = console.around(marked, LINES)
+    elif edge is not None:
+        shown = console.before(lines, edge, LINES)
+    else:
+        shown = console.newest(lines, LINES)
+    return {
+        "lines": _with_headings(shown),
+        "has_earlier": bool(shown) and bool(console.before(lines, shown[0], 1)),
+        "first": shown[0] if shown else None,
+        "marked": marked,
+        "is_newest": marked is None and edge is None,
+        "ranks": ranks,
+        "rank": rank,
+        "q": search,
+        "count": len(shown),
+    }
+
+
+def _with_headings(lines: list[ConsoleLine]) -> list[dict[str, Any]]:
+    """The lines, each with whether another process begins there, and whether lines before it are missing."""
+    rows: list[dict[str, Any]] = []
+    previous: ConsoleLine | None = None
+    for line in lines:
+        begins = previous is None or previous.writer_id != line.writer_id
+        rows.append({"line": line, "begins": begins})
+        previous = line
+    return rows
+
+
+def _line(writers: list[Writer], text: str | None) -> ConsoleLine | None:
+    key = _number(text)
+    if key is None:
+        return None
+    return ConsoleLine.objects.filter(writer__in=writers, pk=key).select_related("writer").first()
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None

@@ -1,0 +1,144 @@
+"""The console log of a run: stored within bounds, read in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from django.db.models import Max, Q, QuerySet
+
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.runs.models import ConsoleLine, Run, Writer
+
+# Of each process the first lines are kept, which show how the training began, and the newest.
+FIRST_LINES: Final = 1_000
+NEWEST_LINES: Final = 20_000
+# Lines beyond these bounds that are tolerated, so that not every message deletes some.
+SLACK: Final = 1_000
+# Lines of a process that are searched, from its end, for the exception.
+SEARCHED: Final = 200
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b")
+
+
+@dataclass(frozen=True)
+class NewLine:
+    """A line as it was sent; see docs/wire.md."""
+
+    number: int
+    time: datetime
+    step: int
+    stream: str
+    text: str
+
+
+def store(run: Run, writer: Writer, lines: Sequence[NewLine]) -> None:
+    """Store lines; one with a stored number replaces it. Call within the transaction of the receipt."""
+    # Of a number that occurs twice the last counts: PostgreSQL updates no row twice in a statement.
+    rows = {
+        line.number: ConsoleLine(
+            run=run, writer=writer, number=line.number, time=line.time, step=line.step,
+            stream=line.stream, text=line.text,
+        )
+        for line in lines
+    }  # fmt: skip
+    ConsoleLine.objects.bulk_create(
+        rows.values(), update_conflicts=True, unique_fields=["writer", "number"],
+        update_fields=["time", "step", "stream", "text"],
+    )  # fmt: skip
+    _trim(writer)
+    run_changed(run.id, run.project_id, "console", max((line.step for line in lines), default=None))
+
+
+def _trim(writer: Writer) -> None:
+    """Delete the lines between the first and the newest ones."""
+    mine = ConsoleLine.objects.filter(writer=writer)
+    last = mine.aggregate(last=Max("number"))["last"] or 0
+    end = last - NEWEST_LINES
+    if end - FIRST_LINES < SLACK:
+        return
+    oldest = mine.filter(number__gte=FIRST_LINES, number__lt=end)
+    if oldest.filter(number__lt=end - SLACK).exists():
+        oldest.delete()
+
+
+def writers_with_lines(run: Run, rank: int | None = None) -> list[Writer]:
+    """The processes that have a console log, by attempt; of one rank, if given."""
+    writers = Writer.objects.filter(run=run).order_by("attempt", "rank", "created_at", "pk")
+    if rank is not None:
+        writers = writers.filter(rank=rank)
+    return [writer for writer in writers if writer.console_lines.exists()]
+
+
+def lines_of(writers: Sequence[Writer], query: str = "") -> QuerySet[ConsoleLine]:
+    """The lines of these processes that contain the text `query`, whatever its capitals."""
+    lines = ConsoleLine.objects.filter(writer__in=list(writers)).select_related("writer")
+    if query:
+        lines = lines.filter(text__icontains=query)
+    return lines.order_by("writer__attempt", "writer_id", "number")
+
+
+def newest(lines: QuerySet[ConsoleLine], count: int) -> list[ConsoleLine]:
+    """The last `count` lines, in their order."""
+    return list(lines.reverse()[:count])[::-1]
+
+
+def before(lines: QuerySet[ConsoleLine], line: ConsoleLine, count: int) -> list[ConsoleLine]:
+    """The `count` lines before a line, in their order."""
+    same = Q(writer=line.writer, number__lt=line.number)
+    earlier = Q(writer__attempt__lt=line.writer.attempt)
+    beside = Q(writer__attempt=line.writer.attempt, writer_id__lt=line.writer_id)
+    return newest(lines.filter(same | earlier | beside), count)
+
+
+def around(line: ConsoleLine, count: int) -> list[ConsoleLine]:
+    """About `count` lines of the process of `line`, half of them before it."""
+    mine = ConsoleLine.objects.filter(writer=line.writer).select_related("writer").order_by("number")
+    before = newest(mine.filter(number__lt=line.number), count // 2)
+    return before + list(mine.filter(number__gte=line.number)[: count - len(before)])
+
+
+def as_text(run: Run, rank: int) -> Iterator[str]:
+    """The log of a rank as text, one line each, with a heading for each start of the training."""
+    for writer in writers_with_lines(run, rank):
+        yield f"--- rank {writer.rank}, start {writer.attempt + 1}, {writer.hostname or 'unknown host'}\n"
+        for piece in pieces_of(run.pk, writer.uuid, 2_000):
+            yield "".join(f"{line.text}\n" for line in piece)
+
+
+def pieces_of(run_id: UUID, writer: UUID, count: int) -> Iterator[list[ConsoleLine]]:
+    """All lines of a process, `count` at a time: a cursor would hold a connection while the client reads."""
+    lines = ConsoleLine.objects.filter(run_id=run_id, writer__uuid=writer).order_by("number")
+    next_number = 0
+    while piece := list(lines.filter(number__gte=next_number)[:count]):
+        yield piece
+        next_number = piece[-1].number + 1
+
+
+def as_json(line: ConsoleLine) -> dict[str, Any]:
+    """A line as in docs/wire.md."""
+    named = {name: getattr(line, name) for name in ("number", "step", "stream", "text")}
+    return {**named, "time": line.time.isoformat()}
+
+
+def last_exception(run: Run) -> str:
+    """The exception of the last traceback in the newest lines of the run's last start; empty without one."""
+    writers = writers_with_lines(run)
+    if not writers:
+        return ""
+    last = [writer for writer in writers if writer.attempt == writers[-1].attempt]
+    lines = newest(lines_of(last), SEARCHED)
+    begins = [index for index, line in enumerate(lines) if line.text.startswith("Traceback (most recent")]
+    for line in lines[begins[-1] + 1 :] if begins else ():
+        if _EXCEPTION.match(line.text):
+            return line.text.strip()
+    return ""
+
+
+def delete_before(run_id: UUID, before: datetime, most: int) -> int:
+    """Delete up to `most` lines that were received before a time. Returns how many."""
+    old = ConsoleLine.objects.filter(run_id=run_id, received_at__lt=before).values("pk")[:most]
+    return ConsoleLine.objects.filter(pk__in=old).delete()[0]
