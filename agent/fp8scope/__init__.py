@@ -81,6 +81,8 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     # Lazy imports (PEP 562): the kernels need torch, which a program that only logs numbers may not have. A
     # program that begins no run does not pay for importing NumPy and Arrow.
+    if name == "integrations":
+        return importlib.import_module("fp8scope.integrations")
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     if name == "__version__":
@@ -95,9 +97,9 @@ def init(
     project: str | None = None,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
-    tags: Sequence[str] = (),
-    group: str = "",
-    baseline: str = "",
+    tags: Sequence[str] | None = (),
+    group: str | None = "",
+    baseline: str | None = "",
     seed: int | None = None,
     precision: str | None = None,
     total_steps: int | None = None,
@@ -109,7 +111,7 @@ def init(
     commands: Sequence[str] | None = None,
     shadow: "Recipe | None" = None,
     parent: str | Mapping[str, Any] | None = None,
-    relation: str = "",
+    relation: str | None = "",
     data_hash: bool = False,
     console: str | None = None,
 ) -> "Run":
@@ -164,11 +166,11 @@ def init(
     )
     registration = blank_registration(name if name is not None else _default_name()) | {
         "precision": precision or "unknown",
-        "group": group,
-        "baseline": baseline,
+        "group": group or "",
+        "baseline": baseline or "",
         "parent": parent_id(parent),
         "relation": relation or ("resumed" if parent else ""),
-        "tags": [str(tag) for tag in ((tags,) if isinstance(tags, str) else tags)],
+        "tags": [str(tag) for tag in ((tags,) if isinstance(tags, str) else tags or ())],
         "seed": whole("seed", seed),
         "total_steps": whole("total_steps", total_steps),
         "config": plain_config(config or {}),

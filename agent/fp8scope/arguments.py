@@ -9,21 +9,22 @@ from fp8scope.config import ArgumentTypeError, ConfigurationError
 from fp8scope.metadata.redaction import plain
 
 _TEXTS = ("project", "name", "group", "baseline", "relation", "precision", "url", "token", "mode", "console")
-_OPTIONAL = ("project", "name", "precision", "url", "token", "mode", "console")
 
 
 def check_init(arguments: Mapping[str, Any]) -> None:
     """Raise ConfigurationError if an argument of `fp8scope.init` has the wrong type."""
     for name in _TEXTS:
         value = arguments[name]
-        if not isinstance(value, str) and not (value is None and name in _OPTIONAL):
+        # None is what argparse gives for an option that was left out.
+        if value is not None and not isinstance(value, str):
             raise _wrong(name, "a string", value)
     config, directory = arguments["config"], arguments["directory"]
     if config is not None and not isinstance(config, Mapping):
         raise _wrong("config", "a mapping of names to values (for a namespace, vars(args))", config)
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise _wrong("directory", "a path", directory)
-    _check_texts("tags", arguments["tags"])
+    if arguments["tags"] is not None:
+        _check_texts("tags", arguments["tags"])
     if arguments["commands"] is not None:
         _check_texts("commands", arguments["commands"])
     resume = arguments["resume"]

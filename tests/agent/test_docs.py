@@ -1,6 +1,8 @@
 """The code of docs/agent.md runs as it stands there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,11 @@ def test_the_document_names_every_setting() -> None:
     names = set(re.findall(r'"(FP8SCOPE_\w+)"', source.read_text()))
     assert len(names) >= 6
     assert [name for name in sorted(names) if f"`{name}`" not in DOCUMENT.read_text()] == []
+
+
+def test_the_callbacks_need_no_import_but_fp8scope() -> None:
+    names = sorted(set(re.findall(r"fp8scope\.integrations\.\w+\.\w+", DOCUMENT.read_text())))
+    assert len(names) == 3
+    program = "import fp8scope\n" + "\n".join(names)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

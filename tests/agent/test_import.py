@@ -21,7 +21,9 @@ def test_it_works() -> None:
     assert loaded_by("import fp8scope") == set()
 
 
-@pytest.mark.parametrize("name", ["init", "attach", "watch", "log", "finish", "ConfigurationError"])
+@pytest.mark.parametrize(
+    "name", ["init", "attach", "watch", "log", "finish", "integrations", "ConfigurationError"]
+)
 def test_a_name_that_needs_nothing(name: str) -> None:
     assert loaded_by(f"import fp8scope; fp8scope.{name}") == set()
 

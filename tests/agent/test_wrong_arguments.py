@@ -82,6 +82,16 @@ def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     begun_or_refused(lambda: fp8scope.init(tags="one", config={"lr": 1}, seed=3))
 
 
+def test_options_that_argparse_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option without a default is None: the run begins as if the argument had been left out."""
+    monkeypatch.setenv("FP8SCOPE_MODE", "offline")
+    run = fp8scope.init(name=None, tags=None, group=None, baseline=None, relation=None, seed=None)
+    document = run.session.registration.document
+    assert [document[name] for name in ("tags", "group", "baseline", "relation")] == [[], "", "", ""]
+    run.finish()
+    live_runs.clear()
+
+
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("mode", ["offline", "disabled"])
 def test_init(value: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
