@@ -25,6 +25,11 @@ from fp8scope_dashboard.pages.views.progress import progress_context
 from fp8scope_dashboard.runs.models import Run
 
 SEEDS_COMPARED: Final = 8
+# Of the template run.html.
+FILES: Final = {
+    "page_styles": ["pages/css/run.css", "pages/css/console.css"],
+    "page_scripts": ["pages/js/run.js", "pages/js/console.js"],
+}
 # The parts that refresh themselves, by the id that htmx sends.
 HEAD, SUMMARY, CARDS, TAB = "run-head", "run-summary", "run-cards", "run-tab"
 
@@ -47,12 +52,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
     name = run_tabs.tab_named(request.GET.get("tab", ""))
     if part == TAB:
         return page(request, project, "runs", "pages/_run_tab.html", _tab_context(request, shown, name))
-    beginning = {
-        **FRAMED,
-        "page_styles": ["pages/css/run.css", "pages/css/console.css"],
-        "page_scripts": ["pages/js/run.js", "pages/js/console.js"],
-        "has_chart": name == "overview",
-    }
+    beginning = {**FRAMED, **FILES, "has_chart": name == "overview"}
 
     def make() -> HttpResponse:
         context = {**_tab_context(request, shown, name), **head_context(shown), **beginning}
@@ -78,6 +78,7 @@ def head_context(shown: Run) -> dict[str, Any]:
     """What the title of a run's pages needs."""
     baselines = lineage.baseline_runs(shown)
     return {
+        **FILES,
         "run": shown,
         "state": state_badge(standing_now(shown)),
         "arm": Arms(shown.project).of(shown),
