@@ -206,7 +206,7 @@ def test_says_until_when_a_delivery_waits(admin: Visitor) -> None:
     Delivery.objects.create(event=event, channel=many, held=True, due_at=soon)
     assert re.search(r"many: above the channel’s limit: sent with others as a digest in 5.min", html(admin))
     assert event.rule is not None
-    event.rule.quiet_from, event.rule.quiet_until = time(22), time(6)
+    event.rule.quiet_from, event.rule.quiet_to = time(22), time(6)
     event.rule.save()
     Delivery.objects.create(event=event, channel=quiet, due_at=soon)
     shown = f"waits for the end of the rule’s quiet hours, {soon:%Y-%m-%d %H:%M} UTC"
