@@ -112,6 +112,10 @@ def test_a_wait_for_data_is_found() -> None:
     wait[100] = 5.0
     assert found("data_wait", {"time_data": wait, **parts}, share=0.9) == []
     wait[100] = 0.002
+    for pause in (3.0, 30.0, 8 * 3600.0):
+        wait[400::500] = pause
+        assert found("data_wait", {"time_data": wait, **parts}) == []
+    wait[400::500] = 0.002
     wait[400:600] = 0.1
     opened, closed = found("data_wait", {"time_data": wait, **parts})
     assert 350 <= opened.onset_step <= 420 and opened.threshold == 0.3

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from apprise import Apprise, AppriseAttachment
@@ -158,3 +159,23 @@ def test_notices_of_one_alert_have_one_key_at_paging_services() -> None:
     assert named is not None
     service.join_notices(named, MESSAGE)
     assert attribute(named, "dedup") == "mine"
+
+
+def test_opsgenie_opens_tests_and_closes_by_the_key(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, settings: LazySettings
+) -> None:
+    from apprise.plugins import opsgenie
+
+    for region in opsgenie.OPSGENIE_API_LOOKUP:
+        monkeypatch.setitem(opsgenie.OPSGENIE_API_LOOKUP, region, receiver.url)
+    receiver.status, receiver.body = 202, b'{"requestId": "one"}'
+    config = {"url": "opsgenie://0123456789abcdef0123456789abcdef0123"}
+    ended = replace(MESSAGE, notices=(replace(NOTICE, reason="resolved"),))
+    for message in (replace(MESSAGE, notices=()), MESSAGE, ended):
+        service.send(config, message)
+    test, opened, closed = receiver.requests
+    assert "alias" not in json.loads(test[2]) and json.loads(opened[2])["alias"] == NOTICE.alert
+    assert closed[0].endswith(f"/{quote(NOTICE.alert, safe='')}/close?identifierType=alias")
+    receiver.status = 401
+    with pytest.raises(DeliveryError, match="401"):
+        service.send(config, replace(MESSAGE, notices=()))

@@ -181,10 +181,16 @@ def _count(
     )
 
 
+# Average steps as which a step counts at most.
+LONGEST = 4.0
+
+
 def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
     """Open when the wait for data is more than `share` of the time of `points` consecutive steps, on average.
 
-    The share is the exponential average of `time_data` over that of all five times, over `points` steps.
+    The share is the exponential average of `time_data` over that of all five times, over `points` steps. A
+    step counts as at most LONGEST times the average one: a single pause, of an epoch's start or of a computer
+    that slept, is not a lasting wait.
 
     Args:
         parameters: `share`; `points`; `recover`.
@@ -201,6 +207,9 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
         state["last_step"] = step
         state["count"] += 1
         rate = max(weight, 1.0 / state["count"])
+        if state["count"] > parameters["points"]:
+            counted = min(1.0, LONGEST * state["all"] / total)
+            wait, total = counted * wait, counted * total
         state["wait"] += rate * (wait - state["wait"])
         state["all"] += rate * (total - state["all"])
         share = state["wait"] / state["all"] if state["all"] > 0 else 0.0

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fp8scope_dashboard.alerts.delivery.channels import wording
 from fp8scope_dashboard.alerts.delivery.channels.base import DeliveryError, Message
@@ -126,6 +127,8 @@ def _plugin(url: object) -> NotifyBase:
 
 def join_notices(plugin: NotifyBase, message: Message) -> None:
     """Give all notices of an alert one key, where the service joins incidents by a key."""
+    if getattr(plugin, "action", "") == "map":
+        _act_by_alias(plugin, message)
     if len(message.notices) != 1:
         return
     # PagerDuty's and Opsgenie's names for it. A key that the user set in the URL stays.
@@ -134,6 +137,26 @@ def join_notices(plugin: NotifyBase, message: Message) -> None:
             setattr(plugin, name, message.notices[0].alert)
     if hasattr(plugin, "dedup") and message.notices[0].reason == "resolved":
         setattr(plugin, "action", "resolve")  # noqa: B010 - PagerDuty's, unknown to the base class
+
+
+def _act_by_alias(plugin: NotifyBase, message: Message) -> None:
+    """Let Opsgenie, or Jira with the same interface, open an alert, or close those that have ended.
+
+    Apprise closes alerts by request ids, which only the process knows that opened them, and closes for every
+    message that is no warning: a test, or an end, would be accepted without a request.
+    """
+    ended = [quote(notice.alert, safe="") for notice in message.notices if notice.reason == "resolved"]
+    if not ended or len(ended) < len(message.notices):
+        setattr(plugin, "action", "new")  # noqa: B010 - unknown to the base class
+        return
+    setattr(plugin, "action", "close")  # noqa: B010
+    fetch = plugin._fetch  # type: ignore[attr-defined]
+
+    def fetch_by_alias(method: Any, url: str, payload: Any, params: Any = None) -> Any:
+        return fetch(method, url, payload, {**(params or {}), "identifierType": "alias"})
+
+    plugin._fetch = fetch_by_alias  # type: ignore[attr-defined]
+    plugin.store.get = lambda *_: ended  # type: ignore[method-assign]
 
 
 def _is_slack_webhook(plugin: NotifyBase) -> bool:
