@@ -90,6 +90,17 @@ def test_a_scale_that_stays_while_the_amax_falls_and_rises_is_frozen() -> None:
     assert 200 + 4 * HISTORY + 64 <= opened.onset_step <= 400
 
 
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.5])
+def test_the_median_scale_of_blocks_may_stay(spread: float) -> None:
+    amax = amaxes(3_000, spread=spread)
+    blocks = replace(facts(), per_tensor=np.zeros(12, bool), patience=np.full(12, 1_100))
+    scale = np.full(amax.shape, 32.0)
+    assert detected("scale_frozen", {"amax": amax, "scale": scale}, facts=blocks) == []
+    amax[2_000:, 3] *= 300.0
+    (opened,) = detected("scale_frozen", {"amax": amax, "scale": scale}, facts=blocks)
+    assert opened.step < 2_050 and opened.evidence["tensors_over"] == 1
+
+
 def test_a_weight_whose_amax_hardly_moves_is_not_frozen() -> None:
     amax = np.full((3_000, 12), 0.5) * (1.0 + 1e-4 * np.arange(3_000))[:, None]
     assert found("scale_frozen", amax, np.full(amax.shape, 448.0 / 0.7)) == []

@@ -29,6 +29,9 @@ Result = tuple[State, list[Finding]]
 ABOVE = 0.05
 # Consecutive observations above what an unchanged scale was made for, after which it must have followed.
 FOLLOWS_WITHIN = 16
+# Powers of two that the amax of a tensor with a scale per block or row must move further: the known scale is
+# that of the median block, rounded, while the amax is that of the largest and strays more.
+BLOCK_OCTAVES = 4.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
 
     Either the amax is above what the scale was made for in more than FOLLOWS_WITHIN consecutive observations,
     or the scale is constant for longer than its `patience`, and the smallest and the largest amax meanwhile
-    are `octaves` powers of two apart.
+    are `octaves` powers of two apart (of scales per block or row, BLOCK_OCTAVES more).
 
     Args:
         rows: `amax` and `scale`.
@@ -76,6 +79,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
     last, low, high, same, above = (unpack(state.get(name), n, np.float32(0.0)) for name in names)
     over = np.zeros(scales.seen.shape, bool)
     moved = np.zeros(scales.seen.shape, np.float32)
+    octaves = parameters["octaves"] + np.where(rows.facts.per_tensor, 0.0, BLOCK_OCTAVES)
     with np.errstate(invalid="ignore"):
         too_high = use > ABOVE
     for i in range(len(rows.steps)):
@@ -88,7 +92,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         same = np.where(begins, np.float32(1.0), same + goes_on)
         above = np.where(seen, np.where(too_high[i] & kept, above + 1, np.float32(0.0)), above)
         moved[i] = high - low
-        stays = (same > rows.facts.patience) & (moved[i] > parameters["octaves"])
+        stays = (same > rows.facts.patience) & (moved[i] > octaves)
         over[i] = seen & ((above > FOLLOWS_WITHIN) | stays)
     wording = Wording(
         "keeps its scale while its amax moves", "keep their scale while their amax moves",
