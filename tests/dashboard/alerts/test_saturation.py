@@ -168,6 +168,12 @@ def test_a_lasting_nan_in_a_tensor_is_found_and_a_single_step_is_not() -> None:
     nonfinite[60:, 2] = 1.0
     (opened,) = detected("tensor_not_finite", {"nonfinite": nonfinite})
     assert (opened.onset_step, opened.step) == (60, 62)
+    # The search for a loss scale; what lasts longer is found.
+    nonfinite[:] = 0.0
+    nonfinite[:8] = 5.0
+    assert detected("tensor_not_finite", {"nonfinite": nonfinite}) == []
+    nonfinite[:20] = 5.0
+    assert detected("tensor_not_finite", {"nonfinite": nonfinite})[0].step == 14
 
 
 def test_a_rate_far_above_its_own_past_is_found_below_the_absolute_limit() -> None:

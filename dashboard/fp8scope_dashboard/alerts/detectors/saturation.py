@@ -75,10 +75,15 @@ def underflow(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     return _above(state, rows, _underflow(rows), parameters, wording)
 
 
+# Steps in which a loss scale is found from 2^16 downwards, one power of two a step.
+SEARCH = 12
+
+
 def tensor_not_finite(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when a tensor has NaN or infinite elements in `points` consecutive observations.
 
-    A loss scale that is searched for makes single steps infinite; GradScaler skips them.
+    A loss scale that is searched for makes single steps infinite, and several of the first SEARCH steps;
+    GradScaler skips them.
 
     Args:
         rows: `nonfinite` and `numel`.
@@ -89,7 +94,7 @@ def tensor_not_finite(state: State, rows: TensorRows, parameters: Parameters) ->
         lambda rate, name: f"{percent(rate)} of {name}", "where none should be", 0.0,
     )  # fmt: skip
     rates = _share(rows.statistics["nonfinite"], rows.statistics["numel"])
-    return _above(state, rows, rates, {"rate": 0.0, "warmup": 0, **parameters}, wording)
+    return _above(state, rows, rates, {"rate": 0.0, "warmup": SEARCH, **parameters}, wording)
 
 
 def _above(state: State, rows: TensorRows, rates: Floats, parameters: Parameters, wording: Wording) -> Result:
