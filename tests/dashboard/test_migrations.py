@@ -129,7 +129,7 @@ def test_it_works() -> None:
 
     state = migrate(*PREVIOUS).loader.project_state(list(PREVIOUS))
     previous = rows_by_table()
-    new_tables = {"analysis_jobprogress", "diagnosis_diagnosis"}
+    new_tables = {"analysis_jobprogress", "diagnosis_diagnosis", "runs_consoleline"}
     assert before.keys() - previous.keys() <= new_tables and previous.keys() <= before.keys()
     kept = without_new_columns(before, previous)
     assert without_new_columns(previous, previous) == kept
