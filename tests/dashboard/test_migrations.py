@@ -30,7 +30,17 @@ from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.receipts.models import Receipt
-from fp8scope_dashboard.runs.models import Artefact, BulkAction, Choice, DeletedRun, Note, Run, SavedView
+from fp8scope_dashboard.runs.models import (
+    Artefact,
+    BulkAction,
+    Choice,
+    ConsoleLine,
+    DeletedRun,
+    Note,
+    Run,
+    SavedView,
+    Writer,
+)
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 from fp8scope_dashboard.telemetry import compaction, histograms, queries
 
@@ -118,6 +128,8 @@ def fill_every_table() -> Run:
     report = SharedReport.objects.create(project=project, title="FP8 holds", content={}, created_by=user)
     ShareLink.objects.create(report=report, digest=bytes(32), created_by=user)
     Diagnosis.objects.create(run=run, outcome="clear", sentence="No cause found.", result={}, inputs="")
+    writer = Writer.objects.filter(run=run).first()
+    ConsoleLine.objects.create(run=run, writer=writer, number=1, time=run.created_at, text="x")
     return run
 
 
