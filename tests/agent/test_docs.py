@@ -41,6 +41,9 @@ def test_every_other_block(block: str, server: WireServer, tmp_path: Path) -> No
     elif "resume=" in block:
         assert server.run.steps == [1, 2, 3, 4] and server.run.scalars("tokens")[-1] == 400
         assert [place["attempt"] for place in server.run.places.values()] == [0, 1]
+    elif "log_artefact" in block:
+        (link,) = [report["artefact"] for report in server.run.reports if report.get("name") == "artefact"]
+        assert link == {"name": "Checkpoint at step 1", "address": "s3://bucket/run/step-1"}
     else:
         assert server.run.steps == [1, 2, 3] and server.run.finish["errors"] == 0
         assert None not in server.run.scalars("loss")

@@ -128,7 +128,7 @@ def fill_every_table() -> Run:
     report = SharedReport.objects.create(project=project, title="FP8 holds", content={}, created_by=user)
     ShareLink.objects.create(report=report, digest=bytes(32), created_by=user)
     Diagnosis.objects.create(run=run, outcome="clear", sentence="No cause found.", result={}, inputs="")
-    writer = Writer.objects.filter(run=run).first()
+    writer = Writer.objects.filter(run=run)[0]
     ConsoleLine.objects.create(run=run, writer=writer, number=1, time=run.created_at, text="x")
     return run
 

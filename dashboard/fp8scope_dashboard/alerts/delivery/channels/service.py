@@ -156,7 +156,7 @@ def _act_by_alias(plugin: NotifyBase, message: Message) -> None:
         return fetch(method, url, payload, {**(params or {}), "identifierType": "alias"})
 
     plugin._fetch = fetch_by_alias  # type: ignore[attr-defined]
-    plugin.store.get = lambda *_: ended  # type: ignore[method-assign]
+    plugin.store.get = lambda *_: ended
 
 
 def _is_slack_webhook(plugin: NotifyBase) -> bool:
