@@ -228,7 +228,7 @@ def _mark_events(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None
 
 def _mark_colour(mark: Mark, theme: Theme) -> str:
     if mark.label != ALERT:
-        return theme.arms["other"]
+        return theme.muted
     return theme.danger if mark.severe else theme.warning
 
 

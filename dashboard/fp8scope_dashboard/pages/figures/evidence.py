@@ -14,8 +14,8 @@ from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
 # Statistics that change by orders of magnitude.
 MAGNITUDES = ("scale", "amax")
-# Colours and dashes of the tensors in one chart.
-TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
+# Shades and dashes of the tensors in one chart: they are no arms.
+TENSOR_SLOTS: Sequence[Slot] = ("shade-1", "shade-2", "shade-3")
 
 
 def evidence_figure(

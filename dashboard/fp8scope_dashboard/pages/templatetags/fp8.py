@@ -10,8 +10,8 @@ from typing import Any
 from django import template
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.pages import formatting, glossary
 from fp8scope_dashboard.pages.comparison_groups import precision_label
@@ -31,6 +31,11 @@ def number(value: float | str | None) -> str:
 @register.filter
 def percent(value: float | None) -> str:
     return formatting.percent(value)
+
+
+@register.filter
+def written(sentence: str) -> str:
+    return formatting.written(sentence)
 
 
 @register.filter
@@ -95,6 +100,12 @@ def precision(value: str) -> str:
 def term(name: str) -> str:
     """The title of a statistic or scalar in the glossary."""
     return glossary.title(name)
+
+
+@register.filter
+def dotted(name: str) -> SafeString:
+    """A dotted name that breaks after its dots where it does not fit in a line."""
+    return format_html_join(mark_safe(".<wbr>"), "{}", ((part,) for part in name.split(".")))
 
 
 @register.simple_tag
