@@ -36,7 +36,9 @@ def first_paint(request: HttpRequest, address: str, name: str, axis: str) -> Fir
         answer = answer_of(request, parts.path, figure_query(parts.query, request.GET, name, axis))
         if isinstance(answer, EmptyAnswer):
             return FirstPaint(SafeString(), answer.reason)
-        svg = svg_of(answer.figure, theme_named("light")) if isinstance(answer, FigureAnswer) else None
+        if not isinstance(answer, FigureAnswer):
+            return None
+        svg = svg_of(answer.figure, theme_named("light"))
     except Exception:
         # A page without its first picture is better than no page.
         logger.exception("The chart %s could not be drawn with its page.", parts.path)
