@@ -154,10 +154,10 @@ def _band(run: Run, arms: Arms, baselines: Sequence[Run], read: Sequence[Smooth]
 
 def _span(panels: Sequence[Panel]) -> Range | None:
     """The first and the last step of the run's own curves; with one step, those of the baseline as well."""
-    curves = [curve for panel in panels for curve in panel.curves]
-    bands = [band for panel in panels for band in panel.bands if len(band.x)]
-    for shown in (curves, [*curves, *bands]):
-        ends = [(float(each.x[0]), float(each.x[-1])) for each in shown]
+    own = [curve.x for panel in panels for curve in panel.curves]
+    baselines = [band.x for panel in panels for band in panel.bands if len(band.x)]
+    for shown in (own, [*own, *baselines]):
+        ends = [(float(x[0]), float(x[-1])) for x in shown]
         first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
         if last > first:
             return first, last

@@ -12,10 +12,11 @@ import pytest
 
 import fp8scope_dashboard.pages
 from fp8scope_dashboard.pages.efficiency import PHASES, Split
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark, curves_figure
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.efficiency import efficiency_figure
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
 from fp8scope_dashboard.pages.figures.findings import ranking_figure
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.theme import (
     THEMES,
     Theme,

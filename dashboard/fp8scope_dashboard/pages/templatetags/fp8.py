@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString, mark_safe
 from fp8scope_dashboard.pages import formatting, glossary
 from fp8scope_dashboard.pages.comparison_groups import precision_label
 from fp8scope_dashboard.text import run_summary
+from fp8scope_dashboard.text.numbers import MINUS
 
 register = template.Library()
 
@@ -24,7 +25,7 @@ register = template.Library()
 def number(value: float | str | None) -> str:
     """Like formatting.number, and also accepts the strings of docs/wire.md for non-finite scalars."""
     if isinstance(value, str):
-        return {"Infinity": "+∞", "-Infinity": f"{formatting.MINUS}∞"}.get(value, value)
+        return {"Infinity": "+∞", "-Infinity": f"{MINUS}∞"}.get(value, value)
     return formatting.number(value)
 
 
