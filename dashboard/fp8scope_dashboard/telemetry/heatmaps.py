@@ -19,6 +19,8 @@ from fp8scope_dashboard.telemetry.writers import step_range
 
 # Cells (steps x tensors) of one statistic in memory at a time: 32 MB.
 MAX_CELLS: Final = 4_000_000
+# Up to this many tensors, only their names are read.
+FEW_TENSORS: Final = 50
 # The number of last steps that `top` covers.
 RECENT_STEPS: Final = 100
 
@@ -195,7 +197,9 @@ def _merged(run_id: UUID, names: Sequence[str], tensors: list[int], first: int, 
 
 
 def _tensor_names(run_id: UUID, tensors: Sequence[int] | None) -> dict[int, str]:
+    """Names by index; perhaps of more tensors than those asked for."""
     rows = Tensor.objects.filter(run_id=run_id).order_by("index")
-    if tensors is not None:
+    # A query of many parameters takes longer than the names.
+    if tensors is not None and len(tensors) <= FEW_TENSORS:
         rows = rows.filter(index__in=tensors)
     return dict(rows.values_list("index", "name"))
