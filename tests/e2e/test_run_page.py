@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -167,7 +166,7 @@ def test_a_note_is_previewed_and_saved(open_tab: OpenTab, seeded: Seeded) -> Non
     page.locator(".artefacts code", has_text="s3://bucket/run/step-100").wait_for()
 
 
-def test_a_failed_run(open_tab: OpenTab, seeded: Seeded, tmp_path: Path) -> None:
+def test_a_failed_run(open_tab: OpenTab, seeded: Seeded) -> None:
     error = 'Traceback (most recent call last):\n  File "train.py", line 3\nFloatingPointError: loss is NaN'
     Run.objects.filter(pk=seeded.faulty.pk).update(state="failed", error=error)
     tab = open_tab(390, "dark")
@@ -178,20 +177,18 @@ def test_a_failed_run(open_tab: OpenTab, seeded: Seeded, tmp_path: Path) -> None
     notice.get_by_text("Whole traceback").click()
     assert notice.locator("pre").is_visible()
     tab.draw_everything()
-    tab.screenshot("failed-dark-390", tmp_path)
+    tab.screenshot("failed-dark-390")
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
-def test_every_tab_fits_the_screen(
-    open_tab: OpenTab, seeded: Seeded, width: int, theme: str, tmp_path: Path
-) -> None:
+def test_every_tab_fits_the_screen(open_tab: OpenTab, seeded: Seeded, width: int, theme: str) -> None:
     tab = open_tab(width, theme)
     for name in TABS:
         open_run(tab, seeded.faulty, f"?tab={name}")
         tab.draw_everything()
         assert not tab.is_too_wide(), f"{name} scrolls sideways at {width}"
         assert tab.page.evaluate(CRAMPED) == [], name
-        tab.screenshot(f"run-{name}-{theme}-{width}", tmp_path)
+        tab.screenshot(f"run-{name}-{theme}-{width}")
 
 
 def test_works_without_scripts(open_tab: OpenTab, seeded: Seeded, server: Server) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from django.http import HttpRequest, QueryDict
-from django.urls import get_script_prefix, resolve
 from django.utils.safestring import SafeString, mark_safe
 
+from fp8scope_dashboard.pages.figure_requests import answer_of
 from fp8scope_dashboard.pages.figures.svg import svg_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
 from fp8scope_dashboard.pages.views.figure_answers import EmptyAnswer, FigureAnswer
@@ -30,20 +29,16 @@ class FirstPaint:
 def first_paint(request: HttpRequest, address: str, name: str, axis: str) -> FirstPaint | None:
     """Draw the figure of an address as the page's address shows it.
 
-    The view of the figure is called as for a request of the same user, so that permissions are checked by it.
     Returns None if the chart cannot be drawn here: the browser then draws it, or says why it cannot.
     """
     parts = urlsplit(address)
-    inner = copy.copy(request)
-    inner.method, inner.path = "GET", parts.path
-    inner.GET = figure_query(parts.query, request.GET, name, axis)  # type: ignore[assignment]
-    inner.META = {**request.META, "HTTP_ACCEPT_ENCODING": "identity"}
     try:
-        match = resolve(f"/{parts.path.removeprefix(get_script_prefix())}")
-        answer = match.func(inner, *match.args, **match.kwargs)
+        answer = answer_of(request, parts.path, figure_query(parts.query, request.GET, name, axis))
         if isinstance(answer, EmptyAnswer):
             return FirstPaint(SafeString(), answer.reason)
-        svg = svg_of(answer.figure, theme_named("light")) if isinstance(answer, FigureAnswer) else None
+        if not isinstance(answer, FigureAnswer):
+            return None
+        svg = svg_of(answer.figure, theme_named("light"))
     except Exception:
         # A page without its first picture is better than no page.
         logger.exception("The chart %s could not be drawn with its page.", parts.path)

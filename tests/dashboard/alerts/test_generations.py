@@ -182,7 +182,7 @@ PARTS = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(first=st.sampled_from(["", "nan", "overflow"]), parts=st.lists(PARTS, min_size=1, max_size=4))
 def test_no_order_of_resumes_restarts_and_rewinds_mutes_an_alarm(
     project: Project, first: str, parts: list[Part]

@@ -18,7 +18,8 @@ from django.http import QueryDict
 from PIL import Image
 
 from fp8scope_dashboard.pages.figures.axes import axis_of, formatted
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark, curves_figure
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.svg import MOST_POINTS, svg_of
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.pages.figures.theme import THEMES, theme_named

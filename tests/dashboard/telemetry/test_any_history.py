@@ -301,7 +301,6 @@ def test_it_works() -> None:
 @given(histories(), st.integers(0, 500), st.integers(1, 600))
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,
         HealthCheck.too_slow,

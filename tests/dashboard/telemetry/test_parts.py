@@ -279,7 +279,6 @@ def test_reads_and_repairs_roll_ups_of_earlier_versions(monkeypatch: pytest.Monk
 @given(st.data(), st.integers(0, 2**32))
 @settings(
     max_examples=8,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_roll_ups_equal_a_plain_loop_for_any_history(data: st.DataObject, seed: int) -> None:
