@@ -1,4 +1,4 @@
-"""No alarm is muted by an earlier start of the training, whatever its rule, and whatever people did to alerts.
+"""No alarm is muted by an earlier start of the training, whatever its rule, or what people did to alerts.
 
 The measure of a part of a training is a run that consists of this part only: what it raises there must be
 raised again after any resumes, restarts, returns to earlier steps, and after any changes that people made to

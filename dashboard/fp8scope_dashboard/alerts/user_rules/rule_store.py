@@ -15,8 +15,8 @@ from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rul
 from fp8scope_dashboard.alerts.user_rules.rule_documents import Draft, RuleDocumentError, document_of, key_of
 
 MOST_RULES: Final = 500
-# A change of one of these, or of a parameter, starts the detector of a person's rule again. A built-in one keeps
-# what it has learned; with other parameters, its open alerts end with their conditions.
+# A change of one of these, or of a parameter, starts the detector of a person's rule again. A built-in rule
+# keeps what it has learned; with other parameters, its open alerts end with their conditions.
 DEFINITION: Final = ("statistic", "tensors", "condition")
 SAVED: Final = (
     *("run", "kind", "name", *DEFINITION, "severity", "parameters", "enabled", "action"),
