@@ -173,6 +173,8 @@ class Steps:
             began = perf_counter()
             try:
                 step.reading = self.measures.end(step)
+                if self._registration.lacks_precision and self.measures.precision:
+                    self._registration.set("precision", self.measures.precision)
             except Exception as error:
                 self.guard.caught("measuring a step", error)
             self.budget.fixed_seconds += perf_counter() - began

@@ -203,7 +203,7 @@ def test_a_single_outlier_is_no_growth() -> None:
     assert detected("amax_growth", {"amax": amax}, facts=facts()) == []
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 400), max_size=4), st.integers(0, 100))
 def test_the_result_does_not_depend_on_the_batches(cuts: list[int], seed: int) -> None:
     amax = amaxes(400, seed=seed, spread=1.0)

@@ -14,7 +14,8 @@ from dashboard.helpers.seeding import TENSORS, Seeded
 from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.pages.figures.comparisons import DeltaCurve, ScorePoint, delta_figure, scores_figure
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark, curves_figure
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.table import Table, table_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
 
