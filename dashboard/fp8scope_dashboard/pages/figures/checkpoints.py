@@ -83,7 +83,8 @@ def _draw(
     zone_colour: str,
     value_format: str,
 ) -> None:
-    steps = sorted({each.step for each in (*points, *zones)})
+    intervals: list[CheckpointPoint | Zone] = [*points, *zones]
+    steps = sorted({each.step for each in intervals})
     position = {step: i for i, step in enumerate(steps)}
     for zone in zones:
         figure.add_shape(
@@ -111,7 +112,7 @@ def _draw(
         range=[-0.6, max(len(steps), 1) - 0.4],
     )
     figure.update_layout(hovermode="closest", showlegend=True)
-    _fit(figure, [value for each in (*points, *zones) for value in (each.low, each.high)], points)
+    _fit(figure, [value for each in intervals for value in (each.low, each.high)], points)
 
 
 def _draw_run(
