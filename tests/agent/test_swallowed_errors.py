@@ -5,7 +5,6 @@ import ctypes
 import errno
 import importlib
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 from agent.helpers.loops import regression, train
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 import fp8scope
 import fp8scope_kernels
@@ -156,9 +156,7 @@ def test_leftovers_that_cannot_be_sent(
     run = fp8scope.init(
         name="next", resume=first.id, url=server.url, token=server.token, directory=settings.directory
     )
-    deadline = time.monotonic() + 30
-    while run.guard.errors == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: run.guard.errors, "the error")
     assert run.finish().errors == 1
 
 

@@ -57,20 +57,10 @@ def heatmap_figure(
         ygap=1 if len(names) <= NAMED_ROWS else 0,
         hoverongaps=False,
         hovertemplate="<b>%{y}</b><br>step %{x:.0f}<br>" + title + " %{customdata:.4~g}<extra></extra>",
-        colorbar=_colour_bar(ticks, labels, theme, compact=compact),
+        colorbar=colour_bar(ticks, labels, theme, compact=compact),
     )
-    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
-    shown = len(names) <= NAMED_ROWS
-    figure.update_yaxes(
-        autorange="reversed",
-        showgrid=False,
-        tickmode="array",
-        tickvals=list(range(len(names))),
-        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
-        showticklabels=shown,
-        ticks="",
-        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
-    )
+    name_rows(figure, names, theme, compact=compact)
+    figure.update_yaxes(showticklabels=len(names) <= NAMED_ROWS)
     figure.update_layout(
         hovermode="closest",
         margin={"t": 44 if compact else 10, "r": 8, "l": 8, "b": 40},
@@ -79,7 +69,21 @@ def heatmap_figure(
     return figure
 
 
-def _colour_bar(
+def name_rows(figure: go.Figure, names: Sequence[str], theme: Theme, *, compact: bool) -> None:
+    """Name the rows of a heat map, the first one at the top."""
+    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
+    figure.update_yaxes(
+        autorange="reversed",
+        showgrid=False,
+        tickmode="array",
+        tickvals=list(range(len(names))),
+        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
+        ticks="",
+        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
+    )
+
+
+def colour_bar(
     ticks: Sequence[float], labels: Sequence[str], theme: Theme, *, compact: bool
 ) -> dict[str, Any]:
     """The colour bar at the right, or above the map on narrow screens."""
