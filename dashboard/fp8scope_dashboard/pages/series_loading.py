@@ -168,13 +168,13 @@ class _Part:
 
 
 def _part_of(run_id: UUID, name: str, options: Options) -> _Part:
-    """The steps in the range of a chart. Those of tokens or of time reach to the next known points outside."""
+    """The steps in the range of a chart; for tokens or time, to the next known points outside of it."""
     if options.span is None:
         return _Part(options.first, options.last)
     measure = queries.scalar(run_id, "tokens" if options.axis == "tokens" else name, points=RANGE_POINTS)
     if not len(measure):
         # Without tokens the axis shows steps.
-        return _Part(*(step_of(str(bound)) for bound in options.span))
+        return _Part(step_of(str(options.span[0])), step_of(str(options.span[1])))
     x = _minutes(measure, measure.times[0]) if options.axis == "time" else measure.values
     # A run that has gone back to an earlier step can have times that decrease.
     low, high = (int(np.searchsorted(np.fmax.accumulate(x), bound)) for bound in options.span)
