@@ -85,9 +85,11 @@ def test_the_theme_is_remembered(open_tab: OpenTab, server: Server, seeded: Seed
 
 
 def test_a_chart_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
-    tab = open_tab()
+    # The page brings the chart for a wide window.
+    tab = open_tab(390)
     tab.page.route("**/figures/panels.json*", lambda route: route.fulfill(status=500, body="oh"))
     tab.open(addresses(server, seeded)["healthy"])
+    tab.page.locator("#panels").scroll_into_view_if_needed()
     retry = tab.page.locator("#panels").get_by_role("button", name="Try again")
     retry.wait_for()
     assert "500" in tab.page.locator("#panels .figure__note").inner_text()

@@ -9,7 +9,7 @@ import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from fp8scope_dashboard.pages.run_tabs import TABS
 from fp8scope_dashboard.runs.models import Run
@@ -127,6 +127,22 @@ def test_tabs_with_the_keyboard(open_tab: OpenTab, seeded: Seeded) -> None:
     # The focus stays on the tab, so that the next arrow key goes on from there.
     expect(focused).to_have_attribute("aria-current", "page")
     assert "tab=notes" in tab.page.url
+
+
+def test_a_tab_opens_with_the_keyboard_while_parts_of_the_page_are_loading(
+    open_tab: OpenTab, seeded: Seeded
+) -> None:
+    tab = open_tab()
+    held: list[Route] = []
+    tab.page.route("**/tensors/ranking*", lambda route: held.append(route))
+    open_run(tab, seeded.faulty)
+    tab.wait(lambda: held, "The request of the ranking")
+    tab.page.get_by_role("link", name="Notes").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.get_by_role("heading", name="Artefacts").wait_for()
+    expect(tab.page.locator(":focus")).to_have_text("Notes")
+    for route in held:
+        route.abort()
 
 
 def test_the_map_of_tensors_works_after_a_change_of_tabs(open_tab: OpenTab, seeded: Seeded) -> None:
