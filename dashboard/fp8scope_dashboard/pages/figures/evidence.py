@@ -14,8 +14,8 @@ from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
 # Statistics that change by orders of magnitude.
 MAGNITUDES = ("scale", "amax")
-# Colours and dashes of the tensors in one chart.
-TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
+# The tensors in one chart are of one run, so they have its colour and differ in their dashes.
+TENSOR_DASHES: Sequence[str] = ("solid", "dash", "dot")
 
 
 def evidence_figure(
@@ -45,7 +45,8 @@ def evidence_figure(
     if tensors:
         statistic = str(tensors[0]["name"]).removeprefix(str(tensors[0]["tensor"])).strip()
         curves = [
-            _curve(line, line["tensor"], slot) for line, slot in zip(tensors, TENSOR_SLOTS, strict=False)
+            _curve(line, line["tensor"], slot, dash=dash)
+            for line, dash in zip(tensors, TENSOR_DASHES, strict=False)
         ]
     else:
         # Of another scalar than the loss, the loss beside it has another unit.
@@ -81,7 +82,10 @@ def evidence_figure(
     return figure
 
 
-def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False) -> Curve:
+def _curve(
+    series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False, dash: str = ""
+) -> Curve:
     # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
-    return Curve(str(series["name"]), arm, slot, np.asarray(series["steps"], np.float64), values, quiet=quiet)
+    steps = np.asarray(series["steps"], np.float64)
+    return Curve(str(series["name"]), arm, slot, steps, values, quiet=quiet, dash=dash)
