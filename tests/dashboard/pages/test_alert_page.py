@@ -56,7 +56,7 @@ def test_it_works(admin: Visitor) -> None:
 
 def test_begins_with_what_happened_and_what_to_do(member: Visitor) -> None:
     page = html(member, make_event(member))
-    parts = ("Up.</p>", "Acknowledge<", "<dt>Began</dt>", "Suspected cause", "<h2 id=\"history-title\">")
+    parts = ("Up.</p>", "Acknowledge<", "<dt>Began</dt>", "Suspected cause", '<h2 id="history-title">')
     assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
     assert "evidence.json" not in page, "without series there is no empty chart"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.pages.formatting import ago, compact, count, number, ordinal, percent, span
+from fp8scope_dashboard.pages.formatting import ago, compact, count, number, ordinal, percent, size, span
 from fp8scope_dashboard.text.numbers import as_factor
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -129,3 +129,12 @@ def test_rounding_errors_are_formatted_as_zero() -> None:
 )
 def test_factors_have_no_exponent(octaves: float, text: str) -> None:
     assert as_factor(octaves) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(None, "–"), (0, "0 bytes"), (1, "1 byte"), (1_023, "1023 bytes"), (1_536, "1.5 KiB")]
+    + [(712 * 2**10, "712 KiB"), (2**30, "1.0 GiB"), (5 * 2**40, "5.0 TiB")],
+)
+def test_amounts_of_bytes_have_one_system_of_units(amount: float | None, text: str) -> None:
+    assert plain(size(amount)) == text

@@ -82,9 +82,7 @@ def evidence_figure(
     return figure
 
 
-def _curve(
-    series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False, dash: str = ""
-) -> Curve:
+def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False, dash: str = "") -> Curve:
     # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
     steps = np.asarray(series["steps"], np.float64)

@@ -150,7 +150,8 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
     newest = _in_state(matching, chosen.state).order_by("-opened_at", "-id")
     shown = Paginator(newest, ALERTS_A_PAGE).get_page(request.GET.get("page"))
-    groups = _grouped(shown.object_list, Arms(project))
+    start = max(0, shown.start_index() - 1)
+    groups = _grouped(newest[start : shown.end_index()], Arms(project))
     listed = [alert.event for group in groups for alert in group.alerts]
     context = {
         "groups": groups,
