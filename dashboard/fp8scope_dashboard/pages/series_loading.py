@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.models import Event, Severity
 from fp8scope_dashboard.pages.comparison_groups import Arms, arm_labels
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark
+from fp8scope_dashboard.pages.figures.curves import Curve
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.smoothing import centred_average, default_span
 from fp8scope_dashboard.pages.figures.theme import Theme, theme_named
 from fp8scope_dashboard.runs.models import Run

@@ -136,7 +136,7 @@ def test_memory_that_rises_steadily_is_found_and_caches_are_not() -> None:
 
 
 @pytest.mark.parametrize("kind", list(SCALAR_DETECTORS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cuts=st.lists(st.integers(0, 600), max_size=4), seed=st.integers(0, 50))
 def test_the_result_does_not_depend_on_the_batches(kind: str, cuts: list[int], seed: int) -> None:
     values = norms(600, seed, spread=1.0)

@@ -191,7 +191,7 @@ def test_correlated_noise_widens_the_interval() -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=60), st.floats(0.1, 10.0), st.floats(-10.0, 10.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_intervals_shift_and_scale_with_the_values(values: list[float], scale: float, shift: float) -> None:
     array = np.array(values)
     low, high = mean(array).interval(0.95)

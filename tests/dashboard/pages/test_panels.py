@@ -11,7 +11,8 @@ from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor, get_json, trace_values
 
 from fp8scope_dashboard.alerts.models import Rule
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark
+from fp8scope_dashboard.pages.figures.curves import Curve
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.panels import Line, Panel, log_ticks, panels_figure
 from fp8scope_dashboard.pages.figures.theme import THEMES
 from fp8scope_dashboard.pages.trouble import OVERFLOW, UNDERFLOW, limits_of, on_columns, shares_of

@@ -281,6 +281,7 @@ def test_zoomed_maps_read_a_bounded_number_of_rows() -> None:
     for steps in (5_000, 10_000, 25_599):
         columns = affordable_columns(steps, 2_000)
         assert columns < COLUMNS and steps >= 64 * columns, "the finest roll-ups have enough buckets"
+    assert affordable_columns(10_000, 2_000, 100) == 100 and affordable_columns(6_400, 2_000, 240) == 100
 
 
 @pytest.mark.parametrize(

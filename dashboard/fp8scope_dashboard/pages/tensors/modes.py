@@ -85,7 +85,7 @@ def scale_of_values(values: Floats, statistic: str) -> Scale:
     if is_rate(statistic):
         return _unsigned(-6.0, 0.0, ("0", "10⁻⁶", "10⁻⁴", "1 %", "100 %"))
     positive = values[np.isfinite(values) & (values > 0)]
-    low, high = _decades(positive)
+    low, high = decades_of(positive)
     ends = [f"{10.0**power:.2g}" for power in np.linspace(low, high, 4)]
     return _unsigned(low, high, ("0", *ends))
 
@@ -128,7 +128,8 @@ def _unsigned(low: float, high: float, labels: Sequence[str]) -> Scale:
     return Scale(False, low, high, tuple(zip(positions, labels, strict=True)))
 
 
-def _decades(positive: Floats) -> tuple[float, float]:
+def decades_of(positive: Floats) -> tuple[float, float]:
+    """log10 of the ends of positive values, float64[N], without the outermost 0.5 % on either side."""
     if not len(positive):
         return 0.0, 1.0
     low, high = (float(end) for end in np.log10(np.quantile(positive, [0.005, 0.995])))

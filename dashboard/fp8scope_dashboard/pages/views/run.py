@@ -16,9 +16,9 @@ from fp8scope_dashboard.pages import onset_facts, run_tabs
 from fp8scope_dashboard.pages.access import FRAMED, in_project, page, run_of
 from fp8scope_dashboard.pages.comparison_groups import Arms
 from fp8scope_dashboard.pages.early_head import with_early_head
-from fp8scope_dashboard.pages.kin import kin_of, links_of
 from fp8scope_dashboard.pages.onsets import strip_of
 from fp8scope_dashboard.pages.ranks import ranks_of
+from fp8scope_dashboard.pages.related_runs import links_of, related_runs_of
 from fp8scope_dashboard.pages.summary import progress_of, summarise
 from fp8scope_dashboard.pages.verdicts import state_badge
 from fp8scope_dashboard.pages.views.progress import progress_context
@@ -42,7 +42,12 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
     if part == HEAD:
         return page(request, project, "runs", "pages/_run_head.html", head_context(shown))
     if part == SUMMARY:
-        context = {"run": shown, "summary": summarise(shown), "kin": kin_of(shown), **_strip(shown)}
+        context = {
+            "run": shown,
+            "summary": summarise(shown),
+            "related": related_runs_of(shown),
+            **_strip(shown),
+        }
         return page(request, project, "runs", "pages/_run_summary.html", context)
     if part == CARDS:
         context = {"run": shown, "summary": summarise(shown)}
