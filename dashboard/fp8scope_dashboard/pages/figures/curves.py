@@ -28,7 +28,6 @@ class Curve:
         smooth_x, smooth_y: the strong line, if any; y is then drawn faintly.
         arm: the label in the legend; curves of one arm share an entry.
         quiet: drawn thin, in the background.
-        dash: distinguishes lines that share the colour of their arm; empty: the arm's dash.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Curve:
     smooth_x: Floats = field(default_factory=lambda: np.zeros(0))
     smooth_y: Floats = field(default_factory=lambda: np.zeros(0))
     quiet: bool = False
-    dash: str = ""
 
 
 def curves_figure(
@@ -64,7 +62,7 @@ def curves_figure(
     arms = {curve.arm for curve in curves if not curve.quiet}
     for curve in curves:
         # Dashes distinguish arms; a single line is solid.
-        dash = curve.dash or (DASHES[curve.slot] if len(arms) > 1 else "solid")
+        dash = DASHES[curve.slot] if len(arms) > 1 else "solid"
         _draw(figure, curve, theme, dash, log=log, legend=curve.arm not in named)
         named.add(curve.arm)
     for curve in curves:

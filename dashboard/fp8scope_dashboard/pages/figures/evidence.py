@@ -14,8 +14,8 @@ from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
 # Statistics that change by orders of magnitude.
 MAGNITUDES = ("scale", "amax")
-# The tensors in one chart are of one run, so they have its colour and differ in their dashes.
-TENSOR_DASHES: Sequence[str] = ("solid", "dash", "dot")
+# Shades and dashes of the tensors in one chart: they are no arms.
+TENSOR_SLOTS: Sequence[Slot] = ("shade-1", "shade-2", "shade-3")
 
 
 def evidence_figure(
@@ -66,8 +66,8 @@ def _curves(
     """The statistic that the series are of, and their curves."""
     if tensors:
         statistic = str(tensors[0]["name"]).removeprefix(str(tensors[0]["tensor"])).strip()
-        dashes = zip(tensors, TENSOR_DASHES, strict=False)
-        return statistic, [_curve(line, line["tensor"], slot, dash=dash) for line, dash in dashes]
+        slots = zip(tensors, TENSOR_SLOTS, strict=False)
+        return statistic, [_curve(line, line["tensor"], each) for line, each in slots]
     statistic = str(series[0]["name"])
     # Of another scalar than the loss, the loss beside it has another unit.
     lines = evidence.get("baseline", ()) if statistic == "loss" else ()
@@ -90,8 +90,8 @@ def _mark_onset(figure: go.Figure, theme: Theme, onset: int, detected: int) -> N
     )
 
 
-def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False, dash: str = "") -> Curve:
+def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False) -> Curve:
     # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
     steps = np.asarray(series["steps"], np.float64)
-    return Curve(str(series["name"]), arm, slot, steps, values, quiet=quiet, dash=dash)
+    return Curve(str(series["name"]), arm, slot, steps, values, quiet=quiet)
