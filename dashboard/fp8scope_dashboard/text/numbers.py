@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 LARGEST: Final = 1e100
 SMALLEST: Final = 1.0 / LARGEST
 
+MINUS: Final = "\N{MINUS SIGN}"
+THIN: Final = "\N{NARROW NO-BREAK SPACE}"
+
 NON_FINITE: Final[Mapping[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """The strings of docs/wire.md for values that JSON has no number for."""
 
