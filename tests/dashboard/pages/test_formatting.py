@@ -143,14 +143,18 @@ def test_factors_have_no_exponent(octaves: float, text: str) -> None:
     assert as_factor(octaves) == text
 
 
-from fp8scope_dashboard.pages.formatting import (
-    ago,
-    compact,
-    count,
-    number,
-    ordinal,
-    percent,
-    size,
-    span,
-    written,
+def test_stored_sentences_have_the_numbers_of_the_pages() -> None:
+    sentence = "From -0.55 % to 12,345.5 % in blocks.0-2 of 2026-11-23, 1,234,567 times."
+    assert written(sentence) == (
+        "From \N{MINUS SIGN}0.55\u202f% to 12\u202f345.5\u202f% "
+        "in blocks.0-2 of 2026-11-23, 1\u202f234\u202f567 times."
+    )
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(None, "–"), (0, "0 bytes"), (1, "1 byte"), (1_023, "1023 bytes"), (1_536, "1.5 KiB")]
+    + [(712 * 2**10, "712 KiB"), (2**30, "1.0 GiB"), (5 * 2**40, "5.0 TiB")],
 )
+def test_amounts_of_bytes_have_one_system_of_units(amount: float | None, text: str) -> None:
+    assert plain(size(amount)) == text
