@@ -16,6 +16,7 @@ from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
 from fp8scope_dashboard.pages.tensors.modes import decades_of, scale_of_values
+from fp8scope_dashboard.text.ticks import ticks
 
 Floats = NDArray[np.float64]
 
@@ -57,20 +58,10 @@ def heatmap_figure(
         ygap=1 if len(names) <= NAMED_ROWS else 0,
         hoverongaps=False,
         hovertemplate="<b>%{y}</b><br>step %{x:.0f}<br>" + title + " %{customdata:.4~g}<extra></extra>",
-        colorbar=_colour_bar(ticks, labels, theme, compact=compact),
+        colorbar=colour_bar(ticks, labels, theme, compact=compact),
     )
-    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
-    shown = len(names) <= NAMED_ROWS
-    figure.update_yaxes(
-        autorange="reversed",
-        showgrid=False,
-        tickmode="array",
-        tickvals=list(range(len(names))),
-        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
-        showticklabels=shown,
-        ticks="",
-        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
-    )
+    name_rows(figure, names, theme, compact=compact)
+    figure.update_yaxes(showticklabels=len(names) <= NAMED_ROWS)
     figure.update_layout(
         hovermode="closest",
         margin={"t": 44 if compact else 10, "r": 8, "l": 8, "b": 40},
@@ -79,7 +70,21 @@ def heatmap_figure(
     return figure
 
 
-def _colour_bar(
+def name_rows(figure: go.Figure, names: Sequence[str], theme: Theme, *, compact: bool) -> None:
+    """Name the rows of a heat map, the first one at the top."""
+    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
+    figure.update_yaxes(
+        autorange="reversed",
+        showgrid=False,
+        tickmode="array",
+        tickvals=list(range(len(names))),
+        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
+        ticks="",
+        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
+    )
+
+
+def colour_bar(
     ticks: Sequence[float], labels: Sequence[str], theme: Theme, *, compact: bool
 ) -> dict[str, Any]:
     """The colour bar at the right, or above the map on narrow screens."""
@@ -160,7 +165,7 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
         type="log",
         title_text="" if compact else "amax",
         tickformat="~g",
-        dtick=_amax_ticks(tensor),
+        **_amax_ticks(tensor),
         row=1,
         col=1,
     )
@@ -172,11 +177,13 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
     return figure
 
 
-def _amax_ticks(tensor: TensorLines) -> int | str:
-    """One tick per decade if amax spans several, else 1, 2 and 5 of each: more would overlap."""
+def _amax_ticks(tensor: TensorLines) -> dict[str, Any]:
+    """One tick per decade if amax spans several, else 1, 2 and 5 of each; within one, round numbers."""
     _, amax = tensor.lines.get("amax", (None, np.zeros(0)))
     low, high = decades_of(amax[np.isfinite(amax) & (amax > 0)])
-    return 1 if high - low > 1.2 else "D2"
+    if high - low > 0.8:
+        return {"dtick": 1 if high - low > 1.2 else "D2"}
+    return {"tickvals": ticks(10.0**low, 10.0**high), "minor": {"ticks": ""}}
 
 
 def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
