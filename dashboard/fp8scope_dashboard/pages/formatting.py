@@ -91,6 +91,17 @@ def compact(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def size(amount: float | None) -> str:
+    """An amount of bytes: 100 bytes, 712 KiB, 1.6 MiB, 58.9 GiB."""
+    if amount is None:
+        return NOTHING
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if amount >= scale:
+            scaled = amount / scale
+            return f"{scaled:.0f}{THIN}{unit}" if scaled >= 100 else f"{scaled:.1f}{THIN}{unit}"
+    return f"{amount:.0f}{THIN}byte{'' if amount == 1 else 's'}"
+
+
 def span(seconds: float | timedelta | None) -> str:
     """A duration in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if seconds is None:

@@ -41,6 +41,11 @@ def percent(fraction: float) -> str:
     return f"{100.0 * fraction:.{digits}f} %"
 
 
+def level(probability: float) -> str:
+    """A probability that people choose, such as the level of an interval: 95 %, 99.9 %, 0.1 %."""
+    return f"{100.0 * probability:.3g} %"
+
+
 def number(value: float) -> str:
     """Four significant digits, without an exponent where possible."""
     return f"{value:,.0f}" if abs(value) >= 10_000 and abs(value) < 1e15 else f"{value:.4g}"

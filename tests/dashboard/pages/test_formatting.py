@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.pages.formatting import ago, compact, count, number, ordinal, percent, span, written
+from fp8scope_dashboard.pages.formatting import (
+    ago,
+    compact,
+    count,
+    number,
+    ordinal,
+    percent,
+    size,
+    span,
+    written,
+)
 from fp8scope_dashboard.text.numbers import as_factor
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -139,3 +149,12 @@ def test_stored_sentences_have_the_numbers_of_the_pages() -> None:
         "From \N{MINUS SIGN}0.55\u202f% to 12\u202f345.5\u202f% "
         "in blocks.0-2 of 2026-11-23, 1\u202f234\u202f567 times."
     )
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(None, "–"), (0, "0 bytes"), (1, "1 byte"), (1_023, "1023 bytes"), (1_536, "1.5 KiB")]
+    + [(712 * 2**10, "712 KiB"), (2**30, "1.0 GiB"), (5 * 2**40, "5.0 TiB")],
+)
+def test_amounts_of_bytes_have_one_system_of_units(amount: float | None, text: str) -> None:
+    assert plain(size(amount)) == text

@@ -93,4 +93,5 @@ def _mark_onset(figure: go.Figure, theme: Theme, onset: int, detected: int) -> N
 def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False) -> Curve:
     # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
-    return Curve(str(series["name"]), arm, slot, np.asarray(series["steps"], np.float64), values, quiet=quiet)
+    steps = np.asarray(series["steps"], np.float64)
+    return Curve(str(series["name"]), arm, slot, steps, values, quiet=quiet)

@@ -70,6 +70,11 @@ def compact(value: float | None) -> str:
 
 
 @register.filter
+def size(value: float | None) -> str:
+    return formatting.size(value)
+
+
+@register.filter
 def span(value: float | timedelta | None) -> str:
     return formatting.span(value)
 
