@@ -100,7 +100,7 @@ def test_the_end_says_how_many_there_were(
         with run.step() as step:
             step.log(text="no number")
     assert run.finish().errors == 3
-    assert "0 steps were dropped, and the agent had 3 errors of its own" in caplog.text
+    assert "0 steps were dropped, and 3 values or actions failed in the agent" in caplog.text
 
 
 def test_what_fails_before_a_run_is_counted_by_the_next(
