@@ -123,7 +123,7 @@ def test_removes_only_with_prune_and_never_a_built_in_rule(project: Project) -> 
         ("points: 4", "value: 6", r"line 10: value is there twice"),
         ("name: Late outliers", "name: &a Late\n    run: *a", r"line 19: Anchors and aliases"),
         ("name: Late outliers", "name: [", r"line 2\d: "),
-        ("name: Late outliers", "name: !!python/name:os.system x", r"line 19: The tag !!python/name:os.system is not"),
+        ("name: Late outliers", "name: !!python/name:os.system x", r"line 19: The tag !!python/name:os"),
         ("name: Late outliers", "name: !mine Late", r"line 19: The tag !mine is not supported"),
         ("{z: 8}", "!!set {z}", r"line 5: The tag !!set is not supported"),
         ("name: Late outliers", "name: 2026-01-01", r"line 19: Put the date in quotes"),
@@ -157,6 +157,12 @@ def test_a_name_that_looks_like_a_number_stays_a_name(project: Project) -> None:
     apply(project, FILE.replace("name: Gradient norm", 'name: "1e3"', 1))
     exported = rule_files.export(rule_store.rules_in(project))
     assert set(apply(project, exported).values()) == {"unchanged"}
+
+
+@pytest.mark.parametrize("bracket", ["[", "{", "- "])
+def test_nested_brackets_are_refused_before_they_are_read(project: Project, bracket: str) -> None:
+    with pytest.raises(rule_files.RuleFileError, match="line 2: The file is nested too deeply"):
+        rule_files.read(project, f"rules:\n  - {bracket * 5000}")
 
 
 def test_damaged_files_are_refused_or_read(project: Project) -> None:
