@@ -31,7 +31,6 @@ import urllib3
 from chaos import make_token
 
 STEP_SECONDS = (0.0, 0.0005, 0.002, 0.01)
-FIRST_STEP_SECONDS = 120.0
 
 
 def train(url: str, token: str, spool: Path, pause: float, reports: Connection) -> None:

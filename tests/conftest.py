@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ WITHOUT_SERVERS = tuple(TESTS / name for name in ("kernels", "agent", "gpu"))
 # nohup and similar programs ignore SIGINT, and the programs that the tests start would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a busy machine any example may take long; that says nothing about the code.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 SERVERS = pytest.StashKey[ExitStack]()
 

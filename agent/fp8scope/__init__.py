@@ -119,10 +119,10 @@ def init(
 
     `project` selects one of several logins; a token belongs to a single project. `group` is shared by runs
     that differ only in their seed; `baseline` is the group to compare this run with, or the id of one run.
-    `precision` is `bf16`,
-    `fp8`, ...; by default `watch` detects it. `directory` holds the data that the server has not yet
-    acknowledged. `mode` is `online`, `offline` (record locally, for `fp8scope sync`) or `disabled`. Without a
-    server address and token, `online` becomes `offline`.
+    `precision` is `bf16`, `fp8`, `fp16` or `fp32`; by default it is that of most matrix products in the first
+    training pass of a watched model. `directory` holds the data that the server has not yet acknowledged.
+    `mode` is `online`, `offline` (record locally, for `fp8scope sync`) or `disabled`. Without a server
+    address and token, `online` becomes `offline`.
 
     `resume` continues a run, on this or another machine. It is the run's id, a `run.state_dict()` from a
     checkpoint, or "auto": the latest run in this directory unless it finished successfully, else a new run.

@@ -178,7 +178,9 @@ def check_url(url: str) -> str:
         usable = False
     if not usable:
         shown = url if "@" not in url else "(hidden because it may contain a password)"
-        raise ConfigurationError(f"url must look like https://fp8scope.example.org, got {shown!r}.")
+        raise ConfigurationError(
+            f"url must begin with http:// or https://, as in https://fp8scope.example.org, got {shown!r}."
+        )
     if parts.username or parts.password:
         raise ConfigurationError("url must not contain a user name or password; only the token is needed.")
     if parts.query or parts.fragment:

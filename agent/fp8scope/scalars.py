@@ -42,8 +42,11 @@ def host_number(value: object) -> float:
             raise ValueError(f"a scalar has one element, this has {value.size}: reduce it first (.mean())")
         return float(value.reshape(()) if value.ndim else value)
     if isinstance(value, str | bytes):
-        raise TypeError(f"a scalar must be a number, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
+        raise TypeError(f"a scalar must be a number, got {value!r:.100}")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"a scalar must be a number, got a {type(value).__name__}") from None
 
 
 def whole_number(value: object) -> int:

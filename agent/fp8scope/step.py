@@ -22,6 +22,15 @@ MAX_SCALARS = 1900
 """The server takes 2000 values a step; the agent adds a few of its own."""
 
 
+class StepIsFullError(ValueError):
+    """A step has as many values as the server takes."""
+
+
+def _failed_to_log(name: object, error: Exception) -> str:
+    # One warning for a full step, not one for each name that it has no room for.
+    return "logging more values" if isinstance(error, StepIsFullError) else f"logging {name!r:.200}"
+
+
 def as_mapping(guard: Guard, scalars: Any, named: dict[str, Any]) -> dict[str, Any]:
     """Merge both arguments of `log`. A `scalars` that is not a mapping counts as an error."""
     if scalars is None:
@@ -139,7 +148,7 @@ class Step:
             try:
                 self._add(name, value)
             except Exception as error:
-                owner.guard.caught(f"logging {name!r}", error)
+                owner.guard.caught(_failed_to_log(name, error), error)
 
     def _add(self, name: str, value: Any) -> None:
         known = self._owner.known_names
@@ -148,8 +157,8 @@ class Step:
                 raise ValueError(NAME_RULE)
             if len(known) < MAX_SCALARS:
                 known.add(name)
-        if len(self.scalars) + len(self.device_scalars) >= MAX_SCALARS:
-            raise ValueError(f"a step holds at most {MAX_SCALARS} values")
+        if len(self.scalars) + len(self.device_scalars) >= MAX_SCALARS and name not in self:
+            raise StepIsFullError(f"a step holds at most {MAX_SCALARS} values")
         tensor = is_tensor(value)
         if not tensor and isinstance(value, Mapping):
             self._add_nested(name, value)
@@ -174,7 +183,7 @@ class Step:
             try:
                 self._add(full, value)
             except Exception as error:
-                self._owner.guard.caught(f"logging {full[:200]!r}", error)
+                self._owner.guard.caught(_failed_to_log(full, error), error)
 
     def __enter__(self) -> Self:
         self._owner.begin_step(self)

@@ -8,17 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import hypothesis
 import pytest
 from agent.helpers.wire_server import WireServer
 
 import fp8scope.process.open_runs
 from fp8scope.config import Settings
 from fp8scope.process.threads import Worker
-
-# On a busy machine any example may take long; that says nothing about the code.
-hypothesis.settings.register_profile("busy", deadline=None)
-hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture

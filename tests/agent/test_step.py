@@ -79,10 +79,11 @@ def test_what_is_not_finite_is_a_value(value: Any, run: Run, server: WireServer)
         ("a name", 1.0),
         ("x" * 129, 1.0),
         ("naïve", 1.0),
+        (5, 1.0),
     ],
 )
 def test_what_is_no_number_is_left_out_and_counted(
-    name: str, value: Any, run: Run, server: WireServer, caplog: pytest.LogCaptureFixture
+    name: Any, value: Any, run: Run, server: WireServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
         with run.step() as step:
@@ -136,11 +137,42 @@ def test_tokens_from_a_tensor_are_refused_because_that_would_wait(run: Run, serv
     assert server.run.scalars("tokens") == [None] and server.run.scalars("loss") == [1.0]
 
 
-def test_no_more_values_than_the_server_takes(run: Run, server: WireServer) -> None:
+def test_no_more_values_than_the_server_takes(
+    run: Run, server: WireServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with run.step() as step:
         step.log({f"x{index}": index for index in range(2005)})
+        step.log({"nested": {f"x{index}": index for index in range(5)}})
+        # A name that the step has already keeps its last value.
+        step.log(x0=7)
     assert run.finish().errors >= 5
     assert len(server.run.rows[0]["scalars"]) <= 2000
+    assert server.run.scalars("x0") == [7.0]
+    assert len([m for m in caplog.messages if "a step holds at most" in m]) == 1
+
+
+def test_values_without_any_step_are_pointed_out_while_it_trains(
+    run: Run, server: WireServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.log(setup=1.0)
+    assert "no step" not in caplog.text
+    for loss in (3.0, 2.0, 1.0):
+        run.log(loss=loss)
+    assert caplog.text.count("there is no step that values could be recorded with") == 1
+    with run.step():
+        pass
+    run.finish()
+    assert server.run.scalars("loss") == [1.0] and server.run.scalars("setup") == [1.0]
+
+
+def test_values_for_earlier_steps_are_counted_and_pointed_out_once(
+    run: Run, server: WireServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (5, 6, 1, 2, 3, 7):
+        run.log({"loss": 1.0}, step=number)
+    assert run.finish().errors == 3
+    assert server.run.steps == [5, 6, 7]
+    assert len([m for m in caplog.messages if "earlier step" in m]) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,18 @@ import hmac
 import json
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from contract.helpers.wire_client import Answer, WireClient
 from helpers.live_servers import Server, Worker
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.alerts.models import Channel, Delivery
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.db.encryption import encrypt_json
 
-# A generous deadline: the jobs start about a second after the data.
-WAIT_SECONDS = 60
 SECRET = "only for this test"
 
 
@@ -51,13 +49,6 @@ def received() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     thread.join()
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        time.sleep(0.1)
-
-
 def train(server: Server, losses: list[float], **fields: object) -> WireClient:
     client = WireClient(server.url, server.token)
     assert client.register(**fields).status == 201
@@ -71,7 +62,7 @@ def test_it_works(server: Server, worker: Worker, received: tuple[str, list[tupl
     sealed = encrypt_json({"url": url, "secret": SECRET})
     Channel.objects.create(project=server.project, name="hook", sealed=sealed)
     client = train(server, [2.5, 2.31, math.nan, math.nan])
-    eventually(lambda: requests)
+    wait_until(lambda: requests)
     ((signature, body),) = requests
     stamp, mac = (part.partition("=")[2] for part in signature.split(","))
     assert mac == hmac.new(SECRET.encode(), f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
@@ -84,7 +75,7 @@ def test_it_works(server: Server, worker: Worker, received: tuple[str, list[tupl
         "POST", f"/heartbeat?alerts_after={alert['id']}", json={"writer": str(client.writer)}
     )
     assert later.json["alerts"] == []
-    eventually(lambda: Delivery.objects.exclude(delivered_at=None).exists())
+    wait_until(lambda: Delivery.objects.exclude(delivered_at=None).exists())
     assert len(requests) == 1
 
 
@@ -97,11 +88,11 @@ def test_verdicts_appear_without_a_request(server: Server, worker: Worker) -> No
         assert finish(baseline).status == 201
     run = train(server, [1.0005 * loss for loss in level], baseline="bf16", precision="fp8")
     assert evaluate(run, right=61).status == 201
-    eventually(lambda: Comparison.objects.filter(run=run.run, verdict="pending").exists())
+    wait_until(lambda: Comparison.objects.filter(run=run.run, verdict="pending").exists())
     assert finish(run).status == 201
 
-    eventually(lambda: Comparison.objects.filter(run=run.run, verdict="equivalent").exists())
-    eventually(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="equivalent").exists())
+    wait_until(lambda: Comparison.objects.filter(run=run.run, verdict="equivalent").exists())
+    wait_until(lambda: EvaluationComparison.objects.filter(run=run.run, verdict="equivalent").exists())
     answer = run.request("GET").json
     assert answer["comparison"]["verdict"] == "equivalent" and answer["comparison"]["k_baseline"] == 3
     assert answer["evaluations"][0]["verdict"] == "equivalent" and answer["events"] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from agent.helpers.loops import regression, squares, update
 from helpers.live_servers import Server, Worker
+from helpers.waiting import wait_until
 
 import fp8scope
 from fp8scope_dashboard.alerts.models import Event
@@ -48,8 +48,6 @@ def test_it_works(factor: float, server: Server, worker: Worker, tmp_path: Path)
     assert np.flatnonzero(~np.isfinite(stored.values)).tolist() == [BAD_STEP - 1]
     bad_loss = stored.values[BAD_STEP - 1]
     assert math.isnan(bad_loss) if math.isnan(factor) else bad_loss == factor
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (events := list(Event.objects.filter(run=run, kind="loss_not_finite"))):
-        assert time.monotonic() < deadline, "no alert was raised"
-        time.sleep(0.1)
+    events = Event.objects.filter(run=run, kind="loss_not_finite")
+    wait_until(events.exists, "the alert")
     assert [event.onset_step for event in events] == [BAD_STEP]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from e2e.helpers.tabs import TIMEOUT_SECONDS, OpenTab, Tab
+from e2e.helpers.tabs import PASSWORD, TIMEOUT_SECONDS, OpenTab, Tab, height_of
 
 if TYPE_CHECKING:
     from helpers.live_servers import Server
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
-PASSWORD = "correct horse battery"
+LOG_SHOWN = 10_000
+"""Characters of the server's log that a failed test shows."""
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +30,9 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=TIMEOUT_SECONDS * 1000)
 
     # Playwright runs an event loop in this thread, so Django would refuse synchronous database calls.
     previous = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
@@ -48,39 +51,48 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_tab(browser: Browser, server: Server) -> Iterator[OpenTab]:
-    """Open tabs signed in as the project's administrator. An error or warning on a console fails the test."""
+    """Open empty tabs of the project's administrator, who is signed in.
+
+    An error or warning on a console fails the test, which then shows the end of the server's log.
+    """
+    from django.conf import settings
+    from django.test import Client
+
     from fp8scope_dashboard.accounts.models import Membership, Role, User
 
     user = User.objects.create_user("ada", password=PASSWORD)
     Membership.objects.create(user=user, project=server.project, role=Role.ADMIN)
+    client = Client()
+    client.force_login(user)
+    session = client.cookies[settings.SESSION_COOKIE_NAME].value
     tabs: list[Tab] = []
+    before = server.log.stat().st_size
 
     def open_signed_in(width: int = 1440, theme: str = "light") -> Tab:
-        height = 844 if width < 500 else 900
         context = browser.new_context(
-            viewport={"width": width, "height": height},
+            viewport={"width": width, "height": height_of(width)},
             color_scheme=theme,  # type: ignore[arg-type]
             reduced_motion="reduce",
         )
         context.set_default_timeout(TIMEOUT_SECONDS * 1000)
+        context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "value": session, "url": server.url}])
         tab = Tab(context.new_page(), server.url)
         tab.page.on(
             "console",
             lambda message: (
-                tab.console_errors.append(message.text) if message.type in ("error", "warning") else None
+                tab.console_errors.append(f"{message.text} ({message.location['url']})")
+                if message.type in ("error", "warning")
+                else None
             ),
         )
         tab.page.on("pageerror", lambda error: tab.console_errors.append(str(error)))
         tabs.append(tab)
-        tab.open("/signin/")
-        tab.page.get_by_label("Username").fill("ada")
-        tab.page.get_by_label("Password").fill(PASSWORD)
-        tab.page.get_by_role("button", name="Sign in").click()
-        tab.page.get_by_role("heading", level=1).wait_for()
         return tab
 
     yield open_signed_in
     errors = [error for tab in tabs for error in tab.console_errors]
     for tab in tabs:
         tab.page.context.close()
-    assert errors == []
+    if errors:
+        log = server.log.read_bytes()[before:].decode(errors="replace")
+        pytest.fail("\n".join(["On the console:", *errors, "The server's log:", log[-LOG_SHOWN:]]))

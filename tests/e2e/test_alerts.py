@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,9 +101,7 @@ def test_a_message_on_an_open_page_leads_to_the_alert(open_tab: OpenTab, server:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
-def test_pages_of_alerts_and_rules(
-    open_tab: OpenTab, server: Server, width: int, theme: str, tmp_path: Path
-) -> None:
+def test_pages_of_alerts_and_rules(open_tab: OpenTab, server: Server, width: int, theme: str) -> None:
     """Everything fits, and the list can be worked through with the keyboard."""
     seeded = seed_project(server.project, 120)
     tab = open_tab(width, theme)
@@ -123,7 +120,7 @@ def test_pages_of_alerts_and_rules(
         tab.draw_everything()
         assert not tab.is_too_wide(), name
         assert tab.page.evaluate(UNNAMED) == [], name
-        tab.screenshot(f"{name}-{theme}-{width}", tmp_path)
+        tab.screenshot(f"{name}-{theme}-{width}")
     tab.open(f"/p/{server.project.slug}/alerts/?state=open")
     first = tab.page.get_by_role("checkbox", name="Choose").first
     first.focus()

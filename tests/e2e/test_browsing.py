@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from dashboard.helpers.many_runs import fill_project
@@ -186,9 +185,7 @@ def test_the_chooser_finds_old_runs(open_tab: OpenTab, server: Server, seeded: S
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
-def test_fits_the_screen(
-    open_tab: OpenTab, server: Server, seeded: Seeded, width: int, theme: str, tmp_path: Path
-) -> None:
+def test_fits_the_screen(open_tab: OpenTab, server: Server, seeded: Seeded, width: int, theme: str) -> None:
     fill_project(server.project, 60)
     tab = open_tab(width, theme)
     columns = "&".join(f"col={key}" for key in ("state", "config.model.depth", "scalar.grad_norm", "recipe"))
@@ -205,4 +202,4 @@ def test_fits_the_screen(
         tab.open(f"/p/{server.project.slug}/{rest}")
         tab.draw_everything()
         assert not tab.is_too_wide(), f"{name} scrolls sideways at {width}"
-        tab.screenshot(f"{name}-{theme}-{width}", tmp_path)
+        tab.screenshot(f"{name}-{theme}-{width}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from e2e.helpers.tabs import OpenTab
@@ -17,7 +15,7 @@ from fp8scope_dashboard.runs.models import ConsoleLine, Writer
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-def test_it_works(open_tab: OpenTab, server: Server, tmp_path: Path) -> None:
+def test_it_works(open_tab: OpenTab, server: Server) -> None:
     run = make_run(server.project, "prints")
     writer = Writer.objects.get(uuid=Recorder(run).uuid)
 
@@ -31,14 +29,14 @@ def test_it_works(open_tab: OpenTab, server: Server, tmp_path: Path) -> None:
     log = tab.page.locator(".console")
     expect(log).to_contain_text("step 299 loss")
     at_end = "log => log.scrollHeight - log.scrollTop - log.clientHeight < 24"
-    assert log.evaluate(at_end)
+    tab.wait(lambda: log.evaluate(at_end), "Showing the end")
     # A new line, and the last state of one that is there.
     write(299, "99 %", "the newest line")
     expect(log).to_contain_text("the newest line")
     expect(log).to_contain_text("99 %")
     expect(log).not_to_contain_text("step 299 loss")
     tab.wait(lambda: log.evaluate(at_end), "Following the end")
-    tab.screenshot("console", tmp_path)
+    tab.screenshot("console")
     line = ConsoleLine.objects.get(number=150)
     tab.page.locator(f"#line-{line.pk} a").click()
     expect(tab.page.locator(f"#line-{line.pk}")).to_have_attribute("aria-current", "true")

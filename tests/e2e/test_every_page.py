@@ -10,13 +10,22 @@ from urllib.parse import urlsplit
 
 import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
-from e2e.helpers.accessibility import violations
+from e2e.helpers.accessibility import EVERY_RULE, RULES_OF_COLOUR, violations
 from e2e.helpers.tabs import OpenTab, Tab
+from e2e.helpers.words import broken_words, unnamed_controls
 from helpers.live_servers import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-LOOKS = [("light", 1440), ("dark", 1440), ("dark", 390), ("light", 390)]
+# At each width, which decides what is visible, every rule once; in each theme those that depend on it.
+LOOKS = [
+    ("light", 1440, EVERY_RULE),
+    ("dark", 1440, RULES_OF_COLOUR),
+    ("dark", 390, EVERY_RULE),
+    ("light", 390, RULES_OF_COLOUR),
+]
+PARTS = 3
+"""Test processes share the pages: each part takes every third one."""
 
 
 def addresses(server: Server, seeded: Seeded) -> dict[str, str]:
@@ -93,21 +102,21 @@ def tab(open_tab: OpenTab, server: Server, seeded: Seeded) -> Iterator[Tab]:
     assert outside == []
 
 
-def test_it_works(tab: Tab, server: Server, seeded: Seeded) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_it_works(tab: Tab, server: Server, seeded: Seeded, part: int) -> None:
     problems: list[str] = []
-    for name, path in addresses(server, seeded).items():
-        tab.page.set_viewport_size({"width": 1440, "height": 900})
-        tab.page.emulate_media(color_scheme="light")
+    for name, path in list(addresses(server, seeded).items())[part::PARTS]:
+        tab.show(1440, "light")
         tab.open(path)
         tab.draw_everything()
-        for theme, width in LOOKS:
-            tab.page.set_viewport_size({"width": width, "height": 900 if width > 500 else 844})
-            tab.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
-            tab.page.wait_for_timeout(100)
+        problems += [f"{name}: without a name: {html}" for html in unnamed_controls(tab.page)]
+        for theme, width, rules in LOOKS:
+            tab.show(width, theme)
             where = f"{name}, {theme}, {width} px"
             if stays_too_wide(tab):
                 problems.append(f"{where}: scrolls sideways")
-            problems += [f"{where}: {violation}" for violation in violations(tab.page)]
+            problems += [f"{where}: breaks {word!r} in a table" for word in broken_words(tab.page)]
+            problems += [f"{where}: {violation}" for violation in violations(tab.page, rules)]
         problems += [f"{name}: {error}" for error in tab.console_errors]
         tab.console_errors.clear()
     assert not problems, "\n".join(problems)

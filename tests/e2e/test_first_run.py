@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,8 +31,9 @@ def is_marked(tab: Tab) -> bool:
     return bool(tab.page.evaluate("window.sameDocument === true"))
 
 
-def test_it_works(open_tab: OpenTab, server: Server, worker: Worker, tmp_path: Path) -> None:
+def test_it_works(open_tab: OpenTab, server: Server, worker: Worker) -> None:
     tab = open_tab()
+    tab.open("/")
     page = tab.page
     assert page.get_by_text("Send your first run").is_visible()
     assert page.get_by_text(f"fp8scope login {server.url}").is_visible()
@@ -69,7 +69,7 @@ def test_it_works(open_tab: OpenTab, server: Server, worker: Worker, tmp_path: P
     tab.wait(lambda: tab.points("panels") == 40, "Forty points")
     tab.wait(lambda: "39" in page.locator("#run-head").inner_text(), "The head's step")
     assert is_marked(tab)
-    tab.screenshot("first-run", tmp_path)
+    tab.screenshot("first-run")
 
 
 def test_an_alert_appears_on_the_open_alerts_page(open_tab: OpenTab, server: Server, worker: Worker) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from fp8scope_dashboard.pages.run_tabs import TABS
 from fp8scope_dashboard.runs.models import Run
@@ -130,6 +129,22 @@ def test_tabs_with_the_keyboard(open_tab: OpenTab, seeded: Seeded) -> None:
     assert "tab=notes" in tab.page.url
 
 
+def test_a_tab_opens_with_the_keyboard_while_parts_of_the_page_are_loading(
+    open_tab: OpenTab, seeded: Seeded
+) -> None:
+    tab = open_tab()
+    held: list[Route] = []
+    tab.page.route("**/tensors/ranking*", lambda route: held.append(route))
+    open_run(tab, seeded.faulty)
+    tab.wait(lambda: held, "The request of the ranking")
+    tab.page.get_by_role("link", name="Notes").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.get_by_role("heading", name="Artefacts").wait_for()
+    expect(tab.page.locator(":focus")).to_have_text("Notes")
+    for route in held:
+        route.abort()
+
+
 def test_the_map_of_tensors_works_after_a_change_of_tabs(open_tab: OpenTab, seeded: Seeded) -> None:
     tab = open_tab()
     open_run(tab, seeded.faulty, "?tab=notes")
@@ -167,7 +182,7 @@ def test_a_note_is_previewed_and_saved(open_tab: OpenTab, seeded: Seeded) -> Non
     page.locator(".artefacts code", has_text="s3://bucket/run/step-100").wait_for()
 
 
-def test_a_failed_run(open_tab: OpenTab, seeded: Seeded, tmp_path: Path) -> None:
+def test_a_failed_run(open_tab: OpenTab, seeded: Seeded) -> None:
     error = 'Traceback (most recent call last):\n  File "train.py", line 3\nFloatingPointError: loss is NaN'
     Run.objects.filter(pk=seeded.faulty.pk).update(state="failed", error=error)
     tab = open_tab(390, "dark")
@@ -178,20 +193,18 @@ def test_a_failed_run(open_tab: OpenTab, seeded: Seeded, tmp_path: Path) -> None
     notice.get_by_text("Whole traceback").click()
     assert notice.locator("pre").is_visible()
     tab.draw_everything()
-    tab.screenshot("failed-dark-390", tmp_path)
+    tab.screenshot("failed-dark-390")
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
-def test_every_tab_fits_the_screen(
-    open_tab: OpenTab, seeded: Seeded, width: int, theme: str, tmp_path: Path
-) -> None:
+def test_every_tab_fits_the_screen(open_tab: OpenTab, seeded: Seeded, width: int, theme: str) -> None:
     tab = open_tab(width, theme)
     for name in TABS:
         open_run(tab, seeded.faulty, f"?tab={name}")
         tab.draw_everything()
         assert not tab.is_too_wide(), f"{name} scrolls sideways at {width}"
         assert tab.page.evaluate(CRAMPED) == [], name
-        tab.screenshot(f"run-{name}-{theme}-{width}", tmp_path)
+        tab.screenshot(f"run-{name}-{theme}-{width}")
 
 
 def test_works_without_scripts(open_tab: OpenTab, seeded: Seeded, server: Server) -> None:

@@ -81,14 +81,14 @@ def run_with_reports(server: Server) -> str:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
-def test_it_works(open_tab: OpenTab, server: Server, width: int, theme: str, tmp_path: Path) -> None:
+def test_it_works(open_tab: OpenTab, server: Server, width: int, theme: str) -> None:
     path = run_with_reports(server)
     tab = open_tab(width, theme)
     tab.open(path)
     tab.draw_everything()
     assert not tab.is_too_wide()
     assert tab.points("reference") == 20
-    tab.screenshot(f"steering-{theme}-{width}", tmp_path)
+    tab.screenshot(f"steering-{theme}-{width}")
     # Charts outside the viewport are not redrawn.
     tab.page.locator("#reference").scroll_into_view_if_needed()
     tab.page.locator("form[data-controls=reference] select").select_option(index=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from dashboard.helpers.exponents import histogram_of, store_histograms
@@ -239,17 +237,15 @@ def test_a_map_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server, 
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
-def test_fits_the_screen(
-    open_tab: OpenTab, server: Server, run: Run, width: int, theme: str, tmp_path: Path
-) -> None:
+def test_fits_the_screen(open_tab: OpenTab, server: Server, run: Run, width: int, theme: str) -> None:
     tab = open_tab(width, theme)
     open_map(tab, address(server, run))
     assert not tab.is_too_wide()
-    tab.screenshot(f"tensors-{theme}-{width}", tmp_path)
+    tab.screenshot(f"tensors-{theme}-{width}")
     tab.open(address(server, run, f"tensors/{NAMES.index(FIRST)}/"))
     tab.draw_everything()
     assert not tab.is_too_wide()
-    tab.screenshot(f"tensor-{theme}-{width}", tmp_path)
+    tab.screenshot(f"tensor-{theme}-{width}")
     tab.open(address(server, run, f"?tensor={NAMES.index(FIRST)}"))
     in_drawer(tab)
     assert not tab.page.evaluate(

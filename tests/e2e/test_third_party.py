@@ -64,7 +64,7 @@ def test_it_works(
     tab.draw_everything()
     tab.page.get_by_text("Recipe and configuration").click()
     tab.page.evaluate("scrollTo(0, 0)")
-    tab.screenshot(f"third-party-{script}", tmp_path)
+    tab.screenshot(f"third-party-{script}")
     # The page shows the loss of every step, the tensors under the model's names, and the recipe.
     assert tab.points("panels") == STEPS
     names = tab.page.evaluate("document.querySelector('#heatmap .figure__plot').layout.meta.names")

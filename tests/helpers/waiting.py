@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 """Longer than any of these conditions takes, even on a busy machine."""
 
 

@@ -78,7 +78,7 @@ def test_layout_by_hand() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_packing_round_trip(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 70))
     values = data.draw(st.lists(st.integers(0, 63), min_size=rows * columns, max_size=rows * columns))
@@ -91,7 +91,7 @@ def test_packing_round_trip(data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(0, 2**31), st.integers(-30, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_error_is_half_a_last_place(rows: int, columns: int, seed: int, exponent: int) -> None:
     """2^-3 of each element, or half the smallest subnormal under the row's scale."""
     weight = matrix(rows, columns, seed) * 2.0**exponent

@@ -62,7 +62,7 @@ def test_a_parameter_without_gradient_is_left() -> None:
     st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_weights_stay_within_fp16_of_float32(values: list[float], seed: int) -> None:
     """After a step, each weight is AdamW's to half a unit in FP16's last place, or of its subnormals."""
     grads = torch.randn(len(values), generator=torch.Generator().manual_seed(seed))

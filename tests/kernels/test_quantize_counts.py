@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -102,7 +102,6 @@ def test_every_boundary(make: object, fmt: Format) -> None:
 
 
 @BOTH
-@settings(deadline=None)
 @given(
     values=st.lists(st.floats(width=32), max_size=40),
     scale=st.floats(2.0**-100, 2.0**100, width=32),

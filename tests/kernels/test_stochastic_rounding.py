@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -73,7 +73,6 @@ def test_representable_values_are_unchanged(fmt: Format) -> None:
         assert torch.equal(round_stochastically(values, fmt, seeded(seed)), values)
 
 
-@settings(deadline=None)
 @given(
     values=st.lists(st.floats(width=32, allow_infinity=False), max_size=30),
     fmt=st.sampled_from(list(DATA_FORMATS.values())),

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fp8scope.autolog.inspection import parameters_of, token_count, unwrap_optimizer
 from fp8scope.autolog.loss_capture import Loss, combine, listen, unlisten
-from fp8scope.observe.tensors.base import inside_backward
+from fp8scope.observe.tensors.base import inside_backward, local
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -56,6 +56,14 @@ class ForwardHook:
         return ForwardHook, ()
 
 
+def _version(x: Tensor) -> int:
+    """How often a tensor was changed in place. FSDP2 accumulates in the local part of a sharded gradient."""
+    if not hasattr(x, "to_local"):
+        return x._version
+    with torch.no_grad():
+        return x._version + local(x)._version
+
+
 class Followed:
     """A model that is followed, with its state since the last step."""
 
@@ -80,12 +88,12 @@ class Followed:
     def gradients(self) -> list[tuple[int, int] | None]:
         """Identify the probed gradients; any accumulation changes the result. Reads no values."""
         gradients = [None if (p := probe()) is None else p.grad for probe in self._probes]
-        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+        return [None if gradient is None else (id(gradient), _version(gradient)) for gradient in gradients]
 
     def state(self) -> Any:
         """Identify the probed gradients and the versions of the probed parameters. Reads no values."""
         parameters = [probe() for probe in self._probes]
-        return self.gradients(), [None if p is None else p._version for p in parameters]
+        return self.gradients(), [None if p is None else _version(p) for p in parameters]
 
 
 class Attachment:

@@ -194,7 +194,8 @@ class Sender:
         progress = self.cursor.progress
         stored = answer.get("points")
         if message.kind is RecordKind.ROW and isinstance(stored, int) and stored != message.points:
-            self._guard.error("storing", f"the server stored {stored} of {message.points} points")
+            why = ValueError(f"the server stored {stored} of {message.points} points")
+            self._guard.caught("storing", why)
         self._pass(message)
         if message.kind is RecordKind.FINISH:
             progress.finished = True

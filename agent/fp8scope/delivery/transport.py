@@ -80,6 +80,9 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
     error = error if isinstance(error, dict) else {}
     code = str(error.get("code", ""))[:64]
     message = " ".join(str(error[k])[:500] for k in ("message", "hint") if error.get(k)) or f"HTTP {status}"
+    if status == 404 and not code:
+        # Most often somebody has copied the address of a page.
+        message = "HTTP 404: no dashboard is at this address. Leave out the path of a page (/p/default/)"
     wait = retry_after(headers.get("Retry-After"))
     action = _CODES.get((status, code)) or _by_status(status, known=bool(code))
     return Outcome(action, status=status, code=code, message=message, wait=wait)
@@ -175,5 +178,7 @@ def _reason(error: BaseException) -> str:
     inner: BaseException | None = getattr(error, "reason", None) or error.__cause__
     if isinstance(inner, BaseException):
         return _reason(inner)
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return "no TLS is spoken at this address; begin it with http:// if it is meant to be without"
     text = str(error).rpartition(": ")[2] or type(error).__name__
     return text[:200]

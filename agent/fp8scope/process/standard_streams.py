@@ -46,20 +46,21 @@ class Tap:
         return True
 
 
-def _wrapped(write: Callable[[str], Any], listeners: list[Listener]) -> Callable[[str], Any]:
+def _wrapped(write: Callable[..., Any], listeners: list[Listener]) -> Callable[..., Any]:
     local = _local
 
-    def heard(text: str) -> Any:
-        if local.inside:
-            return write(text)
+    def heard(*arguments: Any, **named: Any) -> Any:
+        # A program's own stream may take other things than text.
+        if local.inside or not (arguments and isinstance(arguments[0], str)):
+            return write(*arguments, **named)
         local.inside = True
         try:
-            # What it returns or raises is the program's.
-            result = write(text)
+            # What it takes, returns or raises is the program's.
+            result = write(*arguments, **named)
         finally:
             local.inside = False
         for listen in listeners:
-            listen(text)
+            listen(arguments[0])
         return result
 
     return heard

@@ -110,8 +110,7 @@ class ConsoleLog:
         while queue:
             name, at, step, text = queue.popleft()
             self._taken += len(text)
-            if isinstance(text, str):
-                self._screens[name].feed(text, at, step)
+            self._screens[name].feed(text, at, step)
         self._taken = self._added
 
     def _affordable(self, lines: list[tuple[StreamName, Line]], final: bool) -> list[tuple[str, Line]]:

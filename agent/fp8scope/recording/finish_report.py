@@ -65,7 +65,7 @@ def log_losses(name: str, report: FinishReport) -> None:
     """Log what is missing from a run that was otherwise sent completely."""
     if report.rows_dropped or report.errors:
         logger.warning(
-            "run %s: %d steps were dropped, and the agent had %d errors of its own; the run's page says so.",
+            "run %s: %d steps were dropped, and %d values or actions failed in the agent; see its page.",
             name,
             report.rows_dropped,
             report.errors,

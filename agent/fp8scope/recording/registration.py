@@ -90,6 +90,11 @@ class Registration:
         self._sent_at = 0.0
         self._repository: RepositoryLookup | None = None
 
+    @property
+    def lacks_precision(self) -> bool:
+        """Whether neither the script nor a watched model's FP8 layers have said the run's precision."""
+        return bool(self.document["precision"] == "unknown")
+
     def entry(self) -> Document:
         """The registration as it is now, for the spool."""
         document = dict(self.document)

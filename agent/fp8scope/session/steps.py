@@ -131,6 +131,11 @@ class Steps:
             self.number, self.open = before
 
     @property
+    def _has_no_steps(self) -> bool:
+        """Whether nothing has shown yet how this script makes steps."""
+        return self.recorded is None and not self._has_blocks and self.follower is None and self.active
+
+    @property
     def completed(self) -> int:
         """The number of the last step whose work is done, whether it is recorded yet or not."""
         done = self.open is None or self.open is self._logged
@@ -173,6 +178,8 @@ class Steps:
             began = perf_counter()
             try:
                 step.reading = self.measures.end(step)
+                if self._registration.lacks_precision and self.measures.precision:
+                    self._registration.set("precision", self.measures.precision)
             except Exception as error:
                 self.guard.caught("measuring a step", error)
             self.budget.fixed_seconds += perf_counter() - began
@@ -254,6 +261,12 @@ class Steps:
     def log(self, values: Mapping[str, Any]) -> None:
         """Add values to the open step; without one, to the next."""
         if self.open is None:
+            if self._has_no_steps and not self.early.keys().isdisjoint(values):
+                self.guard.warn_once(
+                    "no steps",
+                    "run.log: there is no step that values could be recorded with, and the last ones replace "
+                    "those before. Use `with run.step()`, run.log(..., step=number) or fp8scope.attach.",
+                )
             if len(self.early) < MAX_SCALARS:
                 self.early |= values
             return
@@ -291,10 +304,10 @@ class Steps:
         elif step is not None and number == step.number:
             self.log(values)
         elif number <= self.number and (step is not None or self.recorded is not None):
-            self.guard.error(
+            late = f"run.log(step={number}) after step {self.number}: the values are not recorded"
+            self.guard.caught(
                 "logging to an earlier step",
-                f"run.log(step={number}) after step {self.number}: the values are not recorded; log a step's "
-                "values before those of the next",
+                ValueError(f"{late}; log a step's values before those of the next"),
             )
         else:
             self.end_logged()

@@ -75,6 +75,7 @@ def apply(
     *,
     waiting: Sequence[Mapping[str, Any]] = (),
     ended: Mapping[str, str] | None = None,
+    continued: Collection[str] = (),
 ) -> Applied:
     """Open, complete and resolve the events of a run. The deliveries of opened events are queued.
 
@@ -87,9 +88,13 @@ def apply(
     Args:
         waiting: the findings that have waited since earlier calls.
         ended: why streams have ended, by name. Their conditions end too.
+        continued: streams that another start of the training continues. What a person has resolved in them,
+            and still lasts, opens again.
     """
     opened: list[Event] = []
-    queue = [*_restored(run, waiting), *sorted(detections, key=_order)]
+    # The end of a stream is not the moment to open what has waited in it.
+    restored = [each for each in _restored(run, waiting) if each.stream not in (ended or {})]
+    queue = [*restored, *sorted(detections, key=_order)]
     kept: list[Detection] = []
     for each in queue:
         if each.finding.opened:
@@ -99,6 +104,7 @@ def apply(
             _leave(run, each)
     kept = [each for each in kept if each.stream not in (ended or {})]
     _end_streams(run, ended or {})
+    opened += _continue_streams(run, continued)
     # What waited for events that have just been resolved.
     still_kept: list[Detection] = []
     for each in kept:
@@ -128,7 +134,11 @@ def _unresolved(run: Run) -> QuerySet[Event]:
 def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
     same = _same_cause(run, each)
     if same is not None:
+        # Without a detector that sees it, a person has opened it again.
+        comes_back = not same.seen_by and not each.finding.update
         _join(same, each)
+        if comes_back and life.open_again(same, text=_came_back(each)):
+            opened.append(same)
         return
     if each.finding.update:
         # Its event waits or was resolved by a person.
@@ -253,11 +263,19 @@ def _come_back(run: Run, each: Detection) -> Event | None:
         return None
     if not 0 <= onset - (last.resolved_step or 0) <= life.REOPEN_STEPS:
         return None
-    if not life.reopen(last, text=f"The condition came back at step {onset}: {each.finding.message}"):
+    return _reopened(last, each)
+
+
+def _reopened(event: Event, each: Detection) -> Event | None:
+    if not life.reopen(event, text=_came_back(each)):
         return None
-    last.seen_by, last.severity = [each.holder], each.rule.severity
-    last.save(update_fields=["seen_by", "severity"])
-    return last
+    event.seen_by, event.severity = [each.holder], each.rule.severity
+    event.save(update_fields=["seen_by", "severity"])
+    return event
+
+
+def _came_back(each: Detection) -> str:
+    return f"The condition came back at step {each.finding.onset_step}: {each.finding.message}"
 
 
 def _create(run: Run, each: Detection) -> Event | None:
@@ -282,7 +300,14 @@ def _create(run: Run, each: Detection) -> Event | None:
     )
     if created:
         life.note_opened(event)
-    return event if created else None
+        return event
+    if not event.seen_by:
+        # It ended for those that saw it, e.g. for another rank.
+        return _reopened(event, each)
+    # A person has resolved what another detector still sees.
+    event.seen_by = [*event.seen_by, each.holder]
+    event.save(update_fields=["seen_by"])
+    return None
 
 
 def _leave(run: Run, end: Detection) -> None:
@@ -305,6 +330,17 @@ def _end_streams(run: Run, ended: Mapping[str, str]) -> None:
     for event in _seen(run) if ended else ():
         gone = [holder for holder in event.seen_by if holder[0] in ended]
         _without(event, gone, ended[gone[0][0]] if gone else "")
+
+
+def _continue_streams(run: Run, continued: Collection[str]) -> list[Event]:
+    """Open what a person has resolved, and lasts in the next start of the training. Returns these events."""
+    lasting = _seen(run).filter(state=EventState.RESOLVED) if continued else ()
+    return [
+        event
+        for event in lasting
+        if any(holder[0] in continued for holder in event.seen_by)
+        and life.reopen(event, text="The training was continued, and the condition lasts.")
+    ]
 
 
 def _seen(run: Run) -> QuerySet[Event]:

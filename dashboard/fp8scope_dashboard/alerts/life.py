@@ -141,12 +141,29 @@ def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
         DetectorState.objects.select_for_update().get(run_id=event.run_id, writer=RUN_WIDE)
     if same_condition(event).filter(state__in=UNRESOLVED).exclude(pk=event.pk).exists():
         raise LifeError("A newer alert of this rule is not resolved yet: use that one.")
+    return _open_again(event, TRANSITIONS[EntryKind.REOPENED], user, text)
+
+
+@transaction.atomic
+def open_again(event: Event, text: str) -> bool:
+    """Raise an unresolved event again, because its condition came back after a person had opened it.
+
+    The training process gets the alert again. Call it under the run's lock.
+
+    Returns:
+        False if it is muted, or resolved.
+    """
+    return _open_again(event, Transition((OPEN, ACKNOWLEDGED), OPEN), None, text)
+
+
+def _open_again(event: Event, transition: Transition, user: User | None, text: str) -> bool:
     fields: dict[str, Any] = {"sent_again_as": _next_number()} if user is None else {}
     return _move(
         event,
         EntryKind.REOPENED,
         user,
         text,
+        transition=transition,
         resolved_at=None,
         resolved_step=None,
         acknowledged_by=None,
@@ -211,9 +228,10 @@ def _move(
     user: User | None,
     text: str = "",
     step: int | None = None,
+    transition: Transition | None = None,
     **fields: Any,
 ) -> bool:
-    transition = TRANSITIONS[kind]
+    transition = transition or TRANSITIONS[kind]
     allowed = Event.objects.filter(pk=event.pk, state__in=transition.sources)
     if allowed.update(state=transition.target, **fields) != 1:
         return False

@@ -14,7 +14,7 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
-from fp8scope_dashboard.alerts.watching.evaluation import evaluate
+from fp8scope_dashboard.alerts.watching.evaluation import evaluate, state_of
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, RunState
 
@@ -104,7 +104,7 @@ def unread_runs() -> list[UUID]:
     """
     unread = []
     for project in lineage.active_projects():
-        fields = ("id", "group", "baseline", "rows_stored", "state", "heartbeat_at")
+        fields = ("id", "group", "baseline", "rows_stored", "state", "heartbeat_at", "finished_at")
         runs = Run.objects.filter(project=project).values_list(*fields)
         # By group and by id: a baseline is either.
         of_group: dict[str, int] = defaultdict(int)
@@ -113,11 +113,12 @@ def unread_runs() -> list[UUID]:
             of_group[str(run_id)] += rows
         states = DetectorState.objects.filter(run__project=project, writer=RUN_WIDE)
         read = {run_id: (rows, state) for run_id, rows, state in states.values_list(*STATE_READ)}
-        for run_id, group, baseline, rows, state, heard in runs:
+        for run_id, group, baseline, rows, state, heard, finished_at in runs:
             own = 0 if baseline in (group, str(run_id)) else rows
             behind = rows if not baseline else of_group[baseline] + own
             read_rows, read_state = read.get(run_id, (None, RunState.RUNNING))
-            changed = read_state != state and timezone.now() - heard < STATE_IS_NEWS
+            is_read = read_state == state_of(state, finished_at)
+            changed = not is_read and timezone.now() - heard < STATE_IS_NEWS
             if (behind and read_rows != behind) or changed:
                 unread.append(run_id)
     return unread

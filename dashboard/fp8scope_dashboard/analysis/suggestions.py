@@ -1,7 +1,7 @@
 """Suggest a run's baseline and its seed group from the configurations. A suggestion is used only by a person.
 
-The pure functions take `Kin`, what `runs.configuration` derives from a run; the queries below read at most
-MOST_KIN of them.
+The pure functions take `Candidate`, what `runs.configuration` derives from a run; the queries below read at
+most MOST_CANDIDATES of them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fp8scope_dashboard.runs.models import Relation, Run, RunState
 # Precisions of a baseline, the best first.
 BASELINE_PRECISIONS = ("bf16", "fp16", "fp32")
 # Runs with an equal configuration that are considered: the newest, if there are more.
-MOST_KIN = 500
+MOST_CANDIDATES = 500
 
 
 @dataclass(frozen=True)
-class Kin:
+class Candidate:
     """A run as suggestions see it. `digest` is equal for equal configurations; empty if nothing is known."""
 
     id: str
@@ -59,7 +59,7 @@ class SuggestedGroup:
     members: int = 0
 
 
-def suggest(run: Kin, others: Iterable[Kin]) -> Suggestion | None:
+def suggest(run: Candidate, others: Iterable[Candidate]) -> Suggestion | None:
     """The baseline of a run: the runs in BF16 (else FP16, else FP32) with the same configuration otherwise.
 
     Configurations are equal but for precision, recipe, seed, names, paths and times. Of several groups the
@@ -68,7 +68,7 @@ def suggest(run: Kin, others: Iterable[Kin]) -> Suggestion | None:
     """
     if run.baseline or run.precision in ("unknown", *BASELINE_PRECISIONS):
         return None
-    arms: dict[tuple[str, str], list[Kin]] = defaultdict(list)
+    arms: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
     for other in others:
         if other.precision in BASELINE_PRECISIONS and _same_training(run, other):
             if other.group and other.group == run.group:
@@ -80,13 +80,15 @@ def suggest(run: Kin, others: Iterable[Kin]) -> Suggestion | None:
     return Suggestion(value, runs[0].group or runs[0].name, precision, len(runs))
 
 
-def _rank(precision: str, runs: list[Kin]) -> tuple[int, int, int, float]:
+def _rank(precision: str, runs: list[Candidate]) -> tuple[int, int, int, float]:
     newest = max(each.created_at for each in runs).timestamp()
     finished = sum(each.finished for each in runs)
     return BASELINE_PRECISIONS.index(precision), -finished, -len(runs), -newest
 
 
-def suggest_group(run: Kin, others: Iterable[Kin], taken: Collection[str] = ()) -> SuggestedGroup | None:
+def suggest_group(
+    run: Candidate, others: Iterable[Candidate], taken: Collection[str] = ()
+) -> SuggestedGroup | None:
     """The seed group of a run without one: runs with the same configuration, precision, recipe and baseline,
     and another seed.
 
@@ -115,7 +117,7 @@ def suggest_group(run: Kin, others: Iterable[Kin], taken: Collection[str] = ()) 
     )
 
 
-def _same_training(run: Kin, other: Kin) -> bool:
+def _same_training(run: Candidate, other: Candidate) -> bool:
     if run.id == other.id or not run.digest or run.digest != other.digest:
         return False
     return run.total_steps == other.total_steps or None in (run.total_steps, other.total_steps)
@@ -139,7 +141,7 @@ def suggested_baseline(run: Run) -> Suggestion | None:
     """The baseline that is suggested for a stored run."""
     if run.baseline or not run.config_digest:
         return None
-    return suggest(_kin(run), _equals(run))
+    return suggest(_candidate(run), _equals(run))
 
 
 def suggested_group(run: Run) -> SuggestedGroup | None:
@@ -147,25 +149,25 @@ def suggested_group(run: Run) -> SuggestedGroup | None:
     if run.group or not run.config_digest:
         return None
     equals = _equals(run)
-    suggested = suggest_group(_kin(run), equals)
+    suggested = suggest_group(_candidate(run), equals)
     if suggested is None or suggested.members:
         return suggested
     begins = Run.objects.filter(project_id=run.project_id, group__startswith=suggested.name)
-    taken = set(begins.values_list("group", flat=True).distinct()[:MOST_KIN])
+    taken = set(begins.values_list("group", flat=True).distinct()[:MOST_CANDIDATES])
     return replace(suggested, name=_unused(suggested.name, taken))
 
 
-def _equals(run: Run) -> list[Kin]:
+def _equals(run: Run) -> list[Candidate]:
     """The newest runs of the project whose configuration is equal. A reference window is a part of a run."""
     same = Run.objects.filter(project_id=run.project_id, config_digest=run.config_digest).exclude(pk=run.pk)
     same = same.exclude(relation=Relation.REFERENCE)
     narrow = same.defer("config", "environment", "summary", "error", "last_scalars")
-    return [_kin(other) for other in narrow.order_by("-created_at", "id")[:MOST_KIN]]
+    return [_candidate(other) for other in narrow.order_by("-created_at", "id")[:MOST_CANDIDATES]]
 
 
-def _kin(run: Run) -> Kin:
+def _candidate(run: Run) -> Candidate:
     recipe: Any = sorted(run.recipe.items())
-    return Kin(
+    return Candidate(
         str(run.id),
         run.name,
         run.created_at,

@@ -10,6 +10,7 @@ from fp8scope_dashboard.diagnosis.findings import Finding, Link
 
 # With fewer checkpoints a trend cannot be told from noise.
 LEAST_CHECKPOINTS: Final = 3
+LINKS: Final = (Link("evaluations", "Evaluations"),)
 
 
 @dataclass(frozen=True)
@@ -44,55 +45,68 @@ def examine(
     """
     if not ours:
         return Finding("evaluation", "unknown", "The run has no evaluations.")
-    links = (Link("evaluations", "Evaluations"),)
+    finding = _in_another_precision(ours, theirs, precision) or _of_a_baseline_in_another_precision(theirs)
+    if finding is None and not training_is_worse:
+        finding = _worse_alone(ours)
+    return finding or _agreement(ours)
+
+
+def _in_another_precision(ours: Sequence[Scored], theirs: Sequence[Scored], precision: str) -> Finding | None:
     wrong = next((each for each in reversed(ours) if _mismatch(each.precision, precision)), None)
-    if wrong is not None:
-        reference = {each.precision.upper() for each in theirs if each.task == wrong.task and each.precision}
-        versus = f", and the BF16 runs in {' and '.join(sorted(reference))}" if reference else ""
-        sentence = (
-            f"The evaluation is in the wrong precision: {wrong.name} {wrong.metric} at step {wrong.step} was "
-            f"computed in {wrong.precision.upper()}, the run trains in {precision.upper()}{versus}."
-        )
-        return Finding(
-            "evaluation", "cause", sentence, "evaluation_precision", wrong.step,
-            suggestion="Evaluate both arms in one precision, that of the training.", links=links,
-        )  # fmt: skip
-    crossed = next((each for each in theirs if each.precision and _mismatch(each.precision, "bf16")), None)
-    if crossed is not None:
-        sentence = (
-            f"The evaluation is in the wrong precision: the BF16 baseline's {crossed.name} "
-            f"{crossed.metric} at step "
-            f"{crossed.step} was computed in {crossed.precision.upper()}."
-        )
-        return Finding(
-            "evaluation", "cause", sentence, "evaluation_precision", crossed.step,
-            suggestion="Evaluate the baseline in BF16.", links=links,
-        )  # fmt: skip
-    # With a known precision, worse scores are no sign of a wrong one.
-    worse = [each for each in ours if each.verdict == "worse" and not each.precision]
-    if worse and not training_is_worse:
-        each = worse[-1]
-        sentence = (
-            f"Only the evaluation is worse: {each.name} {each.metric} at step {each.step} is worse than "
-            "BF16's, "
-            "though the training loss is not; check the precision that it was computed in."
-        )
-        return Finding(
-            "evaluation", "suspect", sentence, "evaluation_precision", each.step,
-            suggestion="Log the precision of evaluations, and repeat this one.", links=links,
-        )  # fmt: skip
-    checkpoints = len({each.step for each in ours})
-    note = (
-        f" Only {checkpoints} checkpoint{'s' if checkpoints > 1 else ''}: too few for a trend."
-        if checkpoints < LEAST_CHECKPOINTS
-        else ""
-    )
-    known = (
-        "in the training's precision" if any(each.precision for each in ours) else "precision not recorded"
+    if wrong is None:
+        return None
+    reference = {each.precision.upper() for each in theirs if each.task == wrong.task and each.precision}
+    versus = f", and the BF16 runs in {' and '.join(sorted(reference))}" if reference else ""
+    sentence = (
+        f"The evaluation is in the wrong precision: {wrong.name} {wrong.metric} at step {wrong.step} was "
+        f"computed in {wrong.precision.upper()}, the run trains in {precision.upper()}{versus}."
     )
     return Finding(
-        "evaluation", "clear", f"The evaluations agree with the training ({known}).{note}", links=links
+        "evaluation", "cause", sentence, "evaluation_precision", wrong.step,
+        suggestion="Evaluate both arms in one precision, that of the training.", links=LINKS,
+    )  # fmt: skip
+
+
+def _of_a_baseline_in_another_precision(theirs: Sequence[Scored]) -> Finding | None:
+    crossed = next((each for each in theirs if _mismatch(each.precision, "bf16")), None)
+    if crossed is None:
+        return None
+    sentence = (
+        f"The evaluation is in the wrong precision: the BF16 baseline's {crossed.name} {crossed.metric} at "
+        f"step {crossed.step} was computed in {crossed.precision.upper()}."
     )
+    return Finding(
+        "evaluation", "cause", sentence, "evaluation_precision", crossed.step,
+        suggestion="Evaluate the baseline in BF16.", links=LINKS,
+    )  # fmt: skip
+
+
+def _worse_alone(ours: Sequence[Scored]) -> Finding | None:
+    """Scores that are worse although the training loss is not."""
+    # With a known precision, worse scores are no sign of a wrong one.
+    worse = [each for each in ours if each.verdict == "worse" and not each.precision]
+    if not worse:
+        return None
+    last = worse[-1]
+    sentence = (
+        f"Only the evaluation is worse: {last.name} {last.metric} at step {last.step} is worse than BF16's, "
+        "though the training loss is not; check the precision that it was computed in."
+    )
+    return Finding(
+        "evaluation", "suspect", sentence, "evaluation_precision", last.step,
+        suggestion="Log the precision of evaluations, and repeat this one.", links=LINKS,
+    )  # fmt: skip
+
+
+def _agreement(ours: Sequence[Scored]) -> Finding:
+    checkpoints = len({each.step for each in ours})
+    note = ""
+    if checkpoints < LEAST_CHECKPOINTS:
+        note = f" Only {checkpoints} checkpoint{'s' if checkpoints > 1 else ''}: too few for a trend."
+    is_known = any(each.precision for each in ours)
+    known = "in the training's precision" if is_known else "precision not recorded"
+    sentence = f"The evaluations agree with the training ({known}).{note}"
+    return Finding("evaluation", "clear", sentence, links=LINKS)
 
 
 def _mismatch(evaluated: str, trained: str) -> bool:

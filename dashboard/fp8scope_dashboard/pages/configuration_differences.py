@@ -75,7 +75,7 @@ class Differences:
     """The entries of several runs by dotted name.
 
     Attributes:
-        rows: those that differ, or all if asked for; at most MOST_ROWS.
+        rows: those that differ, or all if asked for, at most MOST_ROWS unless asked for more.
         total, differing: the number of all entries, and of those that differ.
         unread: names of runs whose configuration is too large to be read.
     """
@@ -92,13 +92,24 @@ class Differences:
         return len(self.runs) <= MOST_SIDE_BY_SIDE
 
     @property
+    def differing_rows(self) -> list[EntryRow]:
+        return [row for row in self.rows if row.differs]
+
+    @property
+    def equal_rows(self) -> list[EntryRow]:
+        return [row for row in self.rows if not row.differs]
+
+    @property
     def more(self) -> int:
         """The number of rows that are left out."""
         return (self.total if self.everything else self.differing) - len(self.rows)
 
 
 def differences(
-    configurations: Sequence[tuple[str, Mapping[str, Any]]], *, everything: bool = False
+    configurations: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    everything: bool = False,
+    most: int = MOST_ROWS,
 ) -> Differences:
     """Compare flat configurations: (name of the run, values by dotted name)."""
     names = tuple(name for name, _ in configurations)
@@ -106,7 +117,7 @@ def differences(
     rows = [_row(key, configurations) for key in sorted(keys, key=_rank)]
     differing = [row for row in rows if row.differs]
     shown = rows if everything else differing
-    return Differences(names, tuple(shown[:MOST_ROWS]), len(rows), len(differing), everything=everything)
+    return Differences(names, tuple(shown[:most]), len(rows), len(differing), everything=everything)
 
 
 def _rank(key: str) -> tuple[int, str]:
@@ -119,8 +130,7 @@ def _row(key: str, configurations: Sequence[tuple[str, Mapping[str, Any]]]) -> E
     shown: dict[str | None, Value] = {}
     for name, entries in configurations:
         entry = entries.get(key, _MISSING)
-        # Numbers count by value: 1 and 1.0 are equal.
-        identity = None if entry is _MISSING else _identity(entry)
+        identity = None if entry is _MISSING else json.dumps(_by_value(entry), sort_keys=True)
         value = Value(None if entry is _MISSING else _text(entry))
         having.setdefault(identity, []).append(name)
         shown.setdefault(identity, value)
@@ -139,14 +149,19 @@ def flat(value: Any, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, An
         yield prefix, value
 
 
-def _identity(value: Any) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return repr(float(value)) if abs(value) < 2**53 else str(value)
-    return json.dumps(value, sort_keys=True)
+def _by_value(value: Any) -> Any:
+    """The value with equal numbers made the same: 1 and 1.0 are equal, but 1 and True are not."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < 2**53 else value
+    if isinstance(value, list):
+        return [_by_value(item) for item in value]
+    return {key: _by_value(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    # Blanks at the ends are visible only in quotes.
+    is_plain = isinstance(value, str) and value.strip() == value != ""
+    text = value if is_plain else json.dumps(value, ensure_ascii=False, sort_keys=True)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 

@@ -110,6 +110,14 @@ def _by_id(rows: QuerySet[EvaluationComparison]) -> QuerySet[EvaluationCompariso
     return EvaluationComparison.objects.filter(pk__in=ids).select_related("run", "run__project")
 
 
+def comparisons_of(project: Project, name: str, metric: str) -> QuerySet[EvaluationComparison]:
+    """All comparisons of one task, in no order."""
+    rows = EvaluationComparison.objects.filter(
+        run__project=project, run__deleted_at=None, name=name, metric=metric
+    )
+    return rows.select_related("run", "run__project")
+
+
 def forest_rows(project: Project, comparisons: Iterable[EvaluationComparison], arms: Arms) -> list[ForestRow]:
     """The rows of these comparisons, those that need attention first."""
     listed = list(comparisons)

@@ -17,18 +17,18 @@ A section is a JSON object with `kind` and `title`:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from django.http import HttpRequest, QueryDict
-from django.urls import resolve, reverse
+from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.pages.comparison_groups import Arms, precision_label
 from fp8scope_dashboard.pages.configuration_differences import EntryRow, differences, flat
+from fp8scope_dashboard.pages.figure_requests import answer_of
 from fp8scope_dashboard.pages.figures.svg import svg_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
 from fp8scope_dashboard.pages.forest import forest_rows, latest_comparisons
@@ -253,16 +253,10 @@ def _answer(
     request: HttpRequest, address: str, query: Mapping[str, str | list[str]]
 ) -> FigureAnswer | EmptyAnswer:
     """What the address of a figure answers to the person of the request."""
-    inner = copy.copy(request)
-    inner.method = "GET"
-    inner.path = inner.path_info = address
-    inner.META = {key: value for key, value in request.META.items() if key != "HTTP_ACCEPT_ENCODING"}
     asked = QueryDict(mutable=True)
     for key, value in query.items():
         asked.setlist(key, value if isinstance(value, list) else [value])
-    inner.GET = asked  # type: ignore[assignment]
-    match = resolve(address)
-    answer = match.func(inner, *match.args, **match.kwargs)
+    answer = answer_of(request, address, asked)
     assert isinstance(answer, FigureAnswer | EmptyAnswer), "the addresses of figures answer figures"
     return answer
 

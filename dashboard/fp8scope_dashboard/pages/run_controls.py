@@ -10,7 +10,7 @@ from fp8scope_dashboard.analysis.coverage import is_dead
 from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds, giver_of, state_of
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Report, ReportKind
-from fp8scope_dashboard.pages.figures.curves import Mark
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.onset_facts import step_of
 from fp8scope_dashboard.pages.verdicts import COMMAND_STATES, DEAD_WINDOW, WINDOW_VERDICTS, Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor

@@ -13,12 +13,12 @@ from django.utils.safestring import SafeString, mark_safe
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages import run_controls
-from fp8scope_dashboard.pages.config_difference import difference_of
+from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat
 from fp8scope_dashboard.pages.console_lines import console_context
 from fp8scope_dashboard.pages.efficiency import recent_figures
-from fp8scope_dashboard.pages.kin import kin_of, offered_groups, offered_runs
 from fp8scope_dashboard.pages.onset_facts import last_line
 from fp8scope_dashboard.pages.ranks import ranks_of
+from fp8scope_dashboard.pages.related_runs import offered_groups, offered_runs, related_runs_of
 from fp8scope_dashboard.pages.series_loading import step_of
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.pages.tensors.question import tensors_context
@@ -30,6 +30,7 @@ TENSOR_NAME_LENGTH: Final = 512
 # Processes whose errors are shown.
 MOST_ERRORS: Final = 32
 SECONDARY: Final = ("tokens_per_second", "step_seconds", "mfu", "memory_peak")
+MOST_ENTRIES: Final = 2_000
 # What is kept in the addresses of the tabs.
 KEPT: Final = ("steps", "tensor")
 
@@ -106,7 +107,7 @@ def _overview(run: Run, query: QueryDict) -> dict[str, Any]:
     others = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens", "grad_norm")]
     return {
         "summary": summarise(run),
-        "kin": kin_of(run),
+        "related": related_runs_of(run),
         "groups": offered_groups(run),
         "others": offered_runs(run),
         "more_scalars": others,
@@ -143,19 +144,23 @@ def compared_run(run: Run) -> Run | None:
 
 def _configuration(run: Run, query: QueryDict) -> dict[str, Any]:
     other = compared_run(run)
-    mine = {**run.config, **_named("recipe", run.recipe), "precision": run.precision}
-    theirs = (
-        {**other.config, **_named("recipe", other.recipe), "precision": other.precision}
-        if other is not None
-        else mine
-    )
-    return {"other": other, "difference": difference_of(mine, theirs), "how_to": HOW_TO_SET_BASELINE}
+    compared = _compared(run, other, _settings)
+    return {"other": other, "compared": compared, "how_to": HOW_TO_SET_BASELINE}
 
 
 def _environment(run: Run, query: QueryDict) -> dict[str, Any]:
     other = compared_run(run)
-    theirs = other.environment if other is not None else run.environment
-    return {"other": other, "difference": difference_of(run.environment, theirs)}
+    return {"other": other, "compared": _compared(run, other, lambda each: each.environment)}
+
+
+def _compared(run: Run, other: Run | None, entries: Callable[[Run], Mapping[str, Any]]) -> Differences:
+    runs = [run] if other is None else [run, other]
+    flattened = [(each.name, dict(flat(entries(each)))) for each in runs]
+    return differences(flattened, everything=True, most=MOST_ENTRIES)
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {**run.config, **_named("recipe", run.recipe), "precision": run.precision}
 
 
 def _named(name: str, value: Mapping[str, Any]) -> dict[str, Any]:

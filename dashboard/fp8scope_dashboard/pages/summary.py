@@ -223,6 +223,8 @@ def _overflow(run: Run, ended_badly: bool) -> Overflow | None:
     if not {"saturated", "nonfinite", "numel"} <= set(run.statistics):
         return None
     ranked = queries.top(run.id, "overflow_rate", EVERY_TENSOR)
+    if not ranked:
+        return None
     overflowing = sum(1 for _, _, rate in ranked if rate > 0)
     worst = [Worst(index, name, rate) for index, name, rate in ranked[:WORST] if rate > 0]
     return Overflow(

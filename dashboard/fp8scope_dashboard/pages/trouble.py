@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.pages.tensors.loading import columns_of
+from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.queries import Heatmap
 
 Floats = NDArray[np.float64]
 
@@ -50,16 +52,27 @@ def limits_of(run: Run) -> dict[str, float]:
 
 
 def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) -> Shares | None:
-    """The shares over the steps first..last in at most `columns` columns; None without such statistics."""
+    """The shares over the steps first..last in at most `columns` columns; None without such statistics.
+
+    Over many steps the first and the last column begin and end a little outside of the range.
+    """
     names = queries.statistic_names(run.id)
     known = [name for name in _KINDS if name in names]
     if not known:
         return None
-    one = queries.heatmap(run.id, known[0], first=first, last=last, columns=columns)
+    tensors = list(Tensor.objects.filter(run=run).order_by("index").values_list("index", flat=True))
+    columns = columns_of(run, len(tensors), first, last, columns)
+
+    def read(name: str) -> Heatmap:
+        return queries.heatmap(
+            run.id, name, tensors=tensors, first=first, last=last, columns=columns, widen=True
+        )
+
+    one = read(known[0])
     rates = {known[0]: one.values}
     for name in known[1:]:
-        # Rows that arrive between the two reads may bring steps and tensors.
-        other = queries.heatmap(run.id, name, tensors=one.indices, first=first, last=last, columns=columns)
+        # Rows that arrive between the two reads may bring steps.
+        other = read(name)
         rates[name] = on_columns(other.values, other.step_edges, one.step_edges)
     blank = np.full_like(one.values, np.nan)
     overflow, underflow = (rates.get(name, blank) for name in (OVERFLOW, UNDERFLOW))

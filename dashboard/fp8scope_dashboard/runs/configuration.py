@@ -1,7 +1,7 @@
-"""What of a run's recipe and configuration identifies its kin.
+"""What of a run's recipe and configuration identifies the training.
 
-Two runs are kin if their configurations are equal but for entries that may differ between an FP8 run, its
-BF16 baseline and their seeds: the precision, the recipe, the seed, names, times, and where files are.
+Two runs are comparable if their configurations are equal but for entries that may differ between an FP8 run,
+its BF16 baseline and their seeds: the precision, the recipe, the seed, names, times, and where files are.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def recipe_name(recipe: Mapping[str, Any]) -> str:
 
 
 def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a configuration that kin share, flattened, by dotted name.
+    """The entries of a configuration that comparable runs share, flattened, by dotted name.
 
     Left out are precisions, recipes, seeds, names, times and paths, by the entry's name (LEFT_OUT_WORDS,
     LEFT_OUT_NAMES) or by its value. A path of data or weights (SOURCE_WORDS) counts by its last component.
@@ -66,7 +66,7 @@ def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """A digest that is equal for kin; empty if the configuration has no comparable entry.
+    """A digest that is equal for comparable runs; empty if the configuration has no comparable entry.
 
     Numbers count by value: 1 and 1.0 are equal.
     """

@@ -115,10 +115,10 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
         changes["environment"] = completed
     if recipe and not run.recipe:
         changes |= {"recipe": recipe, "recipe_name": recipe_name(recipe)}
-        if run.precision == "unknown":
-            changes["precision"] = fields.get("precision", "unknown")
-            if not run.baseline:
-                changes |= _default_baseline(run.project, {"group": run.group, **fields})
+    if run.precision == "unknown" and fields.get("precision", "unknown") != "unknown":
+        changes["precision"] = fields["precision"]
+        if not run.baseline:
+            changes |= _default_baseline(run.project, {"group": run.group, **fields})
     for name, max_size in (("config", MAX_CONFIG), ("summary", MAX_SUMMARY)):
         before = getattr(run, name)
         after = {**before, **(fields.get(name) or {})}

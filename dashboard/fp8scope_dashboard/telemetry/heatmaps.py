@@ -19,6 +19,8 @@ from fp8scope_dashboard.telemetry.writers import step_range
 
 # Cells (steps x tensors) of one statistic in memory at a time: 32 MB.
 MAX_CELLS: Final = 4_000_000
+# Up to this many tensors, only their names are read.
+FEW_TENSORS: Final = 50
 # The number of last steps that `top` covers.
 RECENT_STEPS: Final = 100
 
@@ -63,12 +65,14 @@ def heatmap(
     first: int | None = None,
     last: int | None = None,
     columns: int = 400,
+    widen: bool = False,
 ) -> Heatmap:
     """The largest value of a statistic, stored or derived, by tensor and column of neighbouring steps.
 
     Covers the steps first..last (inclusive; all stored steps by default) in at most `columns` columns of
-    similar width; over many steps, a column consists of whole roll-up buckets. Tensors keep the order of
-    `tensors` (by default all, by index); unknown ones are left out.
+    similar width; over many steps, a column consists of whole roll-up buckets. With `widen`, so do the first
+    and the last one, which then begin and end a little outside: no rows have to be read. Tensors keep the
+    order of `tensors` (by default all, by index); unknown ones are left out.
 
     Raises:
         ValueError: `columns` is not positive.
@@ -85,6 +89,9 @@ def heatmap(
     low = stored[0] if first is None else max(first, stored[0])
     high = max(low, stored[1] if last is None else min(last, stored[1]))
     stride = _stride(high - low + 1, columns)
+    if widen and stride is not None:
+        low = max(stored[0], low // stride * stride)
+        high = min(stored[1], -(-(high + 1) // stride) * stride - 1)
     edges = _edges(low, high, columns, stride)
     values = np.full((len(indices), len(edges) - 1), np.nan)
     # A run has no rows beyond its ends, so the buckets at the ends are used whole.
@@ -190,7 +197,9 @@ def _merged(run_id: UUID, names: Sequence[str], tensors: list[int], first: int, 
 
 
 def _tensor_names(run_id: UUID, tensors: Sequence[int] | None) -> dict[int, str]:
+    """Names by index; perhaps of more tensors than those asked for."""
     rows = Tensor.objects.filter(run_id=run_id).order_by("index")
-    if tensors is not None:
+    # A query of many parameters takes longer than the names.
+    if tensors is not None and len(tensors) <= FEW_TENSORS:
         rows = rows.filter(index__in=tensors)
     return dict(rows.values_list("index", "name"))

@@ -1,10 +1,15 @@
 """Training loops with accumulation, scaled losses, closures, and several optimizers and models."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 from agent.helpers.loops import TinyLm, batch, language_model, lm_loss, regression, squares, update
 from agent.helpers.wire_server import WireServer
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import fp8scope
@@ -237,3 +242,31 @@ def test_works_when_another_tool_wraps_backward(server: WireServer, monkeypatch:
     monkeypatch.undo()
     fp8scope.attach(model, optimizer, name="third").finish()
     assert torch.autograd.backward is ours.__wrapped__  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sees_every_accumulated_loss_of_sharded_gradients(server: WireServer, alone_in_a_group: None) -> None:
+    # FSDP2 adds later gradients to the local part of the first one, whose version stays.
+    model = nn.Linear(4, 1)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = fp8scope.attach(model, optimizer)
+    expected = []
+    for _ in range(3):
+        losses = []
+        for _ in range(4):
+            loss = model(torch.randn(8, 4)).square().mean()
+            (loss / 4).backward()
+            losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(sum(losses) / 4)
+    assert run.finish().errors == 0
+    assert server.run.scalars("loss") == pytest.approx(expected)

@@ -1,15 +1,15 @@
 """Commands come back with the acknowledgements, are done once, on the training thread, and are answered."""
 
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from agent.helpers.commanding import PATIENCE, answered, begin, command, results, steps_until
+from agent.helpers.commanding import answered, begin, command, results, steps_until
 from agent.helpers.faulty_http import Fault
 from agent.helpers.models import tiny_model, train_step
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 import fp8scope
 from fp8scope import Command
@@ -138,10 +138,7 @@ def test_a_run_that_ends_refuses_what_is_left(server: WireServer, settings: Sett
     with run.step():
         pass
     server.commands = [command(1, "checkpoint")]
-    deadline = time.monotonic() + PATIENCE
-    while not run.controller.commands.waiting:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: run.controller.commands.waiting, "the command")
     run.finish()
     assert results(server) == [(1, "refused", "The run has ended.")]
 

@@ -1,11 +1,11 @@
 """A pause lasts until somebody says so, and no longer than the script allows."""
 
 import threading
-import time
 from dataclasses import replace
 
-from agent.helpers.commanding import PATIENCE, answered, begin, command, results, steps_until
+from agent.helpers.commanding import answered, begin, command, results, steps_until
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 from fp8scope.config import Settings
 from fp8scope.recording.registration import blank_registration
@@ -20,10 +20,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
     accepted = threading.Event()
 
     def resume_later() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while (1, "accepted", "Paused for at most 40 s.") not in results(server):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: (1, "accepted", "Paused for at most 40 s.") in results(server), "the pause")
         accepted.set()
         server.commands.append(command(2, "resume"))
 

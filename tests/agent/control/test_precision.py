@@ -2,7 +2,6 @@
 
 import copy
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from agent.helpers.commanding import begin, command, results, steps_until
 from agent.helpers.models import Block, precisions, train_step
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 from torch import nn
 
 import fp8scope
@@ -138,12 +138,13 @@ def test_an_alerts_callback_may_fall_back_at_once(server: WireServer, settings: 
     run.watch(model)
     run.on_alert(lambda alert: run.fallback("1.*", why=alert.message))
     server.alerts = [{"id": 1, "kind": "saturation_rate", "severity": "warning", "message": "m", "step": 1}]
-    deadline = time.monotonic() + 60
-    while precisions(model)["1.up"] == "fp8":
-        assert time.monotonic() < deadline
+
+    def is_bf16_after_a_step() -> bool:
         with run.step():
             train_step(model)
-        time.sleep(0.002)
+        return precisions(model)["1.up"] == "bf16"
+
+    wait_until(is_bf16_after_a_step, "the fallback")
     run.finish()
     assert server.run.reports_of("annotation")[0]["why"] == "m"
 

@@ -1,7 +1,6 @@
 """BF16 reference windows: they see what there is to see, and the run does not notice them."""
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from agent.helpers.reference_training import (
     window,
 )
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 from torch import nn
 
 import fp8scope
@@ -188,10 +188,7 @@ def test_the_projects_margin_is_the_tolerance(server: WireServer, settings: Sett
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WireServer, "_register", register)
         training, run = Training(), begin(settings)
-        deadline = time.monotonic() + 60
-        while run.margin is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: run.margin is not None, "the project's margin")
         explicit(training, run, window(run, training))
         run.finish()
     assert {one["tolerance"] for one in server.run.reports_of("reference")} == {0.5}

@@ -1,12 +1,11 @@
 """Alerts come back with the acknowledgements and are handled once, on the training thread."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
+from agent.helpers.commanding import steps_until
 from agent.helpers.wire_server import WireServer
-from helpers.waiting import PATIENCE_SECONDS
 
 from fp8scope import Alert
 from fp8scope.config import Settings
@@ -23,15 +22,6 @@ def alert(number: int, **more: Any) -> dict[str, Any]:
         "message": "m",
         **more,
     }
-
-
-def steps_until(run: Run, condition: Any) -> None:
-    """Make steps until the condition holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        with run.step() as step:
-            step.log(loss=1.0)
 
 
 def test_it_works(server: WireServer, settings: Settings) -> None:

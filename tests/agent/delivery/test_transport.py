@@ -1,6 +1,7 @@
 """What each answer means, and how long an attempt waits."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -101,11 +102,20 @@ def test_trouble_is_an_outcome(fault: Fault, server: WireServer, settings: Setti
     server.start()
 
 
+def test_says_what_is_wrong_with_an_address(server: WireServer, settings: Settings) -> None:
+    encrypted = replace(settings, url=server.url.replace("http://", "https://"))
+    outcome = Transport(encrypted).send("POST", "/runs/x/heartbeat", b"{}")
+    assert outcome.action is Action.RETRY and "begin it with http://" in outcome.message, outcome
+    # The page of a proxy or of the dashboard itself, without an error code of the API.
+    outcome = classify(404, {}, b"<html>Not found</html>")
+    assert outcome.action is Action.HOLD and "Leave out the path of a page" in outcome.message
+    known = classify(404, {}, b'{"error": {"code": "unknown_run", "message": "No such run."}}')
+    assert known.message == "No such run."
+
+
 def test_a_token_is_not_sent_to_where_a_redirect_points(settings: Settings) -> None:
     with WireServer() as other, WireServer() as server:
         server.plan = lambda method, path: Fault(status=307, headers=(("Location", other.url + path),))
-        from dataclasses import replace
-
         outcome = Transport(replace(settings, url=server.url)).send("POST", "/runs/x/heartbeat", b"{}")
         assert outcome.action is Action.HOLD and other.url in outcome.message
         assert other.requests == []

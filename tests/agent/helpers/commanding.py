@@ -1,16 +1,14 @@
 """Giving commands to a run, and what it answers."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 from fp8scope.config import Settings
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
-
-PATIENCE = 60.0
 
 
 def command(number: int, kind: str, /, **arguments: Any) -> dict[str, Any]:
@@ -31,12 +29,14 @@ def begin(settings: Settings, **more: Any) -> Run:
 
 def steps_until(run: Run, done: Callable[[], object]) -> None:
     """Make steps until it is done."""
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline, "It did not happen."
-        with run.step() as step:
-            step.log(loss=1.0)
-        time.sleep(0.002)
+
+    def is_done() -> object:
+        if not (reached := done()):
+            with run.step() as step:
+                step.log(loss=1.0)
+        return reached
+
+    wait_until(is_done, pause=0.002)
 
 
 def results(server: WireServer) -> list[tuple[int, str, str]]:

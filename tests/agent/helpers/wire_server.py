@@ -135,6 +135,8 @@ class WireServer:
         first["environment"] = {**document.get("environment", {}), **first.get("environment", {})}
         for name in ("config", "summary"):
             first[name] = {**first.get(name, {}), **document.get(name, {})}
+        if first.get("precision", "unknown") == "unknown":
+            first["precision"] = document.get("precision", "unknown")
         if document.get("replace_tags"):
             first["tags"] = document["tags"]
         page = {"id": run, "project": "default", "url": f"{self.url}/runs/{run}", "state": "running"}

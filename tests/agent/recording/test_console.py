@@ -102,6 +102,32 @@ def test_an_exception_of_a_stream_is_the_programs(streams: Streams) -> None:
         assert texts(log.take()) == []
 
 
+def test_a_stream_may_take_what_text_streams_do_not(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams()
+
+    class Converting:
+        """Prints whatever it gets, as the streams of some launchers do."""
+
+        def __init__(self, target: Any) -> None:
+            self.target = target
+
+        def write(self, value: Any, end: str = "", *, upper: bool = False) -> int:
+            text = f"{value}{end}"
+            return int(self.target.write(text.upper() if upper else text))
+
+    monkeypatch.setattr(sys, "stdout", Converting(sys.__stdout__))
+    with recorded() as log:
+        assert sys.stdout.write(5, "\n") == 2  # type: ignore[call-arg, arg-type]
+        sys.stdout.write(None)  # type: ignore[arg-type]
+        sys.stdout.write("\n")
+        sys.stdout.write("loud", upper=True)  # type: ignore[call-arg]
+        assert texts(log.take()) == ["5", "None", "loud"]
+    sys.__stdout__.seek(0)  # type: ignore[union-attr]
+    assert sys.__stdout__.read() == "5\nNone\nLOUD"  # type: ignore[union-attr]
+
+
 def test_another_wrapper_stays(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     streams()
     with recorded() as log:

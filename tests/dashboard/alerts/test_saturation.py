@@ -96,12 +96,55 @@ def test_the_first_steps_are_ignored() -> None:
 
 
 def test_isolated_steps_of_a_delayed_scale_are_not_enough() -> None:
-    rates = np.zeros((400, 3))
-    rates[20::10] = 0.5
+    rates = np.zeros((4_000, 3))
+    rates[20::15] = 0.5
     assert run(rates) == []
-    rates[20::10] = 0.0
+    rates[20::15] = 0.0
     rates[20:29] = 0.5
     assert run(rates) == []
+
+
+@pytest.mark.parametrize(("period", "within"), [(2, 25), (3, 40), (5, 80), (10, 400)])
+def test_an_intermittent_overflow_is_found_and_stays_open(period: int, within: int) -> None:
+    rates = np.zeros((3_000, 5))
+    rates[1_000:2_000:period, 2] = 0.05
+    opened, closed = run(rates)
+    assert (opened.onset_step, opened.evidence["tensors_over"]) == (1_000, 1)
+    assert opened.step < 1_000 + within and not closed.opened and 2_000 < closed.step < 2_050
+    assert run(rates, cuts=tuple(range(900, 1_500, 7))) == [opened, closed]
+
+
+def test_an_intermittent_overflow_at_random_is_one_alert() -> None:
+    random = np.random.default_rng(5)
+    rates = np.zeros((6_000, 4))
+    rates[1_000:5_000, 1] = 0.05 * (random.random(4_000) < 0.2)
+    opened, closed = run(rates)
+    assert 1_000 <= opened.onset_step < opened.step < 1_150 and 4_900 < closed.step < 5_250
+
+
+def test_blips_before_do_not_move_the_onset_of_a_lasting_overflow() -> None:
+    rates = np.zeros((400, 2))
+    rates[[92, 96]] = 0.05
+    rates[100:, 0] = 0.05
+    (opened,) = run(rates)
+    assert (opened.onset_step, opened.step, opened.evidence["tensors_over"]) == (100, 109, 1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02])
+def test_rare_overflows_at_random_are_no_alarm(share: float) -> None:
+    assert run(0.05 * (np.random.default_rng(6).random((20_000, 50)) < share)) == []
+
+
+def test_nan_in_every_second_or_tenth_step_is_found() -> None:
+    for period, within in ((2, 12), (10, 170)):
+        nonfinite = np.zeros((600, 2))
+        nonfinite[100::period, 1] = 3.0
+        (opened,) = detected("tensor_not_finite", {"nonfinite": nonfinite})
+        assert opened.onset_step == 100 and opened.step < 100 + within
+    # GradScaler tries a larger loss scale from time to time.
+    nonfinite = np.zeros((6_000, 2))
+    nonfinite[100::50] = 3.0
+    assert detected("tensor_not_finite", {"nonfinite": nonfinite}) == []
 
 
 def test_steps_without_an_observation_neither_count_nor_interrupt() -> None:
@@ -176,32 +219,86 @@ def test_a_lasting_nan_in_a_tensor_is_found_and_a_single_step_is_not() -> None:
     assert detected("tensor_not_finite", {"nonfinite": nonfinite})[0].step == 14
 
 
+def risen(kind: str, rates: np.ndarray, **parameters: Any) -> list[Finding]:
+    """The findings of a rule of rises in tensors of a million elements."""
+    statistic = "saturated" if kind == "saturation_rise" else "underflow"
+    columns = {statistic: rates * 1e6, "numel": np.full(rates.shape, 1e6)}
+    return detected(kind, columns, **parameters)
+
+
 def test_a_rate_far_above_its_own_past_is_found_below_the_absolute_limit() -> None:
-    saturated = noise(1_000, 8, 0.00005)
-    saturated[600:, 5] += 1.0
-    assert run(saturated / 1_000) == []
-    (opened, *_) = detected("saturation_rise", {"saturated": saturated}, points=5)
-    assert opened.onset_step == 600 and opened.evidence["tensors"][0]["name"] == "blocks.5.mlp.input"
+    rates = noise(1_000, 8, 0.05) / 1e6
+    rates[600:, 5] += 0.0009
+    assert run(rates) == []
+    (opened, *_) = risen("saturation_rise", rates)
+    assert (opened.onset_step, opened.step) == (600, 609)
+    assert opened.evidence["tensors"][0]["name"] == "blocks.5.mlp.input"
 
 
 def test_a_lasting_new_level_is_the_past_after_some_time() -> None:
-    underflow = noise(3_000, 4, 0.02)
-    underflow[1_000:] += 200.0
-    opened, closed = detected("underflow_rise", {"underflow": underflow})
+    rates = noise(8_000, 4, 0.02) / 1_000
+    rates[1_000:] += 0.2
+    opened, closed = risen("underflow_rise", rates)
     assert opened.onset_step == 1_000 and opened.evidence["tensors_over"] == 4
-    assert not closed.opened and closed.step < 2_000
-    underflow[2_500:] += 500.0
-    assert [finding.onset_step for finding in detected("underflow_rise", {"underflow": underflow})] == [
-        1_000, 1_000, 2_500, 2_500,
-    ]  # fmt: skip
+    assert not closed.opened and closed.step < 4_000
+    rates[6_000:] += 0.5
+    onsets = [finding.onset_step for finding in risen("underflow_rise", rates)]
+    assert onsets[:3] == [1_000, 1_000, 6_000]
 
 
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "steps"),
+    [("saturation_rise", 0.0, 0.0009, 1_000), ("underflow_rise", 0.02, 0.45, 2_000)],
+)
+def test_a_slow_ramp_is_found(kind: str, low: float, high: float, steps: int, spread: float) -> None:
+    noise = np.exp(spread * np.random.default_rng(4).normal(size=(4_000, 4)))
+    ramp = low + (high - low) * np.clip((np.arange(4_000) - 1_000) / steps, 0.0, 1.0)
+    rates = np.full((4_000, 4), low)
+    rates[:, 2] = ramp
+    opened, *_ = risen(kind, np.clip(rates * noise, 0.0, 1.0))
+    assert opened.evidence["tensors"][0]["name"] == "blocks.2.mlp.input"
+    assert 1_000 < opened.onset_step < opened.step < 1_000 + 0.4 * steps
+
+
+def slow_noise(phi: float, tensors: int = 100) -> np.ndarray:
+    """AR(1) noise of standard deviation 1."""
+    random = np.random.default_rng(7)
+    values = np.empty((4_000, tensors))
+    values[0] = random.normal(size=tensors)
+    for row in range(1, len(values)):
+        values[row] = phi * values[row - 1] + np.sqrt(1.0 - phi**2) * random.normal(size=tensors)
+    return values
+
+
+HEALTHY = {
+    "white": lambda level: level * np.exp(0.6 * slow_noise(0.0)),
+    "serially correlated": lambda level: level * np.exp(0.6 * slow_noise(0.9)),
+    "slow": lambda level: level * np.exp(0.3 * slow_noise(0.99)),
+    "heavy tails": lambda level: level * (1.0 + np.abs(np.random.default_rng(8).standard_t(2, (4_000, 100)))),
+    "recalibrated": lambda level: (
+        level * (1.0 + 3.0 * ((np.arange(4_000)[:, None] + 7 * np.arange(100)) % 500) / 500)
+    ),
+    "warm-up": lambda level: level * (1.0 + np.clip(np.arange(4_000) / 1_000, 0.0, 1.0))[:, None],
+    "settling": lambda level: level * (1.0 + 9.0 * np.exp(-np.arange(4_000) / 300))[:, None],
+}
+
+
+@pytest.mark.parametrize("healthy", HEALTHY)
 @pytest.mark.parametrize("kind", ["saturation_rise", "underflow_rise"])
-def test_noise_and_a_slow_drift_are_no_rise(kind: str) -> None:
-    drift = np.linspace(0.0, 300.0, 5_000)[:, None]
-    counts = noise(5_000, 50, 0.01) + drift
-    statistic = "saturated" if kind == "saturation_rise" else "underflow"
-    assert detected(kind, {statistic: counts}) == []
+def test_a_healthy_rate_is_no_rise(kind: str, healthy: str) -> None:
+    for level in (3e-5, 3e-3) if kind == "saturation_rise" else (0.02, 0.1):
+        rates = np.broadcast_to(np.clip(HEALTHY[healthy](level), 0.0, 1.0), (4_000, 100))
+        assert risen(kind, rates) == []
+
+
+def test_a_slow_drift_of_underflow_is_no_rise() -> None:
+    drift = np.linspace(0.0, 0.3, 5_000)[:, None]
+    assert risen("underflow_rise", noise(5_000, 50, 0.01) / 1_000 + drift) == []
+
+
+def test_single_elements_of_a_small_tensor_are_no_rise() -> None:
+    assert detected("saturation_rise", {"saturated": noise(5_000, 50, 0.0005)}) == []
 
 
 @given(
@@ -230,5 +327,5 @@ def test_a_rise_of_a_rate_does_not_count_as_its_own_noise(spread: float, points:
     steps = np.arange(2_000)
     noise = np.exp(spread * np.random.default_rng(3).normal(size=2_000))
     rates = (5e-5 + 7.5e-4 * np.clip((steps - 1_000) / points, 0.0, 1.0)) * noise
-    (opened, *_) = detected("saturation_rise", {"saturated": rates[:, np.newaxis] * 1_000})
+    (opened, *_) = risen("saturation_rise", rates[:, np.newaxis])
     assert 1_000 < opened.onset_step < opened.step < 1_000 + points

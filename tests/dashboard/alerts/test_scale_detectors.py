@@ -138,6 +138,48 @@ def test_an_all_zero_tensor_is_no_jump() -> None:
     assert found("scale_jump", amax, scale) == []
 
 
+@pytest.mark.parametrize("every", [1, 10])
+def test_the_first_scales_of_a_tensor_that_appears_late_are_no_jump(every: int) -> None:
+    amax = amaxes(1_200)
+    scale = delayed(amax)
+    # The scale is 1, then it is searched for.
+    scale[500:520, 4], scale[520:560, 4] = 1.0, 1e-4
+    amax[:500, 4] = scale[:500, 4] = np.nan
+    amax[np.arange(1_200) % every > 0] = np.nan
+    assert found("scale_jump", amax, scale) == []
+    scale[900:, 4] /= 1e4
+    assert [finding.onset_step for finding in found("scale_jump", amax, scale)] == [900, 900]
+
+
+@pytest.mark.parametrize("absent", [10, 200])
+def test_a_scale_that_begins_anew_after_a_fallback_is_no_jump(absent: int) -> None:
+    amax = amaxes(1_200)
+    scale = delayed(amax)
+    amax[500 : 500 + absent] = np.nan
+    scale[500 + absent : 505 + absent] = 1e-4
+    assert found("scale_jump", amax, scale) == []
+    scale[900:, 4] /= 1e4
+    assert [finding.onset_step for finding in found("scale_jump", amax, scale)] == [900, 900]
+
+
+def test_a_jump_of_an_expert_that_is_used_now_and_then_is_found() -> None:
+    amax = amaxes(3_000)
+    scale = delayed(amax)
+    amax[np.random.default_rng(2).random(amax.shape) < 0.8] = np.nan
+    assert found("scale_jump", amax, scale) == []
+    scale[2_000:, 3:9] /= 1e4
+    opened = found("scale_jump", amax, scale)[0]
+    assert 2_000 <= opened.onset_step < 2_050
+
+
+def test_a_run_that_begins_to_log_less_often_is_still_judged() -> None:
+    amax = amaxes(4_000)
+    scale = delayed(amax)
+    amax[1_000:][np.arange(3_000) % 50 > 0] = np.nan
+    scale[3_000:, 3] /= 1e4
+    assert found("scale_jump", amax, scale)[0].onset_step == 3_000
+
+
 def test_the_late_growth_of_few_amaxes_is_found() -> None:
     amax = amaxes(6_000)
     late = np.exp(np.clip(np.arange(6_000) - 2_000, 0, None) / 800.0)
@@ -155,13 +197,34 @@ def test_a_growth_that_all_tensors_share_is_no_alarm() -> None:
     assert detected("amax_growth", {"amax": amax}, facts=facts()) == []
 
 
+def few(n: int, role: str) -> TensorFacts:
+    """The only tensors of a role, beside 6 of another."""
+    names = [f"blocks.{i}.mlp.{role}" for i in range(n)] + NAMES[:6]
+    return TensorFacts.unknown(names)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_loss_scale_that_few_gradients_share_is_no_growth(n: int) -> None:
+    amax = amaxes(8_000, n + 6)
+    amax[:, :n] *= (2.0 ** (np.arange(8_000) // 1_000))[:, None]
+    assert detected("amax_growth", {"amax": amax}, facts=few(n, "grad_output")) == []
+
+
+@pytest.mark.parametrize(("n", "role"), [(1, "weight"), (2, "weight"), (3, "weight"), (2, "grad_output")])
+def test_the_growth_of_one_of_few_tensors_is_found(n: int, role: str) -> None:
+    amax = amaxes(6_000, n + 6)
+    amax[:, 0] *= np.exp(np.clip(np.arange(6_000) - 2_000, 0, None) / 800.0)
+    opened, *_ = detected("amax_growth", {"amax": amax}, facts=few(n, role))
+    assert opened.evidence["tensors"][0]["name"] == f"blocks.0.mlp.{role}"
+
+
 def test_a_single_outlier_is_no_growth() -> None:
     amax = amaxes(3_000)
     amax[2_000, 3] *= 1e6
     assert detected("amax_growth", {"amax": amax}, facts=facts()) == []
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 400), max_size=4), st.integers(0, 100))
 def test_the_result_does_not_depend_on_the_batches(cuts: list[int], seed: int) -> None:
     amax = amaxes(400, seed=seed, spread=1.0)

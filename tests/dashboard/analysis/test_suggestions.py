@@ -11,7 +11,7 @@ import pytest
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.suggestions import (
-    Kin,
+    Candidate,
     suggest,
     suggest_group,
     suggested_baseline,
@@ -21,11 +21,11 @@ from fp8scope_dashboard.runs import services
 from fp8scope_dashboard.runs.models import Run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FP8 = Kin("fp8", "fp8 small", NOW, "d", "fp8", "delayed", seed=0)
+FP8 = Candidate("fp8", "fp8 small", NOW, "d", "fp8", "delayed", seed=0)
 
 
-def bf16(name: str, **fields: Any) -> Kin:
-    return Kin(name, name, fields.pop("created_at", NOW), fields.pop("digest", "d"), "bf16", **fields)
+def bf16(name: str, **fields: Any) -> Candidate:
+    return Candidate(name, name, fields.pop("created_at", NOW), fields.pop("digest", "d"), "bf16", **fields)
 
 
 def test_it_works() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -18,6 +17,7 @@ from django.contrib.sessions.models import Session
 from django.db import connection
 from helpers.live_servers import Server, web_server
 from helpers.postgres_standby import standby_of
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.db import replica
@@ -69,7 +69,7 @@ def figure(url: str, run: WireClient, cookie: str) -> tuple[int, bytes]:
 def test_it_works(standby: EmbeddedPostgres, run: WireClient, cookie: str, tmp_path: Path) -> None:
     with web_server(tmp_path / "web.log", FP8SCOPE_REPLICA_URL=url_of(standby)) as (url, _):
         # The replica is up to date within moments; its statistics of scans follow a little later.
-        eventually(lambda: b'"figure"' in figure(url, run, cookie)[1] and scans(standby) > 0)
+        wait_until(lambda: b'"figure"' in figure(url, run, cookie)[1] and scans(standby) > 0)
         # New rows are visible as well, from the replica or the primary.
         more = run.batch(1, list(range(50, 60)), scalars={"loss": [2.0] * 10})
         assert run.send(more).status == 201
@@ -80,13 +80,6 @@ def test_it_works(standby: EmbeddedPostgres, run: WireClient, cookie: str, tmp_p
         for _ in range(3):
             assert figure(url, run, cookie)[0] == 200
         assert run.send(run.batch(2, [70], scalars={"loss": [1.0]})).status == 201
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def scans(standby: EmbeddedPostgres) -> int:

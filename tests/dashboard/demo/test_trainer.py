@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.running import DemoError, _check
@@ -49,10 +49,9 @@ def begin(folder: Path, script: str, trainers: list[Trainer]) -> Trainer:
 
 
 def wait(trainer: Trainer) -> int:
-    deadline = time.monotonic() + 60
-    while (status := trainer.exit_status()) is None:
-        assert time.monotonic() < deadline, trainer.tail()
-        time.sleep(0.02)
+    wait_until(lambda: trainer.exit_status() is not None, "the end of the trainer")
+    status = trainer.exit_status()
+    assert status is not None
     return status
 
 
@@ -136,10 +135,7 @@ def test_ignores_unknown_messages() -> None:
 
 def _pid(trainer: Trainer) -> int:
     """The pid of the process, once it has reported a step."""
-    deadline = time.monotonic() + 60
-    while not trainer.report.step:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: trainer.report.step, "the first step")
     child = trainer._child
     assert child is not None
     assert sys.executable in psutil.Process(child.pid).cmdline()[0] or psutil.pid_exists(child.pid)

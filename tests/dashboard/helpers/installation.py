@@ -7,18 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 import psutil
+from helpers.waiting import PATIENCE_SECONDS
 
 from fp8scope_dashboard.embedded import processes
-
-PATIENCE = 120.0
 
 
 def clean_environment() -> dict[str, str]:
@@ -39,14 +36,6 @@ def processes_below(directory: Path) -> list[psutil.Process]:
 
 def names_below(directory: Path) -> list[str]:
     return [" ".join(process.cmdline()) for process in processes_below(directory)]
-
-
-def eventually(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition` holds. Fail with `what` after PATIENCE seconds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.05)
 
 
 class Stay(urllib.request.HTTPRedirectHandler):
@@ -105,7 +94,7 @@ class Up:
         if number is not None:
             self.process.send_signal(number)
         try:
-            self.output += self.process.communicate(timeout=PATIENCE)[0]
+            self.output += self.process.communicate(timeout=PATIENCE_SECONDS)[0]
         finally:
             self.process.kill()
         return self.process.returncode

@@ -28,7 +28,7 @@ READ += [
     "readiness",
     "readiness_figure",
     "changes",
-    "run_kin",
+    "related_runs",
     "progress",
     "channels",
     "channel_list",
@@ -163,7 +163,7 @@ def test_a_member_of_another_project_gets_404(stranger: Visitor, addresses: Addr
 def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: Addresses) -> None:
     addresses.slug = stranger.project.slug
     cards: tuple[str, ...] = ("ranks", "run_commands", "run_reports", "report_figure", "run_data")
-    cards += ("run_export", "diagnosis", "readiness", "readiness_figure", "changes", "run_kin")
+    cards += ("run_export", "diagnosis", "readiness", "readiness_figure", "changes", "related_runs")
     for name in (
         "run",
         "spark",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from fp8scope_dashboard.pages.figures.comparisons import (
-    DeltaCurve,
-    ScoreBand,
-    ScorePoint,
-    delta_figure,
+from fp8scope_dashboard.pages.figures.checkpoints import (
+    CheckpointPoint,
+    Zone,
+    differences_figure,
     scores_figure,
 )
+from fp8scope_dashboard.pages.figures.comparisons import DeltaCurve, delta_figure
 from fp8scope_dashboard.pages.figures.theme import THEMES
 
 LIGHT = THEMES["light"]
@@ -75,9 +75,9 @@ def test_a_run_without_tolerance_can_be_drawn() -> None:
     assert delta_figure([delta([0.0, 1.0], tolerance=None)], MARGIN, LIGHT, compact=True).data
 
 
-def score(step: int, name: str, value: float, **fields: object) -> ScorePoint:
+def score(step: int, name: str, value: float, **fields: object) -> CheckpointPoint:
     defaults = {"arm": "FP8", "slot": "fp8-1", "low": value - 0.1, "high": value + 0.2}
-    return ScorePoint(step=step, name=name, score=value, **(defaults | fields))  # type: ignore[arg-type]
+    return CheckpointPoint(step=step, name=name, value=value, **(defaults | fields))  # type: ignore[arg-type]
 
 
 def test_scores_of_a_checkpoint_are_drawn_side_by_side() -> None:
@@ -97,11 +97,21 @@ def test_seeds_share_a_legend_entry() -> None:
 
 
 def test_the_axis_includes_bands_and_whiskers() -> None:
-    figure = scores_figure([score(1, "a", 0.5)], [ScoreBand(1, 0.1, 0.45)], LIGHT, y_title="accuracy")
+    figure = scores_figure([score(1, "a", 0.5)], [Zone(1, 0.1, 0.45)], LIGHT, y_title="accuracy")
     low, high = figure.layout.yaxis.range
     assert low < 0.1 and high > 0.7
     (band,) = figure.layout.shapes
     assert (band.y0, band.y1) == (0.1, 0.45)
+
+
+def test_differences_are_drawn_over_the_margin() -> None:
+    margins = [Zone(1, -0.02, 0.02)]
+    figure = differences_figure([score(1, "a", -0.1)], margins, LIGHT, in_percent=True)
+    zone, zero = figure.layout.shapes
+    assert (zone.y0, zone.y1, zero.y0) == (-0.02, 0.02, 0)
+    assert "+.2~%" in figure.data[0].hovertemplate and figure.layout.yaxis.tickformat == "+.2~%"
+    low, high = figure.layout.yaxis.range
+    assert low < -0.2 and high > 0.1
 
 
 def test_a_score_without_interval_is_a_dot() -> None:

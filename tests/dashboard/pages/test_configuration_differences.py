@@ -41,7 +41,10 @@ def test_numbers_are_equal_by_value_but_not_texts() -> None:
     assert len(differences([("a", {"x": 1}), ("b", {"x": "1"})]).rows) == 1
     assert len(differences([("a", {"x": 1}), ("b", {"x": True})]).rows) == 1
     assert len(differences([("a", {"x": 2**60}), ("b", {"x": 2**60 + 1})]).rows) == 1
-    assert differences([("a", {"x": [1, {"b": 2, "a": 1}]}), ("b", {"x": [1, {"a": 1, "b": 2}]})]).rows == ()
+    assert (
+        differences([("a", {"x": [1, {"b": 2, "a": 1}]}), ("b", {"x": [1.0, {"a": 1, "b": 2}]})]).rows == ()
+    )
+    assert len(differences([("a", {"x": [1]}), ("b", {"x": [True]})]).rows) == 1
 
 
 def test_a_missing_entry_differs_from_null() -> None:
@@ -65,9 +68,16 @@ def test_long_values_are_folded_and_cut() -> None:
     assert len(row.values[0].text or "") == configuration_differences.LONGEST + 1
 
 
+def test_texts_with_blanks_at_their_ends_are_quoted() -> None:
+    (row,) = differences([("a", {"x": " 1"}), ("b", {"x": ""})]).rows
+    assert [value.text for value in row.values] == ['" 1"', '""']
+
+
 def test_bounds_the_rows() -> None:
     found = differences([("a", {f"k{i}": i for i in range(900)}), ("b", {})])
     assert len(found.rows) == 500 and found.more == 400
+    more = differences([("a", {f"k{i}": i for i in range(900)}), ("b", {})], everything=True, most=800)
+    assert len(more.differing_rows) == 800 and more.equal_rows == [] and more.more == 100
 
 
 def test_deep_objects_end_in_a_value() -> None:

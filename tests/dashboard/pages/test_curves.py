@@ -8,7 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from fp8scope_dashboard.pages.figures.curves import MOST_MARKS, Curve, Mark, curves_figure
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.figures.marks import MOST_MARKS, Mark
 from fp8scope_dashboard.pages.figures.theme import THEMES
 
 LIGHT = THEMES["light"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
+import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -18,11 +20,13 @@ from django.http import QueryDict
 from PIL import Image
 
 from fp8scope_dashboard.pages.figures.axes import axis_of, formatted
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark, curves_figure
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.svg import MOST_POINTS, svg_of
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.pages.figures.theme import THEMES, theme_named
-from fp8scope_dashboard.pages.first_paint import figure_query
+from fp8scope_dashboard.pages.first_paint import THEME_COOKIE, figure_query
+from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.ticks import tick_label, ticks
 
 LIGHT = theme_named("light")
@@ -50,6 +54,15 @@ def lines(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
 
 def texts(root: ElementTree.Element) -> list[str]:
     return [str(text.text) for text in root.iter(f"{SVG}text")]
+
+
+def test_bars_on_a_logarithmic_axis_stand_on_its_lower_end() -> None:
+    figure = go.Figure(go.Bar(x=[1, 2, 3], y=[0.0, 0.01, 1.0], marker={"color": "#123456"}))
+    figure.update_layout(template={}, height=300, paper_bgcolor=LIGHT.surface)
+    figure.update_yaxes(type="log", range=[-4, 0])
+    bars = [each for each in parsed(figure).iter(f"{SVG}rect") if each.get("fill") == "#123456"]
+    heights = [float(str(bar.get("height"))) for bar in bars]
+    assert heights[0] == 0 and heights[1] == pytest.approx(heights[2] / 2, abs=0.1) and heights[2] > 100
 
 
 def test_it_works() -> None:
@@ -193,6 +206,29 @@ def test_the_first_chart_comes_with_the_page(admin: Visitor, seeded: Seeded) -> 
     assert ">100</text>" in page
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_brings_the_answer_of_its_first_chart(admin: Visitor, seeded: Seeded, theme: str) -> None:
+    run = seeded.healthy
+    Run.objects.filter(pk=run.pk).update(name="</script><script>alert(1)")
+    if theme == "dark":
+        admin.client.cookies[THEME_COOKIE] = theme
+    page = admin.client.get(admin.address(f"runs/{run.id}/"), {"steps": "40..60", "panels.log": "1"})
+    script = re.search(r"<script [^>]*data-answer ([^>]*)>(.*?)</script>", page.content.decode())
+    assert script and f'data-theme="{theme}"' in script[1]
+    assert html.unescape(script[1]).endswith('data-query="steps=40..60&panels.log=1"')
+    query = {"first": "40", "last": "60", "log": "1", "theme": theme}
+    asked = admin.client.get(admin.address(f"runs/{run.id}/figures/panels.json"), query)
+    assert json.loads(script[2]) == asked.json()
+
+
+def test_a_page_leaves_out_a_large_answer(
+    admin: Visitor, seeded: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8scope_dashboard.pages.first_paint.MOST_CHARACTERS", 1_000)
+    page = admin.client.get(admin.address(f"runs/{seeded.healthy.id}/")).content.decode()
+    assert 'data-state="drawn"' in page and "data-answer" not in page
+
+
 def test_a_page_says_at_once_why_there_is_no_chart(admin: Visitor) -> None:
     run = make_run(admin.project, "new")
     page = admin.client.get(admin.address(f"runs/{run.id}/")).content.decode()
@@ -220,11 +256,11 @@ def test_the_state_of_a_chart_is_read_from_the_address_of_its_page() -> None:
         "log": "1",
         "first": "240",
         "last": "261",
-        "theme": "light",
     }
     assert figure_query("", page, "tensor", "")["tensor"] == "a.b"
     assert "first" not in figure_query("", QueryDict("steps=1..1e999&loss.x=step"), "loss", "steps")
-    assert "first" not in figure_query("", QueryDict("steps=5..9&loss.x=tokens"), "loss", "steps")
+    tokens = figure_query("", QueryDict("steps=5..9&loss.x=tokens&loss.tokens=10..20.5"), "loss", "steps")
+    assert "first" not in tokens and (tokens["from"], tokens["to"]) == ("10.0", "20.5")
 
 
 def test_a_chart_is_a_picture_without_javascript(admin: Visitor, seeded: Seeded) -> None:

@@ -13,8 +13,10 @@ from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import TENSORS, Seeded
 from dashboard.helpers.visitors import Visitor
 
-from fp8scope_dashboard.pages.figures.comparisons import DeltaCurve, ScorePoint, delta_figure, scores_figure
-from fp8scope_dashboard.pages.figures.curves import Curve, Mark, curves_figure
+from fp8scope_dashboard.pages.figures.checkpoints import CheckpointPoint, scores_figure
+from fp8scope_dashboard.pages.figures.comparisons import DeltaCurve, delta_figure
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.table import Table, table_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
 
@@ -64,7 +66,7 @@ def test_an_interval_is_two_columns() -> None:
 
 
 def test_scores_have_a_row_for_each_run_and_checkpoint() -> None:
-    points = [ScorePoint(step, "a", "FP8", "fp8-1", 0.5, 0.25, 0.75) for step in (100, 200)]
+    points = [CheckpointPoint(step, "a", "FP8", "fp8-1", 0.5, 0.25, 0.75) for step in (100, 200)]
     header, *values = rows(table_of(scores_figure(points, [], LIGHT, y_title="accuracy")))
     assert header == ["series", "checkpoint (step)", "accuracy", "low", "high"]
     assert values == [["FP8", step, "0.5", "0.25", "0.75"] for step in ("100", "200")]

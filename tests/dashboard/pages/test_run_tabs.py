@@ -93,7 +93,7 @@ def test_the_configuration_shows_what_differs_first(admin: Visitor) -> None:
     # Of the seeds, the one with the same number is compared.
     assert "2 differences to <a" in page and ">same seed</a>" in page
     differing, _, equal = page.partition("equal entries")
-    assert ">lr<" in differing and ">1.0<" in differing and ">2.0<" in differing
+    assert ">lr<" in differing and ">1.0" in differing and ">2.0" in differing
     assert ">width<" in equal and ">width<" not in differing
 
 

@@ -31,7 +31,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
 def test_without_runs_it_says_how_to_get_one(member: Visitor, viewer: Visitor) -> None:
     page = html(member)
     assert f"fp8scope login {settings.BASE_URL}" in page
-    assert "fp8scope.init(" in page and "Create a token" in page
+    assert "fp8scope.attach(" in page and "Create a token" in page
     assert "Create a token" not in html(viewer), "a viewer cannot create tokens"
 
 

@@ -10,6 +10,7 @@ from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
+from django.urls import set_script_prefix
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis.models import Comparison
@@ -53,6 +54,18 @@ def test_it_works(member: Visitor, seeded: Seeded) -> None:
     visitor = Client().get(link_of(member))
     assert visitor.status_code == 200
     assert "<strong>tried</strong>" in visitor.content.decode()
+
+
+def test_makes_reports_on_a_server_below_a_prefix(member: Visitor, seeded: Seeded) -> None:
+    address = member.address("reports/new")
+    set_script_prefix("/fp8/")
+    try:
+        data = {"title": "Below", "parts": ["loss"], "runs": [str(seeded.healthy.pk)]}
+        assert member.client.post(address, data).status_code == 302
+    finally:
+        set_script_prefix("/")
+    (section,) = SharedReport.objects.get().content["sections"]
+    assert section["svg"].startswith("<svg")
 
 
 def test_a_report_does_not_change_with_its_runs(member: Visitor, seeded: Seeded) -> None:

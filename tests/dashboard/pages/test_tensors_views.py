@@ -207,12 +207,12 @@ def test_ranks_by_the_first_sustained_onset(admin: Visitor, deep: Run) -> None:
 
 def test_ranks_by_the_worst_value(admin: Visitor, deep: Run) -> None:
     page = ranking_of(admin, deep, sort="ever")
-    assert page.index('title="blocks.1.mlp.up.weight"') == page.index('title="blocks.')
+    assert page.index('data-name="blocks.1.mlp.up.weight"') == page.index('data-name="blocks.')
 
 
 def test_ranks_by_the_change(admin: Visitor, deep: Run) -> None:
     page = ranking_of(admin, deep, statistic="amax", sort="change")
-    assert page.index('title="blocks.30.mlp.up.weight"') == page.index('title="blocks.')
+    assert page.index('data-name="blocks.30.mlp.up.weight"') == page.index('data-name="blocks.')
     assert "× 64" in page.replace("\u202f", " ") and "1 of 240</strong> tensors change by a factor of" in page
 
 
@@ -281,6 +281,7 @@ def test_zoomed_maps_read_a_bounded_number_of_rows() -> None:
     for steps in (5_000, 10_000, 25_599):
         columns = affordable_columns(steps, 2_000)
         assert columns < COLUMNS and steps >= 64 * columns, "the finest roll-ups have enough buckets"
+    assert affordable_columns(10_000, 2_000, 100) == 100 and affordable_columns(6_400, 2_000, 240) == 100
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What of a configuration identifies kin: equal for an FP8 run, its BF16 baseline and their seeds."""
+"""What of a configuration identifies a training: equal for an FP8 run, its BF16 baseline and their seeds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BASE = {"lr": 1e-3, "model": {"width": 256, "depth": 4}, "optimizer_name": "adam
         {"linear": "bf16"},
     ],
 )
-def test_kin_may_differ_in(change: dict[str, Any]) -> None:
+def test_comparable_runs_may_differ_in(change: dict[str, Any]) -> None:
     assert config_digest({**BASE, **change}) == config_digest(BASE) != ""
 
 

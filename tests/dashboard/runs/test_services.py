@@ -300,3 +300,11 @@ def test_a_default_baseline_is_for_fp8_runs_that_name_none(project: Project) -> 
     run, _ = services.register(run.id, project, {"precision": "fp8", "recipe": {"recipe": "CurrentScaling"}})
     run.refresh_from_db()
     assert run.baseline == "bf16"
+
+
+def test_a_precision_that_the_first_step_tells_is_stored_once(project: Project) -> None:
+    run, _ = services.register(uuid.uuid4(), project, {"name": "r", "precision": "unknown"})
+    for sent, stored in (("unknown", "unknown"), ("bf16", "bf16"), ("fp32", "bf16"), ("unknown", "bf16")):
+        services.register(run.id, project, {"name": "r", "precision": sent})
+        run.refresh_from_db()
+        assert run.precision == stored

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dashboard.helpers.installation import eventually
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.servers import children
@@ -46,7 +46,7 @@ def child_of(
 def stubborn(log: LogFile, tmp_path: Path, *ignored: str, stop_signals: tuple[signal.Signals, ...]) -> Child:
     child = child_of(log, sys.executable, "-c", STUBBORN, *ignored, stop_signals=stop_signals)
     child.launch()
-    eventually(lambda: "ready" in (tmp_path / "child.log").read_text(), "the child ignores its signals")
+    wait_until(lambda: "ready" in (tmp_path / "child.log").read_text(), "the child ignores its signals")
     return child
 
 
@@ -58,7 +58,7 @@ def test_it_works(log: LogFile) -> None:
     child.running.kill()
     child.running.wait()
     assert child.restart_if_ended() == "child was ended by SIGKILL; restarting it in 0.25 s"
-    eventually(lambda: child.restart_if_ended() is not None, "the child is started again")
+    wait_until(lambda: child.restart_if_ended() is not None, "the child is started again")
     assert child.running is not None
     children.stop_together([child], grace=60, hurry=lambda: False)
     assert child.running is None
@@ -127,7 +127,7 @@ def test_hurry_ends_the_grace_period(log: LogFile, tmp_path: Path) -> None:
 def test_stopping_a_child_ends_its_descendants(log: LogFile, tmp_path: Path) -> None:
     child = child_of(log, "sh", "-c", "sleep 600 & echo $!; exec sleep 600")
     child.launch()
-    eventually(
+    wait_until(
         lambda: (tmp_path / "child.log").read_text().endswith("\n"), "the pid of the grandchild is printed"
     )
     grandchild = psutil.Process(int((tmp_path / "child.log").read_text()))

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from dashboard.helpers.installation import clean_environment, eventually, names_below, status_of
+from dashboard.helpers.installation import clean_environment, names_below, status_of
 from django.conf import settings
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
@@ -95,7 +96,7 @@ def test_it_works(commands: Commands) -> None:
     running = {name: commands.start(name) for name in ("web", "alerts", "worker", "beat")}
     try:
         for name in running:
-            eventually(lambda name=name: commands.healthy(name), f"{name} is healthy")  # type: ignore[misc]
+            wait_until(lambda name=name: commands.healthy(name), f"{name} is healthy")  # type: ignore[misc]
         assert {name: process.poll() for name, process in running.items()} == dict.fromkeys(running)
     finally:
         for process in running.values():
@@ -108,7 +109,7 @@ def test_it_works(commands: Commands) -> None:
 def test_redirects_to_https_and_refuses_unknown_hosts(commands: Commands) -> None:
     web = commands.start("web")
     try:
-        eventually(lambda: commands.healthy("web"), "web is healthy")
+        wait_until(lambda: commands.healthy("web"), "web is healthy")
         assert status_of(f"http://127.0.0.1:{commands.port}/", host="evil.example") == 400
         with closing(http.client.HTTPConnection("127.0.0.1", commands.port, timeout=60)) as connection:
             connection.request("GET", "/", headers={"Host": "fp8.example.org"})

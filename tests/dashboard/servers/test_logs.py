@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard.helpers.installation import eventually
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.servers import children
 from fp8scope_dashboard.servers.children import LogFile
@@ -33,27 +33,27 @@ def write_to(log: LogFile, data: bytes) -> None:
 
 def test_it_works(log: LogFile, shown: list[tuple[str, str]], tmp_path: Path) -> None:
     write_to(log, b"first\nsecond\n")
-    eventually(lambda: len(shown) == 2, "both lines arrive")
+    wait_until(lambda: len(shown) == 2, "both lines arrive")
     assert shown == [("web", "first"), ("web", "second")]
     assert (tmp_path / "web.log").read_text() == "first\nsecond\n"
 
 
 def test_keeps_a_line_without_a_line_break(log: LogFile, shown: list[tuple[str, str]]) -> None:
     write_to(log, b"whole\nhalf")
-    eventually(lambda: len(shown) == 2, "both lines arrive")
+    wait_until(lambda: len(shown) == 2, "both lines arrive")
     assert shown[1] == ("web", "half")
 
 
 def test_replaces_bytes_that_are_not_text(log: LogFile, shown: list[tuple[str, str]], tmp_path: Path) -> None:
     write_to(log, b"\xff\xfe\x00 100%s\n")
-    eventually(lambda: shown, "the line arrives")
+    wait_until(lambda: shown, "the line arrives")
     assert shown == [("web", "\ufffd\ufffd\x00 100%s")]
     assert (tmp_path / "web.log").read_text() == "\ufffd\ufffd\x00 100%s\n"
 
 
 def test_splits_a_very_long_line(log: LogFile, shown: list[tuple[str, str]]) -> None:
     write_to(log, b"x" * (2 * children.MAX_LINE_BYTES + 5))
-    eventually(lambda: len(shown) == 3, "three pieces arrive")
+    wait_until(lambda: len(shown) == 3, "three pieces arrive")
     assert [len(line) for _, line in shown] == [children.MAX_LINE_BYTES, children.MAX_LINE_BYTES, 5]
 
 

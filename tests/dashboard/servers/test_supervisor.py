@@ -14,7 +14,8 @@ import psutil
 import psycopg
 import pytest
 import redis
-from dashboard.helpers.installation import clean_environment, eventually, names_below, status_of
+from dashboard.helpers.installation import clean_environment, names_below, status_of
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
@@ -63,13 +64,13 @@ def test_it_works(running: Supervisor) -> None:
 
 @pytest.mark.parametrize("name", CHILDREN)
 def test_restarts_a_killed_child(running: Supervisor, name: str) -> None:
-    eventually(lambda: sorted(running.pids()) == sorted(CHILDREN), "all children run")
+    wait_until(lambda: sorted(running.pids()) == sorted(CHILDREN), "all children run")
     victim = psutil.Process(running.pids()[name])
     family = [victim, *victim.children(recursive=True)]
     victim.kill()
-    eventually(lambda: running.pids().get(name, victim.pid) != victim.pid, f"{name} runs again")
+    wait_until(lambda: running.pids().get(name, victim.pid) != victim.pid, f"{name} runs again")
     assert processes.wait_ended(family, 60) == []
-    eventually(lambda: answers(running), "the web server answers")
+    wait_until(lambda: answers(running), "the web server answers")
     log = (running.data.logs / "up.log").read_text()
     assert f"{name} was ended by SIGKILL; restarting it" in log
     assert f"{name} restarted as process" in log
@@ -77,13 +78,13 @@ def test_restarts_a_killed_child(running: Supervisor, name: str) -> None:
 
 def test_committed_rows_survive_a_killed_database(running: Supervisor) -> None:
     # It may still be recovering from an earlier kill.
-    eventually(EmbeddedPostgres(running.data.root / "postgres").is_ready, "the database answers")
+    wait_until(EmbeddedPostgres(running.data.root / "postgres").is_ready, "the database answers")
     url = EmbeddedPostgres(running.data.root / "postgres").url
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS value")
     old = running.pids()["postgres"]
     os.kill(old, signal.SIGKILL)
-    eventually(lambda: running.pids().get("postgres", old) != old, "postgres runs again")
+    wait_until(lambda: running.pids().get("postgres", old) != old, "postgres runs again")
 
     def stored() -> bool:
         try:
@@ -92,12 +93,12 @@ def test_committed_rows_survive_a_killed_database(running: Supervisor) -> None:
         except psycopg.OperationalError:
             return False
 
-    eventually(stored, "the rows are there")
+    wait_until(stored, "the rows are there")
 
 
 def test_a_request_waits_while_the_web_server_restarts(running: Supervisor) -> None:
     """The supervisor holds the listening socket, so no connection is refused."""
-    eventually(lambda: "web" in running.pids() and answers(running), "the web server answers")
+    wait_until(lambda: "web" in running.pids() and answers(running), "the web server answers")
     os.kill(running.pids()["web"], signal.SIGKILL)
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=100)
     connection.request("GET", "/")
@@ -107,10 +108,10 @@ def test_a_request_waits_while_the_web_server_restarts(running: Supervisor) -> N
 
 def test_the_worker_empties_the_queue(running: Supervisor) -> None:
     """This also holds after Redis was killed: the worker reconnects."""
-    eventually(EmbeddedRedis(running.data.root / "redis").is_ready, "Redis answers")
+    wait_until(EmbeddedRedis(running.data.root / "redis").is_ready, "Redis answers")
     with redis.Redis.from_url(EmbeddedRedis(running.data.root / "redis").url) as client:
-        eventually(lambda: not client.llen("celery") and not client.llen("evaluations"), "the queue is empty")
-        eventually(
+        wait_until(lambda: not client.llen("celery") and not client.llen("evaluations"), "the queue is empty")
+        wait_until(
             lambda: "succeeded" in (running.data.logs / "worker.log").read_text(), "a job of beat succeeded"
         )
 
@@ -157,7 +158,7 @@ def test_the_second_start_keeps_key_and_data(tmp_path: Path) -> None:
 def test_stopping_while_starting_leaves_nothing(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path, port=0, durable=False)
     supervisor.start()
-    eventually(lambda: supervisor.pids(), "the first child runs")
+    wait_until(lambda: supervisor.pids(), "the first child runs")
     supervisor.stop()
     with pytest.raises(Stopped):
         supervisor.wait_ready()

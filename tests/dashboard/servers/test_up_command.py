@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
-from dashboard.helpers.installation import Up, eventually, names_below, processes_below, status_of
+from dashboard.helpers.installation import Up, names_below, processes_below, status_of
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.cli import CLEAR_LINE, COMMANDS, ProgressLine, main
 from fp8scope_dashboard.embedded import processes
@@ -42,7 +43,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     yield
-    eventually(lambda: names_below(tmp_path) == [], f"nothing runs below {tmp_path}")
+    wait_until(lambda: names_below(tmp_path) == [], f"nothing runs below {tmp_path}")
 
 
 def test_it_works(up: Up) -> None:
@@ -83,7 +84,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
 
 def test_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     up = Up(tmp_path)
-    eventually(lambda: (tmp_path / "postgres" / "cluster").exists(), "the database is being made")
+    wait_until(lambda: (tmp_path / "postgres" / "cluster").exists(), "the database is being made")
     assert up.finish(signal.SIGTERM) == 0
     assert names_below(tmp_path) == []
 
@@ -91,7 +92,7 @@ def test_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
 def complete_installation(directory: Path) -> Up:
     """An installation whose worker and beat have started too: they start after the web server answers."""
     up = Up(directory).wait_ready()
-    eventually(
+    wait_until(
         lambda: {"worker", "beat"} <= {word for name in names_below(directory) for word in name.split()},
         "worker and beat run",
     )

@@ -253,8 +253,8 @@ def check_heat_maps(history: History, low: int, high: int) -> None:
         if statistic not in queries.statistic_names(run):
             continue
         for columns in (1, 2, 5):
-            for first, last in ((None, None), (low, high)):
-                heat = queries.heatmap(run, statistic, columns=columns, first=first, last=last)
+            for first, last, widen in ((None, None, False), (low, high, False), (low, high, True)):
+                heat = queries.heatmap(run, statistic, columns=columns, first=first, last=last, widen=widen)
                 for tensor in range(2):
                     series = history.series(statistic, tensor)
                     for c, (begin, end) in enumerate(
@@ -301,7 +301,6 @@ def test_it_works() -> None:
 @given(histories(), st.integers(0, 500), st.integers(1, 600))
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,
         HealthCheck.too_slow,

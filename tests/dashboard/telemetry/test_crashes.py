@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import pytest
 from dashboard.helpers.recorder import Recorder
 from django.db import connection
 from helpers.live_servers import process_environment
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling, RollUp, Tile
 
 pytestmark = pytest.mark.django_db(transaction=True)
-PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture
@@ -61,13 +60,14 @@ def compact_until(worker: subprocess.Popen[str], moments: int) -> str:
     worker.stdin.flush()
     answer = worker.stdout.readline().strip()
     # PostgreSQL releases the lock when it detects that the client is gone.
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
-            if cursor.fetchone() == (0,):
-                return answer
-    raise AssertionError("the lock is still held")
+    wait_until(is_unlocked, "PostgreSQL releases the lock")
+    return answer
+
+
+def is_unlocked() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        return bool(cursor.fetchone() == (0,))
 
 
 def everything(recorder: Recorder) -> list[Any]:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
-from fp8scope_dashboard.telemetry import compaction, queries, series
+from fp8scope_dashboard.telemetry import compaction, heatmaps, queries, series
 from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, STRIDES
 from fp8scope_dashboard.telemetry.models import Rolling, RollUp
 from fp8scope_dashboard.telemetry.rollups import build, read, schedule
@@ -205,6 +205,24 @@ def test_builds_larger_buckets_for_longer_runs() -> None:
         np.testing.assert_array_equal(values.max(axis=1), [max(points.values()) for points in exact])
 
 
+def test_a_widened_range_has_whole_buckets_and_reads_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder.of_new_run(TENSORS)
+    send(recorder, np.random.default_rng(3), 0, 1000)
+    compact(recorder)
+    run = recorder.run.id
+    exact = queries.heatmap(run, "amax", first=64, last=639, columns=4).values
+
+    def fail(*_: object) -> None:
+        raise AssertionError("rows are read")
+
+    monkeypatch.setattr(heatmaps, "_fill_raw", fail)
+    widened = queries.heatmap(run, "amax", first=70, last=600, columns=4, widen=True)
+    assert widened.step_edges[[0, -1]].tolist() == [64, 640]
+    np.testing.assert_array_equal(widened.values, exact)
+    with pytest.raises(AssertionError, match="rows are read"):
+        queries.heatmap(run, "amax", first=70, last=600, columns=4)
+
+
 def test_a_gap_of_a_later_attempt_hides_the_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,7 +297,6 @@ def test_reads_and_repairs_roll_ups_of_earlier_versions(monkeypatch: pytest.Monk
 @given(st.data(), st.integers(0, 2**32))
 @settings(
     max_examples=8,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_roll_ups_equal_a_plain_loop_for_any_history(data: st.DataObject, seed: int) -> None:

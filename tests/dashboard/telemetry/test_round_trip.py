@@ -68,7 +68,7 @@ def answered(series: queries.Series) -> str:
     return repr(list(zip(series.steps.tolist(), series.values.tolist(), strict=True)))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(batches(), st.booleans())
 def test_it_works(sent: list[dict[str, Any]], backwards: bool) -> None:
     recorder = Recorder.of_new_run(NAMES)
@@ -94,7 +94,7 @@ def test_it_works(sent: list[dict[str, Any]], backwards: bool) -> None:
     assert stored.last_step == sent[-1]["steps"][-1]
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(batches(), st.integers(1, 6))
 def test_a_cell_of_a_heat_map_is_the_maximum_of_its_steps(sent: list[dict[str, Any]], columns: int) -> None:
     recorder = Recorder.of_new_run(NAMES)

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-OPTIONS: Final[dict[str, Any]] = {
-    "resultTypes": ["violations"],
-    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+EVERY_RULE: Final[dict[str, Any]] = {
+    "type": "tag",
+    "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
 }
+RULES_OF_COLOUR: Final[dict[str, Any]] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+"""Those of EVERY_RULE whose result depends on the theme."""
+RUN: Final = "options => axe.run(options).then(({violations}) => violations)"
 MOST_SHOWN = 4
 
 
-def violations(page: Page) -> list[str]:
+def violations(page: Page, rules: dict[str, Any] = EVERY_RULE) -> list[str]:
     """One line for each violated rule, with the first elements that violate it."""
-    # The package has no types.
-    axe = import_module("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(page, options=OPTIONS).response["violations"]
+    if not page.evaluate("'axe' in window"):
+        # The package has no types.
+        page.evaluate(import_module("axe_playwright_python.base").AXE_SCRIPT)
+    found = page.evaluate(RUN, {"resultTypes": ["violations"], "runOnly": rules})
     return [
         f"{rule['id']}: {rule['help']}: "
         + "; ".join(" ".join(map(str, node["target"])) for node in rule["nodes"][:MOST_SHOWN])

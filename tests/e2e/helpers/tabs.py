@@ -14,6 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+PASSWORD = "correct horse battery"
+"""Of the user whom every tab has signed in."""
 TIMEOUT_SECONDS = 60.0
 """Many charts are drawn within a second, but not beside three other test processes."""
 
@@ -72,11 +74,24 @@ class Tab:
     def is_too_wide(self) -> bool:
         return bool(self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
-    def screenshot(self, name: str, folder: Path) -> None:
-        """Save a screenshot in FP8SCOPE_SCREENSHOTS if set, else in `folder`."""
-        directory = Path(os.environ.get("FP8SCOPE_SCREENSHOTS") or folder)
-        directory.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=directory / f"{name}.png", full_page=True)
+    def show(self, width: int, theme: str) -> None:
+        """Change the width and the theme of what is shown, and wait until it is drawn so."""
+        self.page.set_viewport_size({"width": width, "height": height_of(width)})
+        self.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        self.page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+
+    def screenshot(self, name: str) -> None:
+        """Save a screenshot in the folder FP8SCOPE_SCREENSHOTS, if it is set."""
+        if folder := os.environ.get("FP8SCOPE_SCREENSHOTS"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+def height_of(width: int) -> int:
+    """The height of a screen of this width, a phone's or a desktop's."""
+    return 844 if width < 500 else 900
 
 
 OpenTab = Callable[..., Tab]

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a model's training step.
+"""Counts the floating-point operations of a model's training step, and tells the precision that they have.
 
 Counted are the products of the forward pass (matrix products, convolutions, attention) as they are
 dispatched, by torch's own formulas (`torch.utils.flop_counter`), in the first forward call of each input
@@ -7,11 +7,14 @@ Recomputation is not counted: these are the model's operations, not the hardware
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp8scope.observe.tensors.layers import is_foreign
+from fp8scope_kernels import fp8_layers
 
 MAX_COUNTED = 8
 """Input shapes that are counted; for others the count is scaled by the number of elements."""
@@ -24,6 +27,14 @@ ATTENTION_WITHOUT_FORMULA = (
 
 Signature = tuple[torch.Size, ...]
 
+_FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+PRECISIONS: Final[Mapping[torch.dtype, str]] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    **dict.fromkeys(_FP8, "fp8"),
+}
+
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, adds up the operations of dispatched functions, without changing their results."""
@@ -31,6 +42,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
+        self._by_precision: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from torch.utils.flop_counter import flop_registry, sdpa_flop_count
@@ -38,12 +50,49 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self.flops += int(formula(*args, **(kwargs or {}), out_val=out))
+            self._add(int(formula(*args, **(kwargs or {}), out_val=out)), args)
         elif func._overloadpacket in ATTENTION_WITHOUT_FORMULA:
             query, key, value = args[:3]
             count = sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
-            self.flops += int(count)
+            self._add(int(count), args)
         return out
+
+    def _add(self, flops: int, args: Sequence[Any]) -> None:
+        self.flops += flops
+        # The last factor: `addmm` and `baddbmm` begin with the bias.
+        factor = next((x for x in reversed(args) if isinstance(x, Tensor)), None)
+        precision = _precision_of(factor)
+        self._by_precision[precision] = self._by_precision.get(precision, 0) + flops
+
+    @property
+    def precision(self) -> str:
+        """The precision of most operations: "bf16", "fp16", "fp32" or "fp8"; empty if it is unknown."""
+        return max(self._by_precision, key=lambda name: self._by_precision[name], default="")
+
+
+def _precision_of(x: Tensor | None) -> str:
+    # Other subclasses may hide a narrower format behind the dtype that they show.
+    is_plain = type(x) in (Tensor, nn.Parameter) or type(x).__name__ == "DTensor"
+    return PRECISIONS.get(x.dtype, "") if x is not None and is_plain else ""
+
+
+def training_precision(model: nn.Module, counter: FlopCounter | None) -> str:
+    """The precision of a training forward pass that has just ended, as `FlopCounter.precision` names it.
+
+    Without a `counter` the products are hidden in compiled graphs. Then it is what autocast says around the
+    model, else the dtype of weights that are all narrower than float32; empty if neither tells it.
+    """
+    if any(True for _ in fp8_layers(model)):
+        return "fp8"
+    if counter is not None:
+        return counter.precision
+    if any(is_foreign(module) for module in model.modules()):
+        return ""
+    weights = {p.dtype for p in model.parameters() if p.dim() > 1}
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    if torch.is_autocast_enabled(device):
+        weights = {torch.get_autocast_dtype(device)}
+    return PRECISIONS.get(weights.pop(), "") if len(weights) == 1 and torch.float32 not in weights else ""
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:

@@ -84,6 +84,11 @@ class Measures:
     def watching(self) -> bool:
         return self._watch is not None
 
+    @property
+    def precision(self) -> str:
+        """The precision of the model's products in its first training pass; empty if it is not known."""
+        return self._watch.precision if self._watch is not None else ""
+
     def watch(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> None:
         """Measure these from the next step on. Watching them twice has no effect."""
         from fp8scope.observe.timing.gradients import inner_optimizer

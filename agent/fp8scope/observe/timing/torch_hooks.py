@@ -25,7 +25,7 @@ from fp8scope.observe.timing.clock import (
     DeviceClock,
     HostClock,
 )
-from fp8scope.observe.timing.flops import FlopCounter, FlopModel, Signature, shapes_of
+from fp8scope.observe.timing.flops import FlopCounter, FlopModel, Signature, shapes_of, training_precision
 from fp8scope.observe.timing.gradients import gradient_norm, has_closure, learning_rates
 
 MAX_OUTPUTS = 8
@@ -45,6 +45,8 @@ class Stopwatch:
         """The model whose forward call is running; a model that it calls measures nothing."""
         self.in_backward = False
         self.idle = DATA
+        self.precision = ""
+        """That of the first model's first training pass; empty if it is not known."""
 
     def is_off(self) -> bool:
         """Whether a graph is being compiled, or activations are recomputed in a backward pass."""
@@ -129,6 +131,8 @@ class ModelHooks:
             if torch.is_grad_enabled() and self._flops is not None:
                 if counter is not None:
                     self._flops.end(self._shapes, counter)
+                if not watch.precision:
+                    watch.precision = training_precision(model, counter)
                 watch.flops += self._flops.step_flops(self._shapes, args, kwargs)
             for tensor in _tensors(output):
                 if tensor.requires_grad:

@@ -33,8 +33,8 @@ from fp8scope_dashboard.text.numbers import LARGEST
 
 # Pairs of blocks that an average remembers.
 MEMORY = 64
-# The most degrees of freedom of an average: one of gain 1 / n knows as much as 2 n equal pairs. Of the run's own
-# pairs half count, those that fall; of K seeds' pairs K - 1 times as many.
+# The most degrees of freedom of an average: one of gain 1 / n knows as much as 2 n equal pairs. Of the run's
+# own pairs half count, those that fall; of K seeds' pairs K - 1 times as many.
 MOST_OWN, MOST_SEEDS = 0.5 * 2.0 * MEMORY, 2.0 * MEMORY
 # A length with fewer degrees of freedom shows nothing.
 LEAST_FREEDOM = 3.0

@@ -6,8 +6,10 @@ compared with a limit, and with what the tensor had before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,14 @@ Result = tuple[State, list[Finding]]
 
 # In mean absolute deviations: normal noise is hardly clipped.
 CLIP = np.float32(3.0)
+# Observations over which a rate is averaged before it is judged.
+SPAN = 30.0
+# Windows over which the lowest level is forgotten.
+FORGET = np.float32(8.0)
+# The share by which a deviation that was learned over a single window may be larger.
+UNSURE = np.float32(3.0)
+# Elements of a small tensor that are counted by chance.
+FEW = 3.0
 
 
 def overflow_rates(saturated: Floats, nonfinite: Floats | None, numel: Floats) -> Floats:
@@ -102,7 +112,7 @@ def _above(state: State, rows: TensorRows, rates: Floats, parameters: Parameters
     with np.errstate(invalid="ignore"):
         over = (rates > parameters["rate"]) & late
     observed = Observed(rows.steps, over, ~np.isnan(rates) & late, rates)
-    return tensor_alarm(state, observed, rows.facts.names, parameters, wording)
+    return tensor_alarm(state, observed, rows.facts.names, parameters, wording, intermittent=True)
 
 
 def saturation_rise(state: State, rows: TensorRows, parameters: Parameters) -> Result:
@@ -126,12 +136,15 @@ def underflow_rise(state: State, rows: TensorRows, parameters: Parameters) -> Re
 
 
 def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters, wording: Wording) -> Result:
-    """Open when a rate exceeds m + max(z d, `rise`, m) in `points` consecutive observations.
+    """Open when y = ln(x + r) of a rate x exceeds l + max(z d, ln 2) in `points` observations.
 
-    m and d are exponential averages of the rate and of its deviation below m, with the weight 1 / `window`:
-    noise falls as far as it rises, and a rise must not count as its own noise. A rate enters them no further
-    from m than the limit times CLIP / z (Huber's clipping), so that a fault hardly raises its own limit, and
-    a lasting new level is the tensor's past after some hundred observations.
+    So with little noise x must be above 2 l + r, with l as a rate. r is `rise`, or FEW elements of the tensor
+    if that is more. m is the exponential average of y over `window` observations, and l the lowest m, which
+    follows m over FORGET windows: a slow rise does not count as its own past. d is the average fall of f
+    below m, where f averages y over SPAN observations: noise falls as far as it rises, and a rise must not
+    count as its own noise. Either y or f must be above the limit. A y enters m no further above it than the
+    limit times CLIP / z (Huber's clipping), so that a fault hardly raises its own limit, and a lasting new
+    level becomes the tensor's past.
 
     Args:
         parameters: `z`; `rise`, in elements over all elements; `window`, also the observations of a tensor
@@ -139,7 +152,10 @@ def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters,
     """
     past = _Past.restored(state, len(rows.facts.names))
     seen = ~np.isnan(rates)
-    over = past.exceeded(rates, seen, parameters)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        least = np.maximum(parameters["rise"], FEW / rows.statistics["numel"])
+        logs = np.log(np.where(seen, rates + least, 1.0).astype(np.float32))
+    over = past.exceeded(logs, seen, parameters)
     observed = Observed(rows.steps, over, seen, rates)
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | past.as_state(), findings
@@ -147,42 +163,55 @@ def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters,
 
 @dataclass
 class _Past:
-    """float32[n] each: the average of a rate, of its absolute deviation, and the number of observations."""
+    """float32[n] each, of y: its averages m and f, the lowest m, the average fall, the observations."""
 
     mean: Float32s
+    fast: Float32s
+    lowest: Float32s
     deviation: Float32s
     count: Float32s
 
+    NAMES: ClassVar = ("log_mean", "fast", "lowest", "deviation", "count")
+
     @classmethod
     def restored(cls, state: State, n: int) -> _Past:
-        names = ("mean", "deviation", "count")
-        return cls(*(unpack(state.get(name), n, np.float32(0.0)) for name in names))
+        # A state of an earlier version has averages of the rate itself: such a tensor is learned again.
+        known = state if cls.NAMES[0] in state else {}
+        return cls(*(unpack(known.get(name), n, np.float32(0.0)) for name in cls.NAMES))
 
     def as_state(self) -> State:
-        return {name: pack(getattr(self, name)) for name in ("mean", "deviation", "count")}
+        columns = (self.mean, self.fast, self.lowest, self.deviation, self.count)
+        return {name: pack(column) for name, column in zip(self.NAMES, columns, strict=True)}
 
-    def exceeded(self, rates: Floats, seen: NDArray[np.bool_], parameters: Parameters) -> NDArray[np.bool_]:
+    def exceeded(
+        self, values: Float32s, seen: NDArray[np.bool_], parameters: Parameters
+    ) -> NDArray[np.bool_]:
         """bool[R, n]. Row by row, because each observation changes the limit of the next."""
-        over = np.zeros(rates.shape, bool)
-        z, rise, window = (np.float32(parameters[name]) for name in ("z", "rise", "window"))
-        reach = np.minimum(np.float32(1.0), CLIP / z)
-        values = np.where(seen, rates, 0.0).astype(np.float32)
+        over = np.zeros(values.shape, bool)
+        z, window = np.float32(parameters["z"]), np.float32(parameters["window"])
+        one, least = np.float32(1.0), np.float32(math.log(2.0))
+        reach, quick = np.minimum(one, CLIP / z), np.float32(2.0 / (SPAN + 1.0))
         complete: NDArray[np.bool_] = np.asarray(seen.all(axis=1))
-        for i in range(len(rates)):
-            x = values[i]
-            distance = np.maximum(np.maximum(z * self.deviation, self.mean), rise)
+        for i in range(len(values)):
+            # A deviation that was learned from few windows may be far too small.
+            doubt = one + UNSURE * window / np.maximum(self.count, one)
+            limit = np.maximum(z * doubt * self.deviation, least)
             known = self.count >= window
-            row = (x > self.mean + distance) & known
+            highest = self.lowest + limit
             # The first observations count equally.
-            weight = np.float32(1.0) / np.minimum(self.count + np.float32(1.0), window)
+            weight = one / np.minimum(self.count + one, window)
+            faster = np.maximum(weight, quick)
             if not complete[i]:
-                row &= seen[i]
-                weight = np.where(seen[i], weight, np.float32(0.0))
-            over[i] = row
-            step = x - self.mean
-            step = np.where(known, np.minimum(step, reach * distance), step)
+                weight, faster = np.where(seen[i], weight, 0.0), np.where(seen[i], faster, 0.0)
+            # One observation, however high, does not make the average high.
+            y = np.where(known, np.minimum(values[i], highest + limit), values[i])
+            self.fast += faster * (y - self.fast)
+            over[i] = (np.maximum(y, self.fast) > highest) & known & seen[i]
+            step = np.where(known, np.minimum(y - self.mean, reach * limit), y - self.mean)
+            fall = self.mean - self.fast
+            self.deviation += weight * ((fall >= 0.0) | ~known) * (np.abs(fall) - self.deviation)
             self.mean += weight * step
-            falls = (step <= 0.0) | ~known
-            self.deviation += weight * falls * (np.abs(step) - self.deviation)
+            risen = self.lowest + weight / FORGET * (self.mean - self.lowest)
+            self.lowest = np.where(known, np.minimum(risen, self.mean), self.mean)
             self.count += seen[i]
         return over

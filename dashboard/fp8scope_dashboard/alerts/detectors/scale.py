@@ -29,6 +29,8 @@ Result = tuple[State, list[Finding]]
 ABOVE = 0.05
 # Consecutive observations above what an unchanged scale was made for, after which it must have followed.
 FOLLOWS_WITHIN = 16
+# Intervals between observations after which a tensor has been absent.
+ABSENT = np.float32(4.0)
 # Powers of two that the amax of a tensor with a scale per block or row must move further: the known scale is
 # that of the median block, rounded, while the amax is that of the largest and strays more.
 BLOCK_OCTAVES = 4.0
@@ -138,28 +140,78 @@ def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Resul
 def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when a scale changes by more than `octaves` powers of two between two observations.
 
-    Observations without an amax do not count: the scale of an empty or all-zero tensor means nothing.
+    Observations without an amax do not count: the scale of an empty or all-zero tensor means nothing. A
+    tensor is not judged in its first `warmup` steps, in which its scale is found: those of the training, or
+    of a layer or expert that is used later. After an absence, such as a fallback to BF16, which begins a
+    scale anew, it is not judged for FOLLOWS_WITHIN observations.
 
     Args:
         rows: `amax` and `scale`.
-        parameters: `octaves`; `warmup`, the first steps, in which scales are found; `points`, `recover`.
+        parameters: `octaves`; `warmup`; `points`, `recover`.
     """
     scales = _Scales.of(rows)
     n = len(rows.facts.names)
     last = unpack(state.get("scale"), n, np.float32(np.nan))
+    presence = _Presence.restored(state, n)
     jumps = np.zeros(scales.seen.shape, np.float32)
-    for i in range(len(rows.steps)):
-        change = np.abs(scales.scale[i] - last)
-        jumps[i] = np.where(scales.seen[i], change, np.float32(0.0))
-        last = np.where(scales.seen[i], scales.scale[i], last)
-    late = rows.after(parameters["warmup"])[:, None]
+    settled = np.zeros(scales.seen.shape, bool)
+    for i, step in enumerate(rows.steps.tolist()):
+        seen = scales.seen[i]
+        settled[i] = presence.settled(step, seen, parameters["warmup"])
+        jumps[i] = np.where(seen, np.abs(scales.scale[i] - last), np.float32(0.0))
+        last = np.where(seen, scales.scale[i], last)
     with np.errstate(invalid="ignore"):
-        over = (jumps > parameters["octaves"]) & late
+        over = (jumps > parameters["octaves"]) & settled
     wording = Wording(
         "has a scale that jumped", "have scales that jumped",
         lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
         f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
     )  # fmt: skip
-    observed = Observed(rows.steps, over, scales.seen & late, jumps.astype(np.float64))
+    observed = Observed(rows.steps, over, settled, jumps.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
-    return after | {"scale": pack(last.astype(np.float32))}, findings
+    return after | {"scale": pack(last.astype(np.float32))} | presence.as_state(), findings
+
+
+@dataclass
+class _Presence:
+    """Since when tensors are observed, and how often.
+
+    Attributes:
+        first, latest: int64[n], steps of observations; -1: none.
+        interval: float32[n], the average number of steps between two observations.
+        count: float32[n], observations since the last absence; more than FOLLOWS_WITHIN if there was none.
+    """
+
+    first: NDArray[np.int64]
+    latest: NDArray[np.int64]
+    interval: Float32s
+    count: Float32s
+
+    @classmethod
+    def restored(cls, state: State, n: int) -> _Presence:
+        return cls(
+            unpack(state.get("first"), n, np.int64(-1)),
+            unpack(state.get("latest"), n, np.int64(-1)),
+            unpack(state.get("interval"), n, np.float32(0.0)),
+            unpack(state.get("count"), n, np.float32(FOLLOWS_WITHIN + 1)),
+        )
+
+    def as_state(self) -> State:
+        steps = {"first": pack(self.first), "latest": pack(self.latest)}
+        return steps | {"interval": pack(self.interval), "count": pack(self.count.astype(np.float32))}
+
+    def settled(self, step: int, seen: Bools, warmup: float) -> Bools:
+        """Count a row; return which of its observed tensors have been there for long enough."""
+        new = seen & (self.first < 0)
+        again = seen & ~new
+        waited = (step - self.latest).astype(np.float32)
+        known = self.interval > 0
+        absent = again & known & (waited > ABSENT * self.interval)
+        # Runs may begin to log less often: a longer interval is learned within some observations.
+        counted = np.minimum(waited, np.where(known, ABSENT * self.interval, waited))
+        weight = np.where(known, np.float32(0.05), np.float32(1.0))
+        self.interval = np.where(again, self.interval + weight * (counted - self.interval), self.interval)
+        self.count = np.where(absent, np.float32(0.0), np.minimum(self.count + seen, FOLLOWS_WITHIN + 1))
+        self.first[new] = step
+        self.latest[seen] = step
+        return seen & (step - self.first >= warmup) & (self.count > FOLLOWS_WITHIN)

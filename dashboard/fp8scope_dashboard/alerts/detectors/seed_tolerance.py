@@ -8,8 +8,8 @@ averaged over stretches of a geometric grid, each a quarter longer than the one 
   out. Products are summed over the K seeds, divided by K - 1, and averaged exponentially.
 * *Prior spread*: that of public runs (`analysis.losses.seeds.PUBLIC`), or more while the loss falls fast.
   Seeds differ in how fast they learn: on public curves their offset is .2 to 1.4 % of the loss's slope over
-  the logarithm of the steps, and most early. So LAG times that slope (early: EARLY_LAG) is the prior spread if it
-  is larger.
+  the logarithm of the steps, and most early. So LAG times that slope (early: EARLY_LAG) is the prior spread
+  if it is larger.
 
 The two are combined as for verdicts (`seeds.shrunk`), but seeds that agree do not lower the tolerance below
 that of the prior: how far some runs have strayed does not bound how far another one may.

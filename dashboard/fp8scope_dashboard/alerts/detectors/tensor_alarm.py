@@ -20,6 +20,12 @@ Parameters = Mapping[str, float]
 
 # In rows. An agent within its overhead budget observes plain tensors at least this often.
 LONGEST_GAP = 100
+# The observations without a condition that cancel one with it; see `tensor_alarm`.
+CANCEL = 12
+# Fewer observations than this are no intermittent condition.
+LEAST_SCORE = 5
+# An alarm ends after this many times its longest pause, but at most this many times `recover`.
+PAUSES, MOST_PAUSES = 2, 10
 # Causes that are open at once; tensors of further ones join the latest.
 MOST_GROUPS = 16
 # Layers that the evidence names.
@@ -65,19 +71,31 @@ class Observed:
 
 
 def tensor_alarm(
-    state: State, rows: Observed, names: Sequence[str], parameters: Parameters, wording: Wording
+    state: State,
+    rows: Observed,
+    names: Sequence[str],
+    parameters: Parameters,
+    wording: Wording,
+    *,
+    intermittent: bool = False,
 ) -> tuple[State, list[Finding]]:
     """Open when the condition of a tensor holds in `points` consecutive observations.
 
+    With `intermittent` also when a score reaches `points` (at least LEAST_SCORE): an observation with the
+    condition adds 1, one without takes off 1 / CANCEL, and the score is never below 0. This is the CUSUM of
+    Reynolds and Stoumbos (1999) for a share: a condition that holds more often than in one of CANCEL + 1
+    observations is found, and a rarer one hardly ever.
+
     Tensors whose onsets are at most SAME_CAUSE steps from those of an open alarm belong to it: a finding with
     `update` completes it. Other tensors open another alarm. A tensor leaves its alarm after `recover` rows
-    without the condition. Rows in which it is not observed do not count, up to LONGEST_GAP of them. An alarm
-    closes with its last tensor.
+    without the condition, or PAUSES times its longest pause so far. Rows in which it is not observed do not
+    count, up to LONGEST_GAP of them. An alarm closes with its last tensor.
 
     Args:
         names: n names; later calls may add columns but not move them.
         parameters: `points`, in observations; `recover`, in rows.
     """
+    needed = max(int(parameters["points"]), LEAST_SCORE) * CANCEL if intermittent else 0
     board = _Board.restored(state, len(names))
     last_seen = unpack(state.get("last_seen"), len(names), np.int64(-1))
     findings: list[Finding] = []
@@ -86,7 +104,9 @@ def tensor_alarm(
         if not (any_over[i] or board.is_busy):
             continue
         board.count(rows, i, step, last_seen)
-        findings += board.open_or_join(step, names, parameters, wording)
+        if needed:
+            board.score(rows, i, step, last_seen, needed)
+        findings += board.open_or_join(step, names, parameters, wording, needed)
         findings += board.let_go(rows.over[i], rows.seen[i], step, parameters)
     if len(rows.steps):
         last_seen = _seen_before(rows, len(rows.steps), np.ones(len(names), bool), last_seen)
@@ -102,6 +122,9 @@ class _Board:
         onsets: the first step of them; `after`: the last step before that at which it was observed.
         group: the onset of the alarm that the tensor belongs to; -1: none.
         calm: rows without the condition; gaps: rows without an observation.
+        pause: the largest `calm` so far, of tensors with an alarm or a score.
+        scores: of an intermittent condition, in units of 1 / CANCEL; `since` and `since_after` are to them
+            what `onsets` and `after` are to `counts`.
         last_onset: of each open alarm, by its onset.
     """
 
@@ -111,24 +134,33 @@ class _Board:
     group: Int64s
     calm: Int64s
     gaps: Int64s
+    pause: Int64s
+    scores: Int64s
+    since: Int64s
+    since_after: Int64s
     peaks: Floats
     last_onset: dict[int, int]
 
     @classmethod
     def restored(cls, state: State, n: int) -> _Board:
-        columns = [np.zeros(n, np.int64) for _ in range(6)]
-        columns[3][:] = -1
-        peaks = np.zeros(n)
+        a, b, c, d, e, f, g, h, i = np.zeros((9, n), np.int64)
+        board = cls(a, b, c, np.full(n, -1), d, e, f, g, h, i, np.zeros(n), {})
         for key, values in state.get("tensors", {}).items():
-            for column, value in zip([*columns, peaks], values, strict=True):
+            # States of earlier versions lack the columns from `pause` to `since_after`.
+            for column, value in zip(board._columns, values[:-1], strict=False):
                 column[int(key)] = value
-        last_onset = {int(onset): last for onset, last in state.get("groups", {}).items()}
-        counts, onsets, after, group, calm, gaps = columns
-        return cls(counts, onsets, after, group, calm, gaps, peaks, last_onset)
+            board.peaks[int(key)] = values[-1]
+        board.last_onset.update({int(onset): last for onset, last in state.get("groups", {}).items()})
+        return board
+
+    @property
+    def _columns(self) -> list[Int64s]:
+        alarm = [self.counts, self.onsets, self.after, self.group, self.calm, self.gaps]
+        return [*alarm, self.pause, self.scores, self.since, self.since_after]
 
     def as_state(self) -> State:
-        kept = np.flatnonzero((self.counts > 0) | (self.group >= 0)).tolist()
-        columns = (self.counts, self.onsets, self.after, self.group, self.calm, self.gaps)
+        kept = np.flatnonzero((self.counts > 0) | (self.scores > 0) | (self.group >= 0)).tolist()
+        columns = self._columns
         tensors = {str(i): [*(int(column[i]) for column in columns), float(self.peaks[i])] for i in kept}
         return {
             "tensors": tensors,
@@ -138,7 +170,7 @@ class _Board:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.last_onset) or bool(self.counts.any())
+        return bool(self.last_onset) or bool(self.counts.any()) or bool(self.scores.any())
 
     def count(self, rows: Observed, i: int, step: int, last_seen: Int64s) -> None:
         over, seen = rows.over[i], rows.seen[i]
@@ -147,16 +179,37 @@ class _Board:
         if new.any():
             self.onsets[new] = step
             self.after[new] = _seen_before(rows, i, new, last_seen)
-            self.peaks[new & (self.group < 0)] = 0.0
+            self.peaks[new & (self.group < 0) & (self.scores == 0)] = 0.0
         self.counts[over] += 1
         self.peaks[over] = np.maximum(self.peaks[over], rows.values[i][over])
 
+    def score(self, rows: Observed, i: int, step: int, last_seen: Int64s, needed: int) -> None:
+        """Update the scores. One that reaches `needed` makes its onset that of the tensor."""
+        over, outside = rows.over[i], self.group < 0
+        quiet = rows.seen[i] & ~over
+        begins = over & outside & (self.scores == 0)
+        if begins.any():
+            self.since[begins] = step
+            self.since_after[begins] = _seen_before(rows, i, begins, last_seen)
+            self.calm[begins] = self.pause[begins] = 0
+        self.calm[quiet & outside & (self.scores > 0)] += 1
+        again = over & outside
+        self.pause[again] = np.maximum(self.pause[again], self.calm[again])
+        self.calm[again] = 0
+        self.scores = np.clip(self.scores + CANCEL * over - quiet, 0, needed)
+
     def open_or_join(
-        self, step: int, names: Sequence[str], parameters: Parameters, wording: Wording
+        self, step: int, names: Sequence[str], parameters: Parameters, wording: Wording, needed: int
     ) -> list[Finding]:
-        sure = (self.counts >= parameters["points"]) & (self.group < 0)
+        in_a_row = self.counts >= parameters["points"]
+        # A tensor that is about to be sure by observations in a row has the onset of those.
+        broken = 2 * self.counts <= parameters["points"]
+        often = broken & ~in_a_row & (self.scores >= needed) if needed else np.zeros_like(in_a_row)
+        sure = (in_a_row | often) & (self.group < 0)
         if not sure.any():
             return []
+        self.onsets[sure & often] = self.since[sure & often]
+        self.after[sure & often] = self.since_after[sure & often]
         changed: dict[int, bool] = {}
         for i in np.flatnonzero(sure)[np.argsort(self.onsets[sure], kind="stable")].tolist():
             if self.group[i] >= 0:
@@ -202,13 +255,16 @@ class _Board:
         self.gaps[unseen] += 1
         self.gaps[~unseen] = 0
         waits = (self.gaps > 0) & (self.gaps <= LONGEST_GAP)
-        self.calm[over] = 0
+        back = over & member
+        self.pause[back] = np.maximum(self.pause[back], self.calm[back])
+        self.calm[back] = 0
         self.calm[member & ~over & ~waits] += 1
-        leaving = member & (self.calm >= parameters["recover"])
+        recover = int(parameters["recover"])
+        leaving = member & (self.calm >= np.clip(PAUSES * self.pause, recover, MOST_PAUSES * recover))
         if not leaving.any():
             return []
         # The old counts of tensors that are no longer observed must not open it again.
-        self.counts[leaving] = 0
+        self.counts[leaving] = self.scores[leaving] = self.pause[leaving] = 0
         self.group[leaving] = -1
         open_groups = set(np.unique(self.group).tolist())
         closed = [group for group in self.last_onset if group not in open_groups]

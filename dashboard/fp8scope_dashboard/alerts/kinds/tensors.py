@@ -48,7 +48,7 @@ SATURATION_RISE = Kind(
     "warning",
     "Far more elements of a tensor overflow than in its own past.",
     {
-        "z": Parameter(8.0, 3.0, 100.0, "Mean absolute deviations above the tensor's average."),
+        "z": Parameter(11.0, 3.0, 100.0, "Mean falls of its logarithm above its lowest level."),
         "rise": Parameter(0.0003, 0.0, 1.0, "Least rise, in elements over all elements."),
         "points": points(10, "Observations in a row that must be that high."),
         "window": points(200, "Observations that the past reaches back, and before a tensor is judged."),
@@ -76,7 +76,7 @@ UNDERFLOW_RISE = Kind(
     "warning",
     "Far more elements of a tensor become zero than in its own past.",
     {
-        "z": Parameter(8.0, 3.0, 100.0, "Mean absolute deviations above the tensor's average."),
+        "z": Parameter(11.0, 3.0, 100.0, "Mean falls of its logarithm above its lowest level."),
         "rise": Parameter(0.1, 0.0, 1.0, "Least rise, in elements over all elements."),
         "points": points(20, "Observations in a row that must be that high."),
         "window": points(200, "Observations that the past reaches back, and before a tensor is judged."),

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from django.db import transaction
+from django.db import connection, transaction
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import life
 from fp8scope_dashboard.alerts.events import held_by
-from fp8scope_dashboard.alerts.models import Event, Rule, RuleKind
+from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule, RuleKind
 from fp8scope_dashboard.alerts.user_rules.rule_documents import Draft, RuleDocumentError, document_of, key_of
 
 MOST_RULES: Final = 500
-# A change of one of these starts the rule's detector again.
+# A change of one of these, or of a parameter, starts the detector of a person's rule again. A built-in rule
+# keeps what it has learned; with other parameters, its open alerts end with their conditions.
 DEFINITION: Final = ("statistic", "tensors", "condition")
 SAVED: Final = (
     *("run", "kind", "name", *DEFINITION, "severity", "parameters", "enabled", "action"),
@@ -70,8 +71,10 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
         )
     rule = stored or new
     if stored is not None:
-        if _definition(stored) != _definition(new) or not new.enabled:
-            _close_events(stored, "The rule was changed." if new.enabled else "The rule was switched off.")
+        if not new.enabled:
+            _close_events(stored, "The rule was switched off.")
+        elif stored.kind == RuleKind.THRESHOLD and _definition(stored) != _definition(new):
+            _close_events(stored, "The rule was changed.")
         for name in SAVED:
             setattr(stored, name, getattr(new, name))
     rule.save()
@@ -148,7 +151,8 @@ def _definition(rule: Rule) -> list[Any]:
 
 
 def _close_events(rule: Rule, reason: str) -> None:
-    """End the conditions of a rule whose detector starts again, and resolve alerts that have no other."""
+    """Start the detectors of a rule again: end its conditions, and resolve alerts that have no other."""
+    _forget(rule)
     of_project = Event.objects.filter(run__project=rule.project_id).exclude(seen_by=[])
     for event in of_project.select_related("run"):
         held = held_by(event, rule.pk)
@@ -158,3 +162,20 @@ def _close_events(rule: Rule, reason: str) -> None:
         event.save(update_fields=["seen_by"])
         if not event.seen_by:
             life.resolve(event, reason=reason)
+
+
+def _forget(rule: Rule) -> None:
+    """Remove the detector states of a rule, so that what lasts, and has just been closed, opens again."""
+    # The locks of the evaluation.
+    locked = DetectorState.objects.filter(run__project=rule.project_id, writer=RUN_WIDE).order_by("run_id")
+    list(locked.select_for_update(of=("self",), no_key=True).values_list("pk", flat=True))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE alerts_detectorstate AS states SET state = states.state - %(rule)s FROM runs_run AS run
+            WHERE run.id = states.run_id AND run.project_id = %(project)s
+                AND jsonb_exists(states.state, %(rule)s)
+                AND (run.state IN ('running', 'silent') OR states.writer = %(wide)s)
+            """,
+            {"rule": str(rule.pk), "project": rule.project_id, "wide": RUN_WIDE},
+        )

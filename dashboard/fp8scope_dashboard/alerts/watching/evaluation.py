@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
@@ -56,7 +56,7 @@ RUN_DETECTORS = {
 POSITION, RETURNS, RETURNED_TO, WAITING, FOLLOWED = (
     "position", "returns", "returned_to", "waiting", "followed"
 )  # fmt: skip
-# The state of the run that was judged last; see unread_runs.
+# The state of the run that was judged last; see `state_of` and unread_runs.
 RUN_STATE = "run_state"
 
 
@@ -76,6 +76,8 @@ class Pass:
     touched: set[UUID] = field(default_factory=set)
     # Why streams have ended, by name.
     ended: dict[str, str] = field(default_factory=dict)
+    # Streams that another start of the training continues, without a look at earlier steps.
+    continued: set[str] = field(default_factory=set)
     # Whether more rows can be read at once, and whether rows are expected later.
     more: bool = False
     waiting: bool = False
@@ -187,9 +189,15 @@ def _judge(work: Pass) -> list[Event]:
         _read_run(work, work.streams)
     shared = work.state(RUN_WIDE)
     shared.rows = NOT_ALL_READ if work.more or work.waiting else work.rows
-    applied = events.apply(work.run, work.detections, waiting=shared.state.get(WAITING, []), ended=work.ended)
+    applied = events.apply(
+        work.run,
+        work.detections,
+        waiting=shared.state.get(WAITING, []),
+        ended=work.ended,
+        continued=work.continued,
+    )
     shared.state[WAITING] = applied.waiting
-    shared.state[RUN_STATE] = work.run.state
+    shared.state[RUN_STATE] = state_of(work.run.state, work.run.finished_at)
     return applied.opened
 
 
@@ -251,7 +259,7 @@ def _read_run(work: Pass, streams: Sequence[Stream]) -> None:
     if not judged or not streams:
         return
     states = work.state(RUN_WIDE).state
-    facts = _run_facts(work.run, streams)
+    facts = _run_facts(work, streams)
     for rule in judged:
         parameters = rules.validate(rule.kind, rule.parameters)
         before = states.get(str(rule.pk), {})
@@ -261,15 +269,27 @@ def _read_run(work: Pass, streams: Sequence[Stream]) -> None:
         work.detections += [Detection(rule, finding, "run", generation) for finding in findings]
 
 
-def _run_facts(run: Run, streams: Sequence[Stream]) -> RunFacts:
-    latest = streams[-1].attempt
+def state_of(state: str, finished_at: datetime | None) -> str:
+    """The state of a run, with the time of its end: a run that ends twice is news both times."""
+    return state if finished_at is None else f"{state} {finished_at.isoformat()}"
+
+
+def _run_facts(work: Pass, streams: Sequence[Stream]) -> RunFacts:
+    run, latest = work.run, streams[-1]
     ranks = [
-        RankStep(stream.rank, stream.last_step, stream.finished)
+        RankStep(stream.rank, _last_step(work, stream), stream.finished, _generation(work, stream))
         for stream in streams
-        if stream.ended_by is None and stream.attempt == latest
+        if stream.ended_by is None and stream.attempt == latest.attempt
     ]
     now, heartbeat = timezone.now().timestamp(), run.heartbeat_at.timestamp()
-    return RunFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks)
+    return RunFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks, latest.start)
+
+
+def _last_step(work: Pass, stream: Stream) -> int | None:
+    """The last step of a stream's present generation. What the writer has stored includes earlier ones."""
+    state = work.state(stream.writer).state
+    furthest: int | None = state[POSITION]["furthest"] if state.get(RETURNS) else stream.last_step
+    return furthest
 
 
 def _training(streams: Sequence[Stream]) -> list[Stream]:
@@ -297,6 +317,7 @@ def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:
     states = work.state(RUN_WIDE).state
     generation = _generation(work, leading)
     if states.get(FOLLOWED, generation) != generation:
+        work.continued.add(_baseline_stream(states))
         step = work.state(leading.writer).state.get(RETURNED_TO, leading.first_step)
         _rewind_baseline(work, baseline_rules, step)
     states[FOLLOWED] = generation

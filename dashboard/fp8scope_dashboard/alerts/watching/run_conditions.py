@@ -9,7 +9,8 @@ from fp8scope_dashboard.alerts.detectors import Finding, State
 from fp8scope_dashboard.runs.models import RunState
 
 ERROR_LENGTH = 300
-# A rank may pause so many times longer than it has before, to write checkpoints, up to so many times the limit.
+# A rank may pause so many times longer than it has before, to write checkpoints, up to so many times the
+# limit.
 PAUSES, MOST_PAUSES = 2.0, 20.0
 # In seconds. The state of a run that was last heard from before that is no news.
 NEWS = 86_400.0
@@ -17,11 +18,15 @@ NEWS = 86_400.0
 
 @dataclass(frozen=True)
 class RankStep:
-    """The last stored step of a rank of the latest attempt; `ended` once its process has finished."""
+    """The last stored step of a rank of the latest attempt, in its present generation.
+
+    `ended` once its process has finished.
+    """
 
     rank: int
     last_step: int | None
     ended: bool = False
+    generation: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class RunFacts:
     Attributes:
         now: seconds since the epoch.
         heartbeat: when it was last heard from, likewise.
+        start: names the latest start of the training.
     """
 
     state: str
@@ -39,6 +45,7 @@ class RunFacts:
     heartbeat: float
     error: str = ""
     ranks: Sequence[RankStep] = ()
+    start: str = ""
 
 
 def run_silent(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
@@ -47,7 +54,7 @@ def run_silent(state: State, run: RunFacts, parameters: Mapping[str, float]) -> 
         f"The run is silent since step {run.last_step}: no process was heard from for "
         f"{run.now - run.heartbeat:.0f} s. It was killed, hangs, or has no connection."
     )
-    return _while(state, _is(run, RunState.SILENT, state), run.last_step, message)
+    return _while(state, _is(run, RunState.SILENT, state), run, run.last_step, message)
 
 
 def run_failed(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
@@ -55,24 +62,29 @@ def run_failed(state: State, run: RunFacts, parameters: Mapping[str, float]) -> 
     lines = run.error.strip().splitlines()
     reason = f": {lines[-1][:ERROR_LENGTH]}" if lines else "."
     message = f"The run failed after step {run.last_step}{reason}"
-    return _while(state, _is(run, RunState.FAILED, state), run.last_step, message)
+    return _while(state, _is(run, RunState.FAILED, state), run, run.last_step, message)
 
 
 def run_finished(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
     """Open when the run finishes; close when it is resumed."""
     message = f"The run finished after step {run.last_step}."
-    return _while(state, _is(run, RunState.FINISHED, state), run.last_step, message)
+    return _while(state, _is(run, RunState.FINISHED, state), run, run.last_step, message)
 
 
 def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
     """Open when a rank has not reached the step that the fastest rank had `seconds` ago.
 
-    The ranks of a training step together, so this is a process that hangs, or whose data do not arrive. A rank that
-    writes checkpoints or evaluates looks the same, but comes back: what it took longest counts twice as the limit.
+    The ranks of a training step together, so this is a process that hangs, or whose data do not arrive. A
+    rank that writes checkpoints looks the same, but comes back: twice its longest pause is allowed.
     """
     steps = {rank.rank: rank.last_step or 0 for rank in run.ranks if not rank.ended}
+    generations = [[rank.rank, rank.generation] for rank in run.ranks]
+    if state.get("generations", generations) != generations:
+        # Ranks that have gone back are not behind those that have not yet.
+        state = {**state, "mark": None}
+    state = {**state, "generations": generations}
     if run.state != RunState.RUNNING or len(steps) < 2:
-        after, findings = _while(state, False, run.last_step, "")
+        after, findings = _while(state, False, run, run.last_step, "")
         return {**after, "mark": None}, findings
     fastest = max(steps.values())
     mark = state.get("mark") or [run.now, fastest]
@@ -88,7 +100,7 @@ def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) ->
         f"Rank {rank} is at step {behind.get(rank, 0)}, and others at step {fastest}, for "
         f"{run.now - mark[0]:.0f} s.{others}"
     )
-    after, findings = _while(state, late, behind.get(rank, run.last_step), message)
+    after, findings = _while(state, late, run, behind.get(rank, run.last_step), message)
     return {**after, "mark": mark, "longest": longest}, findings
 
 
@@ -96,13 +108,17 @@ def _is(run: RunFacts, wanted: RunState, state: State) -> bool:
     return run.state == wanted and (bool(state.get("open")) or run.now - run.heartbeat < NEWS)
 
 
-def _while(state: State, holds: bool, step: int, message: str) -> tuple[State, list[Finding]]:
-    """The findings of a condition that lasts as long as it holds."""
-    state = {"open": False, "onset": 0, "times": 0, **state}
+def _while(state: State, holds: bool, run: RunFacts, step: int, message: str) -> tuple[State, list[Finding]]:
+    """The findings of a condition that lasts as long as it holds, in one start of the training.
+
+    A start that fails like the one before it, with no look in between, is another occurrence.
+    """
+    state = {"open": False, "onset": 0, "times": 0, "start": run.start, **state}
+    findings = []
+    if state["open"] and (not holds or state["start"] != run.start):
+        state["open"] = False
+        findings.append(Finding(False, state["onset"], step))
     if holds and not state["open"]:
         state.update(open=True, onset=step, times=state["times"] + 1)
-        return state, [Finding(True, step, step, message=message)]
-    if state["open"] and not holds:
-        state["open"] = False
-        return state, [Finding(False, state["onset"], step)]
-    return state, []
+        findings.append(Finding(True, step, step, message=message))
+    return {**state, "start": run.start}, findings

@@ -1,4 +1,4 @@
-"""Figures of FP8 against BF16: the delta over the run, and scores with their intervals."""
+"""The figure of the loss of FP8 against BF16: the delta over the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.pages.figures.ranges import PADDING, central_range
+from fp8scope_dashboard.pages.figures.ranges import central_range
 from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped, faded, new_figure
 
 Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ def delta_figure(
         _mark_outside(figure, curve, low, high, theme, nats=nats)
     for first, last in {curve.window for curve in curves if curve.window is not None}:
         figure.add_vrect(x0=first, x1=last, fillcolor=faded(theme.muted, 0.1), line_width=0, layer="below")
-    figure.update_yaxes(tickformat="+.3~g" if nats else "+.2~%", range=[low, high])
+    figure.update_yaxes(tickformat="+.3~g" if nats else ".2~%", range=[low, high])
     figure.update_layout(showlegend=True)
     return figure
 
@@ -124,108 +124,3 @@ def _range(curves: Sequence[DeltaCurve], tolerance: float) -> tuple[float, float
     least, most = LEAST_TOLERANCES * tolerance, MOST_TOLERANCES * tolerance
     low, high = seen or (-least, least)
     return max(min(low, -least), -most), min(max(high, least), most)
-
-
-@dataclass(frozen=True)
-class ScorePoint:
-    """One run's score at one checkpoint, with its interval if there is one.
-
-    `run` is its id, because several runs may have one name.
-    """
-
-    step: int
-    name: str
-    arm: str
-    slot: Slot
-    score: float
-    low: float | None
-    high: float | None
-    run: str = ""
-
-
-@dataclass(frozen=True)
-class ScoreBand:
-    """The baseline's interval at one checkpoint."""
-
-    step: int
-    low: float
-    high: float
-
-
-def scores_figure(
-    points: Sequence[ScorePoint],
-    bands: Sequence[ScoreBand],
-    theme: Theme,
-    *,
-    y_title: str,
-    compact: bool = False,
-) -> go.Figure:
-    """A point and interval for every run at every checkpoint, over the baseline's interval."""
-    figure = new_figure(theme, compact=compact, height=320, x_title="checkpoint (step)", y_title=y_title)
-    steps = sorted({point.step for point in points} | {band.step for band in bands})
-    position = {step: i for i, step in enumerate(steps)}
-    for band in bands:
-        centre = position[band.step]
-        figure.add_shape(
-            type="rect",
-            x0=centre - 0.42,
-            x1=centre + 0.42,
-            y0=band.low,
-            y1=band.high,
-            fillcolor=faded(theme.arms["bf16"], 0.16),
-            line={"width": 0},
-            layer="below",
-        )
-    runs = list(dict.fromkeys((point.run, point.name) for point in points))
-    offsets = np.linspace(-0.28, 0.28, len(runs)) if len(runs) > 1 else np.zeros(1)
-    named: set[str] = set()
-    for (run, name), offset in zip(runs, offsets, strict=True):
-        mine = [point for point in points if (point.run, point.name) == (run, name)]
-        slot = mine[0].slot
-        figure.add_scatter(
-            x=[position[point.step] + offset for point in mine],
-            y=[point.score for point in mine],
-            error_y=_whiskers(mine, theme.arms[slot]),
-            mode="markers",
-            name=escaped(mine[0].arm),
-            legendgroup=mine[0].arm,
-            showlegend=mine[0].arm not in named,
-            marker={
-                "color": theme.arms[slot],
-                "size": 9,
-                "symbol": "circle" if slot == "bf16" else "diamond" if slot == "fp8-1" else "square",
-            },
-            customdata=[[point.step, point.low, point.high] for point in mine],
-            hovertemplate="%{y:.4~f} [%{customdata[1]:.4~f}, %{customdata[2]:.4~f}]"
-            f"<br>step %{{customdata[0]}}<extra>{escaped(name)}</extra>",
-        )
-        named.add(mine[0].arm)
-    figure.update_xaxes(
-        tickmode="array",
-        tickvals=list(range(len(steps))),
-        ticktext=[str(step) for step in steps],
-        range=[-0.6, max(len(steps), 1) - 0.4],
-    )
-    figure.update_layout(hovermode="closest", showlegend=True)
-    _fit(figure, points, bands)
-    return figure
-
-
-def _whiskers(points: Sequence[ScorePoint], colour: str) -> dict[str, object]:
-    up = [0.0 if point.high is None else point.high - point.score for point in points]
-    down = [0.0 if point.low is None else point.score - point.low for point in points]
-    return {"type": "data", "array": up, "arrayminus": down, "color": colour, "thickness": 1.6, "width": 4}
-
-
-def _fit(figure: go.Figure, points: Sequence[ScorePoint], bands: Sequence[ScoreBand]) -> None:
-    """Set the range: plotly's automatic range ignores shapes."""
-    values = [
-        value
-        for low, high in [(p.low, p.high) for p in points] + [(b.low, b.high) for b in bands]
-        for value in (low, high)
-        if value is not None and np.isfinite(value)
-    ] + [point.score for point in points if np.isfinite(point.score)]
-    if values:
-        low, high = min(values), max(values)
-        room = PADDING * ((high - low) or abs(high) or 1.0)
-        figure.update_yaxes(range=[low - room, high + room])

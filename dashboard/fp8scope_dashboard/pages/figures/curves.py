@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.pages.figures.marks import Mark, draw_marks, stretches
 from fp8scope_dashboard.pages.figures.ranges import Range
 from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped, faded, new_figure
 
@@ -16,9 +17,6 @@ Floats = NDArray[np.float64]
 
 # Positions of marks on a hidden axis from 0 to 1.
 TOP, BOTTOM = 0.975, 0.025
-ALERT = "alert"
-# More marks would overlap.
-MOST_MARKS = 200
 
 
 @dataclass(frozen=True)
@@ -40,17 +38,6 @@ class Curve:
     smooth_x: Floats = field(default_factory=lambda: np.zeros(0))
     smooth_y: Floats = field(default_factory=lambda: np.zeros(0))
     quiet: bool = False
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A vertical line with a name, e.g. where an alert began."""
-
-    x: float
-    text: str
-    severe: bool = False
-    # The kind of mark, for the hover text.
-    label: str = ALERT
 
 
 def curves_figure(
@@ -80,7 +67,7 @@ def curves_figure(
         named.add(curve.arm)
     for curve in curves:
         _mark_hidden_values(figure, curve, theme, y_range)
-    _mark_events(figure, marks, theme)
+    draw_marks(figure, marks, theme, axis="y2", height=BOTTOM)
     if log:
         figure.update_yaxes(type="log", minor={"ticks": ""}, dtick=_decades(curves))
     elif y_range is not None:
@@ -168,11 +155,11 @@ def _edge_marks(
     """Mark both ends of each stretch in which `mask` is true, and join them with a line."""
     if not mask.any():
         return
-    ends = _ends(mask)
     x: list[float | None] = []
-    for first, last in zip(ends[::2], ends[1::2], strict=True):
+    labels: list[str] = []
+    for first, last in stretches(mask):
         x += [float(curve.x[first]), float(curve.x[last]), None]
-    labels = [label for i in range(0, len(ends), 2) for label in (text[ends[i]], text[ends[i + 1]], "")]
+        labels += [text[first], text[last], ""]
     figure.add_scatter(
         x=x,
         y=[None if value is None else height for value in x],
@@ -187,59 +174,6 @@ def _edge_marks(
         hovertemplate=f"%{{text}}<extra>{escaped(curve.name)}, {reason}</extra>",
         cliponaxis=False,
     )
-
-
-def _mark_events(figure: go.Figure, marks: Sequence[Mark], theme: Theme) -> None:
-    for mark in marks[:MOST_MARKS]:
-        colour = _mark_colour(mark, theme)
-        figure.add_shape(
-            type="line",
-            xref="x",
-            yref="paper",
-            x0=mark.x,
-            x1=mark.x,
-            y0=0,
-            y1=1,
-            line={"color": faded(colour, 0.75), "width": 1, "dash": "dot"},
-        )
-    alerts = [mark for mark in marks if mark.label == ALERT]
-    changes = [mark for mark in marks if mark.label != ALERT]
-    for name, symbol, group in ((ALERT, "diamond", alerts), ("change", "square", changes)):
-        if group:
-            figure.add_scatter(
-                x=[mark.x for mark in group],
-                y=[BOTTOM] * len(group),
-                yaxis="y2",
-                mode="markers",
-                marker={
-                    "symbol": symbol,
-                    "size": 9,
-                    "color": [_mark_colour(mark, theme) for mark in group],
-                    "line": {"width": 1, "color": theme.surface},
-                },
-                text=[escaped(mark.text) for mark in group],
-                customdata=[escaped(mark.label) for mark in group],
-                name=name,
-                showlegend=False,
-                hovertemplate="%{text}<extra>%{customdata}</extra>",
-                cliponaxis=False,
-            )
-
-
-def _mark_colour(mark: Mark, theme: Theme) -> str:
-    if mark.label != ALERT:
-        return theme.arms["other"]
-    return theme.danger if mark.severe else theme.warning
-
-
-def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """First and last index of each stretch of True, in pairs; at most MOST_MARKS indices."""
-    padded = np.concatenate(([False], mask, [False]))
-    changes = np.flatnonzero(padded[1:] != padded[:-1])
-    pairs = np.stack([changes[::2], changes[1::2] - 1], axis=1)
-    if len(pairs) > MOST_MARKS // 2:
-        pairs = pairs[np.linspace(0, len(pairs) - 1, MOST_MARKS // 2).astype(int)]
-    return pairs.reshape(-1)
 
 
 def _decades(curves: Sequence[Curve]) -> str | int | None:

@@ -14,8 +14,8 @@ from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
 # Statistics that change by orders of magnitude.
 MAGNITUDES = ("scale", "amax")
-# Colours and dashes of the tensors in one chart.
-TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
+# Shades and dashes of the tensors in one chart: they are no arms.
+TENSOR_SLOTS: Sequence[Slot] = ("shade-1", "shade-2", "shade-3")
 
 
 def evidence_figure(
@@ -37,20 +37,7 @@ def evidence_figure(
     tensors = [line for line in series if "tensor" in line]
     if not series:
         return None
-    baseline = [
-        _curve(line, "baseline", "bf16", quiet=True)
-        for line in evidence.get("baseline", ())
-        if line.get("steps")
-    ]
-    if tensors:
-        statistic = str(tensors[0]["name"]).removeprefix(str(tensors[0]["tensor"])).strip()
-        curves = [
-            _curve(line, line["tensor"], slot) for line, slot in zip(tensors, TENSOR_SLOTS, strict=False)
-        ]
-    else:
-        # Of another scalar than the loss, the loss beside it has another unit.
-        statistic = str(series[0]["name"])
-        curves = [*(baseline if statistic == "loss" else ()), _curve(series[0], "this run", slot)]
+    statistic, curves = _curves(evidence, series, tensors, slot)
     is_rate = statistic.endswith("_rate")
     values = [curve.y for curve in curves]
     log = statistic in MAGNITUDES
@@ -62,6 +49,33 @@ def evidence_figure(
     figure = curves_figure(
         curves, theme, y_range=y_range, log=log, compact=compact, height=230, y_title=title
     )
+    _mark_onset(figure, theme, onset, detected)
+    if is_rate:
+        figure.update_yaxes(tickformat=".2~p", selector={"overlaying": None})
+    if limit is not None:
+        figure.add_hline(y=limit, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
+    return figure
+
+
+def _curves(
+    evidence: Mapping[str, Any],
+    series: Sequence[Mapping[str, Any]],
+    tensors: Sequence[Mapping[str, Any]],
+    slot: Slot,
+) -> tuple[str, list[Curve]]:
+    """The statistic that the series are of, and their curves."""
+    if tensors:
+        statistic = str(tensors[0]["name"]).removeprefix(str(tensors[0]["tensor"])).strip()
+        slots = zip(tensors, TENSOR_SLOTS, strict=False)
+        return statistic, [_curve(line, line["tensor"], each) for line, each in slots]
+    statistic = str(series[0]["name"])
+    # Of another scalar than the loss, the loss beside it has another unit.
+    lines = evidence.get("baseline", ()) if statistic == "loss" else ()
+    baseline = [_curve(line, "baseline", "bf16", quiet=True) for line in lines if line.get("steps")]
+    return statistic, [*baseline, _curve(series[0], "this run", slot)]
+
+
+def _mark_onset(figure: go.Figure, theme: Theme, onset: int, detected: int) -> None:
     figure.add_vrect(x0=onset, x1=detected, fillcolor=faded(theme.danger, 0.1), line_width=0, layer="below")
     figure.add_vline(x=onset, line={"color": theme.danger, "width": 1.2, "dash": "dot"})
     figure.add_annotation(
@@ -74,14 +88,10 @@ def evidence_figure(
         showarrow=False,
         font={"size": 11, "color": theme.danger},
     )
-    if is_rate:
-        figure.update_yaxes(tickformat=".2~p", selector={"overlaying": None})
-    if limit is not None:
-        figure.add_hline(y=limit, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
-    return figure
 
 
 def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False) -> Curve:
     # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
-    return Curve(str(series["name"]), arm, slot, np.asarray(series["steps"], np.float64), values, quiet=quiet)
+    steps = np.asarray(series["steps"], np.float64)
+    return Curve(str(series["name"]), arm, slot, steps, values, quiet=quiet)

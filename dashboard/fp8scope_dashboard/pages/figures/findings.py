@@ -11,10 +11,8 @@ import plotly.graph_objects as go
 
 from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
-from fp8scope_dashboard.pages.figures.theme import Slot, Theme, escaped, new_figure
+from fp8scope_dashboard.pages.figures.theme import Slot, Theme, escaped, faded, new_figure
 
-# The colour of each product; every bar also has a label.
-PRODUCT_SLOTS: Final[Mapping[str, Slot]] = {"fprop": "bf16", "dgrad": "fp8-1", "wgrad": "fp8-2"}
 PRODUCT_TITLES: Final[Mapping[str, str]] = {
     "fprop": "fprop: the output",
     "dgrad": "dgrad: the input's gradient",
@@ -55,7 +53,9 @@ def ranking_figure(
     largest = max([*finite, total if math.isfinite(total) else 0.0, 1e-12])
     smallest = min([*finite, largest])
     labels = [_label(layer, product, compact) for layer, product, _, _ in products]
-    for kind, slot in PRODUCT_SLOTS.items():
+    # Not the colours of arms: a product is none. Every bar also has a label.
+    colours = {"fprop": theme.muted, "dgrad": theme.text, "wgrad": faded(theme.muted, 0.5)}
+    for kind, colour in colours.items():
         rows = [index for index, product in enumerate(products) if product[1] == kind]
         if not rows:
             continue
@@ -66,7 +66,7 @@ def ranking_figure(
             # A bar that is not finite fills the chart and has a label.
             x=[error if math.isfinite(error) else largest for error in errors],
             name=PRODUCT_TITLES[kind] if not compact else kind,
-            marker={"color": theme.arms[slot], "line": {"width": 0}},
+            marker={"color": colour, "line": {"width": 0}},
             text=["" if math.isfinite(error) else "not finite" for error in errors],
             customdata=[
                 [escaped(products[index][0]), kind, _format(products[index][2]), _format(products[index][3])]

@@ -10,7 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.pages.figures.curves import ALERT, Curve, Mark
+from fp8scope_dashboard.pages.figures.curves import Curve
+from fp8scope_dashboard.pages.figures.marks import Mark, draw_marks, stretches
 from fp8scope_dashboard.pages.figures.ranges import Range
 from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, base_layout, escaped, faded
 
@@ -20,9 +21,8 @@ Floats = NDArray[np.float64]
 # below the menu of the figure.
 GAP: Final = 30
 TOP, BOTTOM = 50, 36
-# Ends of stretches of values outside a panel that are marked.
-MOST_OUTSIDE: Final = 100
-MOST_MARKS: Final = 100
+# Plotly writes values below this with prefixes such as µ, as of units.
+SMALL: Final = 1e-3
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Panel:
         zone: a range of y that is shaded as good, e.g. the tolerance.
         y_range: of the axis; on a log axis of the values, > 0.
         tick_format: a d3 format.
+        is_blank: no value is finite, so the axis has no numbers.
     """
 
     title: str
@@ -88,6 +89,7 @@ class Panel:
     zone: Range | None = None
     log: bool = False
     tick_format: str = ""
+    is_blank: bool = False
 
 
 def panels_figure(
@@ -115,7 +117,8 @@ def panels_figure(
         legend = number == 1 and bool(panel.bands)
         _axis(drawing, panel, axis, domain, theme, title_right=legend)
         _draw(drawing, panel if number == 1 else _named(panel), axis, theme, legend=legend)
-    _mark(drawing, marks, panels[0].y_range, theme)
+    first = panels[0].y_range
+    draw_marks(drawing, marks, theme, axis="y", height=None if first is None else first[0])
     x_axis = layout["xaxis"]
     layout |= {
         **drawing.axes,
@@ -194,7 +197,8 @@ def _axis(
         "fixedrange": True,
         "title": {**drawing.axis["title"], "text": ""},
         "type": "log" if panel.log else "linear",
-        "nticks": 4 if panel.height < 120 else 6,
+        "showticklabels": not panel.is_blank,
+        "nticks": 3 if panel.height < 70 else 5 if panel.height < 120 else 6,
     }
     ticks = log_ticks(panel.y_range) if panel.log and panel.y_range is not None else []
     # Plotly finds ticks of a range that is narrower than 1, 2, 5.
@@ -202,6 +206,9 @@ def _axis(
         layout |= {"tickvals": ticks, "minor": {"ticks": ""}}
     if panel.tick_format:
         layout["tickformat"] = panel.tick_format
+    elif panel.y_range is not None and max(map(abs, panel.y_range)) < SMALL:
+        # A loss of 2µ is no way to write 2·10⁻⁶.
+        layout["exponentformat"] = "power"
     if panel.y_range is not None:
         layout["range"] = list(np.log10(panel.y_range)) if panel.log else list(panel.y_range)
         layout["autorange"] = False
@@ -335,7 +342,8 @@ def _draw_line(drawing: _Drawing, line: Line, axis: str, theme: Theme) -> None:
         x=line.x,
         y=np.where(np.isfinite(line.y), line.y, np.nan),
         yaxis=axis,
-        mode="lines",
+        mode="lines" if len(line.x) > 1 else "markers",
+        marker={"color": colour, "size": 6},
         name=escaped(line.name),
         line={"color": faded(colour, 0.55) if line.is_faint else colour, "width": 1 if line.is_faint else 1.6,
               "shape": "hv" if line.is_area else "linear"},
@@ -397,7 +405,7 @@ def _mark_outside(
         (above, "triangle-up", y_range[1], colour, "above the panel"),
         (below, "triangle-down", y_range[0], colour, "below the panel"),
     ):
-        ends = _ends(mask)
+        ends = np.unique(stretches(mask))
         if not len(ends):
             continue
         drawing.add_scatter(
@@ -412,58 +420,3 @@ def _mark_outside(
             hovertemplate=f"%{{text}}<extra>{escaped(name)}, {words}</extra>",
             cliponaxis=False,
         )
-
-
-def _ends(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The first and the last index of each stretch of True; at most MOST_OUTSIDE indices."""
-    padded = np.concatenate(([False], mask, [False]))
-    changes = np.flatnonzero(padded[1:] != padded[:-1])
-    ends = np.union1d(changes[::2], changes[1::2] - 1)
-    if len(ends) > MOST_OUTSIDE:
-        ends = ends[np.linspace(0, len(ends) - 1, MOST_OUTSIDE).round().astype(np.int64)]
-    return ends.astype(np.int64)
-
-
-def _mark(drawing: _Drawing, marks: Sequence[Mark], y_range: Range | None, theme: Theme) -> None:
-    """A dotted line through all panels for each mark, with its text at the bottom of the first panel."""
-    for mark in marks[:MOST_MARKS]:
-        colour = _mark_colour(mark, theme)
-        drawing.add_shape(
-            type="line",
-            xref="x",
-            yref="paper",
-            x0=mark.x,
-            x1=mark.x,
-            y0=0,
-            y1=1,
-            line={"color": faded(colour, 0.7), "width": 1, "dash": "dot"},
-            layer="below",
-        )
-    for name, symbol in ((ALERT, "diamond"), ("change", "square")):
-        group = [mark for mark in marks[:MOST_MARKS] if (mark.label == ALERT) == (name == ALERT)]
-        if not group or y_range is None:
-            continue
-        drawing.add_scatter(
-            x=[mark.x for mark in group],
-            y=[y_range[0]] * len(group),
-            yaxis="y",
-            mode="markers",
-            marker={
-                "symbol": symbol,
-                "size": 8,
-                "color": [_mark_colour(mark, theme) for mark in group],
-                "line": {"width": 1, "color": theme.surface},
-            },
-            text=[escaped(mark.text) for mark in group],
-            customdata=[escaped(mark.label) for mark in group],
-            name=name,
-            showlegend=False,
-            hovertemplate="%{text}<extra>%{customdata}</extra>",
-            cliponaxis=False,
-        )
-
-
-def _mark_colour(mark: Mark, theme: Theme) -> str:
-    if mark.label != ALERT:
-        return theme.muted
-    return theme.danger if mark.severe else theme.warning

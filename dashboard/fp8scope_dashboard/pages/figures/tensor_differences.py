@@ -10,13 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.figures.tensors import (
-    COMPACT_LABEL_LENGTH,
-    LABEL_LENGTH,
-    LEAST_PIXELS,
-    ROW_PIXELS,
-    shortened,
-)
+from fp8scope_dashboard.pages.figures.tensors import LEAST_PIXELS, ROW_PIXELS, colour_bar, name_rows
 from fp8scope_dashboard.pages.figures.theme import Theme, escaped, new_figure, scale_of
 
 Floats = NDArray[np.float64]
@@ -56,37 +50,13 @@ def difference_figure(
         hoverongaps=False,
         hovertemplate=f"<b>%{{y}}</b><br>step %{{x:.0f}}<br>{title} {unit}<extra>{escaped(runs[1])} against "
         f"{escaped(runs[0])}</extra>",
-        colorbar={
-            "tickvals": ticks,
-            "ticktext": labels,
-            "thickness": 10,
-            "outlinewidth": 0,
-            "tickfont": {"size": 11, "color": theme.muted},
-            "len": 1.0,
-            "x": 1.005,
-            "xpad": 4,
-            "ypad": 0,
-        },
+        colorbar=colour_bar(ticks, labels, theme, compact=False),
     )
-    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
-    figure.update_yaxes(
-        autorange="reversed",
-        showgrid=False,
-        tickmode="array",
-        tickvals=list(range(len(names))),
-        ticktext=[escaped(_end_of(name, length) if compact else shortened(name, length)) for name in names],
-        ticks="",
-        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
-    )
+    name_rows(figure, names, theme, compact=compact)
     figure.update_layout(
         hovermode="closest", plot_bgcolor=theme.surface, meta={"names": list(names)}, margin={"l": 8, "r": 8}
     )
     return figure
-
-
-def _end_of(name: str, length: int) -> str:
-    """The end of a name, which tells neighbouring tensors apart."""
-    return name if len(name) <= length else f"…{name[1 - length :]}"
 
 
 def _levels(values: Floats, is_rate: bool) -> tuple[Floats, float, list[float], list[str]]:
@@ -96,7 +66,7 @@ def _levels(values: Floats, is_rate: bool) -> tuple[Floats, float, list[float], 
             size = np.clip(np.log10(np.abs(values) / SMALLEST_RATE), 0.0, DECADES)
         levels = np.where(np.isnan(values), np.nan, np.sign(values) * size)
         ticks = [-6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0]
-        return levels, DECADES, ticks, ["−100 %", "−1 %", "−10⁻⁴", "0", "10⁻⁴", "1 %", "100 %"]
+        return levels, DECADES, ticks, ["−100 %", "−1 %", "−0.01 %", "0", "0.01 %", "1 %", "100 %"]
     finite = np.abs(values[np.isfinite(values)])
     # A few extreme cells must not bleach the others.
     limit = float(np.clip(np.ceil(np.quantile(finite, 0.995)) if len(finite) else 1.0, 1.0, 24.0))

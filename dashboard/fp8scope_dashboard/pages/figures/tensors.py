@@ -15,11 +15,11 @@ from fp8scope_dashboard.analysis.tensor_onsets import is_rate
 from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
+from fp8scope_dashboard.pages.tensors.modes import decades_of, scale_of_values
+from fp8scope_dashboard.text.ticks import ticks
 
 Floats = NDArray[np.float64]
 
-# The lower end of the colour scale of rates.
-SMALLEST_RATE = 1e-6
 ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 15, 260, 900
 # With more rows there is no space for names.
 NAMED_ROWS = 70
@@ -58,20 +58,10 @@ def heatmap_figure(
         ygap=1 if len(names) <= NAMED_ROWS else 0,
         hoverongaps=False,
         hovertemplate="<b>%{y}</b><br>step %{x:.0f}<br>" + title + " %{customdata:.4~g}<extra></extra>",
-        colorbar=_colour_bar(ticks, labels, theme, compact=compact),
+        colorbar=colour_bar(ticks, labels, theme, compact=compact),
     )
-    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
-    shown = len(names) <= NAMED_ROWS
-    figure.update_yaxes(
-        autorange="reversed",
-        showgrid=False,
-        tickmode="array",
-        tickvals=list(range(len(names))),
-        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
-        showticklabels=shown,
-        ticks="",
-        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
-    )
+    name_rows(figure, names, theme, compact=compact)
+    figure.update_yaxes(showticklabels=len(names) <= NAMED_ROWS)
     figure.update_layout(
         hovermode="closest",
         margin={"t": 44 if compact else 10, "r": 8, "l": 8, "b": 40},
@@ -80,7 +70,21 @@ def heatmap_figure(
     return figure
 
 
-def _colour_bar(
+def name_rows(figure: go.Figure, names: Sequence[str], theme: Theme, *, compact: bool) -> None:
+    """Name the rows of a heat map, the first one at the top."""
+    length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
+    figure.update_yaxes(
+        autorange="reversed",
+        showgrid=False,
+        tickmode="array",
+        tickvals=list(range(len(names))),
+        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
+        ticks="",
+        tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
+    )
+
+
+def colour_bar(
     ticks: Sequence[float], labels: Sequence[str], theme: Theme, *, compact: bool
 ) -> dict[str, Any]:
     """The colour bar at the right, or above the map on narrow screens."""
@@ -127,29 +131,16 @@ def _abbreviated(names: Sequence[str]) -> list[str]:
 
 def _levels(values: Floats, statistic: str) -> tuple[Floats, list[float], list[str]]:
     """The colour level of each value, and the ticks of the colour bar; the first tick is zero."""
-    positive = values[np.isfinite(values) & (values > 0)]
-    if is_rate(statistic):
-        low, high = np.log10(SMALLEST_RATE), 0.0
-        steps = [-6.0, -4.0, -2.0, 0.0]
-        labels = ["10⁻⁶", "10⁻⁴", "1 %", "100 %"]
-    else:
-        low, high = _decades(positive)
-        steps = list(np.linspace(low, high, 4))
-        labels = [f"{10.0**step:.2g}" for step in steps]
+    scale = scale_of_values(values, statistic)
+    low, high, labels = scale.low, scale.high, [label for _, label in scale.marks]
+    steps = [float(step) for step in np.linspace(low, high, len(labels) - 1)]
     zero = low - (high - low) / 5.0
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.clip(np.log10(values), low, high)
     z = np.where(values == 0, zero, z)
     z = np.where(np.isnan(values), np.nan, z)
     has_zero = is_rate(statistic) or bool((values == 0).any())
-    return (z, [zero, *steps], ["0", *labels]) if has_zero else (z, steps, labels)
-
-
-def _decades(positive: Floats) -> tuple[float, float]:
-    if not len(positive):
-        return 0.0, 1.0
-    low, high = np.log10(np.quantile(positive, [0.005, 0.995]))
-    return (float(low), float(high)) if high - low > 0.3 else (float(low) - 0.15, float(low) + 0.3)
+    return (z, [zero, *steps], labels) if has_zero else (z, steps, labels[1:])
 
 
 @dataclass(frozen=True)
@@ -174,7 +165,7 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
         type="log",
         title_text="" if compact else "amax",
         tickformat="~g",
-        dtick=_amax_ticks(tensor),
+        **_amax_ticks(tensor),
         row=1,
         col=1,
     )
@@ -186,11 +177,13 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
     return figure
 
 
-def _amax_ticks(tensor: TensorLines) -> int | str:
-    """One tick per decade if amax spans several, else 1, 2 and 5 of each: more would overlap."""
+def _amax_ticks(tensor: TensorLines) -> dict[str, Any]:
+    """One tick per decade if amax spans several, else 1, 2 and 5 of each; within one, round numbers."""
     _, amax = tensor.lines.get("amax", (None, np.zeros(0)))
-    low, high = _decades(amax[np.isfinite(amax) & (amax > 0)])
-    return 1 if high - low > 1.2 else "D2"
+    low, high = decades_of(amax[np.isfinite(amax) & (amax > 0)])
+    if high - low > 0.8:
+        return {"dtick": 1 if high - low > 1.2 else "D2"}
+    return {"tickvals": ticks(10.0**low, 10.0**high), "minor": {"ticks": ""}}
 
 
 def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:

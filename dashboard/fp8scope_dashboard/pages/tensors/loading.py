@@ -21,7 +21,7 @@ from fp8scope_dashboard.telemetry.queries import Heatmap
 
 COLUMNS: Final = 400
 # Below this many cells (steps x tensors) a zoomed map reads rows; above it, the finest roll-ups.
-RAW_CELLS: Final = 8_000_000
+RAW_CELLS: Final = 3_000_000
 FEWEST_COLUMNS: Final = 60
 
 MOST_KEPT: Final = 4
@@ -43,13 +43,10 @@ def detail(run: Run, statistic: str, tensors: list[int], first: int | None, last
     """Some tensors of a run in a range of steps, in as many columns as can be read quickly."""
 
     def load() -> Heatmap:
-        stored = queries.step_range(run.pk)
-        columns = COLUMNS
-        if stored is not None:
-            low = stored[0] if first is None else max(first, stored[0])
-            high = stored[1] if last is None else min(last, stored[1])
-            columns = affordable_columns(high - low + 1, len(tensors))
-        return queries.heatmap(run.pk, statistic, tensors=tensors, first=first, last=last, columns=columns)
+        columns = columns_of(run, len(tensors), first, last)
+        return queries.heatmap(
+            run.pk, statistic, tensors=tensors, first=first, last=last, columns=columns, widen=True
+        )
 
     return _remembered(run, (statistic, first, last, tuple(tensors)), load)
 
@@ -77,11 +74,21 @@ def _remembered(run: Run, of: _Key, load: Callable[[], Heatmap]) -> Heatmap:
             _reading.pop(key, None)
 
 
-def affordable_columns(steps: int, tensors: int) -> int:
-    """The columns of a range of steps: fewer than COLUMNS where those would have to be read from rows."""
-    if steps * tensors <= RAW_CELLS or steps >= FINEST * COLUMNS:
-        return COLUMNS
-    return max(FEWEST_COLUMNS, steps // FINEST)
+def columns_of(run: Run, tensors: int, first: int | None, last: int | None, most: int = COLUMNS) -> int:
+    """The columns of a range of steps of a run, at most `most`, that can be read quickly."""
+    stored = queries.step_range(run.pk)
+    if stored is None:
+        return most
+    low = stored[0] if first is None else max(first, stored[0])
+    high = stored[1] if last is None else min(last, stored[1])
+    return affordable_columns(high - low + 1, tensors, most)
+
+
+def affordable_columns(steps: int, tensors: int, most: int = COLUMNS) -> int:
+    """The columns of a range of steps: fewer than `most` where those would have to be read from rows."""
+    if steps * tensors <= RAW_CELLS or steps >= FINEST * most:
+        return most
+    return min(most, max(FEWEST_COLUMNS, steps // FINEST))
 
 
 def of_tensors(heatmap: Heatmap, indices: list[int]) -> NDArray[np.float64]:

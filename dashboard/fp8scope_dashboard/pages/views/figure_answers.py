@@ -30,7 +30,9 @@ class FigureAnswer(HttpResponse):
     """A figure for plotly. The middleware FigureFormats turns it into other formats."""
 
     def __init__(self, figure: go.Figure, summary: str) -> None:
-        figure.update_layout(margin_t=max(figure.layout.margin.t or 0, MENU_PIXELS))
+        margin = figure.layout.margin
+        if (margin.t or 0) < MENU_PIXELS:
+            margin.t = MENU_PIXELS
         body = f'{{"figure":{figure.to_json(validate=False)},"summary":{json.dumps(summary)}}}'
         super().__init__(body, content_type="application/json")
         self.figure, self.summary = figure, summary

@@ -16,9 +16,9 @@ from fp8scope_dashboard.pages import onset_facts, run_tabs
 from fp8scope_dashboard.pages.access import FRAMED, in_project, page, run_of
 from fp8scope_dashboard.pages.comparison_groups import Arms
 from fp8scope_dashboard.pages.early_head import with_early_head
-from fp8scope_dashboard.pages.kin import kin_of, links_of
 from fp8scope_dashboard.pages.onsets import strip_of
 from fp8scope_dashboard.pages.ranks import ranks_of
+from fp8scope_dashboard.pages.related_runs import links_of, related_runs_of
 from fp8scope_dashboard.pages.summary import progress_of, summarise
 from fp8scope_dashboard.pages.verdicts import state_badge
 from fp8scope_dashboard.pages.views.progress import progress_context
@@ -31,22 +31,30 @@ FILES: Final = {
     "page_scripts": ["pages/js/run.js", "pages/js/console.js"],
 }
 # The parts that refresh themselves, by the id that htmx sends.
-HEAD, SUMMARY, CARDS, TAB = "run-head", "run-summary", "run-cards", "run-tab"
+HEAD, SUMMARY, CARDS, TENSORS, TAB = "run-head", "run-summary", "run-cards", "tensors-card", "run-tab"
 
 
 @in_project()
 def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBase:
-    """The page of a run, or the part that htmx asks for: its head, summary, cards or tab."""
+    """The page of a run, or the part that htmx asks for: its head, summary, cards, tensors or tab."""
     shown = run_of(project, run_id)
     part = request.headers.get("HX-Target", "")
     if part == HEAD:
         return page(request, project, "runs", "pages/_run_head.html", head_context(shown))
     if part == SUMMARY:
-        context = {"run": shown, "summary": summarise(shown), "kin": kin_of(shown), **_strip(shown)}
+        context = {
+            "run": shown,
+            "summary": summarise(shown),
+            "related": related_runs_of(shown),
+            **_strip(shown),
+        }
         return page(request, project, "runs", "pages/_run_summary.html", context)
     if part == CARDS:
         context = {"run": shown, "summary": summarise(shown)}
         return page(request, project, "runs", "pages/_run_cards.html", context)
+    if part == TENSORS:
+        context = {"run": shown, **run_tabs.TABS["tensors"].context(shown, request.GET)}
+        return page(request, project, "runs", "pages/_tensors.html", context)
     if "first" in request.GET or "last" in request.GET:
         return redirect(run_tabs.typed_range(shown, request.GET))
     name = run_tabs.tab_named(request.GET.get("tab", ""))

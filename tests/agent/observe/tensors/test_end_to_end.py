@@ -82,7 +82,8 @@ def test_shadow_mode_is_recorded_and_can_be_set_in_init(server: WireServer, sett
     assert run.finish().complete
     recipe = server.run.registration["recipe"]
     assert recipe["shadow"]["recipe"] == "DelayedScaling"
-    assert server.run.registration["precision"] == "unknown"
+    # Its products are in float32: the recipe is only of the shadow.
+    assert server.run.registration["precision"] == "fp32"
     assert {h["step"] for h in server.run.histograms} == {1}
     scales = [row["tensors"]["scale"][0] for row in server.run.rows]
     assert scales[0] is not None and scales[1] is None

@@ -170,6 +170,107 @@ def test_a_forward_pass_that_raises_while_it_is_counted(measures: Measures) -> N
     assert step_flops(measures, model, torch.ones(2, 8)) == pytest.approx(3 * 2 * 2 * 8 * 8)
 
 
+class Inside(nn.Module):
+    """Uses autocast in its own forward pass, where the caller does not see it."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.body = Attention()
+        self.dtype = dtype
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", self.dtype, enabled=self.dtype is not None):
+            logits: torch.Tensor = self.body(ids)
+        return logits.float()
+
+
+@pytest.mark.parametrize(
+    ("weights", "autocast", "precision"),
+    [
+        (torch.float32, None, "fp32"),
+        (torch.float32, torch.bfloat16, "bf16"),
+        (torch.float32, torch.float16, "fp16"),
+        (torch.bfloat16, None, "bf16"),
+        (torch.float64, None, ""),
+    ],
+)
+def test_the_precision_is_that_of_the_products(
+    measures: Measures, weights: torch.dtype, autocast: torch.dtype | None, precision: str
+) -> None:
+    model = Inside(autocast).to(weights)
+    measures.watch(model)
+    assert measures.precision == ""
+    with torch.no_grad():
+        model(torch.zeros(2, 4, dtype=torch.int64))
+    assert measures.precision == ""
+    step_flops(measures, model, torch.zeros(2, 4, dtype=torch.int64))
+    assert measures.precision == precision
+
+
+def test_layers_that_became_fp8_after_they_were_watched_are_fp8(measures: Measures) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    measures.watch(model)
+    fp8scope.convert(model, fp8scope.CurrentScaling())
+    step_flops(measures, model, torch.ones(4, 32))
+    assert measures.precision == "fp8"
+
+
+class Packed(torch.Tensor):
+    """A tensor that looks like float32, as quantised weights of other libraries do."""
+
+    content: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, content: torch.Tensor) -> "Packed":
+        packed: Packed = torch.Tensor._make_wrapper_subclass(cls, content.shape, dtype=torch.float32)
+        packed.content = content
+        return packed
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = [x.content.float() if isinstance(x, Packed) else x for x in args]
+        out = func(*plain, **(kwargs or {}))
+        return cls(out.half()) if func is torch.ops.aten.t.default else out
+
+
+class PackedLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(32))
+        self.weight = Packed(torch.ones(32, 32, dtype=torch.float16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.t() + self.bias
+
+
+def test_a_tensor_of_another_library_does_not_tell_its_precision(measures: Measures) -> None:
+    model = PackedLinear()
+    measures.watch(model)
+    assert step_flops(measures, model, torch.ones(4, 32)) > 0
+    assert measures.precision == ""
+
+
+@pytest.mark.parametrize(
+    ("weights", "autocast", "precision"),
+    [
+        (torch.bfloat16, None, "bf16"),
+        (torch.float32, torch.bfloat16, "bf16"),
+        # There may be an autocast inside the graph, which nobody sees.
+        (torch.float32, None, ""),
+    ],
+)
+def test_a_compiled_models_precision_is_that_of_autocast_or_its_weights(
+    measures: Measures, weights: torch.dtype, autocast: torch.dtype | None, precision: str
+) -> None:
+    model: nn.Module = torch.compile(Attention().to(weights), backend="eager")  # type: ignore[assignment]
+    measures.watch(model)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        step_flops(measures, model, torch.zeros(2, 4, dtype=torch.int64))
+    assert measures.precision == precision
+
+
 @pytest.mark.parametrize(
     ("name", "tera"),
     [

@@ -18,6 +18,8 @@ const NEAR = "250px";
 // Milliseconds until a figure says that it is still loading, and until it gives up.
 const SLOW_AFTER = 4000;
 const TIMEOUT = 45000;
+// Milliseconds for which the answer that came with the page is new enough; a tab may be opened but not shown.
+const FRESH = 10000;
 const CONFIG = {
   responsive: true,
   displaylogo: false,
@@ -115,6 +117,7 @@ class Figure {
     this.revision = 0;
     this.restore();
     this.compact = this.isCompact();
+    this.takeAnswer();
     nearby.observe(element);
     new ResizeObserver(() => {
       if (this.isCompact() !== this.compact) this.refresh();
@@ -131,9 +134,20 @@ class Figure {
     if (isNear && this.isDue) this.load();
   }
 
+  // The page may bring the answer for the state that its address has.
+  takeAnswer() {
+    const script = this.element.querySelector("script[data-answer]");
+    if (!script) return;
+    script.remove();
+    const { theme, query } = script.dataset;
+    const isForThis = !this.compact && theme === (isDark() ? "dark" : "light") && location.search === (query && `?${query}`);
+    if (isForThis) this.given = { text: script.textContent, until: performance.now() + FRESH };
+  }
+
   // With `now`, what is under way is out of date.
   refresh({ now = false } = {}) {
     this.isDue = true;
+    this.given = null;
     if (now && this.request) {
       this.isOutdated = true;
       this.request.abort();
@@ -171,9 +185,11 @@ class Figure {
     this.compact = this.isCompact();
     url.searchParams.set("theme", isDark() ? "dark" : "light");
     if (this.compact) url.searchParams.set("compact", "1");
-    if (this.zoom && "zoom" in this.element.dataset && (this.controls().get("x") ?? "step") === "step") {
-      url.searchParams.set("first", Math.floor(this.zoom[0]));
-      url.searchParams.set("last", Math.ceil(this.zoom[1]));
+    if (this.zoom && "zoom" in this.element.dataset) {
+      const isOverSteps = (this.controls().get("x") ?? "step") === "step";
+      const [from, to] = isOverSteps ? [Math.floor(this.zoom[0]), Math.ceil(this.zoom[1])] : this.zoom;
+      url.searchParams.set(isOverSteps ? "first" : "from", from);
+      url.searchParams.set(isOverSteps ? "last" : "to", to);
     }
     return url;
   }
@@ -190,7 +206,7 @@ class Figure {
     // An error is shown when the chart is drawn.
     loadPlotly().catch(() => {});
     try {
-      const answer = await this.fetchFigure(this.request);
+      const answer = this.givenAnswer() ?? await this.fetchFigure(this.request);
       const note = await this.draw(answer);
       delete this.element.dataset.stale;
       this.note(note);
@@ -203,6 +219,14 @@ class Figure {
     }
     if (this.isOutdated) this.refresh();
     else if (this.again) setTimeout(() => this.refresh(), Math.min(4000, 2 * this.loadTime));
+  }
+
+  givenAnswer() {
+    const { text, until } = this.given ?? {};
+    this.given = null;
+    if (!text || performance.now() > until) return null;
+    this.linkData(this.address());
+    return JSON.parse(text);
   }
 
   async fetchFigure(request) {

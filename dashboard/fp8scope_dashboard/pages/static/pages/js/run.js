@@ -21,17 +21,28 @@ const tabAddress = (name) => {
 
 const current = () => document.getElementById("run-tab");
 
+// Whether the tab that is loading gets the focus: the link that had it is replaced.
+let movesFocus = false;
+
 const showTab = async (url, { focus = false } = {}) => {
   current().setAttribute("aria-busy", "true");
+  movesFocus = focus;
   try {
-    await window.htmx.ajax("GET", `${url.pathname}${url.search}`, { target: "#run-tab", swap: "outerHTML" });
+    // Requests of the same source wait for each other, and this one must not wait for parts of the page.
+    await window.htmx.ajax("GET", `${url.pathname}${url.search}`, { source: "#main", target: "#run-tab", swap: "outerHTML" });
   } catch {
     // No connection: the browser says so, and can try again.
     location.assign(url);
-    return;
   }
-  if (focus) current().querySelector("[data-tabs] [aria-current]")?.focus();
 };
+
+// The request's promise is fulfilled at once if the request has to wait, so the focus follows the event.
+document.addEventListener("htmx:afterSwap", (event) => {
+  if (!movesFocus || event.detail.target?.id !== "run-tab") return;
+  movesFocus = false;
+  // Somebody who has gone on to another part of the page stays there.
+  if (document.activeElement === document.body) current().querySelector("[data-tabs] [aria-current]")?.focus();
+});
 
 const openTab = (name, options) => {
   const url = tabAddress(name);

@@ -19,7 +19,8 @@ const show = async (tensor) => {
   if (!drawer.open) drawer.showModal();
   const query = new URLSearchParams({ tensor, drawer: "1" });
   try {
-    await window.htmx.ajax("GET", `${drawer.dataset.address}?${query}`, { target: body, swap: "innerHTML" });
+    // With a source of its own it does not wait for other parts of the page.
+    await window.htmx.ajax("GET", `${drawer.dataset.address}?${query}`, { source: drawer, target: body, swap: "innerHTML" });
   } catch {
     body.textContent = "Cannot load the tensor. Close this and try again.";
   }

@@ -206,7 +206,10 @@ class TensorMap {
     button.setAttribute("aria-label", title);
     // Where there is little room, the beginning is left out: the end tells more.
     const label = Object.assign(document.createElement("span"), { className: "end-visible" });
-    label.append(Object.assign(document.createElement("bdi"), { textContent: row.label }));
+    label.append(
+      Object.assign(document.createElement("bdi"), { textContent: row.label, className: "tmap__full" }),
+      Object.assign(document.createElement("bdi"), { textContent: row.short, className: "tmap__short" }),
+    );
     button.append(label);
     if (row.open !== null) button.append(Object.assign(document.createElement("span"), { className: "tmap__count", textContent: row.tensors }));
     name.append(button);

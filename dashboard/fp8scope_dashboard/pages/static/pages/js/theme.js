@@ -6,6 +6,13 @@
   const stored = () => {
     try { return localStorage.getItem(key) || "auto"; } catch { return "auto"; }
   };
+  const isDark = matchMedia("(prefers-color-scheme: dark)");
+  // The server draws the first chart of a page in these colours. If it does not know them, the chart is asked for again.
+  const tell = () => {
+    const theme = stored() === "auto" ? (isDark.matches ? "dark" : "light") : stored();
+    const cookie = `${key}=${theme}`;
+    if (!document.cookie.split("; ").includes(cookie)) document.cookie = `${cookie}; path=/; max-age=31536000; samesite=lax`;
+  };
   const apply = (choice) => {
     if (choice === "auto") delete root.dataset.theme; else root.dataset.theme = choice;
     const button = document.querySelector("[data-theme-toggle]");
@@ -18,7 +25,9 @@
   const changed = () => document.dispatchEvent(new CustomEvent("fp8:theme"));
 
   apply(stored());
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  tell();
+  isDark.addEventListener("change", () => {
+    tell();
     if (stored() === "auto") changed();
   });
   addEventListener("DOMContentLoaded", () => {
@@ -27,6 +36,7 @@
       const next = order[(order.indexOf(stored()) + 1) % order.length];
       try { localStorage.setItem(key, next); } catch { /* private window: applies to this page only */ }
       apply(next);
+      tell();
       changed();
     });
   });

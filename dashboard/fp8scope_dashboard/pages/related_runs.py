@@ -35,8 +35,8 @@ class Link:
 
 
 @dataclass(frozen=True)
-class KinCard:
-    """What the card of related runs shows."""
+class RelatedRuns:
+    """The related runs of a run, and what is suggested."""
 
     baseline: str
     choice: Choice | None = None
@@ -49,11 +49,11 @@ class KinCard:
     seeds: list[Run] = field(default_factory=list)
 
 
-def kin_of(run: Run) -> KinCard:
-    """The kin of a run. The number of queries is bounded, and so is what they read."""
+def related_runs_of(run: Run) -> RelatedRuns:
+    """What the card of a run shows. The number of queries is bounded, and so is what they read."""
     choice = current_choice(run, Choice.Field.BASELINE)
     differs = choice is not None and run.agent_baseline != run.baseline
-    return KinCard(
+    return RelatedRuns(
         baseline=lineage.baseline_label(run),
         choice=choice,
         overruled=run.agent_baseline if differs else "",

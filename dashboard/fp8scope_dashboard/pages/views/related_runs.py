@@ -15,19 +15,26 @@ from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.analysis import choices, lineage
 from fp8scope_dashboard.analysis.suggestions import suggested_group
 from fp8scope_dashboard.pages.access import in_project, page, person, run_of
-from fp8scope_dashboard.pages.kin import kin_of, offered_groups, offered_runs
+from fp8scope_dashboard.pages.related_runs import offered_groups, offered_runs, related_runs_of
 from fp8scope_dashboard.runs.models import Choice, Run
 
 
 @in_project()
-def kin(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+def related_runs(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """The card, for a refresh."""
-    return page(request, project, "runs", "pages/_kin.html", kin_context(run_of(project, run_id)))
+    return page(
+        request, project, "runs", "pages/_related_runs.html", related_context(run_of(project, run_id))
+    )
 
 
-def kin_context(run: Run) -> dict[str, object]:
-    """What `pages/_kin.html` needs."""
-    return {"run": run, "kin": kin_of(run), "groups": offered_groups(run), "others": offered_runs(run)}
+def related_context(run: Run) -> dict[str, object]:
+    """What `pages/_related_runs.html` needs."""
+    return {
+        "run": run,
+        "related": related_runs_of(run),
+        "groups": offered_groups(run),
+        "others": offered_runs(run),
+    }
 
 
 @require_POST
@@ -87,4 +94,4 @@ def _count(runs: Sequence[Run]) -> str:
 
 
 def _back(run: Run) -> HttpResponse:
-    return redirect(f"{reverse('run', args=[run.project.slug, run.id])}#kin")
+    return redirect(f"{reverse('run', args=[run.project.slug, run.id])}#related-runs")

@@ -25,7 +25,7 @@ def page(visitor: Visitor, run: Run, rest: str = "") -> str:
 
 
 def post(visitor: Visitor, run: Run, rest: str, **fields: str) -> str:
-    answer = visitor.client.post(visitor.address(f"runs/{run.id}/kin/{rest}"), fields, follow=True)
+    answer = visitor.client.post(visitor.address(f"runs/{run.id}/related/{rest}"), fields, follow=True)
     return answer.content.decode()
 
 
@@ -50,14 +50,14 @@ def test_the_scripts_baseline_is_named_beside_the_choice(admin: Visitor) -> None
     assert "set by the training script" in page(admin, run)
     choose_baseline(run, "b", user=admin.user)
     services.register(run.id, admin.project, {"name": "fp8", "baseline": "c"})
-    assert "The training script names “c”" in page(admin, run, "kin")
+    assert "The training script names “c”" in page(admin, run, "related")
 
 
 def test_a_single_run_is_shown_by_its_name(admin: Visitor) -> None:
     alone, run = register(admin, "the only bf16"), register(admin, "fp8")
     answer = post(admin, run, "baseline", baseline=str(alone.id))
     assert "compared with “the only bf16”" in answer
-    assert "<strong>the only bf16</strong>" in page(admin, run, "kin")
+    assert "<strong>the only bf16</strong>" in page(admin, run, "related")
     assert "The comparison with “the only bf16” starts" in page(admin, run)
 
 
@@ -71,7 +71,7 @@ def test_a_seed_group_is_accepted(admin: Visitor) -> None:
     runs = [register(admin, f"bf16-{seed}", seed=seed, precision="bf16") for seed in range(3)]
     assert "Suggested seed group: <strong>bf16</strong> (3 runs with the same" in page(admin, runs[0])
     assert "3 runs are in the group “bf16” from now on." in post(admin, runs[0], "group")
-    shown = page(admin, runs[1], "kin")
+    shown = page(admin, runs[1], "related")
     assert "bf16-0" in shown and "bf16-2" in shown and "chosen by ada" in shown
     assert "Undone for 3 runs." in post(admin, runs[2], "group/undo")
     assert set(Run.objects.values_list("group", flat=True)) == {""}
@@ -82,7 +82,9 @@ def test_lineage_is_linked_both_ways(admin: Visitor) -> None:
     second = register(admin, "the second", parent=str(first.id), relation="resumed")
     window = register(admin, "the window", parent=str(second.id), relation="reference")
     lost = register(admin, "lost", parent="gone <b>")
-    assert "Resumed by" in page(admin, first, "kin") and f"runs/{second.id}/" in page(admin, first, "kin")
+    assert "Resumed by" in page(admin, first, "related") and f"runs/{second.id}/" in page(
+        admin, first, "related"
+    )
     shown = page(admin, second)
     assert "Resumed from" in shown and f"runs/{first.id}/" in shown and f"runs/{window.id}/" in shown
     assert "Reference window of" in page(admin, window)
@@ -93,7 +95,7 @@ def test_viewers_change_nothing(admin: Visitor, viewer: Visitor, stranger: Visit
     run = register(admin, "fp8")
     assert "Change baseline" not in page(viewer, run)
     for rest in ("baseline", "group", "baseline/undo", "group/undo"):
-        address = admin.address(f"runs/{run.id}/kin/{rest}")
+        address = admin.address(f"runs/{run.id}/related/{rest}")
         assert viewer.client.post(address).status_code == 403
         assert stranger.client.post(address).status_code == 404
         assert admin.client.get(address).status_code == 405

@@ -1,0 +1,33 @@
+"""Words that a page breaks, and controls that it does not name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+BROKEN_WORDS = """() => {
+  const context = document.createElement("canvas").getContext("2d");
+  return [...document.querySelectorAll(".scroll-x :is(th, td):not(.mono)")].flatMap(cell => {
+    const style = getComputedStyle(cell);
+    const inner = cell.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    context.font = style.font;
+    const words = cell.innerText.split(/\\s+/);
+    return inner > 0 ? words.filter(word => context.measureText(word).width > inner + 2) : [];
+  });
+}"""
+UNNAMED_CONTROLS = """() => [
+    ...document.querySelectorAll("a, button, input:not([type=hidden], [hidden]), select, summary")
+].filter((tag) => !(tag.textContent.trim() || tag.getAttribute("aria-label") || tag.labels?.length))
+    .map((tag) => tag.outerHTML.slice(0, 120))"""
+
+
+def broken_words(page: Page) -> list[str]:
+    """The words of table cells that are wider than their cell; names of tensors may be broken."""
+    return list(page.evaluate(BROKEN_WORDS))
+
+
+def unnamed_controls(page: Page) -> list[str]:
+    """The beginnings of links, buttons and fields without a text or a label; Plotly's are its own."""
+    return [html for html in page.evaluate(UNNAMED_CONTROLS) if "modebar" not in html]
