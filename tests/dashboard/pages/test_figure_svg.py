@@ -259,7 +259,8 @@ def test_the_state_of_a_chart_is_read_from_the_address_of_its_page() -> None:
     }
     assert figure_query("", page, "tensor", "")["tensor"] == "a.b"
     assert "first" not in figure_query("", QueryDict("steps=1..1e999&loss.x=step"), "loss", "steps")
-    assert "first" not in figure_query("", QueryDict("steps=5..9&loss.x=tokens"), "loss", "steps")
+    tokens = figure_query("", QueryDict("steps=5..9&loss.x=tokens&loss.tokens=10..20.5"), "loss", "steps")
+    assert "first" not in tokens and (tokens["from"], tokens["to"]) == ("10.0", "20.5")
 
 
 def test_a_chart_is_a_picture_without_javascript(admin: Visitor, seeded: Seeded) -> None:
