@@ -16,8 +16,11 @@ server has answered the page before. All figures are medians:
 - `zoom_s`: of each run page, from the release of the mouse until the finer data is drawn
 - `live_s`: of the run of the demo's size, from the commit of new rows until the chart shows them
 
-With `--peers`, other tools in that Python's environment show the same loss as the long run has; their lines
-have `peer`. A tool that is not installed there has a line with `left_out`.
+With `--peers`, other tools in that Python's environment show a loss with as many steps as the long run has;
+their lines have `peer`. A tool that is not installed there has a line with `left_out`. To make the environment:
+
+    python -m venv peers && peers/bin/pip install tensorboard mlflow trackio
+    python benchmarks/page_load.py --peers peers/bin/python
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -17,11 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 90
+START_SECONDS, STOP_SECONDS = 90, 20
 PATIENCE_MS = 90_000
 # When the chart is there: after the next frame it is painted. %s is a selector of the drawn line.
 WATCH = """
@@ -61,7 +63,17 @@ PEERS = {
     ),
     "MLflow": Peer(
         "mlflow",
-        ("-m", "mlflow", "server", "--backend-store-uri", "sqlite:///{folder}/m.db", "--port", "{port}"),
+        (
+            "-m",
+            "mlflow",
+            "server",
+            "--backend-store-uri",
+            "sqlite:///{folder}/m.db",
+            "--port",
+            "{port}",
+            "--workers",
+            "1",
+        ),
         "/#/experiments/0/runs/{run}/model-metrics",
         ".js-plotly-plot .scatterlayer path[d]",
     ),
@@ -133,9 +145,18 @@ def _measured(
         _load(playwright, address, peer.line)
         loads = [_load(playwright, address, peer.line) for _ in range(rounds)]
     finally:
-        os.killpg(server.pid, 15)
-        server.wait(20)
+        _stop(server)
     return {key: round(statistics.median(load[key] for load in loads), 3) for key in loads[0]}
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server and what it has started, by force if it takes long."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal_number)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(STOP_SECONDS)
+            return
 
 
 def _load(playwright: Any, address: str, line: str) -> dict[str, float]:

@@ -184,6 +184,21 @@ def test_the_address_has_the_state_of_the_charts(open_tab: OpenTab, path: str) -
     assert other.page.locator("#panels [data-reset]").is_visible()
 
 
+def test_a_zoom_over_tokens_asks_for_the_data_of_its_range(open_tab: OpenTab, compare: str) -> None:
+    tab = open_tab()
+    tab.open(compare)
+    tab.page.locator("form[data-controls=compare-loss] input[value=tokens]").check()
+    wait_ready(tab, "compare-loss")
+    with tab.page.expect_request("**/figures/loss.json*from=*") as request:
+        relayout(tab, 50_000.5, 100_000, "compare-loss")
+    asked = parse_qs(urlsplit(request.value.url).query)
+    assert (asked["x"], asked["from"], asked["to"]) == (["tokens"], ["50000.5"], ["100000"])
+    wait_ready(tab, "compare-loss")
+    assert query(tab)["compare-loss.tokens"] == ["50000.5..100000"]
+    # Only steps are the same in all charts.
+    assert "steps" not in query(tab) and "first" not in asked
+
+
 def test_back_and_forward_restore_the_charts(open_tab: OpenTab, path: str) -> None:
     tab = open_tab()
     tab.open(path)

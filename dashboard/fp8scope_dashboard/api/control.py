@@ -97,12 +97,14 @@ def get_console(
 ) -> dict[str, Any]:
     """The newest lines of the console log of a rank, or those before the line with the id `before`."""
     writers = console.writers_with_lines(run_of(request, run), rank)
-    lines = console.lines_of(writers, q.replace("\0", ""))
+    query = q.replace("\0", "")
     known = ConsoleLine.objects.filter(writer__in=writers).select_related("writer")
     edge = known.filter(pk=before).first() if before is not None else None
     if before is not None and edge is None:
         raise InvalidError(f"The console log of rank {rank} has no line {before}.", "Begin without `before`.")
-    chosen = console.newest(lines, limit) if edge is None else console.before(lines, edge, limit)
+    chosen = (
+        console.newest(writers, limit, query) if edge is None else console.before(writers, edge, limit, query)
+    )
     return {
         "lines": [
             {"id": line.pk, "rank": line.writer.rank, "attempt": line.writer.attempt, **console.as_json(line)}

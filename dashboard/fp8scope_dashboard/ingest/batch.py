@@ -24,6 +24,8 @@ from fp8scope_dashboard.wire.errors import (
 
 PROTOCOL = "1"
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+# The column with the counts of NaN and infinite elements.
+NONFINITE = f"{TENSOR}nonfinite"
 STATISTIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
@@ -36,6 +38,7 @@ class Batch:
         width: length of the longest tensor list; the catalogue of the writer must be at least as long.
         last_scalars: the latest value of each scalar.
         not_finite: the scalars with a value that is NaN or infinite.
+        tensors_break: whether tensors begin to have NaN or infinite elements, after rows without.
     """
 
     run: UUID
@@ -50,6 +53,7 @@ class Batch:
     width: int
     last_scalars: dict[str, float]
     not_finite: frozenset[str]
+    tensors_break: bool
     statistics: tuple[str, ...]
 
 
@@ -63,6 +67,9 @@ class _Tally:
     last_step: int = -1
     last_scalars: dict[str, float] = field(default_factory=dict)
     not_finite: set[str] = field(default_factory=set)
+    # Whether the last row that observed tensors had elements that are not finite; None: there was none.
+    tensors_broken: bool | None = None
+    tensors_break: bool = False
 
 
 def read_arrow(body: bytes) -> Batch:
@@ -99,6 +106,7 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
         width=max(widths.values(), default=0),
         last_scalars=tally.last_scalars,
         not_finite=frozenset(tally.not_finite),
+        tensors_break=tally.tensors_break,
         statistics=tuple(widths),
     )
 
@@ -243,7 +251,19 @@ def _add(tally: _Tally, batch: pa.RecordBatch) -> None:
                 )
             values = cast("pa.FixedSizeListArray[Any]", column).flatten()
             tally.points += len(values) - values.null_count
+            if name == NONFINITE and values.null_count < len(values):
+                _add_nonfinite(tally, values.to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1))
     tally.rows += batch.num_rows
+
+
+def _add_nonfinite(tally: _Tally, counts: np.ndarray[Any, np.dtype[np.floating[Any]]]) -> None:
+    """Note whether elements become NaN or infinite in the rows [R, tensors]; NaN: not observed."""
+    observed = np.asarray((~np.isnan(counts)).any(axis=1))
+    broken = np.asarray((counts > 0).any(axis=1))[observed]
+    if tally.tensors_broken is not None:
+        broken = np.concatenate([[tally.tensors_broken], broken])
+    tally.tensors_break |= bool((broken[1:] & ~broken[:-1]).any())
+    tally.tensors_broken = bool(broken[-1])
 
 
 def _add_steps(tally: _Tally, batch: pa.RecordBatch) -> None:

@@ -73,7 +73,9 @@ def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
 
 
 def _is_urgent(run: Run, batch: Batch) -> bool:
-    """Whether a scalar has become NaN or infinite: such rows are judged before those of other runs."""
+    """Whether a scalar or a tensor has become NaN or infinite: such rows are judged before other runs'."""
+    if batch.tensors_break:
+        return True
     # The last scalars are from before the batch; as JSON, values that are not finite are texts.
     return any(not isinstance(run.last_scalars.get(name), str) for name in batch.not_finite)
 

@@ -49,9 +49,9 @@ def unanswered(key: str, title: str, seconds: float, advice: str) -> Check:
 def queue(name: str, length: int, oldest: float | None) -> Check:
     """A queue of tasks. `oldest`: seconds that its first task waits; None if it is empty or unknown."""
     titles = {
-        "deliveries": "Messages of alerts to send",
-        "evaluations": "Runs for the detectors",
-        "celery": "Comparisons, compaction and the rest",
+        "deliveries": "Queue of alert messages",
+        "evaluations": "Queue of alert detection",
+        "celery": "Queue of comparisons and compaction",
     }
     tone = tone_of(oldest or 0.0, WAITS[name])
     wait = "" if oldest is None else f"the first waits {oldest:.0f} s"
@@ -88,11 +88,11 @@ def compaction(chunks: int, oldest: float | None) -> Check:
     tone = tone_of(oldest or 0.0, COMPACTION_SECONDS)
     return Check(
         "compaction",
-        "From receipt to compaction",
-        "nothing waits" if oldest is None else f"{oldest / 60:.0f} min",
+        "Oldest batch that is not compacted",
+        "none" if oldest is None else f"{oldest / 60:.0f} min",
         tone,
         f"{chunks:,} batches wait",
-        "Charts become slower, nothing is lost. Look at the queue “Comparisons, compaction and the rest”."
+        "Charts become slower, nothing is lost. Look at the queue of comparisons and compaction."
         if tone != "good"
         else "",
     )
@@ -103,7 +103,7 @@ def detectors(unread: int, runs: int) -> Check:
     is_behind = unread > max(5, runs)
     return Check(
         "detectors",
-        "Runs that wait for the detectors",
+        "Runs with data that no detector has read",
         f"{unread:,}",
         "warning" if is_behind else "good",
         f"{runs:,} run{'s send' if runs != 1 else ' sends'} now",
@@ -114,7 +114,7 @@ def detectors(unread: int, runs: int) -> Check:
 def ingest(per_minute: Sequence[int], runs: int) -> Check:
     """Messages that were stored in each of the last minutes."""
     rate = sum(per_minute) / max(1, len(per_minute)) / 60.0
-    detail = f"by minute: {', '.join(map(str, per_minute))}" if runs else "no run sends now"
+    detail = f"in each of the last minutes: {', '.join(map(str, per_minute))}" if runs else "no run sends now"
     return Check("ingest", "Messages stored", f"{rate:.1f}/s", "neutral", detail)
 
 

@@ -26,6 +26,7 @@ from fp8scope_dashboard.monitoring import checks
 from fp8scope_dashboard.monitoring.brokers import Broker, Worker, read_broker, read_workers
 from fp8scope_dashboard.monitoring.checks import Check, Tone
 from fp8scope_dashboard.monitoring.database import Database, read_database
+from fp8scope_dashboard.text.numbers import count
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -122,7 +123,7 @@ def _of_broker(broker: Broker | None, workers: list[Worker] | None) -> list[Chec
         )
         return [checks.unanswered("redis", "Redis", ANSWER_SECONDS, advice)]
     waiting = sum(queue.length for queue in broker.queues)
-    memory = f"{broker.memory / 2**20:.0f} MiB, {broker.in_progress:,} tasks in progress"
+    memory = f"{broker.memory / 2**20:.0f} MiB, {count(broker.in_progress, 'task')} in progress"
     return [
         Check("redis", "Redis", "answers", "good", memory),
         checks.workers(len(workers or []), waiting),

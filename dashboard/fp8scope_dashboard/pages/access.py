@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest
-from django.db.models import Max
+from django.db.models import Count, Max
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -17,7 +17,7 @@ from django.views.decorators.cache import never_cache
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.accounts.services import projects_of, require_project, role_in
-from fp8scope_dashboard.alerts.models import EventState
+from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.alerts.services import events_of, numbered
 from fp8scope_dashboard.runs.models import Run
 
@@ -117,6 +117,14 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
 def open_alerts(project: Project) -> int:
     """The number of open alerts of a project."""
     return events_of(project).filter(state=EventState.OPEN).count()
+
+
+def open_alerts_by_project(projects: Iterable[int]) -> dict[int, int]:
+    """The number of open alerts of each project that has any."""
+    opened = Event.objects.filter(
+        state=EventState.OPEN, run__project__in=list(projects), run__deleted_at=None
+    ).order_by()
+    return dict(opened.values_list("run__project").annotate(Count("id")))
 
 
 def newest_alert(project: Project) -> int:

@@ -24,16 +24,20 @@ def console_context(run: Run, query: QueryDict) -> dict[str, Any]:
     search = query.get("q", "")[:SEARCH_LENGTH].replace("\x00", "").strip()
     marked = _line(writers, query.get("line"))
     edge = _line(writers, query.get("before"))
-    lines = console.lines_of(writers, search)
     if marked is not None:
         shown = console.around(marked, LINES)
-    elif edge is not None:
-        shown = console.before(lines, edge, LINES)
+        has_earlier = bool(console.before(writers, shown[0], 1, search))
     else:
-        shown = console.newest(lines, LINES)
+        # With one more it is known whether there are earlier ones.
+        found = (
+            console.newest(writers, LINES + 1, search)
+            if edge is None
+            else console.before(writers, edge, LINES + 1, search)
+        )
+        shown, has_earlier = found[-LINES:], len(found) > LINES
     return {
         "lines": _with_headings(shown),
-        "has_earlier": bool(shown) and bool(console.before(lines, shown[0], 1)),
+        "has_earlier": has_earlier,
         "first": shown[0] if shown else None,
         "marked": marked,
         "is_newest": marked is None and edge is None,

@@ -85,11 +85,14 @@ def figure_query(own: str, page: QueryDict, name: str, axis: str) -> QueryDict:
     for key, value in page.items():
         if key == name or key.startswith(f"{name}."):
             query[key.removeprefix(f"{name}.")] = str(value)
-    is_over_steps = query.get("x", "step") == "step"
-    zoom = page.get(axis or f"{name}.range", "") if is_over_steps else ""
+    unit = query.get("x", "step")
+    zoom = page.get(axis or f"{name}.range" if unit == "step" else f"{name}.{unit}", "")
     try:
         first, last = (float(bound) for bound in str(zoom).split(".."))
-        query["first"], query["last"] = str(math.floor(first)), str(math.ceil(last))
+        if unit == "step":
+            query["first"], query["last"] = str(math.floor(first)), str(math.ceil(last))
+        else:
+            query["from"], query["to"] = str(first), str(last)
     except (ValueError, OverflowError):
         # No range, or none that can be read: everything is shown.
         pass

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime, timedelta
 
-MINUS = "\N{MINUS SIGN}"
+from fp8scope_dashboard.text.numbers import MINUS, THIN
+from fp8scope_dashboard.text.ticks import power_of_ten
+
+_PER_CENT = re.compile(r"(\d) %")
+_THOUSANDS = re.compile(r"\b\d{1,3}(?:,\d{3})+\b")
+# Before a number, and not inside a word, a date or a range.
+_HYPHEN = re.compile(r"(?<![\w.\-])-(?=\d)")
+# Larger numbers are written with a power of ten: people count few groups of digits.
+GROUPED_UP_TO = 10**9
 NOTHING = "\N{EN DASH}"
-THIN = "\N{NARROW NO-BREAK SPACE}"
 # In per cent: smaller differences of equal numbers come from rounding.
 ROUNDING = 1e-9
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A measured value with `digits` significant digits: 2.314, 1.2e-05, NaN, an en dash for None."""
+    """A measured value with `digits` significant digits: 2.314, 1.23×10⁻⁵, NaN, an en dash for None."""
     if value is None:
         return NOTHING
     if math.isnan(value):
@@ -21,13 +29,21 @@ def number(value: float | None, digits: int = 4) -> str:
     if math.isinf(value):
         return "+∞" if value > 0 else f"{MINUS}∞"
     size = abs(value)
-    if size != 0 and (size < 1e-3 or size >= 10**6):
-        text = f"{value:.{max(digits - 2, 1)}e}".replace("e-0", "e-").replace("e+0", "e")
+    if size != 0 and (size < 1e-3 or size >= GROUPED_UP_TO):
+        mantissa, _, exponent = f"{value:.{max(digits - 2, 1)}e}".partition("e")
+        text = f"{mantissa}×{power_of_ten(int(exponent))}"
     elif size >= 10**digits:
         text = f"{value:,.0f}".replace(",", THIN)
     else:
         text = f"{value:.{digits}g}"
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
+
+
+def written(sentence: str) -> str:
+    """A stored sentence with its numbers as pages write them: `12 %` on one line, minus signs, `12 345`."""
+    sentence = _PER_CENT.sub(rf"\1{THIN}%", sentence)
+    sentence = _THOUSANDS.sub(lambda match: match[0].replace(",", THIN), sentence)
+    return _HYPHEN.sub(MINUS, sentence)
 
 
 def percent(fraction: float | None, *, signed: bool = False) -> str:
@@ -73,6 +89,17 @@ def compact(value: float | None) -> str:
             scaled = value / size
             return f"{scaled:.0f}{unit}" if abs(scaled) >= 100 else f"{scaled:.1f}{unit}"
     return f"{value:.0f}"
+
+
+def size(amount: float | None) -> str:
+    """An amount of bytes: 100 bytes, 712 KiB, 1.6 MiB, 58.9 GiB."""
+    if amount is None:
+        return NOTHING
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if amount >= scale:
+            scaled = amount / scale
+            return f"{scaled:.0f}{THIN}{unit}" if scaled >= 100 else f"{scaled:.1f}{THIN}{unit}"
+    return f"{amount:.0f}{THIN}byte{'' if amount == 1 else 's'}"
 
 
 def span(seconds: float | timedelta | None) -> str:

@@ -36,6 +36,8 @@ COLUMNS, COMPACT_COLUMNS = 240, 100
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.8, 40.0
 # A norm that spans more than this factor is drawn on a log axis.
 LOG_FROM: Final = 30.0
+# Of a panel without a finite value: the marks of those that are not finite need a place.
+BLANK_RANGE: Final[Range] = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,15 @@ def _band(run: Run, arms: Arms, baselines: Sequence[Run], read: Sequence[Smooth]
 
 
 def _span(panels: Sequence[Panel]) -> Range | None:
-    """The first and the last step of the run's own curves; None if they have but one."""
-    curves = [curve for panel in panels for curve in panel.curves]
-    ends = [(float(curve.x[0]), float(curve.x[-1])) for curve in curves]
-    first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
-    return (first, last) if last > first else None
+    """The first and the last step of the run's own curves; with one step, those of the baseline as well."""
+    own = [curve.x for panel in panels for curve in panel.curves]
+    baselines = [band.x for panel in panels for band in panel.bands if len(band.x)]
+    for shown in (own, [*own, *baselines]):
+        ends = [(float(x[0]), float(x[-1])) for x in shown]
+        first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
+        if last > first:
+            return first, last
+    return None
 
 
 def _loss(
@@ -173,10 +179,11 @@ def _loss(
     panel = Panel(
         "loss",
         190 if options.compact else 230,
-        y_range,
+        y_range or BLANK_RANGE,
         (curve,),
         (band,) if band is not None else (),
         log=log,
+        is_blank=y_range is None,
     )
     finite = curve.y[np.isfinite(curve.y)]
     broken = len(curve.y) - len(finite)
@@ -210,7 +217,7 @@ def _delta(
     if not tolerance or (not curve.get("x") and band is None):
         return None
     nats = result.get("unit") == "nats"
-    unit = "+.3~g" if nats else "+.2~%"
+    unit = "+.3~g" if nats else ".2~%"
     interval = _interval(run, arms, curve, options) if curve.get("x") else None
     fine = _fine_difference(own, band, nats)
     if interval is None and fine is None:
@@ -298,7 +305,7 @@ def _trouble(run: Run, options: Options) -> tuple[Panel, str] | None:
         80,
         (0.0, max(0.05, min(1.0, 1.15 * highest))),
         lines=(overflow, underflow),
-        tick_format=".0%" if highest >= 0.04 else ".1%",
+        tick_format=".2~%",
     )
     return panel, f"At most {percent(highest)} of the tensors overflow or underflow at the same time."
 
@@ -318,7 +325,15 @@ def _scalar(
         if name == "grad_norm" and positive is not None and positive[1] / positive[0] > LOG_FROM:
             y_range, log = positive, True
     title = glossary.title(name).lower()
-    panel = Panel(title, height, y_range, (curve,), (band,) if band is not None else (), log=log)
+    panel = Panel(
+        title,
+        height,
+        y_range or BLANK_RANGE,
+        (curve,),
+        (band,) if band is not None else (),
+        log=log,
+        is_blank=y_range is None,
+    )
     finite = curve.y[np.isfinite(curve.y)]
     last = f"{finite[-1]:.4g} at the last step shown" if len(finite) else "not finite"
     return panel, f"{glossary.title(name)}: {last}."

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.text.quantities import share, times
 
 
@@ -55,7 +56,7 @@ def cost_line(stored: Mapping[str, Any]) -> str:
     cost = stored.get("tokens_cost") or {}
     if cost.get("delta") is not None:
         word = "more" if cost["delta"] >= 0 else "fewer"
-        parts.append(f"{abs(100.0 * cost['delta']):.1f} % {word} {cost.get('axis', 'tokens')}")
+        parts.append(f"{percent(abs(cost['delta']))} {word} {cost.get('axis', 'tokens')}")
     return " · ".join(parts)
 
 
@@ -71,8 +72,9 @@ def _share(term: str, entry: Mapping[str, Any]) -> QuantityRow:
     if term == "tokens_cost":
         value = share(delta, interval) + f" {entry['axis']}"
     else:
-        bounds = "" if interval is None else f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
-        value = f"{100 * delta:+.1f} %{bounds}"
+        value = percent(delta, signed=True)
+        if interval is not None:
+            value += f" ({percent(interval[0], signed=True)} to {percent(interval[1], signed=True)})"
     # The first sentence of the cost repeats the value.
     explanation = str(entry["explanation"]).partition(". ")[2] or str(entry["explanation"])
     return QuantityRow(term, value, explanation if term == "tokens_cost" else str(entry["explanation"]))

@@ -88,6 +88,20 @@ class Ranks:
     disagreement: Disagreement | None = None
     troubled: list[Rank] = field(default_factory=list)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is more to say than the state of the run, which is that of a single rank."""
+        return self.disagreement is not None or (bool(self.troubled) and self.count > 1)
+
+    @property
+    def silent_together(self) -> bool:
+        """Whether no rank reports: one sentence says it better than one for each."""
+        return (
+            self.count > 1
+            and len(self.troubled) == self.count
+            and all(rank.badge is LOST for rank in self.troubled)
+        )
+
 
 def ranks_of(run: Run) -> Ranks:
     """Read the ranks of a run. The number of queries does not depend on the run's length."""

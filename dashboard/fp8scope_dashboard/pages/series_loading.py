@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -32,11 +33,18 @@ POINTS, COMPACT_POINTS = 1_200, 500
 # The most alerts that are marked in a loss chart.
 MOST_MARKS = 50
 LARGEST_STEP = 2**62
+# Points of a whole series from which the steps of a range of tokens or of time are taken.
+RANGE_POINTS = 4_000
 
 
 @dataclass(frozen=True)
 class Options:
-    """Validated options of a figure's address; invalid values become the defaults."""
+    """Validated options of a figure's address; invalid values become the defaults.
+
+    Attributes:
+        first, last: the range of steps.
+        span: the range on the axis if this has other units than steps.
+    """
 
     theme: Theme
     compact: bool
@@ -45,19 +53,22 @@ class Options:
     axis: Axis
     first: int | None
     last: int | None
+    span: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, query: QueryDict) -> Options:
         """Read the options from the query."""
-        axis = query.get("x", "step")
+        name = query.get("x", "step")
+        axis: Axis = name if name in get_args(Axis) else "step"  # type: ignore[assignment]
         return cls(
             theme=theme_named(query.get("theme", "")),
             compact=query.get("compact") == "1",
             log=query.get("log") == "1",
             smooth=query.get("smooth", "1") == "1",
-            axis=axis if axis in get_args(Axis) else "step",  # type: ignore[arg-type]
+            axis=axis,
             first=step_of(query.get("first")),
             last=step_of(query.get("last")),
+            span=None if axis == "step" else _span_of(query.get("from", ""), query.get("to", "")),
         )
 
     @property
@@ -66,7 +77,7 @@ class Options:
 
     @property
     def zoomed(self) -> bool:
-        return self.first is not None or self.last is not None
+        return self.first is not None or self.last is not None or self.span is not None
 
 
 def loss_curves(
@@ -98,9 +109,10 @@ def scalar_curves(
     labels = arm_labels(arms, runs)
     curves = []
     for run in sorted(runs, key=lambda run: run.id not in background):
-        series = queries.scalar(run.id, name, first=options.first, last=options.last, points=points)
+        part = _part_of(run.id, name, options)
+        series = queries.scalar(run.id, name, first=part.first, last=part.last, points=points)
         if len(series):
-            x = _axis(run.id, series, options)
+            x = _axis(run.id, series, options, part)
             curves.append(
                 _curve(run, labels[str(run.id)], arms, x, series.values, options, run.id in background)
             )
@@ -146,15 +158,51 @@ def _downsampled(
     return x[indices], y[indices]
 
 
-def _axis(run_id: UUID, series: queries.Series, options: Options) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class _Part:
+    """The steps of a run that a chart shows, and the time from which it counts; None is that of the first."""
+
+    first: int | None
+    last: int | None
+    begin: np.datetime64 | None = None
+
+
+def _part_of(run_id: UUID, name: str, options: Options) -> _Part:
+    """The steps in the range of a chart; for tokens or time, to the next known points outside of it."""
+    if options.span is None:
+        return _Part(options.first, options.last)
+    measure = queries.scalar(run_id, "tokens" if options.axis == "tokens" else name, points=RANGE_POINTS)
+    if not len(measure):
+        # Without tokens the axis shows steps.
+        return _Part(step_of(str(options.span[0])), step_of(str(options.span[1])))
+    x = _minutes(measure, measure.times[0]) if options.axis == "time" else measure.values
+    # A run that has gone back to an earlier step can have times that decrease.
+    low, high = (int(np.searchsorted(np.fmax.accumulate(x), bound)) for bound in options.span)
+    first, last = measure.steps[max(low - 1, 0)], measure.steps[min(high, len(x) - 1)]
+    return _Part(int(first), int(last), measure.times[0])
+
+
+def _minutes(series: queries.Series, begin: np.datetime64) -> NDArray[np.float64]:
+    return np.asarray((series.times - begin) / np.timedelta64(60, "s"), np.float64)
+
+
+def _axis(run_id: UUID, series: queries.Series, options: Options, part: _Part) -> NDArray[np.float64]:
     if options.axis == "time":
-        elapsed = series.times - series.times[0]
-        return np.asarray(elapsed / np.timedelta64(60, "s"), np.float64)
+        return _minutes(series, series.times[0] if part.begin is None else part.begin)
     if options.axis == "tokens":
-        tokens = queries.scalar(run_id, "tokens", first=options.first, last=options.last)
+        tokens = queries.scalar(run_id, "tokens", first=part.first, last=part.last)
         if len(tokens):
             return np.interp(series.steps, tokens.steps, tokens.values)
     return series.steps.astype(np.float64)
+
+
+def _span_of(low: str, high: str) -> tuple[float, float] | None:
+    """A range in an address; None if there is none that can be meant."""
+    try:
+        first, last = float(low), float(high)
+    except ValueError:
+        return None
+    return (first, last) if math.isfinite(first) and math.isfinite(last) and first < last else None
 
 
 def step_of(text: str | None) -> int | None:

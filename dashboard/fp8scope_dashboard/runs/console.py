@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import Max, Q, QuerySet
+from django.db.models import Exists, Max, OuterRef, QuerySet
 
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import ConsoleLine, Run, Writer
@@ -21,6 +21,8 @@ NEWEST_LINES: Final = 20_000
 SLACK: Final = 1_000
 # Lines of a process that are searched, from its end, for the exception.
 SEARCHED: Final = 200
+# Lines of a text file that are read at a time.
+PIECE: Final = 5_000
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b")
 
 
@@ -67,10 +69,9 @@ def _trim(writer: Writer) -> None:
 
 def writers_with_lines(run: Run, rank: int | None = None) -> list[Writer]:
     """The processes that have a console log, by attempt; of one rank, if given."""
-    writers = Writer.objects.filter(run=run).order_by("attempt", "rank", "created_at", "pk")
-    if rank is not None:
-        writers = writers.filter(rank=rank)
-    return [writer for writer in writers if writer.console_lines.exists()]
+    has_lines = Exists(ConsoleLine.objects.filter(writer=OuterRef("pk")))
+    writers = Writer.objects.filter(has_lines, run=run).order_by("attempt", "rank", "created_at", "pk")
+    return list(writers if rank is None else writers.filter(rank=rank))
 
 
 def lines_of(writers: Sequence[Writer], query: str = "") -> QuerySet[ConsoleLine]:
@@ -81,23 +82,38 @@ def lines_of(writers: Sequence[Writer], query: str = "") -> QuerySet[ConsoleLine
     return lines.order_by("writer__attempt", "writer_id", "number")
 
 
-def newest(lines: QuerySet[ConsoleLine], count: int) -> list[ConsoleLine]:
-    """The last `count` lines, in their order."""
-    return list(lines.reverse()[:count])[::-1]
+def newest(writers: Sequence[Writer], count: int, query: str = "") -> list[ConsoleLine]:
+    """The last `count` lines of these processes that contain `query`, in their order.
+
+    Reads the last processes first: PostgreSQL would sort the lines of all.
+    """
+    found: list[ConsoleLine] = []
+    left, size = sorted(writers, key=_place), 1
+    while left and len(found) < count:
+        lines = lines_of(left[-size:], query).reverse()[: count - len(found)]
+        found = [*reversed(lines), *found]
+        # Many short starts need few queries.
+        left, size = left[:-size], 2 * size
+    return found
 
 
-def before(lines: QuerySet[ConsoleLine], line: ConsoleLine, count: int) -> list[ConsoleLine]:
-    """The `count` lines before a line, in their order."""
-    same = Q(writer=line.writer, number__lt=line.number)
-    earlier = Q(writer__attempt__lt=line.writer.attempt)
-    beside = Q(writer__attempt=line.writer.attempt, writer_id__lt=line.writer_id)
-    return newest(lines.filter(same | earlier | beside), count)
+def before(writers: Sequence[Writer], line: ConsoleLine, count: int, query: str = "") -> list[ConsoleLine]:
+    """The last `count` lines before a line of these processes that contain `query`, in their order."""
+    same = lines_of([line.writer], query).filter(number__lt=line.number)
+    found = list(same.reverse()[:count])[::-1]
+    earlier = [writer for writer in writers if _place(writer) < _place(line.writer)]
+    return newest(earlier, count - len(found), query) + found
+
+
+def _place(writer: Writer) -> tuple[int, int]:
+    """Where the lines of a process stand among those of others."""
+    return writer.attempt, writer.pk
 
 
 def around(line: ConsoleLine, count: int) -> list[ConsoleLine]:
     """About `count` lines of the process of `line`, half of them before it."""
     mine = ConsoleLine.objects.filter(writer=line.writer).select_related("writer").order_by("number")
-    before = newest(mine.filter(number__lt=line.number), count // 2)
+    before = list(mine.filter(number__lt=line.number).reverse()[: count // 2])[::-1]
     return before + list(mine.filter(number__gte=line.number)[: count - len(before)])
 
 
@@ -105,8 +121,11 @@ def as_text(run: Run, rank: int) -> Iterator[str]:
     """The log of a rank as text, one line each, with a heading for each start of the training."""
     for writer in writers_with_lines(run, rank):
         yield f"--- rank {writer.rank}, start {writer.attempt + 1}, {writer.hostname or 'unknown host'}\n"
-        for piece in pieces_of(run.pk, writer.uuid, 2_000):
-            yield "".join(f"{line.text}\n" for line in piece)
+        lines = ConsoleLine.objects.filter(writer=writer).order_by("number").values_list("number", "text")
+        next_number = 0
+        while piece := list(lines.filter(number__gte=next_number)[:PIECE]):
+            yield "".join(f"{text}\n" for _, text in piece)
+            next_number = piece[-1][0] + 1
 
 
 def pieces_of(run_id: UUID, writer: UUID, count: int) -> Iterator[list[ConsoleLine]]:
@@ -130,7 +149,7 @@ def last_exception(run: Run) -> str:
     if not writers:
         return ""
     last = [writer for writer in writers if writer.attempt == writers[-1].attempt]
-    lines = newest(lines_of(last), SEARCHED)
+    lines = newest(last, SEARCHED)
     begins = [index for index, line in enumerate(lines) if line.text.startswith("Traceback (most recent")]
     for line in lines[begins[-1] + 1 :] if begins else ():
         if _EXCEPTION.match(line.text):

@@ -104,6 +104,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "fp8scope_dashboard.pages.storage_notice.storage_notice",
+                "fp8scope_dashboard.pages.undo_offer.undo_offer",
             ],
         },
     },

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 LARGEST: Final = 1e100
 SMALLEST: Final = 1.0 / LARGEST
 
+MINUS: Final = "\N{MINUS SIGN}"
+THIN: Final = "\N{NARROW NO-BREAK SPACE}"
+
 NON_FINITE: Final[Mapping[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """The strings of docs/wire.md for values that JSON has no number for."""
 
@@ -36,6 +39,11 @@ def percent(fraction: float) -> str:
     size = abs(100.0 * fraction)
     digits = 3 if size < 0.1 else 2 if size < 10 else 1 if size < 1000 else 0
     return f"{100.0 * fraction:.{digits}f} %"
+
+
+def level(probability: float) -> str:
+    """A probability that people choose, such as the level of an interval: 95 %, 99.9 %, 0.1 %."""
+    return f"{100.0 * probability:.3g} %"
 
 
 def number(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8scope_dashboard.text.numbers import count
+from fp8scope_dashboard.text.numbers import MINUS, THIN, count
 
 Interval = tuple[float, float]
 
@@ -11,6 +11,7 @@ COST_REFUSALS = {
     "not_finite": "A loss near the end is NaN or infinite.",
     "level": "The baseline's loss is level: its slope cannot be told from zero, so a difference of the loss "
     "has no equivalent in {axis}.",
+    "wide": "The difference of the losses is too uncertain for a number of {axis}.",
     "rising": "The baseline's loss is rising, so a difference of the loss has no equivalent in {axis}.",
 }
 # Two speeds are equal if the interval of their ratio is within this factor.
@@ -21,32 +22,33 @@ MISSING_NORM = "Both sides must log grad_norm at 15 steps or more, in a common r
 
 
 def times(ratio: float, interval: Interval | None = None) -> str:
-    """`1.31x`, `1.31x [1.29, 1.33]`."""
-    bounds = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-    return f"{ratio:.2f}x{bounds}"
+    """`1.31 ×`, `1.31 × (1.29 to 1.33)`."""
+    bounds = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
+    return f"{ratio:.2f}{THIN}×{bounds}"
 
 
 def share(more: float, interval: Interval) -> str:
-    """`1.8 % [1.2, 2.5] more`, `0.4 % [-0.2, 0.9] fewer`: the bounds have the sense of the word."""
+    """`1.8 % (1.2 to 2.5) more`, `0.4 % (−0.2 to 0.9) fewer`: the bounds have the sense of the word."""
     word, sign = ("more", 1.0) if more >= 0.0 else ("fewer", -1.0)
     low, high = sorted((sign * 100.0 * interval[0], sign * 100.0 * interval[1]))
     digits = 1 if high - low >= 0.1 else 2
-    return f"{sign * 100.0 * more:.{digits}f} % [{low:.{digits}f}, {high:.{digits}f}] {word}"
+    bounds = f"{low:.{digits}f} to {high:.{digits}f}".replace("-", MINUS)
+    return f"{sign * 100.0 * more:.{digits}f}{THIN}% ({bounds}) {word}"
 
 
 def faster(subject: str, ratio: float, interval: Interval | None) -> str:
-    """`FP8 is 1.31x [1.29, 1.33] faster`, or at what share of the speed of BF16 it runs."""
+    """`FP8 is 1.31 × (1.29 to 1.33) faster`, or at what share of the speed of BF16 it runs."""
     if interval is not None and interval[0] <= 1.0 <= interval[1]:
         if interval[0] >= 1.0 / EQUALLY_FAST and interval[1] <= EQUALLY_FAST:
-            return f"{subject} is as fast as BF16 ({times(ratio, interval)})"
-        return f"{subject} may be faster or slower than BF16 ({times(ratio, interval)})"
+            return f"{subject} is as fast as BF16: {times(ratio, interval)}"
+        return f"{subject} may be faster or slower than BF16: {times(ratio, interval)}"
     if ratio >= 1.0:
         return f"{subject} is {times(ratio, interval)} faster"
     return f"{subject} runs at {times(ratio, interval)} the speed of BF16"
 
 
 def cost(subject: str, more: float, interval: Interval, axis: str) -> str:
-    """`FP8 needs 1.8 % [1.2, 2.5] more tokens for the same loss.`"""
+    """`FP8 needs 1.8 % (1.2 to 2.5) more tokens for the same loss.`"""
     return f"{subject} needs {share(more, interval)} {axis} for the same loss."
 
 
@@ -56,7 +58,7 @@ def cost_refused(refusal: str, axis: str, limit: float | None) -> str:
         word = "more" if limit > 0 else "fewer"
         return (
             f"The losses differ by more than the baseline gained in the last third of the range: more than "
-            f"{abs(100.0 * limit):.0f} % {word} {axis}, and the local slope says no more than that."
+            f"{abs(100.0 * limit):.0f}{THIN}% {word} {axis}, and the local slope says no more than that."
         )
     return COST_REFUSALS[refusal].format(axis=axis)
 

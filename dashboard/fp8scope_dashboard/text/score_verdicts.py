@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8scope_dashboard.text.numbers import count, number, percent
+from fp8scope_dashboard.text.numbers import count, level, number, percent
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -22,6 +22,10 @@ class Facts:
     def size(self, value: float) -> str:
         """A difference without its sign, in points of a hundred for proportions."""
         return percent(abs(value)) if self.in_percent else number(abs(value))
+
+    def score(self, value: float) -> str:
+        """A score, as per cent for proportions."""
+        return percent(value) if self.in_percent else number(value)
 
     def signed(self, value: float) -> str:
         """A difference with its sign."""
@@ -43,7 +47,7 @@ def _difference(facts: Facts) -> str:
     runs = "" if result["k_run"] <= 1 else f" (mean of {result['k_run']} runs)"
     return (
         f"The difference to BF16 is {facts.signed(result['difference'])}{runs}, "
-        f"{1.0 - 2.0 * facts.alpha:.0%} interval {facts.signed(low)} to {facts.signed(high)}:"
+        f"{level(1.0 - 2.0 * facts.alpha)} interval {facts.signed(low)} to {facts.signed(high)}:"
     )
 
 
@@ -66,13 +70,13 @@ def _inside(facts: Facts) -> str:
     detectable = facts.size(result["smallest_detectable"])
     if result["inside"]:
         return (
-            f"The score is inside BF16's {1.0 - facts.alpha:.0%} interval; a harm below {detectable} could "
-            "not have been seen."
+            f"The score is inside BF16's {level(1.0 - facts.alpha)} interval; a harm below {detectable} "
+            "could not have been seen."
         )
     low, high = result["baseline_interval"]
     return (
-        f"The score {number(result['score'])} is outside BF16's {1.0 - facts.alpha:.0%} interval, "
-        f"{number(low)} to {number(high)}; the smallest detectable harm is {detectable}."
+        f"The score {facts.score(result['score'])} is outside BF16's {level(1.0 - facts.alpha)} interval, "
+        f"{facts.score(low)} to {facts.score(high)}; the smallest detectable harm is {detectable}."
     )
 
 
@@ -115,7 +119,7 @@ def summary(verdict: str, counts: Mapping[str, int], worse: Sequence[str], alpha
     tasks = sum(counts.values())
     of_tasks = f"{tasks} tasks" if tasks > 1 else "the one task"
     listed = ", ".join(worse[:3]) + (f" and {len(worse) - 3} more" if len(worse) > 3 else "")
-    error = f"{alpha:.0%}"
+    error = level(alpha)
     if verdict == "worse":
         return (
             f"Worse than BF16 on {counts['worse']} of {of_tasks}: {listed}. The probability that any task is "

@@ -42,5 +42,10 @@ def _power(size: float) -> str:
     """A number in scientific notation: 2·10⁻⁵."""
     exponent = math.floor(math.log10(size) + 1e-9)
     mantissa = f"{size / 10.0**exponent:.3g}"
-    power = f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+    power = power_of_ten(exponent)
     return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
+def power_of_ten(exponent: int) -> str:
+    """10⁻⁵ for -5."""
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"

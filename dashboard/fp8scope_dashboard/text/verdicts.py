@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8scope_dashboard.text.numbers import count, number, percent
+from fp8scope_dashboard.text.numbers import count, level, number, percent
 
 
 def too_few_points(common: int, needed: int) -> str:
@@ -111,7 +111,8 @@ class LossFacts:
 def loss(facts: LossFacts) -> str:
     """The verdict on a loss, what it rests on, and what it could not have seen."""
     low, high = (facts.amount(bound) for bound in facts.interval)
-    kind = f"{facts.level:.0%} interval over seeds" if facts.arms else "anytime-valid interval of this pair"
+    over_seeds = f"{level(facts.level)} interval over seeds"
+    kind = over_seeds if facts.arms else "anytime-valid interval of this pair"
     subject = "the loss" if facts.runs == 1 else f"the mean loss of {count(facts.runs, 'run')}"
     relation = "above" if facts.delta >= 0 else "below"
     return (

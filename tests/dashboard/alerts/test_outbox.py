@@ -102,6 +102,14 @@ def test_pauses_grow_and_the_number_of_attempts_is_bounded(delivery: Delivery, i
     assert refreshed(delivery).failed_at is not None and outbox.due() == []
 
 
+def test_a_receiver_that_asks_to_wait_is_not_tried_before(delivery: Delivery, inbox: Inbox) -> None:
+    inbox.error = DeliveryError("busy", retry_after=300.0)
+    before = timezone.now()
+    assert not outbox.deliver(delivery.pk)
+    delivery.refresh_from_db()
+    assert delivery.failed_at is None and delivery.due_at >= before + timedelta(seconds=300)
+
+
 def test_a_permanent_failure_is_not_retried(delivery: Delivery, inbox: Inbox) -> None:
     inbox.error = DeliveryError("Bad url.", permanent=True)
     outbox.deliver(delivery.pk)

@@ -132,7 +132,23 @@ def test_memory_that_rises_steadily_is_found_and_caches_are_not() -> None:
     assert opened.step < 60 * 13 and opened.message.startswith(
         "The main memory in use rises steadily since step"
     )
-    assert found("memory_creep", {"memory_rss": leak, "memory_allocated": base}) == []
+
+
+def test_mapped_files_in_the_cache_are_no_creep_and_a_leak_beside_them_is() -> None:
+    base = 2.0**32 + np.random.default_rng(0).uniform(0.0, 2**26, 2_000)
+    growing = base + 2.0**20 * np.arange(2_000)
+    assert found("memory_creep", {"memory_rss": growing, "memory_anonymous": base}, (100, 700)) == []
+    (opened,) = found("memory_creep", {"memory_rss": growing, "memory_anonymous": growing})
+    assert opened.message.startswith("The main memory")
+
+
+def test_main_memory_that_rises_beside_a_gpu_is_found() -> None:
+    base = 2.0**32 + np.random.default_rng(0).uniform(0.0, 2**26, 2_000)
+    growing = base + 2.0**20 * np.arange(2_000)
+    (host,) = found("memory_creep", {"memory_anonymous": growing, "memory_allocated": base})
+    assert host.message.startswith("The main memory")
+    (device,) = found("memory_creep", {"memory_anonymous": base, "memory_allocated": growing})
+    assert device.message.startswith("The GPU memory")
 
 
 @pytest.mark.parametrize("kind", list(SCALAR_DETECTORS))

@@ -197,6 +197,27 @@ def test_a_growth_that_all_tensors_share_is_no_alarm() -> None:
     assert detected("amax_growth", {"amax": amax}, facts=facts()) == []
 
 
+def few(n: int, role: str) -> TensorFacts:
+    """The only tensors of a role, beside 6 of another."""
+    names = [f"blocks.{i}.mlp.{role}" for i in range(n)] + NAMES[:6]
+    return TensorFacts.unknown(names)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_loss_scale_that_few_gradients_share_is_no_growth(n: int) -> None:
+    amax = amaxes(8_000, n + 6)
+    amax[:, :n] *= (2.0 ** (np.arange(8_000) // 1_000))[:, None]
+    assert detected("amax_growth", {"amax": amax}, facts=few(n, "grad_output")) == []
+
+
+@pytest.mark.parametrize(("n", "role"), [(1, "weight"), (2, "weight"), (3, "weight"), (2, "grad_output")])
+def test_the_growth_of_one_of_few_tensors_is_found(n: int, role: str) -> None:
+    amax = amaxes(6_000, n + 6)
+    amax[:, 0] *= np.exp(np.clip(np.arange(6_000) - 2_000, 0, None) / 800.0)
+    opened, *_ = detected("amax_growth", {"amax": amax}, facts=few(n, role))
+    assert opened.evidence["tensors"][0]["name"] == f"blocks.0.mlp.{role}"
+
+
 def test_a_single_outlier_is_no_growth() -> None:
     amax = amaxes(3_000)
     amax[2_000, 3] *= 1e6

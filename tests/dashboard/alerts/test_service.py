@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from apprise import Apprise, AppriseAttachment
 from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, free_port, http_receiver
 from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, service
+from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, outgoing, service
 from fp8scope_dashboard.alerts.delivery.channels.outgoing import restricted
 
 PNG = b"\x89PNG\r\n\x1a\n only the beginning of one"
@@ -126,6 +128,27 @@ def test_the_url_cannot_extend_the_time(receiver: Receiver, monkeypatch: pytest.
         service.send({"url": url(receiver, "?rto=60&cto=60")}, MESSAGE)
     # The receiver would answer after 30 s.
     assert time.monotonic() - start < 20 and not receiver.hang.is_set()
+
+
+def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "DEADLINE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while connection.send(b"x"):
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(DeliveryError) as caught:
+            service.send({"url": f"json://127.0.0.1:{listening.getsockname()[1]}/"}, MESSAGE)
+        assert not caught.value.permanent
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_nothing_is_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:

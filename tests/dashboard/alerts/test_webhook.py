@@ -5,17 +5,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, http_receiver
 from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, webhook
+from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, outgoing, webhook
+from fp8scope_dashboard.text.numbers import json_number
 
 
 @pytest.fixture
@@ -53,6 +60,110 @@ def test_a_refusal_is_an_error(receiver: Receiver, status: int, permanent: bool)
         webhook.send({"url": receiver.url}, MESSAGE)
     assert caught.value.permanent is permanent
     assert len(receiver.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("120", 120.0), ("999999", webhook.LONGEST_WAIT), ("soon", 0.0), ("-5", 0.0), ("", 0.0), ("١", 0.0)],
+)
+def test_a_receiver_may_ask_to_wait(receiver: Receiver, header: str, seconds: float) -> None:
+    receiver.status, receiver.headers = 429, {"Retry-After": header.encode().decode("latin-1")}
+    with pytest.raises(DeliveryError, match="429") as caught:
+        webhook.send({"url": receiver.url}, MESSAGE)
+    assert caught.value.retry_after == seconds and not caught.value.permanent
+
+
+def test_a_receiver_may_name_a_time(receiver: Receiver) -> None:
+    receiver.status, receiver.headers = 503, {"Retry-After": formatdate(time.time() + 300, usegmt=True)}
+    with pytest.raises(DeliveryError) as caught:
+        webhook.send({"url": receiver.url}, MESSAGE)
+    assert 290 < caught.value.retry_after <= 300
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_json_does_not_have_are_strings(receiver: Receiver, value: float) -> None:
+    notice = replace(NOTICE, value=value, threshold=value, tensors=[{"name": "x", "rate": value}])
+    webhook.send({"url": receiver.url}, replace(MESSAGE, notices=(notice,)))
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    content = json.loads(receiver.requests[0][2], parse_constant=refuse)
+    assert content["value"] == content["threshold"] == content["tensors"][0]["rate"] == json_number(value)
+
+
+@contextmanager
+def endless_receiver(beginning: bytes, *, repeat: bytes) -> Iterator[str]:
+    """A receiver that never ends its answer; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stop = threading.Event()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(beginning)
+                while not stop.wait(0.05):
+                    connection.sendall(repeat)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        stop.set()
+        thread.join()
+
+
+def test_a_body_without_an_end_is_not_read() -> None:
+    with endless_receiver(b"HTTP/1.1 200 OK\r\n\r\n", repeat=b"x" * 4096) as url:
+        webhook.send({"url": url}, MESSAGE)
+
+
+def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "DEADLINE", 0.5)
+    with (
+        endless_receiver(b"", repeat=b"x") as url,
+        pytest.raises(DeliveryError, match="did not end its answer") as caught,
+    ):
+        webhook.send({"url": url}, MESSAGE)
+    assert not caught.value.permanent
+
+
+def test_a_certificate_that_is_not_accepted_says_so(tmp_path: Path) -> None:
+    with https_server(tmp_path) as url, pytest.raises(DeliveryError, match="certificate") as caught:
+        webhook.send({"url": url}, MESSAGE)
+    assert not caught.value.permanent
+
+
+@contextmanager
+def https_server(folder: Path) -> Iterator[str]:
+    """A server with a certificate that nobody has signed; its address."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def handshake() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
+
+        thread = threading.Thread(target=handshake)
+        thread.start()
+        yield f"https://127.0.0.1:{listening.getsockname()[1]}/"
+        thread.join()
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])

@@ -50,7 +50,7 @@ def test_it_works() -> None:
     assert low < 0.018 < high and high - low < 0.005
     assert result["throughput"]["ratio"] == pytest.approx(1.31, rel=1e-3)
     assert result["net"]["ratio"] == pytest.approx(1.31 / 1.018, rel=3e-3)
-    assert result["headline"].startswith("FP8 is 1.31x [1.31, 1.31] faster and needs 1.")
+    assert result["headline"].startswith("FP8 is 1.31\u202f× (1.31 to 1.31) faster and needs 1.")
     assert result["headline"].endswith("to the same loss.")
     json.dumps(result, allow_nan=False)
 
@@ -261,13 +261,20 @@ def test_a_window_needs_points_of_every_run() -> None:
 @pytest.mark.parametrize(
     ("more", "interval", "sentence"),
     [
-        (0.018, (0.012, 0.025), "1.8 % [1.2, 2.5] more"),
-        (-0.004, (-0.009, 0.002), "0.4 % [-0.2, 0.9] fewer"),
-        (0.00012, (0.0001, 0.00014), "0.01 % [0.01, 0.01] more"),
+        (0.018, (0.012, 0.025), "1.8\u202f% (1.2 to 2.5) more"),
+        (-0.004, (-0.009, 0.002), "0.4\u202f% (−0.2 to 0.9) fewer"),
+        (0.00012, (0.0001, 0.00014), "0.01\u202f% (0.01 to 0.01) more"),
     ],
 )
 def test_the_cost_as_words(more: float, interval: tuple[float, float], sentence: str) -> None:
     assert share(more, interval) == sentence
+
+
+def test_a_cost_with_a_boundless_interval_is_refused() -> None:
+    # The seeds of the project differ far more than this loss is high: e to the interval's end is infinite.
+    ours, theirs = 1e-6 * (power_law(TOKENS) + noisy(1)), 1e-6 * (power_law(TOKENS) + noisy(2))
+    cost = tokens_cost([run(ours)], [run(theirs)], spread=SeedSpread(0.01, 4.0))
+    assert (cost.refusal, cost.interval) == ("wide", None)
 
 
 def test_the_headline_says_what_is_missing() -> None:
@@ -275,15 +282,17 @@ def test_the_headline_says_what_is_missing() -> None:
     more: Any = (0.004, (0.001, 0.007))
     arguments: Any = {"axis": "tokens", "reason": "Why."}
     assert headline("FP8", speed, more, (1.305, (1.28, 1.33)), **arguments) == (
-        "FP8 is 1.31x [1.29, 1.33] faster and needs 0.4 % [0.1, 0.7] more tokens: "
-        "1.30x [1.28, 1.33] to the same loss."
+        "FP8 is 1.31\u202f× (1.29 to 1.33) faster and needs 0.4\u202f% (0.1 to 0.7) more tokens: "
+        "1.30\u202f× (1.28 to 1.33) to the same loss."
     )
     assert headline("FP8", speed, None, None, **arguments) == (
-        "FP8 is 1.31x [1.29, 1.33] faster; how many more tokens it needs is not known. Why."
+        "FP8 is 1.31\u202f× (1.29 to 1.33) faster; how many more tokens it needs is not known. Why."
     )
-    assert headline("FP8", None, more, None, **arguments).startswith("FP8 needs 0.4 % [0.1, 0.7] more tokens")
+    assert headline("FP8", None, more, None, **arguments).startswith(
+        "FP8 needs 0.4\u202f% (0.1 to 0.7) more tokens"
+    )
     assert headline("FP8", None, None, None, **arguments) == ""
-    assert faster("FP8", 0.9, None) == "FP8 runs at 0.90x the speed of BF16"
-    assert faster("FP8", 1.01, (0.99, 1.03)) == "FP8 is as fast as BF16 (1.01x [0.99, 1.03])"
+    assert faster("FP8", 0.9, None) == "FP8 runs at 0.90\u202f× the speed of BF16"
+    assert faster("FP8", 1.01, (0.99, 1.03)) == "FP8 is as fast as BF16: 1.01\u202f× (0.99 to 1.03)"
     unknown = faster("FP8", 0.34, (0.03, 4.5))
-    assert unknown == "FP8 may be faster or slower than BF16 (0.34x [0.03, 4.50])"
+    assert unknown == "FP8 may be faster or slower than BF16: 0.34\u202f× (0.03 to 4.50)"

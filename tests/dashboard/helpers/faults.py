@@ -56,7 +56,7 @@ def part(kind: str) -> Columns:
     scalars |= {name: noisy(0.04) for name in ("time_backward", "time_optimizer", "time_other")}
     counts = {name: np.zeros((LENGTH, 2)) for name in ("saturated", "underflow", "nonfinite")}
     statistics = counts | {
-        "numel": np.full((LENGTH, 2), 1000.0),
+        "numel": np.full((LENGTH, 2), 1e5),
         "amax": tensors(4.0),
         "sq_signal": tensors(1.0),
     }
@@ -105,10 +105,10 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "loss_spike": _scalar("loss", np.where(np.arange(LENGTH - FAULTY_FROM) < 8, 1.6, 1.0)),
     "loss_divergence": _scalar("loss", 1.0 + 2.0 * RAMP),
     "tensor_not_finite": _statistic("nonfinite", 5.0),
-    "saturation_rate": _statistic("saturated", 20.0),
-    "saturation_rise": _statistic("saturated", 0.8),
-    "underflow_rate": _statistic("underflow", 700.0),
-    "underflow_rise": _statistic("underflow", 300.0),
+    "saturation_rate": _statistic("saturated", 2_000.0),
+    "saturation_rise": _statistic("saturated", 80.0),
+    "underflow_rate": _statistic("underflow", 7e4),
+    "underflow_rise": _statistic("underflow", 3e4),
     "scale_frozen": _frozen,
     "scale_stale": _statistic("amax", 4.0 / 2.0**9),
     "scale_jump": _jump,

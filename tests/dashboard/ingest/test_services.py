@@ -92,3 +92,23 @@ def test_rows_in_which_a_scalar_becomes_nan_are_urgent() -> None:
             assert notifications.flush()
             assert client.zcard(notifications.URGENT_RUNS) == expected, losses
             assert client.zcard(notifications.WAITING_RUNS) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_in_which_a_tensor_becomes_nan_are_urgent() -> None:
+    """One that has NaN in each row is no news, and an unobserved row decides nothing."""
+    missing = math.nan
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        recorder = Recorder.of_new_run(["a", "b"])
+        batches: list[tuple[list[list[float]], int]] = [
+            ([[0.0, 0.0], [0.0, 0.0]], 0),
+            ([[0.0, missing], [0.0, 3.0], [0.0, 3.0]], 1),
+            ([[0.0, 3.0], [missing, missing], [0.0, 2.0]], 0),
+            ([[missing, missing]], 0),
+        ]
+        for number, (counts, expected) in enumerate(batches):
+            client.flushdb()
+            recorder.send(range(10 * number, 10 * number + len(counts)), None, {"nonfinite": counts})
+            assert notifications.flush()
+            assert client.zcard(notifications.URGENT_RUNS) == expected, counts
+            assert client.zcard(notifications.WAITING_RUNS) == 1

@@ -43,11 +43,22 @@ def test_it_works(admin: Visitor) -> None:
     event = make_event(
         admin,
         message="The <loss> rose.",
-        evidence={"tensors": [{"name": "blocks.0.input"}], "tensors_over": 4},
+        evidence={
+            "tensors": [{"name": "blocks.0.input"}],
+            "tensors_over": 4,
+            "series": [{"name": "loss", "steps": [0, 1, 2], "values": [1.0, 2.0, "NaN"]}],
+        },
     )
     page = html(admin, event)
     assert "The &lt;loss&gt; rose." in page and "blocks.0.input" in page and "and 3 more" in page
     assert f"alerts/{event.id}/evidence.json" in page and "No cause is known" in page
+
+
+def test_begins_with_what_happened_and_what_to_do(member: Visitor) -> None:
+    page = html(member, make_event(member))
+    parts = ("Up.</p>", "Acknowledge<", "<dt>Began</dt>", "Suspected cause", '<h2 id="history-title">')
+    assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
+    assert "evidence.json" not in page, "without series there is no empty chart"
 
 
 def test_a_person_goes_through_the_life_of_an_alert(member: Visitor) -> None:
@@ -130,4 +141,5 @@ def test_a_viewer_sees_no_forms(viewer: Visitor) -> None:
 def test_a_refresh_gets_only_the_part_that_changes(admin: Visitor) -> None:
     event = make_event(admin)
     answer = admin.client.get(admin.address(f"alerts/{event.id}/"), headers={"HX-Target": "alert"})
-    assert answer.content.decode().strip().startswith('<div id="alert"')
+    part = answer.content.decode().strip()
+    assert part.startswith('<div id="alert"') and 'id="alert-more"' in part and "Add the comment" not in part

@@ -26,7 +26,6 @@ def html(visitor: Visitor, rest: str = "alerts/", **headers: str) -> str:
 
 
 def make_event(visitor: Visitor, **fields: Any) -> Event:
-    run = make_run(visitor.project, "a run")
     defaults = {
         "kind": "loss_spike",
         "severity": "warning",
@@ -35,7 +34,9 @@ def make_event(visitor: Visitor, **fields: Any) -> Event:
         "message": "Up <it> went.",
     }
     defaults["rule"] = Rule.objects.get(project=visitor.project, kind="loss_spike")
-    return Event.objects.create(run=run, **(defaults | fields))
+    if "run" not in fields:
+        fields["run"] = make_run(visitor.project, "a run")
+    return Event.objects.create(**(defaults | fields))
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
@@ -90,12 +91,34 @@ def test_switching_a_rule_off_and_on(member: Visitor) -> None:
     assert event.state == EventState.RESOLVED, "nothing else would end its alert"
 
 
-def test_says_if_not_all_alerts_are_listed(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_event(admin), make_event(admin)
-    assert "alerts are shown" not in html(admin)
-    monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.MOST_EVENTS", 1)
+def test_many_alerts_are_listed_in_pages(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = make_event(admin), make_event(admin, severity="critical")
+    assert 'aria-label="Pages"' not in html(admin)
+    monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.ALERTS_A_PAGE", 1)
+    first, second = html(admin, "alerts/?severity="), html(admin, "alerts/?page=2")
+    assert f'id="event-{new.id}"' in first and f'id="event-{old.id}"' not in first
+    assert f'id="event-{old.id}"' in second and "2 to 2 of 2 alerts" in second
+    assert 'href="?state=open&amp;page=2" rel="next"' in first and 'href="?state=open" rel="prev"' in second
+    filtered = html(admin, "alerts/?severity=warning&page=7")
+    assert f'id="event-{old.id}"' in filtered and "Pages" not in filtered
+
+
+def test_charts_of_many_alerts_open_on_demand(
+    admin: Visitor, seeded: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 'class="event__chart"' in html(admin) and "<summary>Chart" not in html(admin)
+    monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.MOST_CHARTS", 1)
     page = html(admin)
-    assert "The newest 1 of 2 alerts are shown." in page and page.count('<article class="event"') == 1
+    charts = Event.objects.filter(run=seeded.faulty).count()
+    assert page.count("<summary>Chart") == charts == page.count("/evidence.json?format=svg")
+
+
+def test_critical_alerts_of_a_run_come_first(admin: Visitor) -> None:
+    critical = make_event(admin, severity="critical")
+    newer = make_event(admin, run=critical.run, onset_step=9)
+    page = html(admin)
+    assert page.index(f'id="event-{critical.id}"') < page.index(f'id="event-{newer.id}"')
+    assert "2 alerts, 1 critical" in page
 
 
 def test_hides_the_alerts_of_deleted_runs(admin: Visitor) -> None:

@@ -21,6 +21,7 @@ from fp8scope_dashboard.pages import compared_runs
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.comparison_groups import FP8_SLOTS
 from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.pages.views.compare import FEW_RUNS, MOST_CARDS, MOST_OFFERED, MOST_POINTS
 from fp8scope_dashboard.runs.models import Run
 
@@ -39,7 +40,7 @@ def figure(visitor: Visitor, name: str, runs: list[Any]) -> dict[str, Any]:
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin)
     assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == 5
-    assert escape(seeded.healthy.comparison.result["explanation"]) in page
+    assert escape(written(seeded.healthy.comparison.result["explanation"])) in page
     assert "Worse than BF16" in page
 
 
@@ -169,8 +170,11 @@ def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
             result={"delta": 0.001, "tolerance": 0.0025, "interval": [-0.01, 0.01], "quantities": costs},
         )  # fmt: skip
     page = html(admin, "compare/?q=fp8")
-    assert 'class="verdicts"' in page and page.count("1.31x the speed · 0.80x the memory") == MOST_CARDS + 1
-    assert "1.8 % more tokens" in page
+    assert (
+        'class="verdicts"' in page
+        and page.count("1.31\u202f× the speed · 0.80\u202f× the memory") == MOST_CARDS + 1
+    )
+    assert "1.80\u202f% more tokens" in page
 
 
 def test_many_lines_have_fewer_points(admin: Visitor) -> None:

@@ -70,7 +70,7 @@ def judged_run(visitor: Visitor, steps: int, ending: Ending) -> Run:
 def page(visitor: Visitor, rest: str) -> str:
     answer = visitor.client.get(visitor.address(rest))
     assert answer.status_code == 200
-    return answer.content.decode()
+    return str(answer.content.decode().replace("\N{NARROW NO-BREAK SPACE}", " "))
 
 
 def verdict_pages(visitor: Visitor, run: Run) -> dict[str, str]:

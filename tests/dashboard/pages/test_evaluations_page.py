@@ -15,6 +15,7 @@ from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
 from fp8scope_dashboard.analysis.scores.agreement import Agreement, agreement
 from fp8scope_dashboard.analysis.scores.verdict import Score
 from fp8scope_dashboard.pages.forest import positions
+from fp8scope_dashboard.pages.formatting import count
 
 
 def html(visitor: Visitor, **headers: str) -> str:
@@ -55,7 +56,7 @@ def test_a_table_says_what_the_evaluations_can_show(admin: Visitor, seeded: Seed
     assert "Signal to noise" in table and "Monotonicity" in table
     steps = EvaluationComparison.objects.filter(run=seeded.healthy, metric="accuracy").order_by("-step")
     needs = steps[0].result["needs"]
-    assert needs is None or f"{needs['items']:,} items" in table or f"{needs['seeds']} seeds" in table
+    assert needs is None or f"{count(needs['items'])} items" in table or f"{needs['seeds']} seeds" in table
 
 
 def test_warns_of_other_precisions(admin: Visitor) -> None:

@@ -46,6 +46,16 @@ def test_draws_tensors_with_the_threshold_and_without_the_loss() -> None:
     assert 0.001 in {shape.y0 for shape in figure.layout.shapes}
 
 
+def test_tensors_have_no_colour_of_an_arm_and_differ_in_dashes() -> None:
+    other = {**TENSOR, "tensor": "b.input", "name": "b.input overflow_rate"}
+    figure = draw({"series": [TENSOR, other]})
+    assert figure is not None
+    legend = [trace for trace in figure.data if trace.showlegend is not False]
+    assert len({trace.line.dash for trace in legend}) == 2 == len(legend)
+    arms = {THEMES["light"].arms[slot] for slot in ("bf16", "fp8-1", "fp8-2", "fp8-3")}
+    assert not {trace.line.color for trace in legend} & arms
+
+
 def test_the_axis_includes_a_threshold_above_all_values() -> None:
     figure = draw({"series": [TENSOR]}, threshold=0.5)
     assert figure is not None and figure.layout.yaxis.range[1] > 0.5

@@ -56,6 +56,15 @@ def texts(root: ElementTree.Element) -> list[str]:
     return [str(text.text) for text in root.iter(f"{SVG}text")]
 
 
+def test_bars_on_a_logarithmic_axis_stand_on_its_lower_end() -> None:
+    figure = go.Figure(go.Bar(x=[1, 2, 3], y=[0.0, 0.01, 1.0], marker={"color": "#123456"}))
+    figure.update_layout(template={}, height=300, paper_bgcolor=LIGHT.surface)
+    figure.update_yaxes(type="log", range=[-4, 0])
+    bars = [each for each in parsed(figure).iter(f"{SVG}rect") if each.get("fill") == "#123456"]
+    heights = [float(str(bar.get("height"))) for bar in bars]
+    assert heights[0] == 0 and heights[1] == pytest.approx(heights[2] / 2, abs=0.1) and heights[2] > 100
+
+
 def test_it_works() -> None:
     root = parsed(curves_figure([a_curve([3.0, 2.0, 1.0])], LIGHT, y_range=(0, 4), y_title="loss"))
     (points,) = lines(root)
@@ -250,7 +259,8 @@ def test_the_state_of_a_chart_is_read_from_the_address_of_its_page() -> None:
     }
     assert figure_query("", page, "tensor", "")["tensor"] == "a.b"
     assert "first" not in figure_query("", QueryDict("steps=1..1e999&loss.x=step"), "loss", "steps")
-    assert "first" not in figure_query("", QueryDict("steps=5..9&loss.x=tokens"), "loss", "steps")
+    tokens = figure_query("", QueryDict("steps=5..9&loss.x=tokens&loss.tokens=10..20.5"), "loss", "steps")
+    assert "first" not in tokens and (tokens["from"], tokens["to"]) == ("10.0", "20.5")
 
 
 def test_a_chart_is_a_picture_without_javascript(admin: Visitor, seeded: Seeded) -> None:

@@ -59,7 +59,37 @@ def test_draws_a_range_of_steps(admin: Visitor, seeded: Seeded) -> None:
     assert trace_values(line["x"]).tolist() == list(range(20, 31))
 
 
+def test_draws_each_step_of_a_range_of_tokens_or_time(admin: Visitor, subtests: pytest.Subtests) -> None:
+    run, count = make_run(admin.project, "long", precision="fp8"), 10 * POINTS
+    scalars = {"loss": 2.0 + np.arange(count) % 7, "tokens": 512.0 * np.arange(1, count + 1)}
+    Recorder(run).rows(np.arange(count), scalars, rows_per_batch=6_000)
+    whole = {"smooth": "0", "baseline": "0"}
+    for axis in ("tokens", "time"):
+        with subtests.test(axis=axis):
+            answer = get_json(admin, f"runs/{run.id}/figures/loss.json", x=axis, **whole)
+            coarse = trace_values(answer["figure"]["data"][0]["x"])
+            low, high = coarse[-1] * 0.500, coarse[-1] * 0.505
+            query = {"x": axis, "from": str(low), "to": str(high), **whole}
+            line, *_ = get_json(admin, f"runs/{run.id}/figures/loss.json", **query)["figure"]["data"]
+            x = trace_values(line["x"])
+            inside = x[(x >= low) & (x <= high)]
+            # Every step is there, at the place that it has in the whole chart.
+            assert len(inside) == pytest.approx(0.005 * count, abs=1) and len(inside) > len(x) - 20
+            assert x[0] <= low and x[-1] >= high and len(np.unique(np.diff(inside).round(9))) == 1
+            assert np.isin(coarse[(coarse >= low) & (coarse <= high)].round(9), inside.round(9)).all()
+
+
+def test_a_range_of_tokens_of_a_run_without_tokens_is_one_of_steps(admin: Visitor) -> None:
+    run = make_run(admin.project, "plain", precision="fp8")
+    Recorder(run).rows(np.arange(50), {"loss": np.linspace(3, 2, 50)})
+    query = {"x": "tokens", "from": "20", "to": "30", "smooth": "0"}
+    line, *_ = get_json(admin, f"runs/{run.id}/figures/loss.json", **query)["figure"]["data"]
+    assert trace_values(line["x"]).tolist() == list(range(20, 31))
+
+
 INVALID: list[dict[str, str]] = [
+    {"x": "tokens", "from": "nan", "to": "1e400"},
+    {"x": "time", "from": "9", "to": "2"},
     {"first": "nan", "last": "1e400"},
     {"first": "x" * 500},
     {"first": str(10**30)},

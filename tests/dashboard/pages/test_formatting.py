@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.pages.formatting import ago, compact, count, number, ordinal, percent, span
+from fp8scope_dashboard.pages.formatting import (
+    ago,
+    compact,
+    count,
+    number,
+    ordinal,
+    percent,
+    size,
+    span,
+    written,
+)
 from fp8scope_dashboard.text.numbers import as_factor
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -34,10 +44,11 @@ def test_it_works() -> None:
         (math.inf, "+∞"),
         (-math.inf, "-∞"),
         (-1.5, "-1.5"),
-        (0.00001234, "1.23e-5"),
+        (0.00001234, "1.23×10⁻⁵"),
         (123456.7, "123 457"),
-        (1.5e9, "1.50e9"),
-        (1e-12, "1.00e-12"),
+        (2637461.2, "2 637 461"),
+        (1.5e9, "1.50×10⁹"),
+        (1e-12, "1.00×10⁻¹²"),
     ],
 )
 def test_formats_numbers(value: float | None, text: str) -> None:
@@ -72,7 +83,8 @@ def test_percentages_are_rounded_correctly(fraction: float) -> None:
 
 @given(st.floats(-1e300, 1e300))
 def test_formatted_numbers_keep_their_value(value: float) -> None:
-    shown = float(plain(number(value)).replace(" ", ""))
+    digits = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+    shown = float(plain(number(value)).replace(" ", "").replace("×10", "e").translate(digits))
     assert shown == pytest.approx(value, rel=6e-3)
 
 
@@ -129,3 +141,20 @@ def test_rounding_errors_are_formatted_as_zero() -> None:
 )
 def test_factors_have_no_exponent(octaves: float, text: str) -> None:
     assert as_factor(octaves) == text
+
+
+def test_stored_sentences_have_the_numbers_of_the_pages() -> None:
+    sentence = "From -0.55 % to 12,345.5 % in blocks.0-2 of 2026-11-23, 1,234,567 times."
+    assert written(sentence) == (
+        "From \N{MINUS SIGN}0.55\u202f% to 12\u202f345.5\u202f% "
+        "in blocks.0-2 of 2026-11-23, 1\u202f234\u202f567 times."
+    )
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(None, "–"), (0, "0 bytes"), (1, "1 byte"), (1_023, "1023 bytes"), (1_536, "1.5 KiB")]
+    + [(712 * 2**10, "712 KiB"), (2**30, "1.0 GiB"), (5 * 2**40, "5.0 TiB")],
+)
+def test_amounts_of_bytes_have_one_system_of_units(amount: float | None, text: str) -> None:
+    assert plain(size(amount)) == text

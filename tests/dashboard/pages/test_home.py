@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from dashboard.helpers.recording import make_run
 from dashboard.helpers.visitors import Visitor, visitor_of
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Membership, Role, User
 from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.models import Event
 
 
 def test_it_works(member: Visitor) -> None:
@@ -20,6 +23,25 @@ def test_lists_several_projects(member: Visitor) -> None:
     page = member.client.get("/").content.decode()
     assert "/p/research/" in page and "/p/other/" in page
     assert "Other &lt;b&gt;one&lt;/b&gt;" in page
+
+
+def test_the_project_with_the_latest_activity_comes_first(member: Visitor) -> None:
+    quiet = create_project("a-quiet-one", "A quiet one")
+    Membership.objects.create(user=member.user, project=quiet, role=Role.VIEWER)
+    run = make_run(member.project, "a run")
+    for step in (1, 2):
+        Event.objects.create(run=run, kind="loss_spike", severity="warning", onset_step=step, step=4)
+    page = member.client.get("/").content.decode()
+    assert page.index("/p/research/") < page.index("/p/a-quiet-one/")
+    assert "2 open alerts" in page and "no run yet" in page
+
+
+def test_many_projects_are_listed_in_pages(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fp8scope_dashboard.pages.views.home.PROJECTS_A_PAGE", 1)
+    other = create_project("other", "Other")
+    Membership.objects.create(user=admin.user, project=other, role=Role.VIEWER)
+    pages = [admin.client.get(f"/?page={number}").content.decode() for number in (1, 2)]
+    assert "/p/other/" in pages[0] and "/p/research/" not in pages[0] and "/p/research/" in pages[1]
 
 
 def test_without_a_project_it_says_what_to_do(db: None) -> None:

@@ -31,6 +31,26 @@ def test_it_works(admin: Visitor) -> None:
     assert roles(admin) == {"ada": "admin"}
 
 
+def test_a_removal_can_be_undone(admin: Visitor, member: Visitor) -> None:
+    own = Membership.objects.get(user=member.user)
+    page = post(admin, f"members/{own.pk}", remove="1")
+    assert "Make mia a member again?" in page
+    (form,) = re.findall(r'<form class="notice row undo".*?</form>', page, flags=re.DOTALL)
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+    assert "mia is now a member" in post(admin, "members/new", name=fields["name"], role=fields["role"])
+    assert roles(admin)["mia"] == "member"
+    settings = admin.client.get(admin.address("settings/")).content.decode()
+    assert "a member again?" not in settings, "it is offered once"
+
+
+def test_only_a_whole_page_takes_the_offer_to_undo(admin: Visitor, member: Visitor) -> None:
+    own = Membership.objects.get(user=member.user)
+    admin.client.post(admin.address(f"settings/members/{own.pk}"), {"remove": "1"})
+    part = admin.client.get(admin.address(), headers={"HX-Request": "true", "HX-Target": "runs"})
+    assert "a member again?" not in part.content.decode()
+    assert "a member again?" in admin.client.get(admin.address("settings/")).content.decode()
+
+
 def test_the_last_administrator_stays(admin: Visitor, member: Visitor) -> None:
     own = Membership.objects.get(user=admin.user)
     for data in ({"remove": "1"}, {"role": "viewer"}):

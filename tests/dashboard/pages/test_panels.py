@@ -188,3 +188,32 @@ def test_a_map_read_later_is_moved_to_the_columns_of_the_first() -> None:
     later = np.array([[1.0, 2.0, 3.0]])
     moved = on_columns(later, np.array([4, 6, 8, 10]), np.array([1, 3, 5, 7, 9, 11, 13]))
     np.testing.assert_array_equal(moved, [[np.nan, np.nan, 1.0, 2.0, 3.0, np.nan]])
+
+
+def test_a_loss_that_is_never_finite_is_marked(admin: Visitor) -> None:
+    run = make_run(admin.project, precision="fp8")
+    Recorder(run).rows(np.arange(5), {"loss": np.full(5, np.nan)})
+    answer = get_json(admin, f"runs/{run.id}/figures/panels.json")
+    (crosses,) = [each for each in answer["figure"]["data"] if "not finite" in (each.get("name") or "")]
+    assert trace_values(crosses["x"]).tolist() == [0.0, 4.0]
+    # The marks need a place, and its numbers would mean nothing.
+    axis = answer["figure"]["layout"]["yaxis"]
+    assert axis["range"] == [0.0, 1.0] and axis["showticklabels"] is False
+
+
+def test_a_run_of_one_step_is_shown_beside_its_whole_baseline(admin: Visitor) -> None:
+    baseline = make_run(admin.project, "bf16", precision="bf16", group="bf16")
+    Recorder(baseline).rows(np.arange(50), {"loss": np.linspace(3.0, 2.0, 50)})
+    run = make_run(admin.project, precision="fp8", baseline="bf16")
+    writer = Recorder(run, tensors=["a.input"])
+    statistics = {name: [[4.0]] for name in ("numel", "saturated", "underflow", "nonfinite")}
+    writer.rows([3], {"loss": [2.9]}, statistics)
+    figure = get_json(admin, f"runs/{run.id}/figures/panels.json")["figure"]
+    assert figure["layout"]["xaxis"]["range"] == [0.0, 49.0]
+    shares = [each for each in figure["data"] if (each.get("name") or "").startswith("overflow")]
+    assert [each["mode"] for each in shares] == ["markers"]
+
+
+def test_small_losses_have_powers_of_ten() -> None:
+    panel = Panel("loss", 200, (1e-6, 5e-6), (Curve("a", "", "fp8-1", X, X * 1e-6),))
+    assert panels_figure([panel], THEMES["light"]).layout.yaxis.exponentformat == "power"

@@ -55,9 +55,9 @@ def test_rows_say_why_a_quantity_is_missing() -> None:
         }
     )
     assert [(row.term, row.value, row.explanation) for row in rows] == [
-        ("throughput_ratio", "1.31x [1.29, 1.33]", "Why."),
-        ("tokens_cost", "0.4 % [0.1, 0.7] more steps", "B."),
+        ("throughput_ratio", "1.31\u202f× (1.29 to 1.33)", "Why."),
+        ("tokens_cost", "0.4\u202f% (0.1 to 0.7) more steps", "B."),
         ("memory_ratio", "", "No device."),
-        ("gradient_norm_delta", "-1.0 % [-2.0, +0.0]", "C."),
+        ("gradient_norm_delta", "−1.00\u202f% (−2.00\u202f% to ±0\u202f%)", "C."),
     ]
     assert quantity_rows({}) == []

@@ -76,7 +76,9 @@ def test_a_constant_has_a_range() -> None:
 
 def test_a_rate_begins_at_zero() -> None:
     low, _ = central_range([np.full(50, 0.25)], from_zero=True) or (1.0, 1.0)
-    assert low <= 0.0
+    assert low == 0.0
+    low, _ = central_range([np.full(50, -0.25)], from_zero=True) or (1.0, 1.0)
+    assert low < -0.25
 
 
 @example(np.array([5e-324]))

@@ -173,3 +173,17 @@ def test_the_page_describes_the_ranks(member: Visitor) -> None:
     overview = member.client.get(member.address(f"runs/{run.id}/")).content.decode()
     assert "Ranks disagree" in overview and "rank 1 not reporting" in overview
     assert "0.weight" in member.client.get(member.address(f"runs/{run.id}/?tab=ranks")).content.decode()
+
+
+def test_one_sentence_says_that_no_rank_reports(admin: Visitor) -> None:
+    run = make_run(admin.project, "silent")
+    for rank in range(3):
+        lose(write(run, rank, 40))
+    page = admin.client.get(admin.address(f"runs/{run.id}/ranks")).content.decode()
+    assert page.count("notice--warning") == 1 and "No rank reports" in page
+
+
+def test_a_single_rank_has_no_notice_beside_the_state_of_the_run(run: Run) -> None:
+    lose(write(run, 0, 40))
+    card = ranks_of(run)
+    assert card.troubled and not card.has_news and not card.silent_together

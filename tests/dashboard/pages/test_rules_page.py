@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_the_form_saves_what_it_shows(member: Visitor) -> None:
 
 def fields_of(page: str) -> dict[str, list[str]]:
     """What a browser posts for the form in this page."""
-    form = page.partition('<form class="stack"')[2].partition("</form>")[0]
+    form = page.partition('<form class="stack stack--wide"')[2].partition("</form>")[0]
     fields: dict[str, list[str]] = {}
     for tag in re.findall(r"<input [^>]*>", form):
         attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
@@ -140,6 +141,25 @@ def test_a_built_in_rule_of_one_run(member: Visitor) -> None:
     rule = Rule.objects.get(run=run)
     answer = member.client.post(member.address(f"rules/{rule.pk}/remove"), follow=True)
     assert "Removed the rule" in answer.content.decode() and not Rule.objects.filter(run=run).exists()
+
+
+def test_a_removed_rule_can_be_restored(member: Visitor) -> None:
+    save(member)
+    rule = Rule.objects.get(name="Late outliers")
+    before = rule_documents.document_of(rule)
+    page = member.client.post(member.address(f"rules/{rule.pk}/remove"), follow=True).content.decode()
+    assert "Restore the rule “Late outliers”?" in page and not Rule.objects.filter(name=rule.name).exists()
+    (document,) = re.findall(r'name="document" value="([^"]*)"', page)
+    member.client.post(member.address("rules/save"), {"document": unescape(document)})
+    assert rule_documents.document_of(Rule.objects.get(name="Late outliers")) == before
+    assert "Restore the rule" not in html(member, "rules/"), "it is offered once"
+
+
+@pytest.mark.parametrize("document", ["{", "[]", "3", "[" * 100_000, '{"kind": "nonsense"}'])
+def test_refuses_a_document_that_is_no_rule(member: Visitor, document: str) -> None:
+    before = Rule.objects.count()
+    assert member.client.post(member.address("rules/save"), {"document": document}).status_code == 422
+    assert Rule.objects.count() == before
 
 
 def test_a_rule_of_an_old_run_keeps_it(member: Visitor) -> None:

@@ -14,6 +14,7 @@ from fp8scope_dashboard.pages.tensors.fold import (
     layers_of,
     natural_key,
     opened_in,
+    shortened,
     visible,
 )
 
@@ -175,3 +176,21 @@ def test_an_address_opens_a_limited_number_of_groups() -> None:
 def test_unknown_keys_open_nothing() -> None:
     groups = folded(*model(3))
     assert len(visible(groups, {"no such group"})) == len(groups)
+
+
+@pytest.mark.parametrize(
+    ("label", "above", "short"),
+    [
+        ("blocks.2 · input", ["blocks.2"], "input"),
+        ("blocks.2.mlp.up.input", ["blocks.2", "blocks.2 · input"], "mlp.up"),
+        ("blocks.2.experts.5", ["blocks.2"], "experts.5"),
+        ("blocks.2 · input", ["input"], "blocks.2"),
+        ("blocks.2.mlp.up.input", ["input", "blocks.2 · input"], "mlp.up"),
+        ("blocks.2.mlp.up.input", ["blocks.*.mlp.up.input"], "blocks.2"),
+        ("blocks.20.mlp.up.input", ["blocks.2"], "blocks.20.mlp.up.input"),
+        ("head.input", ["head", "head · input"], "head.input"),
+        ("blocks.2", [], "blocks.2"),
+    ],
+)
+def test_names_are_shortened_by_what_stands_above_them(label: str, above: list[str], short: str) -> None:
+    assert shortened(label, above) == short

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from fp8scope_dashboard.pages.tensors import modes
+from fp8scope_dashboard.pages.tensors.map import without_gaps
+from fp8scope_dashboard.telemetry.queries import Heatmap
 
 NAN = np.nan
 VALUES = np.array([[0.1, NAN, -3.0], [0.2, NAN, 1.0], [NAN, NAN, 2.0]])
@@ -84,3 +86,20 @@ def test_marks_are_in_order_on_the_scale(statistic: str) -> None:
     for scale in (modes.scale_of_values(values, statistic), modes.scale_of_differences(values, statistic)):
         positions = [position for position, _ in scale.marks]
         assert positions == sorted(positions) and positions[-1] == modes.HIGHEST
+
+
+def test_columns_are_as_wide_as_the_steps_between_observations() -> None:
+    # Every third or fourth column has a value, as for statistics of every 100th step in columns of 30 steps.
+    values = np.full((2, 40), np.nan)
+    values[:, ::3] = np.arange(14.0)
+    heatmap = Heatmap(["a", "b"], [0, 1], np.arange(41) * 30, values)
+    wide = without_gaps(heatmap)
+    assert wide.step_edges.tolist() == [*range(0, 1200, 90), 1200]
+    assert wide.values[0].tolist() == list(np.arange(14.0))
+
+
+def test_a_pause_in_the_observations_leaves_the_columns() -> None:
+    values = np.ones((1, 40))
+    values[:, 10:30] = np.nan
+    heatmap = Heatmap(["a"], [0], np.arange(41), values)
+    assert without_gaps(heatmap) is heatmap

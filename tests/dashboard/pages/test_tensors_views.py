@@ -207,12 +207,12 @@ def test_ranks_by_the_first_sustained_onset(admin: Visitor, deep: Run) -> None:
 
 def test_ranks_by_the_worst_value(admin: Visitor, deep: Run) -> None:
     page = ranking_of(admin, deep, sort="ever")
-    assert page.index('title="blocks.1.mlp.up.weight"') == page.index('title="blocks.')
+    assert page.index('data-name="blocks.1.mlp.up.weight"') == page.index('data-name="blocks.')
 
 
 def test_ranks_by_the_change(admin: Visitor, deep: Run) -> None:
     page = ranking_of(admin, deep, statistic="amax", sort="change")
-    assert page.index('title="blocks.30.mlp.up.weight"') == page.index('title="blocks.')
+    assert page.index('data-name="blocks.30.mlp.up.weight"') == page.index('data-name="blocks.')
     assert "× 64" in page.replace("\u202f", " ") and "1 of 240</strong> tensors change by a factor of" in page
 
 

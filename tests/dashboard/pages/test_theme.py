@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 import fp8scope_dashboard.pages
+from fp8scope_dashboard.pages.efficiency import PHASES, Split
+from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.figures.efficiency import efficiency_figure
+from fp8scope_dashboard.pages.figures.evidence import evidence_figure
+from fp8scope_dashboard.pages.figures.findings import ranking_figure
+from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.theme import (
     THEMES,
     Theme,
@@ -84,3 +93,36 @@ def test_figures_have_a_transparent_background() -> None:
     layout = new_figure(THEMES["light"], compact=False, height=300).layout
     assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert layout.uirevision == "keep"
+
+
+def without_arms(theme: Theme) -> dict[str, go.Figure]:
+    """Charts of phases, products, tensors and marks, none of which is an arm."""
+    x = np.arange(4.0)
+    times = Split(x, np.full((len(PHASES), 4), 0.01))
+    products = [("a", "fprop", 0.1, 0.9), ("b", "dgrad", 0.2, 0.9), ("c", "wgrad", 0.3, 0.9)]
+    series = [
+        {"tensor": f"{name}.input", "name": f"{name}.input amax", "steps": [1, 2], "values": [1.0, 2.0]}
+        for name in "abc"
+    ]
+    tensors = evidence_figure({"series": series}, theme, slot="fp8-1", onset=1, detected=2, threshold=None)
+    assert tensors is not None
+    shade = Curve("a", "", "shade-1", x, x)
+    return {
+        "phases": efficiency_figure(times, theme, compact=False),
+        "products": ranking_figure(products, 0.4, theme),
+        "tensors": tensors,
+        "marks": curves_figure([shade], theme, marks=[Mark(1.0, "layers to BF16", label="change")]),
+    }
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
+def test_the_colours_of_arms_mean_arms_and_nothing_else(theme: Theme) -> None:
+    of_arms = {
+        colour
+        for slot, arm in theme.arms.items()
+        if not slot.startswith("shade")
+        for colour in (arm, faded(arm, 0.5).rpartition(",")[0])
+    }
+    for name, figure in without_arms(theme).items():
+        drawn = json.dumps(figure.to_plotly_json(), default=str)
+        assert [colour for colour in of_arms if colour in drawn] == [], name

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.runs import console
@@ -36,13 +37,37 @@ def test_it_works(run: Run) -> None:
     write(run, "first", "again")
     write(run, "elsewhere", rank=1)
     writers = console.writers_with_lines(run, 0)
-    lines = console.lines_of(writers)
     # The starts of the training follow one another, whatever arrived first.
-    assert [line.text for line in console.newest(lines, 10)] == ["first", "again", "second"]
-    last = console.newest(lines, 1)[0]
-    assert [line.text for line in console.before(lines, last, 1)] == ["again"]
-    assert [line.text for line in console.newest(console.lines_of(writers, "AGA"), 9)] == ["again"]
+    assert [line.text for line in console.newest(writers, 10)] == ["first", "again", "second"]
+    last = console.newest(writers, 1)[0]
+    assert [line.text for line in console.before(writers, last, 1)] == ["again"]
+    assert [line.text for line in console.newest(writers, 9, "AGA")] == ["again"]
     assert "".join(console.as_text(run, 0)).splitlines()[1:3] == ["first", "again"]
+
+
+def test_pieces_join_over_many_starts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    monkeypatch.setattr(console, "PIECE", 2)
+    texts = [f"{attempt}.{line}" for attempt in range(40) for line in range(attempt % 4)]
+    for attempt in range(40):
+        write(run, *(f"{attempt}.{line}" for line in range(attempt % 4)), attempt=attempt)
+    writers = console.writers_with_lines(run, 0)
+    assert len(writers) == 30
+    for count in (1, 2, 7, 45, 60, 99):
+        with django_assert_max_num_queries(6):
+            shown = console.newest(writers, count)
+        assert [line.text for line in shown] == texts[-count:]
+        begin = texts.index(shown[0].text)
+        with django_assert_max_num_queries(6):
+            earlier = console.before(writers, shown[0], count)
+        assert [line.text for line in earlier] == texts[max(0, begin - count) : begin]
+    with_one = [text for text in texts if "1" in text]
+    assert [line.text for line in console.newest(writers, 20, "1")] == with_one[-20:]
+    found = console.newest(writers, 5, "1")[0]
+    assert [line.text for line in console.before(writers, found, 4, "1")] == with_one[-9:-5]
+    lines = "".join(console.as_text(run, 0)).splitlines()
+    assert [line for line in lines if not line.startswith("---")] == texts
 
 
 def test_the_first_and_the_newest_lines_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@
 | `mfu`                      | the same over the device's dense BF16 peak, where that is known               |
 | `memory_allocated`, `memory_reserved`, `memory_peak` | bytes of the CUDA allocator                         |
 | `memory_rss`               | bytes resident in main memory                                                 |
+| `memory_anonymous`         | those of them that belong to no file; on Linux                                |
 | `gpu_utilization`          | share of time in which the GPU ran something, 0 to 1, where NVML can be asked |
 
 Memory and utilisation are looked at once a second, and belong to the step that is recorded next.

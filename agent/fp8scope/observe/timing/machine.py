@@ -50,6 +50,8 @@ class Machine:
         found = {}
         if (resident := resident_bytes()) is not None:
             found["memory_rss"] = resident
+        if (anonymous := anonymous_bytes()) is not None:
+            found["memory_anonymous"] = anonymous
         index = self._device()
         if index is not None:
             found |= device_memory(index)
@@ -77,6 +79,22 @@ def resident_bytes() -> float | None:
     # This is the peak, not the current value: in KiB, on macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def anonymous_bytes() -> float | None:
+    """Return the resident memory in bytes that belongs to no file, or None where the system does not say.
+
+    Pages of mapped files count as resident while the system keeps them cached: a data set that is read
+    through `mmap` makes the resident memory grow, and is no leak.
+    """
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"RssAnon:"):
+                    return float(int(line.split()[1]) * 1024)
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
 
 
 def device_memory(index: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from django.conf import settings
 from django.urls import reverse
@@ -10,10 +11,20 @@ from django.urls import reverse
 from fp8scope_dashboard.alerts.delivery import chart, picture_links
 from fp8scope_dashboard.alerts.delivery.channels import Message, Notice
 from fp8scope_dashboard.alerts.delivery.channels.wording import headline
-from fp8scope_dashboard.alerts.models import Delivery, Event, Reason
+from fp8scope_dashboard.alerts.models import Delivery, EntryKind, Event, Reason
+from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.runs.services import page_url
 
 logger = logging.getLogger(__name__)
+
+# Outcomes of a diagnosis that name a cause.
+CAUSES = ("cause", "suspect", "not_fp8")
+# The entries of the history that say why a later notice is sent.
+NOTED: Mapping[str, EntryKind] = {
+    Reason.REOPENED: EntryKind.REOPENED,
+    Reason.ESCALATED: EntryKind.ESCALATED,
+    Reason.RESOLVED: EntryKind.RESOLVED,
+}
 
 
 def compose(delivery: Delivery) -> Message:
@@ -33,7 +44,7 @@ def compose(delivery: Delivery) -> Message:
 
 
 def _notice(delivery: Delivery, event: Event) -> Notice:
-    run = event.run
+    run, tensors = event.run, event.evidence.get("tensors", [])
     return Notice(
         delivery=delivery.pk,
         key=str(delivery.key),
@@ -53,9 +64,39 @@ def _notice(delivery: Delivery, event: Event) -> Notice:
         project=run.project.slug,
         run=str(run.id),
         run_name=run.name,
-        url=page_url(run),
-        tensors=event.evidence.get("tensors", []),
+        url=f"{settings.BASE_URL}{reverse('alert', args=[run.project.slug, event.pk])}",
+        run_url=page_url(run),
+        tensors=tensors,
+        tensors_over=max(len(tensors), int(event.evidence.get("tensors_over", 0))),
+        after_step=int(tensors[0].get("after_step", -1)) if tensors else -1,
+        note=_note(event, delivery.reason),
+        cause=_suspected_cause(event),
+        also=tuple(
+            f"{each['title']} since step {each['onset_step']:,}" for each in event.evidence.get("further", [])
+        ),
+        orders=tuple(_texts(event, EntryKind.ORDERED)),
     )
+
+
+def _texts(event: Event, kind: EntryKind) -> list[str]:
+    return list(event.history.filter(kind=kind).values_list("text", flat=True))
+
+
+def _note(event: Event, reason: str) -> str:
+    """Why a later notice is sent: the latest entry of its kind in the alert's history."""
+    if reason not in NOTED:
+        return ""
+    entry = event.history.filter(kind=NOTED[reason]).last()
+    if entry is None:
+        return ""
+    where = f" at step {event.resolved_step:,}" if reason == Reason.RESOLVED and event.resolved_step else ""
+    who = f" by {entry.user_name}" if entry.user_name else ""
+    return f"{entry.get_kind_display().capitalize()}{who}{where}. {entry.text}".strip()
+
+
+def _suspected_cause(event: Event) -> str:
+    diagnosis = Diagnosis.objects.filter(run=event.run_id, outcome__in=CAUSES).first()
+    return "" if diagnosis is None else diagnosis.sentence
 
 
 def _first_key(delivery: Delivery) -> object:

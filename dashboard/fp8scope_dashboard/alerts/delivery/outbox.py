@@ -144,7 +144,7 @@ def deliver(delivery_id: int) -> bool:
             raise DeliveryError("The channel is switched off.", permanent=True)
         CHANNELS[delivery.channel.kind].send(delivery.channel.config, message.compose(delivery))
     except DeliveryError as error:
-        _failed(delivery, str(error), permanent=error.permanent)
+        _failed(delivery, str(error), permanent=error.permanent, retry_after=error.retry_after)
         return False
     except UnreadableSecretError:
         _failed(
@@ -268,14 +268,14 @@ def _waits_for_its_opening(delivery: Delivery) -> bool:
     return earlier.exclude(reason=Reason.RESOLVED).filter(pk__lt=delivery.pk).exists()
 
 
-def _failed(delivery: Delivery, reason: str, *, permanent: bool) -> None:
+def _failed(delivery: Delivery, reason: str, *, permanent: bool, retry_after: float = 0.0) -> None:
     now = timezone.now()
     over = permanent or delivery.attempts >= MOST_ATTEMPTS or delivery.reason == Reason.TEST
     # Unless it was delivered by a worker that claimed it after this one's claim had expired.
     _message_of(delivery).filter(delivered_at=None).update(
         claimed_at=None,
         last_error=reason[:ERROR_LENGTH],
-        due_at=now + FIRST_PAUSE * 2 ** (delivery.attempts - 1),
+        due_at=now + max(FIRST_PAUSE * 2 ** (delivery.attempts - 1), timedelta(seconds=retry_after)),
         failed_at=now if over else None,
     )
 

@@ -19,8 +19,6 @@ from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
 Parameters = Mapping[str, float]
 Float32s = NDArray[np.float32]
 
-# Tensors of a role from which their median says what all of them do.
-LEAST_PEERS = 4
 # Observations over which the lowest level is forgotten.
 FORGET = 20_000
 
@@ -30,8 +28,8 @@ def amax_growth(state: State, rows: TensorRows, parameters: Parameters) -> tuple
 
     The level is an exponential average of log2(amax) over `span` observations. Its growth is its distance
     from the lowest level since the first `warmup` observations; the lowest level follows with the weight
-    1 / FORGET. The median growth of the tensors of the same role is subtracted: a loss scale that doubles and
-    a warm-up of the learning rate move all alike.
+    1 / FORGET. What the tensors of the same role have in common is subtracted, see `_typical`: a loss scale
+    that doubles and a warm-up of the learning rate move all alike.
 
     Args:
         rows: `amax`.
@@ -74,15 +72,22 @@ def amax_growth(state: State, rows: TensorRows, parameters: Parameters) -> tuple
     return after | {name: pack(array.astype(np.float32)) for name, array in arrays.items()}, findings
 
 
-def _peers(roles: NDArray[np.str_]) -> list[NDArray[np.bool_]]:
-    return [roles == role for role in np.unique(roles)] if len(roles) else []
+def _peers(roles: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
+    """By role, which tensors have it: bool[n]."""
+    return {str(role): roles == role for role in np.unique(roles)} if len(roles) else {}
 
 
-def _typical(own: Float32s, settled: NDArray[np.bool_], peers: list[NDArray[np.bool_]]) -> Float32s:
-    """The median growth of each tensor's role, 0 where it has too few settled tensors."""
+def _typical(own: Float32s, settled: NDArray[np.bool_], peers: dict[str, NDArray[np.bool_]]) -> Float32s:
+    """The growth that the tensors of each role have in common.
+
+    That is the median of the settled ones. Of an even number it is the lower one, so that one of two may
+    grow. The only tensor of its role has nothing in common with others, unless it is a gradient: then all of
+    its growth may be that of the loss scale.
+    """
     typical = np.zeros_like(own)
-    for members in peers:
+    for role, members in peers.items():
         values = own[members & settled]
-        if len(values) >= LEAST_PEERS:
-            typical[members] = np.median(values)
+        if len(values) > 1 or (len(values) == 1 and "grad" in role):
+            middle = (len(values) - 1) // 2
+            typical[members] = np.partition(values, middle)[middle]
     return typical

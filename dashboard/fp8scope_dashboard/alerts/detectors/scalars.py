@@ -234,16 +234,28 @@ def memory_creep(state: State, rows: ScalarRows, parameters: Parameters) -> Resu
     """Open when memory has risen from each block to the next over `blocks` blocks, by `rise` in all.
 
     A block is `points` readings; its smallest value counts, so that what is freed again is no creep. Reads
-    `memory_allocated`, and on a machine without GPU `memory_rss`. The first block is left out, because caches
-    fill. Closes at the first block that does not rise.
+    `memory_allocated` of the GPU and, by itself, `memory_anonymous`, or `memory_rss` of agents without it:
+    mapped files count as resident while they are cached. The first block is left out, because caches fill.
+    Closes at the first block that does not rise.
 
     Args:
         parameters: `points`, `blocks`, `rise` (relative).
     """
+    anonymous = "memory_anonymous" in rows.scalars or "memory_anonymous" in state
+    host = "memory_anonymous" if anonymous else "memory_rss"
+    after: State = {}
+    findings: list[Finding] = []
+    for name in ("memory_allocated", host):
+        after[name], of_series = _creep(state.get(name, {}), *rows.points(name), parameters, name)
+        findings += of_series
+    after["open"] = any(after[name]["open"] for name in ("memory_allocated", host))
+    return after, sorted(findings, key=lambda finding: finding.step)
+
+
+def _creep(state: State, steps: Int64s, values: Floats, parameters: Parameters, name: str) -> Result:
     state = {"last_step": -1, "block": [], "blocks": [], "skipped": False, "open": False, **state}
-    name = "memory_allocated" if "memory_allocated" in rows.scalars else "memory_rss"
     findings = []
-    for step, value in zip(*(part.tolist() for part in rows.points(name)), strict=True):
+    for step, value in zip(steps.tolist(), values.tolist(), strict=True):
         if step <= state["last_step"] or not math.isfinite(value):
             continue
         state["last_step"] = step

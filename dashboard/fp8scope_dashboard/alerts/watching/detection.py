@@ -98,7 +98,7 @@ SCALAR_DETECTORS: Mapping[str, ScalarFunction] = {
     "data_wait": data_wait,
     "memory_creep": memory_creep,
 }
-SCALARS_READ = ("grad_norm", "step_seconds", *TIMES, "memory_allocated", "memory_rss")
+SCALARS_READ = ("grad_norm", "step_seconds", *TIMES, "memory_allocated", "memory_anonymous", "memory_rss")
 STATISTICS_READ = ("numel", "amax", "scale", "saturated", "underflow", "nonfinite")
 SAMPLED_READ = ("sq_error", "sq_signal", "kurtosis", "logit_bound", "load_imbalance", "update_ratio")
 

@@ -29,7 +29,7 @@ from fp8scope_dashboard.analysis.quantities.window import Window, last_window
 
 Floats = NDArray[np.float64]
 Axis = Literal["tokens", "steps"]
-Refusal = Literal["few_points", "not_finite", "level", "rising", "beyond"]
+Refusal = Literal["few_points", "not_finite", "level", "rising", "beyond", "wide"]
 
 SHARE: Final = 1.0 / 3.0
 # A short run may use this share of its range.
@@ -37,6 +37,8 @@ WIDEST: Final = 0.8
 # The slope must be so many standard errors from 0 (and significant). Otherwise the interval is wide,
 # one-sided or the whole line.
 CLEAR_SLOPE: Final = 3.0
+# An interval that reaches a factor of e^5, about 150, says nothing; farther ones have no finite bounds.
+WIDEST_LOGARITHM: Final = 5.0
 FEWEST_FINITE: Final = 9
 ITERATIONS: Final = 4
 
@@ -154,6 +156,8 @@ def _cost(cost: TokensCost, window: Window, delta: Estimate, parabola: Fit, leve
     if bounds is None:
         return TokensCost(cost.axis, points=cost.points, refusal="level")
     low, high = bounds
+    if max(abs(low), abs(high)) > WIDEST_LOGARITHM:
+        return TokensCost(cost.axis, points=cost.points, refusal="wide")
     return TokensCost(
         cost.axis,
         float(np.expm1(theta)),

@@ -153,8 +153,11 @@ def _begins_at_zero(trace: Any) -> bool:
 def _ticks(layout: Any, start: float, end: float, is_log: bool, most: int) -> list[tuple[float, str]]:
     low, high = min(start, end), max(start, end)
     if layout.tickvals is not None:
+        largest = max((abs(float(value)) for value in layout.tickvals), default=0.0)
         texts = (
-            layout.ticktext if layout.ticktext is not None else [f"{value:g}" for value in layout.tickvals]
+            layout.ticktext
+            if layout.ticktext is not None
+            else [formatted(float(value), layout.tickformat, largest) for value in layout.tickvals]
         )
         pairs = [(float(value), str(text)) for value, text in zip(layout.tickvals, texts, strict=False)]
         return [pair for pair in pairs if low - 1e-9 <= (_log(pair[0]) if is_log else pair[0]) <= high + 1e-9]

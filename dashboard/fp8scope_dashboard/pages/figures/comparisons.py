@@ -59,7 +59,7 @@ def delta_figure(
         _mark_outside(figure, curve, low, high, theme, nats=nats)
     for first, last in {curve.window for curve in curves if curve.window is not None}:
         figure.add_vrect(x0=first, x1=last, fillcolor=faded(theme.muted, 0.1), line_width=0, layer="below")
-    figure.update_yaxes(tickformat="+.3~g" if nats else "+.2~%", range=[low, high])
+    figure.update_yaxes(tickformat="+.3~g" if nats else ".2~%", range=[low, high])
     figure.update_layout(showlegend=True)
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -9,15 +10,14 @@ import plotly.graph_objects as go
 
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.efficiency import PHASES, Split
-from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded, new_figure
+from fp8scope_dashboard.pages.figures.theme import Theme, faded, new_figure
 
-# Waiting for data stands out. All colours differ for every common form of colour blindness.
-COLOURS: Final[dict[str, Slot]] = {
-    "time_forward": "bf16",
-    "time_backward": "fp8-2",
-    "time_optimizer": "fp8-3",
-    "time_other": "other",
-    "time_data": "fp8-1",
+# How opaque the areas are: shades of one colour, because arms have the others. Waiting for data stands out.
+SHADES: Final[Mapping[str, float]] = {
+    "time_forward": 0.75,
+    "time_backward": 0.45,
+    "time_optimizer": 0.25,
+    "time_other": 0.1,
 }
 # A step that saves a checkpoint must not flatten all others.
 HEADROOM = 3.0
@@ -35,15 +35,15 @@ def efficiency_figure(split: Split, theme: Theme, *, compact: bool, height: int 
     unit, factor = ("ms", 1e3) if top < 1 else ("s", 1.0)
     figure = new_figure(theme, compact=compact, height=height, x_title="step", y_title=f"{unit} / step")
     for name, seconds in zip(PHASES, split.seconds, strict=True):
-        colour = theme.arms[COLOURS[name]]
+        waits = name not in SHADES
         figure.add_scatter(
             x=split.x,
             y=seconds * factor,
             name=glossary.title(name),
             mode="lines",
             stackgroup="step",
-            line={"color": colour, "width": 1},
-            fillcolor=faded(colour, 0.55),
+            line={"color": theme.surface, "width": 0.5},
+            fillcolor=theme.warning if waits else faded(theme.text, SHADES[name]),
             hovertemplate=f"%{{y:.3~s}} {unit}<extra>{glossary.title(name)}</extra>",
         )
     figure.update_yaxes(range=[0, top * factor], autorange=False)

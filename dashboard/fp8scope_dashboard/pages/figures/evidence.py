@@ -14,8 +14,8 @@ from fp8scope_dashboard.pages.figures.theme import Slot, Theme, faded
 
 # Statistics that change by orders of magnitude.
 MAGNITUDES = ("scale", "amax")
-# Colours and dashes of the tensors in one chart.
-TENSOR_SLOTS: Sequence[Slot] = ("fp8-1", "fp8-2", "fp8-3")
+# Shades and dashes of the tensors in one chart: they are no arms.
+TENSOR_SLOTS: Sequence[Slot] = ("shade-1", "shade-2", "shade-3")
 
 
 def evidence_figure(
@@ -93,4 +93,5 @@ def _mark_onset(figure: go.Figure, theme: Theme, onset: int, detected: int) -> N
 def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = False) -> Curve:
     # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
-    return Curve(str(series["name"]), arm, slot, np.asarray(series["steps"], np.float64), values, quiet=quiet)
+    steps = np.asarray(series["steps"], np.float64)
+    return Curve(str(series["name"]), arm, slot, steps, values, quiet=quiet)

@@ -142,7 +142,7 @@ def history_figure(history: History, theme: Theme, *, compact: bool = False) -> 
         hovertemplate="step %{x}<br>2<sup>%{y:.0f}</sup>: %{customdata:.3~p}<extra></extra>",
         colorbar={
             "tickvals": [-8, -6, -4, -2, 0],
-            "ticktext": ["10⁻⁸", "10⁻⁶", "10⁻⁴", "1 %", "100 %"],
+            "ticktext": ["10⁻⁶ %", "0.0001 %", "0.01 %", "1 %", "100 %"],
             "thickness": 10,
             "outlinewidth": 0,
             "tickfont": {"size": 11, "color": theme.muted},

@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 # below the menu of the figure.
 GAP: Final = 30
 TOP, BOTTOM = 50, 36
+# Plotly writes values below this with prefixes such as µ, as of units.
+SMALL: Final = 1e-3
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Panel:
         zone: a range of y that is shaded as good, e.g. the tolerance.
         y_range: of the axis; on a log axis of the values, > 0.
         tick_format: a d3 format.
+        is_blank: no value is finite, so the axis has no numbers.
     """
 
     title: str
@@ -86,6 +89,7 @@ class Panel:
     zone: Range | None = None
     log: bool = False
     tick_format: str = ""
+    is_blank: bool = False
 
 
 def panels_figure(
@@ -193,7 +197,8 @@ def _axis(
         "fixedrange": True,
         "title": {**drawing.axis["title"], "text": ""},
         "type": "log" if panel.log else "linear",
-        "nticks": 4 if panel.height < 120 else 6,
+        "showticklabels": not panel.is_blank,
+        "nticks": 3 if panel.height < 70 else 5 if panel.height < 120 else 6,
     }
     ticks = log_ticks(panel.y_range) if panel.log and panel.y_range is not None else []
     # Plotly finds ticks of a range that is narrower than 1, 2, 5.
@@ -201,6 +206,9 @@ def _axis(
         layout |= {"tickvals": ticks, "minor": {"ticks": ""}}
     if panel.tick_format:
         layout["tickformat"] = panel.tick_format
+    elif panel.y_range is not None and max(map(abs, panel.y_range)) < SMALL:
+        # A loss of 2µ is no way to write 2·10⁻⁶.
+        layout["exponentformat"] = "power"
     if panel.y_range is not None:
         layout["range"] = list(np.log10(panel.y_range)) if panel.log else list(panel.y_range)
         layout["autorange"] = False
@@ -334,7 +342,8 @@ def _draw_line(drawing: _Drawing, line: Line, axis: str, theme: Theme) -> None:
         x=line.x,
         y=np.where(np.isfinite(line.y), line.y, np.nan),
         yaxis=axis,
-        mode="lines",
+        mode="lines" if len(line.x) > 1 else "markers",
+        marker={"color": colour, "size": 6},
         name=escaped(line.name),
         line={"color": faded(colour, 0.55) if line.is_faint else colour, "width": 1 if line.is_faint else 1.6,
               "shape": "hv" if line.is_area else "linear"},

@@ -44,9 +44,9 @@ def central_range(curves: Sequence[Floats], *, from_zero: bool = False) -> Range
     room = (inner_high - inner_low) / 3.0
     low = max(float(pooled.min()), float(inner_low - room))
     high = min(float(pooled.max()), float(inner_high + room))
-    if from_zero:
-        low = min(0.0, low)
-    return _padded(low, high)
+    low, high = _padded(min(0.0, low) if from_zero else low, high)
+    # Nothing is below zero, so neither is the axis.
+    return (0.0, high) if from_zero and pooled.min() >= 0.0 else (low, high)
 
 
 def _floor(values: Floats) -> float:

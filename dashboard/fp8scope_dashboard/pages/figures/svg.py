@@ -359,8 +359,9 @@ class _Drawing:
         )
 
     def _rectangle(self, panel: _Panel, x0: float, x1: float, y0: float, y1: float) -> str:
-        left, right = np.clip(sorted(self.x.share(value) for value in (x0, x1)), 0, 1)
-        low, high = np.clip(sorted(panel.y.share(value) for value in (y0, y1)), 0, 1)
+        # Bars begin at 0, which a logarithmic axis has at its lower end.
+        left, right = np.clip(sorted(np.nan_to_num([self.x.share(value) for value in (x0, x1)])), 0, 1)
+        low, high = np.clip(sorted(np.nan_to_num([panel.y.share(value) for value in (y0, y1)])), 0, 1)
         return (
             f'<rect x="{100 * left:.2f}%" y="{panel.height * (1 - high):.1f}" '
             f'width="{100 * (right - left):.2f}%" height="{panel.height * (high - low):.1f}"/>'

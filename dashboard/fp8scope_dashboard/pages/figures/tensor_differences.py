@@ -66,7 +66,7 @@ def _levels(values: Floats, is_rate: bool) -> tuple[Floats, float, list[float], 
             size = np.clip(np.log10(np.abs(values) / SMALLEST_RATE), 0.0, DECADES)
         levels = np.where(np.isnan(values), np.nan, np.sign(values) * size)
         ticks = [-6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0]
-        return levels, DECADES, ticks, ["−100 %", "−1 %", "−10⁻⁴", "0", "10⁻⁴", "1 %", "100 %"]
+        return levels, DECADES, ticks, ["−100 %", "−1 %", "−0.01 %", "0", "0.01 %", "1 %", "100 %"]
     finite = np.abs(values[np.isfinite(values)])
     # A few extreme cells must not bleach the others.
     limit = float(np.clip(np.ceil(np.quantile(finite, 0.995)) if len(finite) else 1.0, 1.0, 24.0))

@@ -16,6 +16,7 @@ from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
 from fp8scope_dashboard.pages.tensors.modes import decades_of, scale_of_values
+from fp8scope_dashboard.text.ticks import ticks
 
 Floats = NDArray[np.float64]
 
@@ -164,7 +165,7 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
         type="log",
         title_text="" if compact else "amax",
         tickformat="~g",
-        dtick=_amax_ticks(tensor),
+        **_amax_ticks(tensor),
         row=1,
         col=1,
     )
@@ -176,11 +177,13 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
     return figure
 
 
-def _amax_ticks(tensor: TensorLines) -> int | str:
-    """One tick per decade if amax spans several, else 1, 2 and 5 of each: more would overlap."""
+def _amax_ticks(tensor: TensorLines) -> dict[str, Any]:
+    """One tick per decade if amax spans several, else 1, 2 and 5 of each; within one, round numbers."""
     _, amax = tensor.lines.get("amax", (None, np.zeros(0)))
     low, high = decades_of(amax[np.isfinite(amax) & (amax > 0)])
-    return 1 if high - low > 1.2 else "D2"
+    if high - low > 0.8:
+        return {"dtick": 1 if high - low > 1.2 else "D2"}
+    return {"tickvals": ticks(10.0**low, 10.0**high), "minor": {"ticks": ""}}
 
 
 def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 import plotly.graph_objects as go
 
 ThemeName = Literal["light", "dark"]
-Slot = Literal["bf16", "fp8-1", "fp8-2", "fp8-3", "other"]
+# Arms, and shades for the lines of a chart that are no arms.
+Slot = Literal["bf16", "fp8-1", "fp8-2", "fp8-3", "other", "shade-1", "shade-2", "shade-3"]
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", sans-serif'
 # FP8 groups also differ in their dashes.
@@ -23,6 +24,9 @@ DASHES: Final[Mapping[Slot, str]] = {
     "fp8-2": "dash",
     "fp8-3": "dot",
     "other": "dashdot",
+    "shade-1": "solid",
+    "shade-2": "dash",
+    "shade-3": "dot",
 }
 
 
@@ -57,6 +61,9 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
             "fp8-2": "#8e2f86",
             "fp8-3": "#7a6200",
             "other": "#4a5565",
+            "shade-1": "#27313f",
+            "shade-2": "#566273",
+            "shade-3": "#687485",
         },
         good="#0f7a55",
         warning="#8a5800",
@@ -76,6 +83,9 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
             "fp8-2": "#e08ad6",
             "fp8-3": "#e0c24a",
             "other": "#a9b4c4",
+            "shade-1": "#dfe5ee",
+            "shade-2": "#a3aebf",
+            "shade-3": "#8492a6",
         },
         good="#4cc497",
         warning="#e3b04b",

@@ -76,6 +76,10 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
     ),
     "memory_peak": Term("Memory peak", "The most GPU memory that tensors have used so far, in bytes."),
     "memory_rss": Term("Main memory", "Resident memory of the training process, in bytes."),
+    "memory_anonymous": Term(
+        "Main memory without files",
+        "Resident memory of the training process in bytes, without the pages of files that are mapped.",
+    ),
     "gpu_utilization": Term(
         "GPU utilisation",
         "Share of the time in which the GPU ran any kernel, as reported by the driver. A high value does not "

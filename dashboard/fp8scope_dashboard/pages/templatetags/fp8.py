@@ -10,12 +10,13 @@ from typing import Any
 from django import template
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.pages import formatting, glossary
 from fp8scope_dashboard.pages.comparison_groups import precision_label
 from fp8scope_dashboard.text import run_summary
+from fp8scope_dashboard.text.numbers import MINUS
 
 register = template.Library()
 
@@ -24,13 +25,18 @@ register = template.Library()
 def number(value: float | str | None) -> str:
     """Like formatting.number, and also accepts the strings of docs/wire.md for non-finite scalars."""
     if isinstance(value, str):
-        return {"Infinity": "+∞", "-Infinity": f"{formatting.MINUS}∞"}.get(value, value)
+        return {"Infinity": "+∞", "-Infinity": f"{MINUS}∞"}.get(value, value)
     return formatting.number(value)
 
 
 @register.filter
 def percent(value: float | None) -> str:
     return formatting.percent(value)
+
+
+@register.filter
+def written(sentence: str) -> str:
+    return formatting.written(sentence)
 
 
 @register.filter
@@ -61,6 +67,11 @@ def ordinal(value: float) -> str:
 @register.filter
 def compact(value: float | None) -> str:
     return formatting.compact(value)
+
+
+@register.filter
+def size(value: float | None) -> str:
+    return formatting.size(value)
 
 
 @register.filter
@@ -95,6 +106,12 @@ def precision(value: str) -> str:
 def term(name: str) -> str:
     """The title of a statistic or scalar in the glossary."""
     return glossary.title(name)
+
+
+@register.filter
+def dotted(name: str) -> SafeString:
+    """A dotted name that breaks after its dots where it does not fit in a line."""
+    return format_html_join(mark_safe(".<wbr>"), "{}", ((part,) for part in name.split(".")))
 
 
 @register.simple_tag

@@ -24,6 +24,9 @@ MOST_OPEN, OPEN_LENGTH = 200, 6_000
 # The address that opens no group.
 NONE: Final = "-"
 
+# Between a layer and a role.
+SEPARATOR: Final = " · "
+
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -50,11 +53,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """A visible row; `level` counts from 0."""
+    """A visible row; `level` counts from 0. `short`: its label without what the rows above it have said."""
 
     group: Group
     level: int
     is_open: bool
+    short: str
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -116,12 +120,40 @@ def opened_in(text: str | None) -> set[str] | None:
     return set(text[:OPEN_LENGTH].split(",")[:MOST_OPEN]) - {NONE}
 
 
-def _rows(groups: Sequence[Group], opened: Collection[str], level: int) -> Iterator[Row]:
+def shortened(label: str, above: Sequence[str]) -> str:
+    """A label without the layers and the role that the labels `above` it have said, for narrow screens.
+
+    >>> shortened("blocks.2.mlp.up.input", ["blocks.2", "blocks.2 · input"])
+    'mlp.up'
+    """
+    stem, _, role = label.partition(SEPARATOR)
+    for said in reversed(above):
+        layer, _, said_role = said.partition(SEPARATOR)
+        if "*" in layer:
+            return _up_to_the_last_number(stem, layer)
+        if said_role and role == said_role:
+            role = ""
+        elif said_role or not layer.count("."):
+            stem = stem.removesuffix(f".{said_role or layer}")
+            role = "" if role == layer else role
+        stem = "" if stem == layer else stem.removeprefix(f"{layer}.")
+    return SEPARATOR.join(part for part in (stem, role) if part) or label
+
+
+def _up_to_the_last_number(name: str, kind: str) -> str:
+    parts, kinds = name.split("."), kind.split(".")
+    numbers = [i for i, part in enumerate(kinds[: len(parts)]) if part == "*"]
+    return ".".join(parts[: numbers[-1] + 1]) if numbers else name
+
+
+def _rows(
+    groups: Sequence[Group], opened: Collection[str], level: int, above: tuple[str, ...] = ()
+) -> Iterator[Row]:
     for group in groups:
         is_open = bool(group.children) and group.key in opened
-        yield Row(group, level, is_open)
+        yield Row(group, level, is_open, shortened(group.label, above))
         if is_open:
-            yield from _rows(group.children, opened, level + 1)
+            yield from _rows(group.children, opened, level + 1, (*above, group.label))
 
 
 def _path(name: str, role: str, fold: Fold) -> tuple[str, ...]:
@@ -131,8 +163,8 @@ def _path(name: str, role: str, fold: Fold) -> tuple[str, ...]:
     if fold == "kind":
         return (kind_of(name),)
     if fold == "role":
-        return (role or "other", *(f"{layer} · {role}" for layer in layers))
-    return (*layers, f"{layers[-1]} · {role}")
+        return (role or "other", *(f"{layer}{SEPARATOR}{role}" for layer in layers))
+    return (*layers, f"{layers[-1]}{SEPARATOR}{role}")
 
 
 def _groups(

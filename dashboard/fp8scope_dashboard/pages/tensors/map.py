@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,7 @@ def document(shown: TensorMap, question: Question, note: str) -> dict[str, Any]:
             {
                 "key": row.group.key,
                 "label": row.group.label,
+                "short": row.short,
                 "level": row.level,
                 "tensors": len(row.group.positions),
                 "open": None if row.group.is_tensor else row.is_open,
@@ -123,8 +124,23 @@ def _folded(tensors: Sequence[Tensor], question: Question) -> tuple[Group, ...]:
 
 def _heatmap(run: Run, statistic: str, indices: list[int], first: int | None, last: int | None) -> Heatmap:
     if first is None and last is None:
-        return overview(run, statistic)
-    return detail(run, statistic, indices, first, last)
+        return without_gaps(overview(run, statistic))
+    return without_gaps(detail(run, statistic, indices, first, last))
+
+
+def without_gaps(heatmap: Heatmap) -> Heatmap:
+    """Columns as wide as what usually lies between two observations, if that is more than one column.
+
+    Statistics that are logged or sampled every 100 steps would else be stripes. A column shows the largest
+    value of its steps, so wider columns say nothing that is not true.
+    """
+    seen = np.flatnonzero(~np.isnan(heatmap.values).all(axis=0))
+    if len(seen) < 2 or np.median(np.diff(seen)) < 2:
+        return heatmap
+    width = int(np.ceil(np.quantile(np.diff(seen), 0.9)))
+    starts = np.arange(0, heatmap.values.shape[1], width)
+    edges = np.append(heatmap.step_edges[starts], heatmap.step_edges[-1])
+    return replace(heatmap, step_edges=edges, values=np.fmax.reduceat(heatmap.values, starts, axis=1))
 
 
 def _shown(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.tensor_onsets import is_rate
+from fp8scope_dashboard.pages.formatting import number
 
 Floats = NDArray[np.float64]
 Mode = Literal["value", "change", "difference"]
@@ -22,6 +23,8 @@ MODES: Final = get_args(Mode)
 NO_VALUE, ZERO, LOWEST, HIGHEST = 0, 1, 2, 255
 # Levels of signed values: MIDDLE is zero.
 MIDDLE: Final = 128
+# Of rates from one in a million to one, at every second power of ten.
+RATE_MARKS: Final = ("0.0001 %", "0.01 %", "1 %", "100 %")
 # The smallest and the largest ends of the scale of log2 changes.
 LEAST_CHANGE, MOST_CHANGE = 1.0, 16.0
 
@@ -83,10 +86,10 @@ def aligned(edges: NDArray[np.int64], other_edges: NDArray[np.int64], other: Flo
 def scale_of_values(values: Floats, statistic: str) -> Scale:
     """The scale of a statistic: fixed for rates, so that runs compare; else from its values."""
     if is_rate(statistic):
-        return _unsigned(-6.0, 0.0, ("0", "10⁻⁶", "10⁻⁴", "1 %", "100 %"))
+        return _unsigned(-6.0, 0.0, ("0", *RATE_MARKS))
     positive = values[np.isfinite(values) & (values > 0)]
     low, high = decades_of(positive)
-    ends = [f"{10.0**power:.2g}" for power in np.linspace(low, high, 4)]
+    ends = [number(float(f"{10.0**power:.2g}"), 2) for power in np.linspace(low, high, 4)]
     return _unsigned(low, high, ("0", *ends))
 
 

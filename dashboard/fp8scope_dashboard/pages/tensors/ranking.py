@@ -17,6 +17,7 @@ from fp8scope_dashboard.pages.tensors.loading import of_tensors, overview
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Heatmap
+from fp8scope_dashboard.text.numbers import THIN
 
 Floats = NDArray[np.float64]
 
@@ -174,7 +175,7 @@ def shown_change(change: float) -> str:
         return formatting.NOTHING
     size = 2.0 ** abs(change)
     factor = formatting.number(size, 2 if size < 100 else 3)
-    return f"{'÷' if change < 0 and factor != '1' else '×'}{formatting.THIN}{factor}"
+    return f"{'÷' if change < 0 and factor != '1' else '×'}{THIN}{factor}"
 
 
 def spark(values: Floats, statistic: str) -> SafeString:

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import messages
+from django.core.paginator import Paginator
 from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
@@ -45,7 +46,10 @@ from fp8scope_dashboard.pages.verdicts import EVENT_STATES, SEVERITIES, Badge
 from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run
 
-MOST_EVENTS: Final = 200
+ALERTS_A_PAGE: Final = 50
+# More alerts are listed without their charts, which open on demand.
+MOST_CHARTS: Final = 8
+MOST_CHOSEN: Final = 200
 MOST_RUNS: Final = 100
 MOST_RECENT: Final = 5
 FILTERS: Final = {
@@ -84,6 +88,11 @@ class Alert:
         """Steps from onset to detection."""
         return max(0, self.event.step - self.event.onset_step)
 
+    @property
+    def has_chart(self) -> bool:
+        """Whether the event stores series to draw."""
+        return bool(self.event.evidence.get("series"))
+
 
 @dataclass(frozen=True)
 class Group:
@@ -92,6 +101,10 @@ class Group:
     run: Run
     arm: Arm
     alerts: list[Alert] = field(default_factory=list)
+
+    @property
+    def critical(self) -> int:
+        return sum(alert.event.severity == Severity.CRITICAL for alert in self.alerts)
 
 
 @dataclass(frozen=True)
@@ -119,26 +132,34 @@ class Filter:
         chosen = {"severity": self.severity, "kind": self.kind, "run": self.run}
         return events.filter(**{name: value for name, value in chosen.items() if value})
 
-    def address(self, state: str) -> str:
-        """The query of the same list in another state."""
+    def address(self, state: str, page: int = 1) -> str:
+        """The query of the same list in another state, or of another page of it."""
         fields = {"severity": self.severity, "kind": self.kind, "run": self.run and str(self.run)}
+        fields["page"] = str(page) if page > 1 else ""
         return urlencode({"state": state} | {name: value for name, value in fields.items() if value})
 
 
 @in_project()
 def alerts(request: HttpRequest, project: Project) -> HttpResponse:
-    """The alerts that match the filter, newest first, grouped by run."""
+    """The alerts that match the filter, newest first, grouped by run, in pages."""
     events = events_of(project)
     # Open alerts come first; without any, the page shows all.
     default = "open" if events.filter(state=EventState.OPEN).exists() else "all"
     chosen = Filter.of(request.GET, default)
     matching = chosen.apply(events)
     kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
-    shown = _in_state(matching, chosen.state)
+    newest = _in_state(matching, chosen.state).order_by("-opened_at", "-id")
+    shown = Paginator(newest, ALERTS_A_PAGE).get_page(request.GET.get("page"))
+    start = max(0, shown.start_index() - 1)
+    groups = _grouped(newest[start : shown.end_index()], Arms(project))
+    listed = [alert.event for group in groups for alert in group.alerts]
     context = {
-        "groups": _grouped(shown, Arms(project)),
-        "matching": shown.count(),
-        "most_events": MOST_EVENTS,
+        "groups": groups,
+        "choosable": any(event.state == EventState.OPEN for event in listed),
+        "pages": shown,
+        "newer": chosen.address(chosen.state, shown.number - 1) if shown.has_previous() else "",
+        "older": chosen.address(chosen.state, shown.number + 1) if shown.has_next() else "",
+        "with_charts": len(listed) <= MOST_CHARTS,
         "filter": chosen,
         "states": [
             (key, label, _in_state(matching, key).count(), chosen.address(key))
@@ -159,6 +180,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
 def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
     """One alert with everything that is known about it."""
     event = _event(project, event_id)
+    is_refresh = request.headers.get("HX-Target") == "alert"
     commands = Command.objects.filter(event=event).select_related("given_by", "event")
     diagnosis = Diagnosis.objects.filter(run=event.run_id, outcome__in=CAUSES).first()
     context: dict[str, Any] = {
@@ -176,7 +198,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
         "silences": SILENCES,
         "longest_comment": life.LONGEST_COMMENT,
     }
-    template = "pages/_alert.html" if request.headers.get("HX-Target") == "alert" else "pages/alert.html"
+    template = "pages/_alert_parts.html" if is_refresh else "pages/alert.html"
     return page(request, project, "alerts", template, context)
 
 
@@ -206,7 +228,7 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
 @in_project(Role.MEMBER)
 def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     """Acknowledge the chosen alerts, and redirect back."""
-    texts = request.POST.getlist("alerts")[:MOST_EVENTS]
+    texts = request.POST.getlist("alerts")[:MOST_CHOSEN]
     ids = [number for text in texts if (number := whole_number(text)) is not None]
     events = events_of(project).filter(pk__in=ids).select_related("run")
     count = sum(life.acknowledge(event, person(request)) for event in events)
@@ -317,15 +339,17 @@ def _in_state(events: QuerySet[Event], state: str) -> QuerySet[Event]:
 
 
 def _grouped(events: QuerySet[Event], arms: Arms) -> list[Group]:
+    """Events by run, in the order of each run's first one; the critical ones of a run come first."""
     deliveries = Prefetch("deliveries", Delivery.objects.select_related("channel"))
     comments = Prefetch("history", HistoryEntry.objects.filter(kind=EntryKind.COMMENT), to_attr="comments")
     groups: dict[UUID, Group] = {}
-    newest = events.order_by("-opened_at", "-id")[:MOST_EVENTS]
-    for event in newest.select_related("run", "rule", "acknowledged_by").prefetch_related(
-        deliveries, comments
-    ):
+    listed = events.select_related("run", "rule", "acknowledged_by").prefetch_related(deliveries, comments)
+    for event in listed:
         group = groups.setdefault(event.run_id, Group(event.run, arms.of(event.run)))
         group.alerts.append(_alert(event))
+    for group in groups.values():
+        # The sort is stable: the newest first among those of a severity.
+        group.alerts.sort(key=lambda alert: alert.event.severity != Severity.CRITICAL)
     return list(groups.values())
 
 

@@ -59,13 +59,13 @@ class Row:
 @in_project()
 def channels(request: HttpRequest, project: Project) -> HttpResponse:
     """The channels and the deliveries that failed for good."""
-    return page(request, project, "settings", "pages/channels.html", _context(project))
+    return page(request, project, "alerts", "pages/channels.html", _context(project))
 
 
 @in_project()
 def channel_list(request: HttpRequest, project: Project) -> HttpResponse:
     """The list of channels, for a refresh while a test is under way."""
-    return page(request, project, "settings", "pages/_channels.html", _context(project))
+    return page(request, project, "alerts", "pages/_channels.html", _context(project))
 
 
 def _context(project: Project) -> dict[str, Any]:

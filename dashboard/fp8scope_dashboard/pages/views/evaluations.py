@@ -32,6 +32,7 @@ from fp8scope_dashboard.pages.forest import (
     latest_comparisons,
     signed,
 )
+from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.formatting import number, percent
 from fp8scope_dashboard.pages.verdicts import UNKNOWN, VERDICTS, Badge, score_badge
 from fp8scope_dashboard.runs.models import Run
@@ -416,4 +417,4 @@ def _wanted(result: dict[str, Any]) -> str:
     items, seeds = needs.get("items"), needs.get("seeds")
     if items is None:
         return f"{seeds} seeds" if seeds else "more seeds"
-    return f"{items:,} items"
+    return f"{count_text(items)} items"

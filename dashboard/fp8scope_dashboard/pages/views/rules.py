@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any, Final
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
@@ -30,6 +32,7 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import in_project, page, person
 from fp8scope_dashboard.pages.address_values import uuids_in
+from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED
@@ -85,13 +88,15 @@ def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None
 def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
     """Remove a rule. Its alerts are kept."""
     stored = _stored(project, rule_id)
-    title = stored.title
+    title, document = stored.title, json.dumps(rule_documents.document_of(stored))
     try:
         rule_store.remove(stored)
     except RuleDocumentError as error:
         messages.error(request, error.message)
     else:
         messages.success(request, f"Removed the rule “{title}”. Its alerts are kept.")
+        again = reverse("rule_create", args=[project.slug])
+        offer_undo(request, f"Restore the rule “{title}”?", again, document=document)
     return redirect("rules", project.slug)
 
 
@@ -132,8 +137,10 @@ def _lost_before() -> datetime:
 
 
 def posted_document(request: HttpRequest) -> dict[str, Any]:
-    """The document of the posted form; `parse` checks it."""
+    """The document of the posted form, or of its field `document` as JSON; `parse` checks it."""
     post = request.POST
+    if text := post.get("document", ""):
+        return _document_in(text)
     document: dict[str, Any] = {}
     if kind := post.get("kind", ""):
         document["kind"] = kind
@@ -172,6 +179,14 @@ def posted_document(request: HttpRequest) -> dict[str, Any]:
             "channels": post.getlist("escalation_channels"),
         }
     return document
+
+
+def _document_in(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _number(text: str) -> float | str:

@@ -31,12 +31,12 @@ FILES: Final = {
     "page_scripts": ["pages/js/run.js", "pages/js/console.js"],
 }
 # The parts that refresh themselves, by the id that htmx sends.
-HEAD, SUMMARY, CARDS, TAB = "run-head", "run-summary", "run-cards", "run-tab"
+HEAD, SUMMARY, CARDS, TENSORS, TAB = "run-head", "run-summary", "run-cards", "tensors-card", "run-tab"
 
 
 @in_project()
 def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBase:
-    """The page of a run, or the part that htmx asks for: its head, summary, cards or tab."""
+    """The page of a run, or the part that htmx asks for: its head, summary, cards, tensors or tab."""
     shown = run_of(project, run_id)
     part = request.headers.get("HX-Target", "")
     if part == HEAD:
@@ -52,6 +52,9 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
     if part == CARDS:
         context = {"run": shown, "summary": summarise(shown)}
         return page(request, project, "runs", "pages/_run_cards.html", context)
+    if part == TENSORS:
+        context = {"run": shown, **run_tabs.TABS["tensors"].context(shown, request.GET)}
+        return page(request, project, "runs", "pages/_tensors.html", context)
     if "first" in request.GET or "last" in request.GET:
         return redirect(run_tabs.typed_range(shown, request.GET))
     name = run_tabs.tab_named(request.GET.get("tab", ""))

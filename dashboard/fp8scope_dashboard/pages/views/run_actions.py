@@ -21,6 +21,7 @@ from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.run_listing import Listing, ListState
+from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run
 
@@ -127,6 +128,9 @@ def view_delete(request: HttpRequest, project: Project, view_id: int) -> HttpRes
         raise PermissionDenied("Only its owner or an administrator can delete a shared view.")
     view.delete()
     messages.success(request, f"Deleted the view “{view.name}”. The runs are as before.")
+    if view.owner_id == person(request).pk:
+        fields = {"name": view.name, "query": view.query, "shared": "1" if view.shared else ""}
+        offer_undo(request, "Save it again?", reverse("view_save", args=[project.slug]), **fields)
     return _back(request, project)
 
 

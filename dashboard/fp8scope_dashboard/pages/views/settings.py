@@ -19,6 +19,7 @@ from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Ro
 from fp8scope_dashboard.accounts.services import create_sign_in_link, create_token, revoke_token
 from fp8scope_dashboard.alerts.models import Channel, Rule
 from fp8scope_dashboard.pages.access import in_project, may, page, person
+from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.pages.views.data import deletions
 from fp8scope_dashboard.runs.models import Run
 
@@ -97,6 +98,8 @@ def member_change(request: HttpRequest, project: Project, member_id: int) -> Htt
         if "remove" in request.POST:
             members.remove_member(membership)
             messages.success(request, f"{name} is no longer a member. What they made stays.")
+            again = reverse("member_add", args=[project.slug])
+            offer_undo(request, f"Make {name} a member again?", again, name=name, role=membership.role)
         else:
             role = _role(request)
             members.change_role(membership, role)

@@ -1,8 +1,10 @@
 """Memory and utilisation are sampled in a dedicated thread, never in the training thread."""
 
+import mmap
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,13 @@ from torch import nn
 
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
-from fp8scope.observe.timing.machine import Machine, device_memory, resident_bytes, utilisation_of
+from fp8scope.observe.timing.machine import (
+    Machine,
+    anonymous_bytes,
+    device_memory,
+    resident_bytes,
+    utilisation_of,
+)
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 
@@ -49,6 +57,19 @@ def test_resident_memory_grows_with_what_is_used() -> None:
     assert before is not None and after is not None and after - before > 32 << 20
 
 
+def test_mapped_files_are_not_anonymous_memory(tmp_path: Path) -> None:
+    before, resident = anonymous_bytes(), resident_bytes()
+    path = tmp_path / "data"
+    path.write_bytes(b"x" * (64 << 20))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) > 0
+        assert (resident_bytes() or 0) - (resident or 0) > 32 << 20
+        assert abs((anonymous_bytes() or 0) - (before or 0)) < 16 << 20
+        held = bytearray(b"x") * (64 << 20)
+        assert (anonymous_bytes() or 0) - (before or 0) > 32 << 20
+        del held
+
+
 def test_values_are_unknown_without_system_support(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*arguments: Any, **named: Any) -> Any:
         raise OSError
@@ -57,7 +78,7 @@ def test_values_are_unknown_without_system_support(monkeypatch: pytest.MonkeyPat
     # What was resident at most is what is left to ask for.
     assert (resident_bytes() or 0) > 1e6
     monkeypatch.setitem(sys.modules, "resource", None)
-    assert resident_bytes() is None
+    assert resident_bytes() is None and anonymous_bytes() is None
 
 
 def test_does_not_initialise_an_unused_device() -> None:
@@ -78,7 +99,7 @@ def test_queries_a_device_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch)
     machine = Machine(Guard(), lambda: 3)
     machine.sample()
     found = machine.take()
-    del found["memory_rss"]
+    del found["memory_rss"], found["memory_anonymous"]
     assert found == {
         "memory_allocated": 10,
         "memory_reserved": 20,

@@ -140,7 +140,7 @@ def test_several_seeds_are_tested_for_equivalence() -> None:
     assert [result.verdict for result in (same, other, noisy)] == ["equivalent", "worse", "cannot_tell"]
     assert same.interval is not None and same.interval[0] > -0.0025 and same.interval[1] < 0.0025
     assert other.interval is not None and other.interval[0] > 0.0025
-    assert "90% interval" in same.explanation
+    assert "90 % interval" in same.explanation
     assert noisy.needs is not None and noisy.needs["seeds"] is not None and noisy.needs["seeds"] > 2
 
 

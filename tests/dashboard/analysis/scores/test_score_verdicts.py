@@ -68,7 +68,7 @@ def test_a_harm_inside_the_interval_of_bf16_is_no_all_clear() -> None:
     result = compared(proportion([flipped(base, 0, 19)], [base]))
     assert result.inside is True and result.verdict == "worse"
     assert result.p_value is not None and result.p_value < 1e-5
-    assert "inside BF16's 95% interval; a harm below" in result.explanation
+    assert "inside BF16's 95 % interval; a harm below" in result.explanation
 
 
 def test_a_few_items_cannot_tell_and_say_what_would() -> None:
@@ -254,7 +254,7 @@ def test_summarises_the_tasks(verdicts: list[str], overall: str, words: str) -> 
     summary = summarise([(f"task {i}", verdict) for i, verdict in enumerate(verdicts)], ALPHA)
     assert summary.verdict == overall and words in summary.explanation
     if verdicts and overall != "better":
-        assert "at most 5%" in summary.explanation
+        assert "at most 5 %" in summary.explanation
 
 
 @given(

@@ -7,16 +7,19 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from fp8scope_dashboard.text.numbers import json_number
+
 
 class DeliveryError(Exception):
     """A delivery failed. The message is shown on pages and must not contain a secret.
 
-    `permanent`: another attempt cannot succeed.
+    `permanent`: another attempt cannot succeed. `retry_after`: seconds that the receiver asks to wait.
     """
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
+    def __init__(self, message: str, *, permanent: bool = False, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.permanent = permanent
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,14 @@ class Notice:
     Attributes:
         delivery, key: the same in every attempt, so that receivers can drop duplicates.
         alert: the same in all notices of one event to one channel, so that receivers can join them.
-        reason: opened, reopened, escalated or resolved.
+        reason: opened, reopened, worse, escalated or resolved.
+        message: one sentence with the numbers.
+        after_step: the last step before the onset at which the worst tensor was observed; -1: unknown.
+        url: the alert's page, where it can be acknowledged. run_url: the run's page.
+        tensors: the worst ones; `tensors_over` counts all.
+        note: why the notice is sent, if it is not the first.
+        cause: what the diagnosis of the run suspects by now; empty if nothing.
+        also: other rules that found the same. orders: what the training was asked to do.
     """
 
     delivery: int
@@ -49,10 +59,26 @@ class Notice:
     run_name: str
     url: str
     tensors: list[dict[str, Any]] = field(default_factory=list)
+    tensors_over: int = 0
+    after_step: int = -1
+    run_url: str = ""
+    note: str = ""
+    cause: str = ""
+    also: tuple[str, ...] = ()
+    orders: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON types."""
-        return {**asdict(self), "opened_at": self.opened_at.isoformat()}
+        """The fields as JSON types. Numbers that JSON does not have are the strings of docs/wire.md."""
+        fields = {**asdict(self), "opened_at": self.opened_at.isoformat()}
+        return {name: _as_json(value) for name, value in fields.items()}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, float):
+        return json_number(value)
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(each) for key, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ possible for all libraries; the hook acts only on threads inside `restricted`.
 
 from __future__ import annotations
 
+import socket
 import sys
 import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from os import fsdecode
@@ -29,6 +30,8 @@ Network = IPv4Network | IPv6Network
 VARIABLE = "FP8SCOPE_CHANNEL_NETWORKS"
 # IPv6 addresses that are translated to the IPv4 address in their last four bytes.
 NAT64 = ip_network("64:ff9b::/96")
+# In seconds. A receiver that answers without an end is cut off then: timeouts of libraries are for one byte.
+DEADLINE = 40.0
 _CONNECTS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 _PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 
@@ -42,6 +45,19 @@ class _Restriction:
         self.networks = networks
         self.files = files
         self.problem = ""
+        self.connections: list[socket.socket] = []
+        self.is_over = False
+
+    def cut_off(self) -> None:
+        """End all connections, from another thread."""
+        self.is_over = True
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
 
     def refuse(self, problem: str) -> None:
         self.problem = problem
@@ -54,6 +70,9 @@ class _Restriction:
                     "The receiver has a private address. The administrator of this server can allow it: add "
                     f"its network to {VARIABLE}."
                 )
+            if event == "socket.connect":
+                # Of its own, because TLS takes over the other one.
+                self.connections.append(arguments[0].dup())
         elif event == "open" and not self.files:
             path, mode, flags = arguments
             if not _is_part_of_the_system(path, mode, flags):
@@ -85,23 +104,31 @@ _current = _Current()
 def restricted(*, files: bool = True) -> Iterator[None]:
     """Allow this thread to connect only to public addresses and CHANNEL_NETWORKS, and to start no program.
 
-    Without `files` it may open only Python's and the system's own files, for reading.
+    Without `files` it may open only Python's and the system's own files, for reading. Its connections
+    end after DEADLINE.
 
     Raises:
-        DeliveryError: the block failed after it tried something else; permanent.
+        DeliveryError: the block failed after it tried something else, which is permanent, or took too long.
     """
     _install_hook()
     networks = [ip_network(network) for network in settings.CHANNEL_NETWORKS]
     before, _current.restriction = _current.restriction, _Restriction(networks, files=files)
     restriction = _current.restriction
+    watchdog = threading.Timer(DEADLINE, restriction.cut_off)
+    watchdog.daemon = True
+    watchdog.start()
     try:
         yield
     except Exception:
+        # Without the cause: libraries quote the address, which may be a secret.
         if restriction.problem:
-            # Without the cause: libraries quote the address, which may be a secret.
             raise DeliveryError(restriction.problem, permanent=True) from None
+        if restriction.is_over:
+            raise DeliveryError(f"The receiver did not end its answer in {DEADLINE:g} s.") from None
         raise
     finally:
+        watchdog.cancel()
+        restriction.close()
         _current.restriction = before
 
 

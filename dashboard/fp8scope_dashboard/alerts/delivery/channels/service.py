@@ -35,6 +35,8 @@ ELSEWHERE = {"mailto": "E-mail", "mailtos": "E-mail"}
 # Apprise's names of its plug-ins for Slack, with the only mode that takes files, and for Microsoft Teams.
 SLACK, SLACK_BOT = "Slack", "bot"
 TEAMS = "Power Automate / Workflows (for MSTeams)"
+# What Apprise may put between a title and a body: a line break, a mark of Markdown, a number of parts.
+TITLE_SPACE = 14
 CONNECT_SECONDS, READ_SECONDS = 3.0, 8.0
 _STATUS = re.compile(r"\berror=(\d{3})\b")
 
@@ -49,16 +51,34 @@ def send(config: Mapping[str, Any], message: Message) -> None:
         plugin = _plugin(config.get("url"))
         join_notices(plugin, message)
         attachment = _attachment(plugin, message)
-        body = wording.text(message)
-        if attachment is None and message.chart_url:
-            show_picture(plugin, message.chart_url)
-            body = f"{body}Chart: {message.chart_url}\n"
-        if not plugin.notify(
-            body=body, title=wording.title(message), notify_type=_type(message), attach=attachment
-        ):
+        chart = message.chart_url if attachment is None else ""
+        if chart:
+            show_picture(plugin, chart)
+        title, body = fitting(plugin, message, chart)
+        if not plugin.notify(body=body, title=title, notify_type=_type(message), attach=attachment):
             status = next(iter(failures), "")
             reason = f"answered {status}" if status else "did not accept the message, or could not be reached"
             raise DeliveryError(f"{plugin.service_name} {reason}.", permanent=status in ("404", "410"))
+
+
+def fitting(plugin: NotifyBase, message: Message, chart_url: str = "") -> tuple[str, str]:
+    """The title and the body, as long as the service accepts.
+
+    Services refuse longer messages, or cut them off before the link. A user who prefers several messages puts
+    `overflow=split` into the URL.
+    """
+    if plugin.overflow_mode == "split":
+        return wording.title(message), wording.text(message)
+    longest, of_title = plugin.body_maxlen - plugin.overflow_buffer, plugin.title_maxlen
+    if of_title <= 0:
+        # Apprise puts the title above the body. Of a short message it takes half.
+        of_title = max(longest // 2, min(longest, wording.LEAST_TITLE))
+    title = wording.title(message, min(of_title, wording.TITLE_LENGTH))
+    if plugin.title_maxlen <= 0 or plugin.overflow_amalgamate_title:
+        longest -= len(title) + TITLE_SPACE
+    body = wording.text(message, max(longest, 0))
+    chart = f"Chart: {chart_url}\n" if chart_url else ""
+    return title, f"{body}{chart}" if len(body) + len(chart) <= longest else body
 
 
 def check_config(config: Mapping[str, Any]) -> None:

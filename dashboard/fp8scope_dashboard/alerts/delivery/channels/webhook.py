@@ -25,6 +25,7 @@ import hmac
 import json
 import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,6 +40,8 @@ CONNECT_SECONDS = 3.0
 READ_SECONDS = 5.0
 URL_LENGTH = 2_000
 BODY_BYTES = 32 * 1024
+# In seconds. A receiver that asks for more gets the next attempt after that.
+LONGEST_WAIT = 3_600.0
 # Statuses of requests that will never succeed; after any other one, a later attempt may.
 GONE = (404, 405, 410)
 
@@ -55,13 +58,15 @@ def send(config: Mapping[str, Any], message: Message) -> None:
     if secret:
         headers[SIGNATURE_HEADER] = sign(body, secret, int(time.time()))
     with restricted():
-        status = _post(url, body, headers)
+        status, retry_after = _post(url, body, headers)
     if 300 <= status < 400:
         raise DeliveryError(
             f"The receiver answered {status}, a redirect: enter the final address.", permanent=True
         )
     if not 200 <= status < 300:
-        raise DeliveryError(f"The receiver answered {status}.", permanent=status in GONE)
+        raise DeliveryError(
+            f"The receiver answered {status}.", permanent=status in GONE, retry_after=retry_after
+        )
 
 
 def check_config(config: Mapping[str, Any]) -> tuple[str, str]:
@@ -121,7 +126,19 @@ def _body(message: Message) -> bytes:
     return body
 
 
-def _post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
+def _seconds(retry_after: str) -> float:
+    """The seconds of a Retry-After header (RFC 9110, 10.2.3): a number of them, or a date; else 0."""
+    if retry_after.isdecimal():
+        return min(float(retry_after), LONGEST_WAIT)
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return 0.0
+    return min(max(date.timestamp() - time.time(), 0.0), LONGEST_WAIT)
+
+
+def _post(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, float]:
+    """Send. Returns the status, and the seconds that the receiver asks to wait before another attempt."""
     timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS)
     # A new pool: a connection kept from an earlier request may be dead.
     with urllib3.PoolManager(num_pools=1) as pool:
@@ -147,6 +164,7 @@ def _post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
         except HTTPError as error:
             # Without the error's text, which contains the URL and so perhaps a token.
             raise DeliveryError(f"The receiver could not be reached ({type(error).__name__}).") from error
-        status: int = answer.status
+        status, retry_after = answer.status, _seconds(answer.headers.get("Retry-After", ""))
+        # Without reading the body, which may be endless.
         answer.close()
-        return status
+        return status, retry_after

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from fp8scope_dashboard.alerts.delivery.channels.base import Message, Notice
 
 # Steps and values of so many alerts are written out in a digest; the others are counted.
 MOST_ALERTS = 40
 TITLE_LENGTH = 160
 TENSORS = 5
+# Of a message that is cut, so much is kept for its title at least.
+LEAST_TITLE = 40
 _PREFIXES = {
     "reopened": "Reopened: ",
     "escalated": "Escalated: ",
@@ -16,15 +20,15 @@ _PREFIXES = {
 }
 
 
-def title(message: Message) -> str:
-    """One line without line breaks."""
+def title(message: Message, longest: int = TITLE_LENGTH) -> str:
+    """One line without line breaks, of at most `longest` characters."""
     if not message.notices:
-        return f"Test of an alert channel of {message.project}"
+        return _one_line(f"Test of an alert channel of {message.project}", longest)
     if len(message.notices) > 1:
         runs = len({notice.run for notice in message.notices})
         where = f"in {runs} runs" if runs > 1 else f"in {message.notices[0].run_name}"
-        return _one_line(f"{len(message.notices)} alerts {where} of {message.project}")
-    return _one_line(headline(message.notices[0]))
+        return _one_line(f"{len(message.notices)} alerts {where} of {message.project}", longest)
+    return _one_line(headline(message.notices[0]), longest)
 
 
 def headline(notice: Notice) -> str:
@@ -32,31 +36,88 @@ def headline(notice: Notice) -> str:
     return f"{_PREFIXES.get(notice.reason, '')}{notice.label} in {notice.run_name} [{notice.severity}]"
 
 
-def text(message: Message) -> str:
-    """The message as plain text, without its title."""
+def text(message: Message, longest: int | None = None) -> str:
+    """The message as plain text, without its title.
+
+    Args:
+        longest: in characters. A longer text is cut at a line, and says how many alerts it leaves out; its
+            link stays.
+    """
     if not message.notices:
-        return f"This is a test. Alerts of the project {message.project} arrive here.\n\n{message.url}\n"
+        lines = [f"This is a test. Alerts of the project {message.project} arrive here.", ""]
+        return _ending_in(lines, message.url, longest)
     if len(message.notices) == 1:
         (notice,) = message.notices
-        return "\n".join([*details(notice), "", notice.url, ""])
-    lines = []
-    for notice in message.notices[:MOST_ALERTS]:
-        lines += [f"* {headline(notice)}", *(f"  {line}" for line in details(notice)), f"  {notice.url}", ""]
-    if len(message.notices) > MOST_ALERTS:
-        lines += [f"... and {len(message.notices) - MOST_ALERTS} more", ""]
-    return "\n".join([*lines, f"All alerts: {message.url}", ""])
+        return _ending_in([*details(notice), ""], notice.url, longest)
+    whole = _digest(message, _written_out)
+    return whole if longest is None or len(whole) <= longest else _digest(message, _headline_only, longest)
 
 
 def details(notice: Notice) -> list[str]:
-    """The lines below the headline: what was measured, and where."""
-    lines = [notice.message, f"Onset at step {notice.onset_step}, detected at step {notice.step}."]
+    """The lines below the headline: what was measured, since when, where, and what is known of it."""
+    lines = [notice.message, *([notice.note] if notice.note else []), _since(notice)]
     names = [str(tensor.get("name", "")) for tensor in notice.tensors]
-    if names:
-        more = f" and {len(names) - TENSORS} more" if len(names) > TENSORS else ""
-        lines.append(f"Tensors: {', '.join(names[:TENSORS])}{more}")
-    return lines
+    if len(names) > 1:
+        count = max(notice.tensors_over, len(names))
+        more = f" and {count - TENSORS:,} more" if count > TENSORS else ""
+        lines.append(f"Tensors ({count:,}): {', '.join(names[:TENSORS])}{more}")
+    if notice.also:
+        lines.append(f"Also: {', '.join(notice.also)}.")
+    if notice.cause:
+        lines.append(f"Suspected cause: {notice.cause}")
+    return [*lines, *(f"Ordered: {order}" for order in notice.orders)]
 
 
-def _one_line(words: str) -> str:
+def _since(notice: Notice) -> str:
+    first = notice.after_step + 1
+    onset = f"Onset at step {notice.onset_step:,}"
+    if 0 < first < notice.onset_step:
+        onset = f"Onset between steps {first:,} and {notice.onset_step:,}"
+    opened = f"{notice.opened_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{onset}, found at step {notice.step:,}. Alert opened {opened}."
+
+
+def _written_out(notice: Notice) -> list[str]:
+    return [f"* {headline(notice)}", *(f"  {line}" for line in details(notice)), f"  {notice.url}", ""]
+
+
+def _headline_only(notice: Notice) -> list[str]:
+    return [f"* {headline(notice)}"]
+
+
+def _digest(message: Message, words: Callable[[Notice], list[str]], longest: int | None = None) -> str:
+    """As many alerts as fit, at most MOST_ALERTS, and how many are left out."""
+    lines: list[str] = []
+    shown = 0
+    for notice in message.notices[:MOST_ALERTS]:
+        longer = [*lines, *words(notice)]
+        if longest is not None and len(_closed(message, longer, shown + 1)) > longest:
+            break
+        lines, shown = longer, shown + 1
+    if not shown:
+        return _ending_in([f"{len(message.notices):,} alerts:", ""], message.url, longest)
+    return _closed(message, lines, shown)
+
+
+def _closed(message: Message, lines: Sequence[str], shown: int) -> str:
+    left = len(message.notices) - shown
+    more = [f"... and {left:,} more", ""] if left else []
+    return "\n".join([*lines, *more, f"All alerts: {message.url}", ""])
+
+
+def _ending_in(lines: Sequence[str], url: str, longest: int | None) -> str:
+    """The lines with the link below; too long a text loses its last lines, then the end of the first."""
+    kept = list(lines)
+    while longest is not None and len(kept) > 1 and len("\n".join([*kept, url, ""])) > longest:
+        kept.pop()
+    whole = "\n".join([*kept, url, ""])
+    if longest is None or len(whole) <= longest:
+        return whole
+    room = longest - len(url) - 1
+    # A receiver for which the link alone is too long gets the words.
+    return f"{_one_line(kept[0], room)}\n{url}" if room >= LEAST_TITLE else _one_line(kept[0], longest)
+
+
+def _one_line(words: str, longest: int = TITLE_LENGTH) -> str:
     words = " ".join(words.split())
-    return words if len(words) <= TITLE_LENGTH else f"{words[: TITLE_LENGTH - 3]}..."
+    return words if len(words) <= longest else f"{words[: max(longest - 3, 0)]}..."[: max(longest, 0)]

@@ -185,9 +185,11 @@ class Figure {
     this.compact = this.isCompact();
     url.searchParams.set("theme", isDark() ? "dark" : "light");
     if (this.compact) url.searchParams.set("compact", "1");
-    if (this.zoom && "zoom" in this.element.dataset && (this.controls().get("x") ?? "step") === "step") {
-      url.searchParams.set("first", Math.floor(this.zoom[0]));
-      url.searchParams.set("last", Math.ceil(this.zoom[1]));
+    if (this.zoom && "zoom" in this.element.dataset) {
+      const isOverSteps = (this.controls().get("x") ?? "step") === "step";
+      const [from, to] = isOverSteps ? [Math.floor(this.zoom[0]), Math.ceil(this.zoom[1])] : this.zoom;
+      url.searchParams.set(isOverSteps ? "first" : "from", from);
+      url.searchParams.set(isOverSteps ? "last" : "to", to);
     }
     return url;
   }

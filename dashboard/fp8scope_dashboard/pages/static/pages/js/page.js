@@ -56,3 +56,6 @@ document.addEventListener("htmx:beforeSwap", (event) => {
     location.reload();
   }
 });
+
+// On a phone the navigation scrolls: show where the reader is.
+document.querySelector('.nav [aria-current="page"]')?.scrollIntoView({ block: "nearest", inline: "nearest" });

@@ -1,7 +1,7 @@
 // The picture of one tensor: its exponents in the zones of a format, now and as proposed. The server sends the shares
 // of every margin at once, so that the slider only looks them up.
 
-import { percent, plain, wholeNumber } from "./tensor_words.js";
+import { percent, plain, superscript, wholeNumber } from "./tensor_words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [250, 46, 10, 34, 40];
@@ -24,8 +24,6 @@ const zoneOf = (exponent, [largest, normal, , flushed]) => {
   if (middle <= flushed) return ZONES[3];
   return middle < normal ? ZONES[2] : ZONES[1];
 };
-
-const superscript = (number) => String(number).replace("-", "⁻").replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]);
 
 class Chart {
   constructor(svg, picture) {

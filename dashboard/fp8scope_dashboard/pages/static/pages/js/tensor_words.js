@@ -2,6 +2,9 @@
 
 const THIN = "\u202f";
 const MINUS = "\u2212";
+const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+export const superscript = (exponent) => [...String(exponent)].map((digit) => SUPERSCRIPTS[digit]).join("");
 
 export const wholeNumber = (value) => String(Math.round(value)).replace(/\B(?=(\d{3})+(?!\d))/g, THIN);
 
@@ -19,8 +22,11 @@ export const percent = (fraction, signed = false) => {
 export const plain = (value) => {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "+∞" : `${MINUS}∞`;
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("e+", "e").replace("-", MINUS);
-  if (size >= 1e4) return wholeNumber(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e9)) {
+    const [mantissa, exponent] = value.toExponential(2).split("e");
+    return `${mantissa.replace("-", MINUS)}×10${superscript(Number(exponent))}`;
+  }
+  if (size >= 1e4) return `${value < 0 ? MINUS : ""}${wholeNumber(size)}`;
   return String(Number(value.toPrecision(4))).replace(/^-/, MINUS);
 };
 
