@@ -143,6 +143,12 @@ def test_refuses_what_is_no_list_of_rules(project: Project, text: str) -> None:
         apply(project, text)
 
 
+@pytest.mark.parametrize("bracket", ["[", "{", "- "])
+def test_nested_brackets_are_refused_before_they_are_read(project: Project, bracket: str) -> None:
+    with pytest.raises(rule_files.RuleFileError, match="line 2: The file is nested too deeply"):
+        rule_files.read(project, f"rules:\n  - {bracket * 5000}")
+
+
 def test_damaged_files_are_refused_or_read(project: Project) -> None:
     """No damage raises anything but the error for people."""
     generator = random.Random(0)

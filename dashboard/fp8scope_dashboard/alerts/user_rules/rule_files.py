@@ -72,30 +72,43 @@ def read(project: Project, text: str) -> list[Draft]:
 def _load(text: str) -> tuple[Node | None, Any]:
     """The tree of the file, for line numbers, and its content. It has no aliases, so neither can be large."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _check(root, set(), 0)
+        root = yaml.compose(text, Loader=_Loader)
+        _check(root, set())
         return root, yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise RuleFileError(f"line {mark.line + 1 if mark else 1}: {error.problem}") from None
     except RuleFileError:
         raise
-    # Of numbers that Python does not convert, and of brackets without an end.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # Of numbers that Python does not convert.
+    except (yaml.YAMLError, ValueError) as error:
         raise RuleFileError(f"line 1: The file is not valid YAML ({type(error).__name__}).") from None
 
 
-def _check(node: Node | None, seen: set[int], depth: int) -> None:
+class _Loader(yaml.SafeLoader):
+    """Stops at what is nested too deeply: to read thousands of open brackets takes seconds."""
+
+    depth = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        if self.depth > DEEPEST:
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise RuleFileError(f"line {line}: The file is nested too deeply.")
+        self.depth += 1
+        node: Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def _check(node: Node | None, seen: set[int]) -> None:
     if node is None:
         return
     if id(node) in seen:
         raise RuleFileError(f"{_line(node)}: Anchors and aliases are not supported. Repeat the value.")
-    if depth > DEEPEST:
-        raise RuleFileError(f"{_line(node)}: The file is nested too deeply.")
     seen.add(id(node))
     if isinstance(node, SequenceNode):
         for child in node.value:
-            _check(child, seen, depth + 1)
+            _check(child, seen)
     elif isinstance(node, MappingNode):
         names = set()
         for key, value in node.value:
@@ -104,7 +117,7 @@ def _check(node: Node | None, seen: set[int], depth: int) -> None:
             if key.value in names:
                 raise RuleFileError(f"{_line(key)}: {key.value[:40]} is there twice.")
             names.add(key.value)
-            _check(value, seen, depth + 1)
+            _check(value, seen)
     elif node.tag not in SAFE_TAGS:
         raise RuleFileError(f"{_line(node)}: {node.value[:40]} is no text, number, true or false.")
 
