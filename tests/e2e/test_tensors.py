@@ -7,6 +7,7 @@ import pytest
 from dashboard.helpers.exponents import histogram_of, store_histograms
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.reporting import send_report
+from e2e.helpers.accessibility import violations
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
 
@@ -140,6 +141,67 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(open_tab: OpenTab, serv
     named = open_tab()
     named.open(address(server, run, f"?tensor={FIRST}"))
     assert in_drawer(named) == FIRST
+
+
+def test_the_close_button_closes_the_drawer_and_returns_the_focus(
+    open_tab: OpenTab, server: Server, run: Run
+) -> None:
+    tab = open_tab()
+    open_map(tab, address(server, run))
+    link = tab.page.locator("#tensor-ranking tbody a").first
+    link.focus()
+    tab.page.keyboard.press("Enter")
+    in_drawer(tab)
+    assert violations(tab.page) == []
+    # A click inside of the drawer stays inside of it.
+    with_answers: list[str] = []
+    tab.page.on("request", lambda request: with_answers.append(request.url))
+    tab.page.locator("#tensor-name").click()
+    tab.page.wait_for_timeout(300)
+    assert not [url for url in with_answers if "drawer=1" in url]
+    tab.page.get_by_role("button", name="Close").click()
+    tab.wait(lambda: not tab.page.locator("#tensor-drawer").is_visible(), "Closing the drawer")
+    tab.wait(lambda: "tensor=" not in tab.page.url, "The address without the tensor")
+    assert link.evaluate("tag => tag === document.activeElement")
+
+
+def test_what_does_not_load_says_so_and_can_be_tried_again(
+    open_tab: OpenTab, server: Server, run: Run
+) -> None:
+    tab = open_tab()
+    patterns = ("**/tensors/find*", "**/tensors/map.json*", "**/tensors/ranking*")
+    for pattern in patterns:
+        tab.page.route(pattern, lambda route: route.fulfill(status=500, body=""))
+    tab.open(address(server, run, "?tab=tensors"))
+    texts = {"#tensors": "Cannot load the map", "#tensor-ranking": "Cannot load the ranking"}
+    for place, text in texts.items():
+        tab.page.locator(place).get_by_text(text).wait_for()
+    assert violations(tab.page) == []
+    for pattern in patterns[1:]:
+        tab.page.unroute(pattern)
+    for place in texts:
+        tab.page.locator(place).get_by_role("button", name="Try again").click()
+    tab.wait(lambda: tab.page.locator("#tensors").get_attribute("data-state") == "ready", "Drawing the map")
+    tab.page.locator("#tensor-ranking tbody a").first.click()
+    drawer = tab.page.locator("#tensor-drawer")
+    drawer.get_by_text("Cannot load the tensor: the server answered 500").wait_for()
+    assert violations(tab.page) == []
+    tab.page.unroute(patterns[0])
+    drawer.get_by_role("button", name="Try again").click()
+    assert in_drawer(tab) == FIRST
+    # The browser reports the failed requests.
+    assert all("500" in error for error in tab.console_errors)
+    tab.console_errors.clear()
+
+
+def test_rows_of_a_run_with_one_step_are_no_higher_than_others(open_tab: OpenTab, server: Server) -> None:
+    run = make_run(server.project, "young", precision="fp8", state=RunState.RUNNING)
+    columns = {name: np.ones((1, 3)) for name in ("numel", "saturated", "underflow", "nonfinite", "amax")}
+    Recorder(run, tensors=NAMES[:3]).rows([1], {"loss": [5.0]}, columns)
+    tab = open_tab()
+    open_map(tab, address(server, run))
+    heights = [row.bounding_box() for row in tab.page.locator("#tensors [role=row]").all()]
+    assert heights and all(box is not None and box["height"] < 40 for box in heights)
 
 
 def test_a_range_is_shared_with_the_other_charts(open_tab: OpenTab, server: Server, run: Run) -> None:

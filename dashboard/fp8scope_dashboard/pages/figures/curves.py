@@ -65,6 +65,11 @@ def curves_figure(
         dash = DASHES[curve.slot] if len(arms) > 1 else "solid"
         _draw(figure, curve, theme, dash, log=log, legend=curve.arm not in named)
         named.add(curve.arm)
+    ends = [(float(curve.x[0]), float(curve.x[-1])) for curve in curves if len(curve.x)]
+    first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
+    if last > first:
+        # Marks at the ends would make plotly widen the axis.
+        figure.update_xaxes(range=[first, last])
     for curve in curves:
         _mark_hidden_values(figure, curve, theme, y_range)
     draw_marks(figure, marks, theme, axis="y2", height=BOTTOM)

@@ -1,6 +1,8 @@
 // Opens a tensor beside the page of its run, in a dialog. The address names the tensor, so that the view can be
 // shared and the back button closes the dialog.
 
+import { explainFailures, loadInto } from "./try_again.js";
+
 const dialog = () => document.getElementById("tensor-drawer");
 
 // A tensor is named by its index or by its name.
@@ -11,19 +13,15 @@ const addressWith = (tensor) => {
   return url;
 };
 
-const show = async (tensor) => {
+const show = (tensor) => {
   const drawer = dialog();
   const body = drawer.querySelector("[data-drawer-body]");
-  drawer.dataset.tensor = tensor;
+  // Not data-tensor: a click on that opens a tensor.
+  drawer.dataset.shown = tensor;
   body.replaceChildren(Object.assign(document.createElement("p"), { className: "muted", textContent: "Loading…" }));
   if (!drawer.open) drawer.showModal();
   const query = new URLSearchParams({ tensor, drawer: "1" });
-  try {
-    // With a source of its own it does not wait for other parts of the page.
-    await window.htmx.ajax("GET", `${drawer.dataset.address}?${query}`, { source: drawer, target: body, swap: "innerHTML" });
-  } catch {
-    body.textContent = "Cannot load the tensor. Close this and try again.";
-  }
+  loadInto(body, `${drawer.dataset.address}?${query}`, drawer);
 };
 
 export const openDrawer = (tensor) => {
@@ -43,8 +41,10 @@ const start = () => {
   const drawer = dialog();
   if (!drawer || drawer.started) return;
   drawer.started = true;
+  const body = drawer.querySelector("[data-drawer-body]");
+  explainFailures(body, "the tensor", () => show(drawer.dataset.shown));
   drawer.addEventListener("close", () => {
-    delete drawer.dataset.tensor;
+    delete drawer.dataset.shown;
     drawer.querySelector("[data-drawer-body]").replaceChildren();
     if (!new URL(location.href).searchParams.has("tensor")) return;
     if (history.state?.tensorDrawer) history.back();
@@ -60,7 +60,7 @@ const start = () => {
 addEventListener("popstate", () => {
   const tensor = new URL(location.href).searchParams.get("tensor");
   if (tensor === null) close();
-  else if (dialog() && dialog().dataset.tensor !== tensor) show(tensor);
+  else if (dialog() && dialog().dataset.shown !== tensor) show(tensor);
 });
 
 document.addEventListener("click", (event) => {

@@ -6,6 +6,7 @@
 import { firstChart } from "./first_chart.js";
 import { percent, plain, spans, wholeNumber } from "./tensor_words.js";
 import { openDrawer } from "./tensor_drawer.js";
+import { explainFailures, loadInto } from "./try_again.js";
 
 // The axis that the charts of a page share; see figure.js.
 const AXIS = "steps";
@@ -149,7 +150,9 @@ class TensorMap {
 
   fail(error) {
     if (this.document) { this.element.dataset.stale = ""; return; }
-    this.show("error", `Cannot load the map: ${error.message}.`);
+    // A TypeError is all that fetch says of a connection that failed.
+    const reason = error instanceof TypeError ? "the server cannot be reached" : error.message;
+    this.show("error", `Cannot load the map: ${reason}.`);
     const button = Object.assign(document.createElement("button"), { type: "button", className: "button button--small", textContent: "Try again" });
     button.addEventListener("click", () => this.load());
     this.state.append(button);
@@ -488,13 +491,8 @@ const startRanking = (ranking) => {
   const query = new URLSearchParams(new FormData(document.getElementById("tensor-form")));
   const own = new URLSearchParams(location.search);
   for (const name of CHOICES) if (own.has(`tensors.${name}`)) query.set(name, own.get(`tensors.${name}`));
-  const load = async () => {
-    try {
-      await window.htmx.ajax("GET", `${ranking.dataset.ranking}?${query}`, { target: ranking, swap: "innerHTML" });
-    } catch {
-      ranking.textContent = "Cannot load the ranking. Choose another statistic, or reload the page.";
-    }
-  };
+  const load = () => loadInto(ranking, `${ranking.dataset.ranking}?${query}`, document.body);
+  explainFailures(ranking, "the ranking", load);
   firstChart.then(() => {
     load();
     window.htmx.trigger("#changes", "fp8:refresh");
