@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.core.paginator import Page
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.cache import patch_cache_control
 
+from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.analysis.judging import standing_now
@@ -103,7 +103,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
         "name_order": (state.sorted_by("name"), state.direction("name")),
         "group_label": group_label(state.by) if state.by else "",
         "states": STATES,
-        "server_url": settings.BASE_URL,
+        "server_url": server_address(request),
         "undoable": bulk.undoable(project, person(request)),
         **(_grouped(listing) if state.by else _listed(listing)),
     }
