@@ -125,6 +125,18 @@ def test_a_wait_for_data_is_found() -> None:
     assert "Steps wait for data" in opened.message and not closed.opened
 
 
+@pytest.mark.parametrize("slow", [0, 3, 20])
+def test_a_slow_start_and_a_hiccup_soon_after_are_no_wait_for_data(slow: int) -> None:
+    """Workers that start for a minute, or one long pause before much is known."""
+    parts = {name: np.full(400, value) for name, value in PARTS.items()}
+    wait = np.full(400, 0.002)
+    wait[slow] = 60.0
+    assert found("data_wait", {**parts, "time_data": wait}) == []
+    waits = np.full(400, 0.1)
+    waits[slow] = 60.0
+    assert [finding.opened for finding in found("data_wait", {**parts, "time_data": waits})] == [True]
+
+
 def test_memory_that_rises_steadily_is_found_and_caches_are_not() -> None:
     noise = np.random.default_rng(0).uniform(0.0, 2**26, 2_000)
     base = 2.0**32 + noise
