@@ -17,7 +17,7 @@ server has answered the page before. All figures are medians:
 - `live_s`: of the run of the demo's size, from the commit of new rows until the chart shows them
 
 With `--peers`, other tools in that Python's environment show a loss with as many steps as the long run has;
-their lines have `peer`. A tool that is not installed there has a line with `left_out`. To make the environment:
+their lines have `peer`. A tool that is not installed there has a line with `left_out`. To make it:
 
     python -m venv peers && peers/bin/pip install tensorboard mlflow trackio
     python benchmarks/page_load.py --peers peers/bin/python

@@ -34,6 +34,7 @@ class Format:
 
     @property
     def signed(self) -> bool:
+        """Whether it has a sign bit: E8M0, a format of scales, has none."""
         return self.mantissa_bits > 0
 
     @property
@@ -43,10 +44,12 @@ class Format:
 
     @property
     def has_infinity(self) -> bool:
+        """Whether the largest exponent holds infinities and NaN, as in IEEE 754 (E5M2)."""
         return self.specials == "ieee"
 
     @property
     def has_nan(self) -> bool:
+        """Whether NaN has a code; the formats of 6 and 4 bits have none."""
         return self.specials != "none"
 
     @property
@@ -86,6 +89,7 @@ class Format:
 
     @property
     def smallest_normal(self) -> float:
+        """The smallest positive value with an implicit leading 1."""
         return float(2.0**self.min_exponent)
 
     @property

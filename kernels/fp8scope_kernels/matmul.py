@@ -52,7 +52,7 @@ class Operand(NamedTuple):
 
 
 def exact_operand(x: Tensor) -> Operand:
-    """The matrix x rounded to BF16, not quantised."""
+    """The matrix x, of any float dtype, as a BF16 operand with inverse scale 1: rounded, not quantised."""
     return Operand(x.bfloat16(), torch.ones((), device=x.device))
 
 

@@ -78,7 +78,10 @@ class Fp8AdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As for any optimizer, but at O3 only before the first step, which distributes the parameters."""
+        """As for any optimizer, but at O3 only before the first step, which distributes the parameters.
+
+        Raises RuntimeError after it.
+        """
         if self._owner:
             raise RuntimeError("At O3 parameters cannot be added after the first step; make a new optimizer.")
         super().add_param_group(param_group)

@@ -52,7 +52,7 @@ class Recipe:
             raise ValueError(f"{self.kind}: stochastic_gradients needs saturate=True.")
 
     def format_of(self, role: Role) -> Format:
-        """The format of a layer's `input`, `weight` or `grad_output`."""
+        """The format of a layer's `input`, `weight` or `grad_output`. Raises ValueError for another role."""
         if role not in ROLES:
             raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r}.")
         if self.fp8_format == "HYBRID":
@@ -60,7 +60,11 @@ class Recipe:
         return E5M2 if self.fp8_format == "E5M2" else E4M3
 
     def block_of(self, role: Role) -> Block | None:
-        """The block that shares a scale, with the dimension summed over last; None for the whole tensor."""
+        """The block that shares a scale, (rows, columns) with the dimension that a product sums over last.
+
+        0 stands for all rows or columns; None for one scale of the whole tensor. Raises ValueError if `role`
+        is not `input`, `weight` or `grad_output`.
+        """
         if role not in ROLES:
             raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r}.")
         return None

@@ -29,7 +29,7 @@ def settings(server: WireServer, tmp_path: Path) -> Settings:
     return replace(
         Settings(url=server.url, token=server.token, directory=tmp_path / "spool"),
         interval=0.01,
-        read_timeout=0.5,
+        read_timeout=5.0,
         connect_timeout=0.5,
         backoff_base=0.01,
         backoff_cap=0.05,

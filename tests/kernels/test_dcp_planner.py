@@ -48,11 +48,11 @@ def in_the_older_form(state: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def loading() -> Iterator[list[str]]:
     """The messages of this project's warnings; torch has warnings of its own about loading on one process."""
-    told: list[str] = []
+    messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield told
-    told += [str(w.message) for w in caught if "scaling state" in str(w.message)]
+        yield messages
+    messages += [str(w.message) for w in caught if "scaling state" in str(w.message)]
 
 
 def load(model: nn.Module, folder: Path, planner: DefaultLoadPlanner | None, *, nested: bool = True) -> None:
@@ -81,9 +81,9 @@ def test_it_works(tmp_path: Path, nested: bool) -> None:
     model, twin = make_model(recipe), make_model(recipe)
     train(model)
     save(in_the_older_form(model.state_dict()), tmp_path, nested=nested)
-    with loading() as told:
+    with loading() as messages:
         load(twin, tmp_path, ScalingLoadPlanner(), nested=nested)
-    assert len(told) == 1 and OLDER_FORM in told[0]
+    assert len(messages) == 1 and OLDER_FORM in messages[0]
     assert scaling_status(twin) == dict.fromkeys(NAMES, "restored")
     assert_twins(twin, model)
 
@@ -94,9 +94,9 @@ def test_current_checkpoints_load_with_and_without_the_planner(tmp_path: Path) -
     save(model.state_dict(), tmp_path)
     for planner in (None, ScalingLoadPlanner()):
         twin = make_model(DelayedScaling())
-        with loading() as told:
+        with loading() as messages:
             load(twin, tmp_path, planner)
-        assert told == []
+        assert messages == []
         assert scaling_status(twin) == dict.fromkeys(NAMES, "restored")
         for name, buffer in twin.named_buffers():
             assert torch.equal(buffer, model.get_buffer(name))
@@ -106,9 +106,9 @@ def test_recipes_without_a_count_load_unchanged(tmp_path: Path) -> None:
     model, twin = make_model(CurrentScaling()), make_model(CurrentScaling())
     train(model)
     save(model.state_dict() | {"0.scaling.input._extra_state": torch.tensor(3)}, tmp_path)
-    with loading() as told:
+    with loading() as messages:
         load(twin, tmp_path, ScalingLoadPlanner())
-    assert told == []
+    assert messages == []
     assert_twins(twin, model)
 
 
@@ -125,9 +125,9 @@ def test_a_partially_loaded_state_is_reported_and_not_used(tmp_path: Path) -> No
     model, twin = make_model(DelayedScaling()), make_model(DelayedScaling())
     train(model)
     save(in_the_older_form(model.state_dict()), tmp_path)
-    with loading() as told:
+    with loading() as messages:
         load(twin, tmp_path, DefaultLoadPlanner(allow_partial_load=True))
-    assert told and all("or only part of it" in message for message in told)
+    assert messages and all("or only part of it" in message for message in messages)
     assert scaling_status(twin) == dict.fromkeys(NAMES, "missing")
     for name, buffer in twin.named_buffers():
         assert not buffer.any(), name
@@ -165,11 +165,11 @@ def job_older_form(rank: int, size: int, folder: str) -> dict[str, Any]:
     trained, restored = models
     train(trained)
     save(in_the_older_form(get_model_state_dict(trained)), Path(folder))
-    with loading() as told:
+    with loading() as messages:
         load(restored, Path(folder), ScalingLoadPlanner())
     outputs = [model(batch(9)) for model in models]
     return {
-        "told": told,
+        "messages": messages,
         "status": scaling_status(restored),
         "equal": torch.equal(*outputs),
         "calls": [buffer.item() for name, buffer in restored.named_buffers() if name.endswith("calls")],
@@ -178,7 +178,7 @@ def job_older_form(rank: int, size: int, folder: str) -> dict[str, Any]:
 
 def test_sharded_models_read_older_checkpoints(tmp_path: Path) -> None:
     for result in run_ranks(job_older_form, 2, str(tmp_path)):
-        assert len(result["told"]) == 1
+        assert len(result["messages"]) == 1
         assert result["status"] == dict.fromkeys(NAMES, "restored")
         assert result["equal"]
         # The forward pass after loading counted once more.

@@ -50,7 +50,7 @@ class RunController:
         self._session = session
         self._layers: WatchedLayers | None = None
         self._accepted: list[str] = []
-        """The commands that the server was told of."""
+        """The commands that the server knows of."""
         self._accepts_changed = True
         self._at_boundary: list[Callable[[], object]] = []
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import fp8scope
 from fp8scope.autolog.attach import attach_run, attachment_of, check
@@ -24,6 +24,16 @@ else:
         from lightning.pytorch import Callback
     except ModuleNotFoundError:
         from pytorch_lightning import Callback
+
+
+PRECISIONS: Final[Mapping[str, str]] = {
+    "bf16-mixed": "bf16",
+    "bf16-true": "bf16",
+    "16-mixed": "fp16",
+    "16-true": "fp16",
+    "32-true": "fp32",
+}
+"""What the Trainer calls a precision, and what a run does."""
 
 
 class Fp8scopeCallback(Callback):
@@ -86,6 +96,10 @@ class Fp8scopeCallback(Callback):
             tokens_per_step=self._tokens_per_step,
             counts_inputs=False,
         )
+        registration = self.run.session.registration
+        # Nor can the products be seen outside of the module's own call.
+        if registration.lacks_precision and str(trainer.precision) in PRECISIONS:
+            registration.set("precision", PRECISIONS[str(trainer.precision)])
         if trainer.global_step:
             self.run.session.steps.number = trainer.global_step
 

@@ -28,7 +28,7 @@ BURST_CHARACTERS: Final = 1 << 20
 CHARACTERS_PER_SECOND: Final = 16 << 10
 """What is recorded: a burst, which fills up again at this rate. The newest lines are kept."""
 LAST_CHARACTERS: Final = 64 << 10
-"""Recorded at the end of the run in any case, because a failure is told there."""
+"""Recorded at the end of the run in any case, because it says why a program failed."""
 
 _KEY_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")

@@ -1,8 +1,15 @@
-"""Group client addresses, so that one client cannot count as many."""
+"""Addresses: groups of clients, so that one cannot count as many; and the server's, as a client sees it."""
 
 from __future__ import annotations
 
 from ipaddress import IPv6Address, ip_address
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
 
 IPV6_PREFIX_BITS = 64
 UNKNOWN = "unknown"
@@ -24,3 +31,21 @@ def address_group(host: str | None) -> str:
         network = int(address) >> (128 - IPV6_PREFIX_BITS) << (128 - IPV6_PREFIX_BITS)
         return f"{IPv6Address(network)}/{IPV6_PREFIX_BITS}"
     return str(address)
+
+
+def server_address(request: HttpRequest) -> str:
+    """The address of this server for the person or agent who asks, such as "http://gpu-server:8265".
+
+    It is FP8SCOPE_BASE_URL. Where that is a loopback address, which no other machine can use, and the request
+    came to another one, it is the address of the request.
+    """
+    own, reached = settings.BASE_URL, f"{request.scheme}://{request.get_host()}"
+    return reached if _is_loopback(own) and not _is_loopback(reached) else own
+
+
+def _is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

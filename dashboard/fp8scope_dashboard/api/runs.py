@@ -9,6 +9,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Query, Router, Status
 
+from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
@@ -67,7 +68,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
     answer = {
         "id": registered.id,
         "project": registered.project.slug,
-        "url": services.page_url(registered),
+        "url": services.page_url(registered, server_address(request)),
         "state": registered.state,
         "margin": registered.project.margin,
         "accepts": ["console", "past_note", "past_artefact"],
@@ -134,7 +135,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "note": notes.note_of(stored.id),
         "artefacts": notes.artefacts_of(stored.id),
         "events": alerts_after(stored.id, 0)[-LATEST:],
-        "url": services.page_url(stored),
+        "url": services.page_url(stored, server_address(request)),
     }
 
 

@@ -320,6 +320,6 @@ def mark_silent() -> int:
     return count
 
 
-def page_url(run: Run) -> str:
-    """The URL of the run page."""
-    return f"{settings.BASE_URL}/p/{run.project.slug}/runs/{run.id}/"
+def page_url(run: Run, server: str = "") -> str:
+    """The URL of the run page. `server`: the server's address for the client, by default BASE_URL."""
+    return f"{server or settings.BASE_URL}/p/{run.project.slug}/runs/{run.id}/"

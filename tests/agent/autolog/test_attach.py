@@ -84,7 +84,7 @@ def test_a_logged_loss_overrides_the_observed_one(server: WireServer) -> None:
 
 def test_tokens_are_counted_given_or_logged(server: WireServer) -> None:
     model, optimizer = regression()
-    run = fp8scope.attach(model, optimizer, name="told", tokens_per_step=50)
+    run = fp8scope.attach(model, optimizer, name="given", tokens_per_step=50)
     train(model, optimizer, 2)
     run.finish()
     assert server.run.scalars("tokens") == [50, 100]

@@ -29,7 +29,7 @@ OTHER, FOR_OTHER = language_model()
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer", "arguments", "told"),
+    ("model", "optimizer", "arguments", "message"),
     [
         (nn.GELU(), OPTIMIZER, {}, "has no parameters"),
         (MODEL, FOR_OTHER, {}, "AdamW has no parameter of the model"),
@@ -49,10 +49,10 @@ OTHER, FOR_OTHER = language_model()
     ],
 )
 def test_invalid_arguments_are_refused(
-    model: Any, optimizer: Any, arguments: dict[str, Any], told: str
+    model: Any, optimizer: Any, arguments: dict[str, Any], message: str
 ) -> None:
     backward = torch.autograd.backward
-    with pytest.raises(fp8scope.ConfigurationError, match=told):
+    with pytest.raises(fp8scope.ConfigurationError, match=message):
         fp8scope.attach(model, optimizer, **arguments)
     assert live_runs == [] and torch.autograd.backward is backward
     assert not MODEL._forward_pre_hooks and not OPTIMIZER._optimizer_step_post_hooks

@@ -109,7 +109,7 @@ def test_login_stores_the_token(
 
 
 @pytest.mark.parametrize(
-    ("token", "fault", "told"),
+    ("token", "fault", "message"),
     [
         ("fp8s_wrong", None, "does not accept this token"),
         ("fp8s_test-token", Fault(page=True), "is not an fp8scope dashboard"),
@@ -120,7 +120,7 @@ def test_login_stores_the_token(
 def test_a_failed_login_stores_nothing(
     token: str,
     fault: Fault | None,
-    told: str,
+    message: str,
     server: WireServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -129,7 +129,7 @@ def test_a_failed_login_stores_nothing(
     give_token(monkeypatch, token)
     assert cli.main(["login", server.url]) == 1
     shown = capsys.readouterr().err
-    assert told in shown and token not in shown
+    assert message in shown and token not in shown
     assert read_logins(credentials_path()) == []
 
 

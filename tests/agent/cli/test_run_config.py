@@ -52,8 +52,8 @@ def config_of(server: WireServer, here: Launch, tmp_path: Path) -> Any:
 def test_it_works(server: WireServer, here: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     """Settings at module level, as they are after the command line has changed some of them."""
     assert here(SCRIPTS / "nano.py", "--learning_rate=0.02", "--max_iters=4", "--api_key=abc123") == 0
-    told = capsys.readouterr().out
-    assert len(printed(told)) == 4 and server.run.scalars("loss") == pytest.approx(printed(told))
+    output = capsys.readouterr().out
+    assert len(printed(output)) == 4 and server.run.scalars("loss") == pytest.approx(printed(output))
     config = server.run.registration["config"]
     assert config.pop("model") == {
         "block_size": 32, "vocab_size": 256, "n_layer": 2, "n_head": 2, "n_embd": 32
@@ -72,8 +72,8 @@ def test_reads_a_nested_configuration_object(
     server: WireServer, here: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert here(SCRIPTS / "mini.py", "--trainer.max_iters=3", "--model.width=16") == 0
-    told = capsys.readouterr().out
-    assert len(printed(told)) == 3 and server.run.scalars("loss") == pytest.approx(printed(told))
+    output = capsys.readouterr().out
+    assert len(printed(output)) == 3 and server.run.scalars("loss") == pytest.approx(printed(output))
     config = server.run.registration["config"]
     assert config["system"] == {"seed": 3407, "work_dir": "./out/mini"}
     assert config["data"] == {"block_size": 16} and config["model"] == {"width": 16}
@@ -85,8 +85,8 @@ def test_reads_arguments_of_a_script_without_an_optimizer(
 ) -> None:
     """Without an optimizer a step is a backward pass whose gradients were used; the arguments are stored."""
     assert here(SCRIPTS / "word_lm.py", "--epochs", "3", "--lr", "4") == 0
-    told = capsys.readouterr().out
-    assert len(printed(told)) == 9 and server.run.scalars("loss") == pytest.approx(printed(told))
+    output = capsys.readouterr().out
+    assert len(printed(output)) == 9 and server.run.scalars("loss") == pytest.approx(printed(output))
     assert server.run.steps == list(range(1, 10)) and server.run.finish["errors"] == 0
     config = server.run.registration["config"]
     arguments = {

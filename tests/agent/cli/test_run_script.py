@@ -187,17 +187,17 @@ def test_the_run_ends_as_the_script_does(
         assert ("inner()" in server.run.finish["error"]) == (state == "failed")
 
 
-def without_our_lines(told: str) -> list[str]:
-    return [line for line in told.splitlines() if not line.startswith("fp8scope: ")]
+def without_our_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("fp8scope: ")]
 
 
 def test_tracebacks_do_not_show_our_patches(server: WireServer, tmp_path: Path) -> None:
     script = write(tmp_path, f"{TRAIN}\ntrain(2)\nmodel(torch.ones(2, 16)).backward()\n")
-    told = without_our_lines(launch(server, script).stderr)
-    assert told[0].startswith("Traceback") and told[-1].startswith(
+    lines = without_our_lines(launch(server, script).stderr)
+    assert lines[0].startswith("Traceback") and lines[-1].startswith(
         "RuntimeError: grad can be implicitly created"
     )
-    places = [line.split('"')[1] for line in told if line.startswith("  File ")]
+    places = [line.split('"')[1] for line in lines if line.startswith("  File ")]
     assert places[0] == str(script) and all("torch" in place for place in places[1:])
     # That a step before was recorded well does not make it a success.
     assert server.run.steps == [1, 2] and server.run.finish["state"] == "failed"
@@ -252,7 +252,7 @@ def test_a_second_optimizer_replaces_the_first(server: WireServer, here: Launch,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "status", "message"),
     [
         ((), 2, "no script given"),
         (("missing.py",), 2, "there is no script missing.py"),
@@ -266,14 +266,14 @@ def test_a_second_optimizer_replaces_the_first(server: WireServer, here: Launch,
     ],
 )
 def test_refuses_bad_input(
-    arguments: tuple[str, ...], status: int, told: str, capfd: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], status: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = (list(sys.argv), list(sys.path))
     try:
         found = cli.main(["run", *arguments])
     except SystemExit as error:
         found = int(str(error.code))
-    assert found == status and told in capfd.readouterr().err
+    assert found == status and message in capfd.readouterr().err
     assert (sys.argv, sys.path) == before
 
 

@@ -186,32 +186,34 @@ def test_names_are_checked(settings: Settings, name: str, message: str) -> None:
 
 
 def test_there_is_a_bound_to_what_is_handled_and_waits() -> None:
-    told: list[tuple[int, CommandState, str]] = []
-    desk = CommandQueue((), lambda asked, state, message: told.append((asked.id, state, message)), str, bool)
+    answers: list[tuple[int, CommandState, str]] = []
+    desk = CommandQueue(
+        (), lambda asked, state, message: answers.append((asked.id, state, message)), str, bool
+    )
     for number in range(24):
         desk.handle(f"do-{number}", lambda asked: None)
     with pytest.raises(ConfigurationError, match="at most 24"):
         desk.handle("one-more", lambda asked: None)
     desk.take([command(number, "do-1") for number in range(1, 2001)])
     desk.work()
-    assert len(told) == 1000 and told[-1] == (2000, "done", "")
+    assert len(answers) == 1000 and answers[-1] == (2000, "done", "")
     desk.take([command(5, "do-1")])
     desk.work()
-    assert len(told) == 1000, "an old id comes no second time"
+    assert len(answers) == 1000, "an old id comes no second time"
 
 
 def test_a_refusal_says_why() -> None:
-    told: list[tuple[CommandState, str]] = []
+    answers: list[tuple[CommandState, str]] = []
 
     def refuse(asked: Command) -> str:
         raise RefusedError("not now")
 
     desk = CommandQueue(
-        ("fallback",), lambda asked, state, message: told.append((state, message)), refuse, bool
+        ("fallback",), lambda asked, state, message: answers.append((state, message)), refuse, bool
     )
     desk.take([command(1, "fallback")])
     desk.work()
-    assert told == [("refused", "not now")]
+    assert answers == [("refused", "not now")]
 
 
 def test_offline_nobody_is_asked(settings: Settings, server: WireServer) -> None:

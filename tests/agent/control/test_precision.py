@@ -1,4 +1,4 @@
-"""Layers to BF16 and back: by the script, by a command, at a step boundary, and told on the run's page."""
+"""Layers to BF16 and back: by the script, by a command, at a step boundary, and shown on the run's page."""
 
 import copy
 import re

@@ -57,7 +57,7 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
 
 @pytest.mark.parametrize("steps_inside", [False, True])
 def test_bit_for_bit_in_other_loops(steps_inside: bool, server: WireServer, settings: Settings) -> None:
-    """Without a step that the run is told of; and with it inside of the training step."""
+    """Without a step that the run knows of; and with it inside of the training step."""
     training, run = Training(), begin(settings)
     step = training.step
     if steps_inside:

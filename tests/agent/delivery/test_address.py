@@ -17,8 +17,8 @@ from fp8scope.guard import configure_logging
 TRAIN = "\nrun = fp8scope.init(name='seen')\ntrain(run, 2)\n"
 
 
-def lines(told: str) -> list[str]:
-    return [line for line in told.splitlines() if line.startswith("fp8scope: ")]
+def lines(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("fp8scope: ")]
 
 
 def test_it_works(server: WireServer, settings: Settings) -> None:

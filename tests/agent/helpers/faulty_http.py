@@ -1,4 +1,4 @@
-"""HTTP around the wire server, which can be told to misbehave."""
+"""HTTP around the wire server, which misbehaves when asked to."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A small server for docs/wire.md that checks every message and can be told to misbehave.
+"""A small server for docs/wire.md that checks every message and misbehaves when asked to.
 
 It keeps what it stored in memory, so that a test can compare it with what the agent says it sent.
 """

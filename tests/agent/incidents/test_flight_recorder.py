@@ -50,8 +50,8 @@ def test_a_critical_alert_keeps_the_steps(server: WireServer, settings: Settings
     assert [row.step for row in incident.rows[:20]] == list(range(1, 21))
     assert incident.row(17).scalars["grad_norm"] == 0.5  # type: ignore[union-attr]
     assert incident.random(20) is not None
-    (told,) = kept(server)
-    assert told["folder"] == str(folder) and told["target"] == 17 and told["reason"] == "alert"
+    (document,) = kept(server)
+    assert document["folder"] == str(folder) and document["target"] == 17 and document["reason"] == "alert"
     # The training goes on, and the end of a healthy run keeps nothing more.
     assert run.finish().complete
     assert incidents(settings) == [folder]

@@ -90,6 +90,16 @@ def test_it_works(server: WireServer, tmp_path: Path) -> None:
     assert formats["body.0.weight"] == "E4M3" and formats["body.2.grad_output"] == "E5M2"
 
 
+@pytest.mark.parametrize(("given", "precision"), [("bf16-mixed", "bf16"), ("32-true", "fp32")])
+def test_the_precision_is_the_trainers(
+    given: str, precision: str, server: WireServer, tmp_path: Path
+) -> None:
+    callback = Fp8scopeCallback(name="plain")
+    trainer(tmp_path, callback, precision=given, max_steps=2).fit(Watched(), demo.loader(64, 0))
+    assert callback.run is not None and callback.run.finish().errors == 0
+    assert server.run.registration["precision"] == precision
+
+
 def test_gradient_accumulation_is_one_step(server: WireServer, tmp_path: Path) -> None:
     module, callback = Watched(), Fp8scopeCallback()
     trainer(tmp_path, callback, accumulate_grad_batches=3, max_steps=2).fit(module, demo.loader(128, 0))

@@ -227,8 +227,8 @@ def test_attach_again_in_a_notebook_finishes_the_previous_run(server: WireServer
     pytest.importorskip("IPython")
     status, out, err = run_script(ATTACHING, server, settings)
     assert status == 0, err
-    told = [line for line in out.splitlines() if line.endswith(("NoneType", "Error"))]
-    assert [line for line in told if line.endswith("Error")] == ["ConfigurationError"], out
+    endings = [line for line in out.splitlines() if line.endswith(("NoneType", "Error"))]
+    assert [line for line in endings if line.endswith("Error")] == ["ConfigurationError"], out
     assert sorted(run.steps for run in server.runs.values() if run.rows) == [[1, 2], [1, 2, 3]]
     assert [run.finish["state"] for run in server.runs.values()].count("finished") >= 2
     assert all(None not in run.scalars("loss") for run in server.runs.values())

@@ -79,7 +79,7 @@ def assert_at_most_one_lost(server: WireServer, completed: int) -> None:
     # Killed right after its first step, a run may be unknown to the server.
     stored = server.run.steps if server.runs else []
     assert stored == list(range(1, len(stored) + 1)), "a step is doubled or missing in the middle"
-    # The step that was under way may have been completed, but not told, when the signal came.
+    # The step that was under way may have been completed, but not printed, when the signal came.
     assert completed - 1 <= len(stored) <= completed + 1
 
 

@@ -17,7 +17,7 @@ from fp8scope.recording.spool import Spool
 
 
 class OnDevice:
-    """Values that are still being computed, until told otherwise."""
+    """Values that are still being computed, until the test releases them."""
 
     def __init__(self) -> None:
         self.ready = threading.Event()

@@ -147,7 +147,7 @@ def test_the_recorder_leaves_what_comes_while_it_writes(recorder: Recorder) -> N
 def test_an_entry_is_done_with_once_it_is_written_or_given_up(recorder: Recorder) -> None:
     done: list[str] = []
 
-    class Told(Document):
+    class Finished(Document):
         __slots__ = ()
 
         def done(self) -> None:
@@ -156,7 +156,7 @@ def test_an_entry_is_done_with_once_it_is_written_or_given_up(recorder: Recorder
     def broken() -> bytes:
         raise ValueError("planned")
 
-    recorder.add(Told(RecordKind.ROW, lambda: b"good"))
-    recorder.add(Told(RecordKind.ROW, broken))
+    recorder.add(Finished(RecordKind.ROW, lambda: b"good"))
+    recorder.add(Finished(RecordKind.ROW, broken))
     recorder.drain()
     assert done == ["good", "good"]

@@ -167,7 +167,10 @@ def test_waits_double_up_to_a_minute_and_expire() -> None:
 def test_waits_in_redis_equal_those_in_memory() -> None:
     counts = RedisCounts(settings.REDIS_URL, expiry=2.5)
     waits = waits_of(counts, time.sleep, FREE_ATTEMPTS + 2)
-    assert waits == pytest.approx([0.0] * FREE_ATTEMPTS + [1.0, 2.0], abs=0.1)
+    *free, first, second = waits
+    assert free == [0.0] * FREE_ATTEMPTS
+    # Shorter by the time since the attempt before, which a busy machine makes longer.
+    assert 0.5 < first <= 1.0 < second <= 2.0
     time.sleep(2.6)
     assert counts.admit([attempts.Key("name:ada", FREE_ATTEMPTS)])[0] == 0.0
 

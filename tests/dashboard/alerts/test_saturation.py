@@ -114,6 +114,24 @@ def test_an_intermittent_overflow_is_found_and_stays_open(period: int, within: i
     assert run(rates, cuts=tuple(range(900, 1_500, 7))) == [opened, closed]
 
 
+def test_an_overflow_that_is_small_on_average_is_no_alarm() -> None:
+    """The scale of the latest step clips after each louder batch."""
+    rates = np.zeros((4_000, 3))
+    rates[20::2] = 0.0015
+    assert run(rates) == []
+    rates[20::2] = 0.004
+    assert run(rates)
+
+
+def test_single_elements_of_a_small_tensor_are_no_overflow() -> None:
+    counts = np.zeros((4_000, 3))
+    counts[20:, 1] = 3.0
+    columns = {"saturated": counts, "numel": np.full(counts.shape, 500.0)}
+    assert detected("saturation_rate", columns) == []
+    counts[20:, 1] = 4.0
+    assert detected("saturation_rate", columns)
+
+
 def test_an_intermittent_overflow_at_random_is_one_alert() -> None:
     random = np.random.default_rng(5)
     rates = np.zeros((6_000, 4))

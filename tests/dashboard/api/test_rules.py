@@ -88,5 +88,7 @@ def test_needs_a_token(server: Server, token: str) -> None:
 def test_refuses_a_body_that_is_no_text(server: Server) -> None:
     headers = {"Authorization": f"Bearer {server.token}"}
     for body in (b"\xff\xfe", b"x" * (1 << 20), b"{" * 5000):
-        answer = urllib3.request("PUT", f"{server.url}/api/v1/rules", headers=headers, body=body)
+        answer = urllib3.request(
+            "PUT", f"{server.url}/api/v1/rules", headers=headers, body=body, timeout=60.0, retries=False
+        )
         assert answer.status == 422 and b"error" in answer.data

@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_is_said_once() -> None:
     assert titles(facts) == [("300", "loss is not finite")]
     reported = replace(facts, alerts=[alert("loss_not_finite", 300)])
     assert titles(reported) == [("300", "loss is not finite")]
-    # The alert was raised by a later NaN: the first one is told as well.
+    # The alert was raised by a later NaN: the first one is named as well.
     again = replace(facts, alerts=[alert("loss_not_finite", 350)])
     assert [step for step, _ in titles(again)] == ["300", "350"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
-from django.conf import settings
 from django.utils.html import escape
 
 from fp8scope_dashboard.pages.run_listing import RUNS_A_PAGE
@@ -30,9 +31,25 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
 
 def test_without_runs_it_says_how_to_get_one(member: Visitor, viewer: Visitor) -> None:
     page = html(member)
-    assert f"fp8scope login {settings.BASE_URL}" in page
+    assert "fp8scope login http" in page
     assert "fp8scope.attach(" in page and "Create a token" in page
+    # No index has the package: it is installed from a checkout.
+    assert "pip install '.[torch]'" in page
     assert "Create a token" not in html(viewer), "a viewer cannot create tokens"
+
+
+def test_the_first_run_is_sent_to_the_address_of_the_visitor(member: Visitor, settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["*"]
+    settings.BASE_URL = "http://localhost:8265"
+    settings.SECURE_SSL_REDIRECT = False
+    for host, server in (
+        ("gpu-server:8265", "http://gpu-server:8265"),
+        ("10.0.0.5:8265", "http://10.0.0.5:8265"),
+        ("127.0.0.1:8265", "http://localhost:8265"),
+    ):
+        assert f"fp8scope login {server}<" in html(member, host=host)
+    settings.BASE_URL = "https://fp8.example.org"
+    assert "fp8scope login https://fp8.example.org<" in html(member, host="10.0.0.5:8265")
 
 
 def test_searches_runs(admin: Visitor) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, percent
-from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import CANCEL, Observed, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
 
 Floats = NDArray[np.float64]
@@ -59,6 +59,9 @@ def _underflow(rows: TensorRows) -> Floats:
 def saturation(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when the overflow rate of a tensor is above `rate` in `points` consecutive observations.
 
+    Or if it is above `rate` on average, where an observation counts as at most CANCEL + 1 times `rate`: see
+    the score of `tensor_alarm`. Up to FEW elements of a small tensor are no overflow.
+
     Args:
         rows: `saturated`, `numel` and, if known, `nonfinite`.
         parameters: `rate`; `points`; `recover`; `warmup`, the steps from the first one that are ignored
@@ -68,7 +71,12 @@ def saturation(state: State, rows: TensorRows, parameters: Parameters) -> Result
         "overflows", "overflow", lambda rate, name: f"{percent(rate)} of {name}",
         f"above the limit of {percent(parameters['rate'])}", parameters["rate"],
     )  # fmt: skip
-    return _above(state, rows, _overflow(rows), parameters, wording)
+    rates = _overflow(rows)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        few = rates * rows.statistics["numel"] <= FEW
+        times = rates / parameters["rate"] if parameters["rate"] else np.where(rates > 0, np.inf, 0.0)
+    gains = np.clip(np.nan_to_num(times) - 1.0, 0.0, CANCEL).astype(np.int64)
+    return _above(state, rows, np.where(few, 0.0, rates), parameters, wording, gains)
 
 
 def underflow(state: State, rows: TensorRows, parameters: Parameters) -> Result:
@@ -107,11 +115,18 @@ def tensor_not_finite(state: State, rows: TensorRows, parameters: Parameters) ->
     return _above(state, rows, rates, {"rate": 0.0, "warmup": SEARCH, **parameters}, wording)
 
 
-def _above(state: State, rows: TensorRows, rates: Floats, parameters: Parameters, wording: Wording) -> Result:
+def _above(
+    state: State,
+    rows: TensorRows,
+    rates: Floats,
+    parameters: Parameters,
+    wording: Wording,
+    gains: NDArray[np.int64] | None = None,
+) -> Result:
     late = rows.after(parameters["warmup"])[:, None]
     with np.errstate(invalid="ignore"):
         over = (rates > parameters["rate"]) & late
-    observed = Observed(rows.steps, over, ~np.isnan(rates) & late, rates)
+    observed = Observed(rows.steps, over, ~np.isnan(rates) & late, rates, gains)
     return tensor_alarm(state, observed, rows.facts.names, parameters, wording, intermittent=True)
 
 

@@ -62,12 +62,15 @@ class Observed:
         over: bool[R, n], whether the condition holds.
         seen: bool[R, n], whether the tensor was observed; false wherever `over` is undecided.
         values: float64[R, n], used where `over` holds.
+        gains: int64[R, n], of an intermittent condition: how much an observation adds to the score, at most
+            CANCEL, in units of 1 / CANCEL. None: CANCEL.
     """
 
     steps: Int64s
     over: Bools
     seen: Bools
     values: Floats
+    gains: Int64s | None = None
 
 
 def tensor_alarm(
@@ -82,7 +85,7 @@ def tensor_alarm(
     """Open when the condition of a tensor holds in `points` consecutive observations.
 
     With `intermittent` also when a score reaches `points` (at least LEAST_SCORE): an observation with the
-    condition adds 1, one without takes off 1 / CANCEL, and the score is never below 0. This is the CUSUM of
+    condition adds 1, or its `gains`, and one without takes off 1 / CANCEL, down to 0. This is the CUSUM of
     Reynolds and Stoumbos (1999) for a share: a condition that holds more often than in one of CANCEL + 1
     observations is found, and a rarer one hardly ever.
 
@@ -196,7 +199,8 @@ class _Board:
         again = over & outside
         self.pause[again] = np.maximum(self.pause[again], self.calm[again])
         self.calm[again] = 0
-        self.scores = np.clip(self.scores + CANCEL * over - quiet, 0, needed)
+        gains = CANCEL if rows.gains is None else rows.gains[i]
+        self.scores = np.clip(self.scores + gains * over - quiet, 0, needed)
 
     def open_or_join(
         self, step: int, names: Sequence[str], parameters: Parameters, wording: Wording, needed: int

@@ -56,7 +56,10 @@ class Curve:
         return self.name or f"run {index + 1}"
 
     def on(self, axis: Axis) -> Floats:
-        """The curve's x values on an axis, float64[N], strictly ascending for a curve made by `clean`."""
+        """The curve's x values on an axis, float64[N], strictly ascending for a curve made by `clean`.
+
+        Raises ValueError for tokens that the run does not log.
+        """
         if axis == "steps":
             return self.steps.astype(np.float64)
         if self.tokens is None:

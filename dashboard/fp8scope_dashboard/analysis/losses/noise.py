@@ -236,7 +236,10 @@ def _scale(sums: Sums, begin: Indices, end: Indices, start: Indices, stop: Indic
 
 
 def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple[float, float]:
-    """Interval of the mean of serially correlated values: normal quantile, Newey-West standard error."""
+    """Interval of the mean of serially correlated values, float64[N], N >= 1.
+
+    Normal quantile, standard error of Newey and West (1987) with `lags` lags; see `long_run_variance`.
+    """
     mean = float(values.mean())
     # Squares of large values overflow. Scaling by a power of two does not round.
     _, exponent = math.frexp(float(np.abs(values).max()))
@@ -246,7 +249,7 @@ def hac_interval(values: Floats, alpha: float, lags: int | None = None) -> tuple
 
 
 def bootstrap_interval(values: Floats, alpha: float, seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean by the stationary bootstrap (Politis and Romano, 1994).
+    """Percentile interval of the mean of float64[N] by the stationary bootstrap (Politis and Romano, 1994).
 
     Blocks have geometric lengths with mean n^(1/3), and wrap around. The draws are fixed by `seed`, so equal
     data gives an equal interval.

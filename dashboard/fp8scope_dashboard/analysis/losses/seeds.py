@@ -92,7 +92,7 @@ class Spread:
 
 
 def variance_of(arms: Sequence[Floats]) -> tuple[float, float]:
-    """Variance within arms, pooled, and its degrees of freedom."""
+    """Variance within arms, float64[K] each, pooled, and its degrees of freedom; 0, 0 without two seeds."""
     freedom = sum(len(arm) - 1 for arm in arms if len(arm) > 1)
     if not freedom:
         return 0.0, 0.0
@@ -101,7 +101,7 @@ def variance_of(arms: Sequence[Floats]) -> tuple[float, float]:
 
 
 def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float = 0.0) -> Spread:
-    """The spread of seeds from arms of values on the prior's scale; each arm has one configuration.
+    """The spread of seeds from arms of values on the prior's scale, float64[K] each, of one configuration.
 
     Args:
         seeds: number of baseline runs among the values.
@@ -133,7 +133,7 @@ def shrunk(own: float, freedom: float, prior: Prior, conflict: float = CONFLICT)
 
 
 def odd_seeds(values: Floats, prior: Prior) -> list[int]:
-    """Indices of seeds that are far from the others, such as a run that diverged but stayed finite.
+    """Indices of seeds, float64[K], that are far from the others, as of a run that diverged but is finite.
 
     A seed must be far from the median in robust deviations (1.4826 MAD, at least the prior's spread), and
     from the mean of the others by a t test whose level is ODD_LEVEL over the number of seeds. At most a

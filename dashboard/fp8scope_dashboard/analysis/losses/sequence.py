@@ -57,7 +57,10 @@ class Looks:
 
 
 def mixture_quantile(points: Floats, tuned: Floats, alpha: Floats) -> Floats:
-    """z_m for m `points`; tightest at `tuned` points."""
+    """z_m of the normal-mixture confidence sequence for m `points`; tightest at `tuned` points.
+
+    All float64 of one shape. The module's docstring has the source.
+    """
     log = -2.0 * np.log(alpha)
     rate = (log + np.log(log) + 1.0) / tuned
     scaled = points * rate

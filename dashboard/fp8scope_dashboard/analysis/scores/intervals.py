@@ -135,7 +135,10 @@ def _satterthwaite(shares: Floats, working: Floats) -> float:
 
 
 def cluster_index(clusters: Sequence[str], n: int) -> tuple[NDArray[np.int64], Floats]:
-    """The cluster of each of n items as a number, and the sizes of the clusters."""
+    """The cluster of each of n items as a number, int64[n], and the sizes of the clusters, float64[m].
+
+    Raises ValueError if there is not one name for each item.
+    """
     if len(clusters) != n:
         raise ValueError(f"{n} items but {len(clusters)} cluster names: give one name per item.")
     _, index, sizes = np.unique(np.asarray(clusters), return_inverse=True, return_counts=True)
@@ -161,7 +164,7 @@ def mean_interval(
 
 
 def student_t(scores: Floats, alpha: float, limits: Interval = UNLIMITED) -> Interval:
-    """Interval of the mean over the scores of K seeds, float64[K], K >= 2."""
+    """Interval of the mean over the scores of K seeds, float64[K]. Raises ValueError if K < 2."""
     if len(scores) < UNITS:
         raise ValueError("An interval over seeds needs at least two of them.")
     error = _spread(scores) / math.sqrt(len(scores))
@@ -169,10 +172,11 @@ def student_t(scores: Floats, alpha: float, limits: Interval = UNLIMITED) -> Int
 
 
 def prediction(scores: Floats, alpha: float, further: int = 1, limits: Interval = UNLIMITED) -> Interval:
-    """Prediction interval of the mean of `further` new seeds, from the scores of K seeds, float64[K], K >= 2.
+    """Prediction interval of the mean of `further` new seeds, from the scores of K seeds, float64[K].
 
     mean +- t_{K-1} s sqrt(1/further + 1/K). Compare a new run with this interval: that of `student_t` is for
-    the mean of all seeds, and a further run of the same configuration falls outside far too often.
+    the mean of all seeds, and a further run of the same configuration falls outside far too often. Raises
+    ValueError if K < 2.
     """
     if len(scores) < UNITS:
         raise ValueError("An interval over seeds needs at least two of them.")

@@ -79,7 +79,7 @@ def saturated(tensors: Distribution, format: NumberFormat, scale: Floats) -> Bou
 
 
 def flushed(tensors: Distribution, format: NumberFormat, scale: Floats) -> Bounds:
-    """The number of elements that are not zero and become zero."""
+    """The number of elements that are not zero and become zero, with the scales float64[T] of T tensors."""
     low_end, high_end = tensors.lower * scale[:, None], tensors.upper * scale[:, None]
     sure = 2.0 * low_end <= format.flushed
     sure |= (high_end <= format.flushed) & (tensors.counts > 0)
@@ -100,7 +100,7 @@ def _share(part: Floats, whole: Floats) -> Floats:
 
 
 def error(tensors: Distribution, format: NumberFormat, scale: Floats) -> Bounds:
-    """Σ(x − q/s)² / Σx²: bounds for every tensor with this histogram, and an estimate.
+    """Σ(x − q/s)² / Σx² with the scales float64[T]: bounds for every tensor with this histogram, an estimate.
 
     The ratio is a mean of r = (x − q/s)² / x² with weights x². In each bin r and x² have bounds; the bounds
     of the mean give the bins with the largest r their largest weights, or their smallest.
@@ -129,13 +129,13 @@ def floor_error(tensors: Distribution, format: NumberFormat, scale: Floats) -> F
 
 
 def rounding_step(y: Floats, format: NumberFormat) -> Floats:
-    """The distance between neighbouring values of the format at y > 0."""
+    """The distance between neighbouring values of the format at y > 0, float64 of y's shape."""
     exponent = np.maximum(np.frexp(y)[1] - 1, format.min_exponent)
     return np.asarray(np.ldexp(1.0, exponent - format.mantissa_bits), np.float64)
 
 
 def rounded(y: Floats, format: NumberFormat) -> Floats:
-    """y > 0 rounded to the nearest value of the format, ties to even, at most the largest."""
+    """y > 0, of any shape, rounded to the nearest value of the format, ties to even, at most the largest."""
     step = rounding_step(y, format)
     return np.minimum(np.rint(y / step) * step, format.largest)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.core.paginator import Page
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.cache import patch_cache_control
 
+from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.analysis.judging import standing_now
@@ -103,7 +103,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
         "name_order": (state.sorted_by("name"), state.direction("name")),
         "group_label": group_label(state.by) if state.by else "",
         "states": STATES,
-        "server_url": settings.BASE_URL,
+        "server_url": server_address(request),
         "undoable": bulk.undoable(project, person(request)),
         **(_grouped(listing) if state.by else _listed(listing)),
     }
@@ -162,8 +162,8 @@ def suggest(request: HttpRequest, project: Project) -> JsonResponse:
     """Suggestions for a search that is being typed, or for a column (`for=column`)."""
     text = request.GET.get("q", "").replace("\0", "")[:MAX_LENGTH]
     vocabulary = vocabulary_of(project)
-    found = suggestions(project, text, vocabulary, names_only=request.GET.get("for") == "column")
-    return JsonResponse({"suggestions": found})
+    offered = suggestions(project, text, vocabulary, names_only=request.GET.get("for") == "column")
+    return JsonResponse({"suggestions": offered})
 
 
 def _open_events(runs: Iterable[Run]) -> Mapping[UUID, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
@@ -14,6 +13,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts import members, people
+from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.members import MOST_MEMBERS
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, User
 from fp8scope_dashboard.accounts.services import create_sign_in_link, create_token, revoke_token
@@ -44,7 +44,6 @@ def _context(project: Project) -> dict[str, Any]:
         "rules_on": Rule.objects.filter(project=project, enabled=True).count(),
         "tokens": tokens.order_by("revoked_at", "-created_at")[:MOST_TOKENS],
         "channels": Channel.objects.filter(project=project).order_by("id"),
-        "server_url": django_settings.BASE_URL,
         "deletions": deletions(project),
     }
 
@@ -74,7 +73,7 @@ def member_add(request: HttpRequest, project: Project) -> HttpResponse:
     try:
         if may_create and not User.objects.filter(username__iexact=name).exists():
             user = people.invite(name, request.POST.get("email", "").strip(), project, role)
-            link = create_sign_in_link(user, django_settings.BASE_URL)
+            link = create_sign_in_link(user, server_address(request))
             context = {**_context(project), "invited": user, "invitation": link}
             return page(request, project, "settings", "pages/settings.html", context)
         membership = members.add_member(project, name, role)
@@ -127,7 +126,7 @@ def token_create(request: HttpRequest, project: Project) -> HttpResponse:
     """Create a token. Only this response contains it."""
     name = request.POST.get("name", "").strip() or f"{person(request).username}'s token"
     live = ApiToken.objects.filter(project=project, revoked_at=None).count()
-    context: dict[str, Any] = {"project": project, "server_url": django_settings.BASE_URL}
+    context: dict[str, Any] = {"project": project, "server_url": server_address(request)}
     if live >= MOST_TOKENS:
         context["problem"] = (
             f"The project has {live} tokens, which is the maximum. Revoke tokens that are no longer used."

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
@@ -17,6 +16,7 @@ from django.urls import reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages.access import in_project, may, page, person
 from fp8scope_dashboard.pages.address_values import whole_number
@@ -210,7 +210,7 @@ def link_new(request: HttpRequest, project: Project, report_id: UUID) -> HttpRes
     except ReportError as error:
         messages.error(request, str(error))
         return redirect("shared_report", project.slug, shown.pk)
-    address = settings.BASE_URL + reverse("shared", args=[secret])
+    address = server_address(request) + reverse("shared", args=[secret])
     return _report_page(request, project, shown, new_link=address)
 
 

@@ -163,8 +163,8 @@ def test_other_sources_work_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*arguments: object) -> None:
         raise RuntimeError("not today")
 
-    told: list[str] = []
+    problems: list[str] = []
     monkeypatch.setattr("fp8scope.observe.tensors.Float8Layers.__init__", broken)
-    collector = Collector(lambda kind, error: told.append(f"{kind}: {error}"))
+    collector = Collector(lambda kind, error: problems.append(f"{kind}: {error}"))
     assert collector.watch(fp8_model()) == 6
-    assert told == ["watching the model: not today"]
+    assert problems == ["watching the model: not today"]
