@@ -113,7 +113,8 @@ def cell_of(column: Column, run: Run, extra: Mapping[str, Any]) -> Cell:
     value = (run.last_scalars or {}).get(column.entry) if column.source == "scalar" else extra.get(column.key)
     if value is None:
         return Cell(column, NOTHING)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    # Settings are shown as they were written: 0.0003, 1e-05. Measured values have few digits.
+    if column.source == "scalar" and isinstance(value, int | float) and not isinstance(value, bool):
         return Cell(column, number(value), repr(value))
     text = text_of(value)
     return Cell(column, text if len(text) <= CELL_LENGTH else f"{text[: CELL_LENGTH - 1]}…", text[:500])

@@ -39,6 +39,9 @@ def test_it_works() -> None:
         (":a", [("", ":", ":a", False)]),
         ("12:30", [("", ":", "12:30", False)]),
         ("-", [("", ":", "-", False)]),
+        (r'name:"say \"hi\" C:\\x"', [("name", ":", 'say "hi" C:\\x', False)]),
+        (r'name:"C:\data"', [("name", ":", r"C:\data", False)]),
+        ("started>2026-10-01", [("created", ">", "2026-10-01", False)]),
         ("-gpt", [("", ":", "gpt", True)]),
         ('-"a b"', [("", ":", "a b", True)]),
         ('group:"open', [("group", ":", "open", False)]),
@@ -135,3 +138,26 @@ def test_every_number_can_be_compared_with(operator: str, value: float) -> None:
 def test_the_text_of_the_terms_is_the_same_search(parts: list[str]) -> None:
     query = read(" ".join(parts))
     assert read(" ".join(term.text for term in query.terms)).terms == query.terms
+
+
+@pytest.mark.parametrize("text", ["loss<", "-tag:", "tag:", "created>", "lr<", "model.depth:", "seed!="])
+def test_a_term_without_a_value_is_no_word(text: str) -> None:
+    """Somebody is still typing it: a search for the word would find nothing."""
+    assert terms(f"gpt {text}") == [("", ":", "gpt", False)]
+    assert f"“{text}” has no value." in problems(f"gpt {text}")
+
+
+def test_a_quoted_term_without_a_value_is_a_word() -> None:
+    assert terms('"loss<" "tag:"') == [("", ":", "loss<", False), ("", ":", "tag:", False)]
+
+
+def test_words_of_the_pages_find_their_field_unless_a_run_logs_them() -> None:
+    assert terms("steps>10") == [("step", ">", "10", False)]
+    own = Vocabulary(("steps",), ())
+    assert [term.field for term in read("steps>10", own).terms] == ["scalar.steps"]
+
+
+@given(st.text(max_size=40).filter(lambda text: "\0" not in text))
+def test_any_value_can_be_written(value: str) -> None:
+    (term,) = read(term_text("config.x", value)).terms
+    assert term.field == "config.x" and term.value == value

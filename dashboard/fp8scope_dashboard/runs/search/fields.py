@@ -264,6 +264,16 @@ PREFIXES: Final[Mapping[str, str]] = {
 }
 
 
+_WITHOUT_VALUE: Final = re.compile(r"-?([A-Za-z_][\w./\[\]-]*?)(?:[:=<>]|!=|<=|>=|==)")
+# Words of the pages for fields of another name.
+OTHER_NAMES: Final[Mapping[str, str]] = {
+    "started": "created",
+    "steps": "step",
+    "tags": "tag",
+    "alert": "alerts",
+}
+
+
 def field_named(name: str) -> Field | None:
     """The field with a canonical name: a built-in one, or one with a prefix; None if there is none."""
     if name in FIELDS:
@@ -293,7 +303,7 @@ def check(term: Term, vocabulary: Vocabulary) -> Term | str:
     if not term.field:
         if term.operator != ":":
             return f"Write a field before “{term.text}”, as in loss<2.5."
-        return term
+        return _unfinished(term, vocabulary) or term
     name = _canonical(term.field, vocabulary)
     if isinstance(name, list):
         return _unknown(term.field, name, vocabulary)
@@ -308,11 +318,22 @@ def check(term: Term, vocabulary: Vocabulary) -> Term | str:
     return replace(term, field=name)
 
 
+def _unfinished(term: Term, vocabulary: Vocabulary) -> str:
+    """What is wrong with `loss<` and `tag:`; empty for words. A colon may also end a word."""
+    match = _WITHOUT_VALUE.fullmatch(term.text)
+    name = _canonical(match[1], vocabulary) if match else []
+    field = field_named(name) if isinstance(name, str) else None
+    return "" if field is None else f"“{term.text}” has no value. Write it there, as in {field.example}."
+
+
 def _canonical(name: str, vocabulary: Vocabulary) -> str | list[str]:
     """The canonical name of a field; a list of what may be meant if it is unknown or ambiguous."""
     lower = name.lower()
     if lower in FIELDS:
         return lower
+    own_name = name in vocabulary.scalars or bool(vocabulary.config_named(name))
+    if lower in OTHER_NAMES and not own_name:
+        return OTHER_NAMES[lower]
     prefix, dot, rest = name.partition(".")
     if prefix.lower() in PREFIXES and rest:
         return f"{prefix.lower()}{dot}{rest}"

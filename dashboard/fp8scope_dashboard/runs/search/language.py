@@ -2,7 +2,8 @@
 
     precision:fp8 loss<2.5 -tag:x "two words" config.model.depth:12
 
-A minus negates a term. Quotes keep spaces together. What a field means is in `fields`.
+A minus negates a term. Quotes keep spaces together; a backslash before a quote makes it part of the
+value. What a field means is in `fields`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ _TERM = re.compile(
         (?P<field>[A-Za-z_][\w./\[\]-]*)
         (?: (?P<colon>:)(?P<inner><=|>=|<|>)? | \s*(?P<operator>!=|<=|>=|==?|<|>)\s* )
     )?
-    (?: "(?P<quoted>[^"]*)"? | (?P<plain>\S+) )
+    (?: "(?P<quoted>(?:\\["\\]|[^"])*)"? | (?P<plain>\S+) )
     """,
     re.VERBOSE,
 )
+_ESCAPED = re.compile(r'\\(["\\])')
 _CONNECTIVES: Final = {
     "AND": "All terms must match: leave out AND.",
     "OR": "Terms of one field are alternatives: write precision:fp8 precision:bf16, without OR.",
@@ -104,7 +106,7 @@ def parse(text: str, check: Check | None = None) -> Query:
 
 
 def _term(match: re.Match[str]) -> Term:
-    value = match["plain"] if match["quoted"] is None else match["quoted"]
+    value = match["plain"] if match["quoted"] is None else _ESCAPED.sub(r"\1", match["quoted"])
     operator = match["operator"] or match["inner"] or ":"
     negated = (match["minus"] is not None) != (operator == "!=")
     if operator in ("=", "==", "!="):
@@ -113,10 +115,11 @@ def _term(match: re.Match[str]) -> Term:
 
 
 def quoted(value: str) -> str:
-    """A value as it is written in a search. Quotes inside of it cannot be written and are left out."""
-    value = value.replace('"', "")
-    is_plain = bool(re.fullmatch(r"[^\s\"<>=]+", value))
-    return value if is_plain else f'"{value}"'
+    """A value as it is written in a search."""
+    if re.fullmatch(r"[^\s\"<>=]+", value):
+        return value
+    escaped = re.sub(r'(["\\])', r"\\\1", value)
+    return f'"{escaped}"'
 
 
 def term_text(field: str, value: str) -> str:
