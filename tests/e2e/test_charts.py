@@ -118,6 +118,8 @@ def test_the_first_chart_needs_no_request(
     Run.objects.filter(pk=seeded.faulty.pk).update(state="finished")
     tab = open_tab(theme=theme)
     asked: list[str] = []
+    # The first page of a browser tells the server its theme.
+    tab.open("/")
     tab.page.on("request", lambda request: asked.append(request.url))
     tab.open(path)
     wait_ready(tab)
