@@ -43,8 +43,8 @@ def test_it_works() -> None:
     _, (finding,) = run(losses, baseline)
     assert finding.opened and finding.onset_step == 300 and finding.step < 320
     assert finding.value == pytest.approx(0.01)
-    # Twice the margin, or what one seed may differ by.
-    assert finding.threshold == pytest.approx(0.00545, abs=1e-5)
+    # What one seed may differ by, and how that may change.
+    assert finding.threshold == pytest.approx(0.00577, abs=1e-5)
     assert finding.message.startswith("Loss is above its baseline since about step 300: on average 1 % up to")
 
 
@@ -208,6 +208,30 @@ def test_a_rise_of_one_per_cent_is_found(seeds: int) -> None:
         arms[0, 500:] *= 1.01
         _, (finding, *_) = run(arms[0], arms[1:])
         assert 500 <= finding.step < 650
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_a_slow_rise_is_found_while_the_loss_falls_fast(seeds: int) -> None:
+    """To 1 % within a tenth of the run: at .7 % the last seventieth of the run must suffice."""
+    chance, points = np.random.default_rng(16), 2500
+    steps = np.arange(points)
+    for _ in range(5):
+        arms = 9.0 * (steps + 50.0) ** -0.2 * (1.0 + 0.0008 * chance.normal(size=(seeds + 1, points)))
+        arms[0] *= 1.0 + 0.01 * np.clip((steps - 1250) / 250.0, 0.0, 1.0)
+        _, (finding, *_) = run(arms[0], arms[1:])
+        assert 1250 < finding.step <= 1250 + 0.07 * points
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_a_run_that_strays_and_comes_back_is_healthy(seeds: int) -> None:
+    """A small spike that takes a tenth of the run to fade, as in one of seven runs of a 15B model."""
+    chance, points = np.random.default_rng(17), 2500
+    steps = np.arange(points)
+    strays = 0.0056 * np.exp(-np.clip(steps - 1700, 0, None) / 250.0) * (steps >= 1660)
+    for _ in range(5):
+        arms = 5.0 * (steps + 50.0) ** -0.1 * (1.0 + 0.0002 * chance.normal(size=(seeds + 1, points)))
+        arms[0] *= 1.0 + strays
+        assert run(arms[0], arms[1:])[1] == []
 
 
 @pytest.mark.parametrize("change", [250, 500, 4000])

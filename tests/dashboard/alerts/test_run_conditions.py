@@ -130,6 +130,21 @@ def test_ranks_whose_rows_arrive_late_are_not_behind(delay: int) -> None:
         assert findings == []
 
 
+def test_a_rank_that_writes_a_checkpoint_as_long_as_before_is_not_behind() -> None:
+    """Rank 0 stops for 90 s every 300 s; the others wait one step further. Then it hangs."""
+    state: State = {}
+    seen = []
+    for second in range(0, 1_500, 5):
+        step = 500 + second // 300 * 300 + min(second % 300, 210) if second < 1_200 else 1_700
+        stopped = second % 300 >= 210 or second >= 1_200
+        ranks = [RankStep(0, step - stopped), *(RankStep(rank, step) for rank in range(1, 4))]
+        state, findings = rank_behind(state, replace(FACTS, now=second, ranks=ranks), {"seconds": 60.0})
+        seen += [(second, finding.opened) for finding in findings]
+    # The first pause is unknown, the hang is longer than twice the pauses.
+    assert [opened for _, opened in seen] == [True, False, True]
+    assert seen[0][0] < 300 and seen[2][0] >= 1_200
+
+
 def test_a_rank_that_has_finished_is_not_behind(project: Project) -> None:
     first, second = trained(project, 0, 1)
     second.finish()

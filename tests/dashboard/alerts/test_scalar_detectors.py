@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.recording import Recorder, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, ScalarRows, State
+from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.alerts.watching.detection import SCALAR_DETECTORS
 
 PARTS = {"time_forward": 0.03, "time_backward": 0.05, "time_optimizer": 0.01, "time_other": 0.01}
@@ -122,6 +125,18 @@ def test_a_wait_for_data_is_found() -> None:
     assert "Steps wait for data" in opened.message and not closed.opened
 
 
+@pytest.mark.parametrize("slow", [0, 3, 20])
+def test_a_slow_start_and_a_hiccup_soon_after_are_no_wait_for_data(slow: int) -> None:
+    """Workers that start for a minute, or one long pause before much is known."""
+    parts = {name: np.full(400, value) for name, value in PARTS.items()}
+    wait = np.full(400, 0.002)
+    wait[slow] = 60.0
+    assert found("data_wait", {**parts, "time_data": wait}) == []
+    waits = np.full(400, 0.1)
+    waits[slow] = 60.0
+    assert [finding.opened for finding in found("data_wait", {**parts, "time_data": waits})] == [True]
+
+
 def test_memory_that_rises_steadily_is_found_and_caches_are_not() -> None:
     noise = np.random.default_rng(0).uniform(0.0, 2**26, 2_000)
     base = 2.0**32 + noise
@@ -149,6 +164,17 @@ def test_main_memory_that_rises_beside_a_gpu_is_found() -> None:
     assert host.message.startswith("The main memory")
     (device,) = found("memory_creep", {"memory_anonymous": base, "memory_allocated": growing})
     assert device.message.startswith("The GPU memory")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["memory_allocated", "memory_anonymous", "memory_rss"])
+def test_the_evidence_shows_the_memory_that_rises(name: str) -> None:
+    run = make_run(create_project("default", "Default"))
+    memory = 2.0**32 * (1.0 + 0.001 * np.arange(800))
+    Recorder(run).rows(np.arange(800), {"loss": np.full(800, 2.0), name: memory})
+    (event,) = evaluate(run.id)
+    assert event.kind == "memory_creep"
+    assert [series["name"] for series in event.evidence["series"]] == [name, "loss"]
 
 
 @pytest.mark.parametrize("kind", list(SCALAR_DETECTORS))

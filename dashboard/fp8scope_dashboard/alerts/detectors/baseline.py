@@ -119,6 +119,8 @@ def _fresh(parameters: Parameters) -> State:
         "seeds": 0,
         "seed_spread": seed_tolerance.fresh(),
         "tolerance": MARGINS * parameters["margin"],
+        # What of the noise is such an offset: the long blocks remember the early points.
+        "covered": MARGINS * parameters["margin"],
         "noise": noise.fresh(),
         # Points of a block, None until they are known, and what the mean of a block is compared with.
         "length": None,
@@ -165,8 +167,11 @@ def _relative(loss: float, reference: float) -> float:
 
 def _learn(state: State, seeds: Sequence[float | None], mean: float, parameters: Parameters) -> None:
     if seed_tolerance.add(state["seed_spread"], seeds, mean):
-        allowed = seed_tolerance.tolerance(state["seed_spread"], state["seeds"], parameters["alpha"])
-        state["tolerance"] = max(MARGINS * parameters["margin"], allowed)
+        spread, alpha = state["seed_spread"], parameters["alpha"]
+        allowed = seed_tolerance.tolerance(spread, state["seeds"], alpha)
+        covered = seed_tolerance.tolerance(spread, state["seeds"], alpha, early=True)
+        least = MARGINS * parameters["margin"]
+        state.update(tolerance=max(least, allowed), covered=max(least, covered))
 
 
 def _model_noise(state: State, parameters: Parameters) -> None:
@@ -192,7 +197,9 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     window = max(model.length.bit_length() - window_means.BLOCKS.bit_length(), 0)
     # The signs of blocks that are correlated say nothing about a limit that their noise reaches.
     lasting = limits[min(window, len(limits) - 1)]
-    state.update(length=model.length, limit=lasting if model.white is None else tolerance)
+    state.update(
+        length=model.length, limit=lasting if model.white is None else window_means.lasting(tolerance)
+    )
 
 
 def _caution(count: int, *, alone: bool, lasting: bool) -> float:
@@ -213,8 +220,8 @@ def _covered(state: State, parameters: Parameters) -> Callable[[int], float]:
     hardly change within short blocks.
     """
     count = state["noise"]["count"]
-    usual = min(state["tolerance"], seed_tolerance.usual(parameters["alpha"]))
-    wider = state["tolerance"] - usual
+    usual = min(state["covered"], seed_tolerance.usual(parameters["alpha"]))
+    wider = state["covered"] - usual
     deviation = (usual + 0.5 * wider) / (DEVIATIONS + FEW / count)
     return lambda length: float(deviation**2 + (wider * length / count) ** 2)
 

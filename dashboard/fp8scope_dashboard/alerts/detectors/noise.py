@@ -33,6 +33,9 @@ from fp8scope_dashboard.text.numbers import LARGEST
 
 # Pairs of blocks that an average remembers.
 MEMORY = 64
+# The most degrees of freedom of an average: one of gain 1 / n knows as much as 2 n equal pairs. Of the run's
+# own pairs half count, those that fall; of K seeds' pairs K - 1 times as many.
+MOST_OWN, MOST_SEEDS = 0.5 * 2.0 * MEMORY, 2.0 * MEMORY
 # A length with fewer degrees of freedom shows nothing.
 LEAST_FREEDOM = 3.0
 # Values further from the centre than this many mean absolute deviations are clipped: single outliers would
@@ -150,8 +153,8 @@ def scales(state: State, seeds: int) -> list[Scale]:
         here = [
             Scale(2**level, weight * each[level]["variance"], min(each[level]["freedom"], most))
             for each, weight, most in (
-                (state["own"], 1.0, MEMORY / 2.0),
-                (state["seeds"], factor, float(MEMORY * max(seeds - 1, 1))),
+                (state["own"], 1.0, MOST_OWN),
+                (state["seeds"], factor, MOST_SEEDS * max(seeds - 1, 1)),
             )
             if level < len(each) and each[level]["freedom"] >= LEAST_FREEDOM
         ]

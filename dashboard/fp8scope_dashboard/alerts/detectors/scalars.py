@@ -181,8 +181,9 @@ def _count(
     )
 
 
-# Average steps as which a step counts at most.
-LONGEST = 4.0
+# Average steps as which a step counts at most, and the first steps, which do not count: workers start, and
+# the model is compiled.
+LONGEST, FIRST_STEPS = 4.0, 5
 
 
 def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
@@ -190,7 +191,7 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
 
     The share is the exponential average of `time_data` over that of all five times, over `points` steps. A
     step counts as at most LONGEST times the average one: a single pause, of an epoch's start or of a computer
-    that slept, is not a lasting wait.
+    that slept, is not a lasting wait. The first FIRST_STEPS do not count.
 
     Args:
         parameters: `share`; `points`; `recover`.
@@ -206,8 +207,10 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
             continue
         state["last_step"] = step
         state["count"] += 1
-        rate = max(weight, 1.0 / state["count"])
-        if state["count"] > parameters["points"]:
+        if state["count"] <= FIRST_STEPS:
+            continue
+        rate = max(weight, 1.0 / (state["count"] - FIRST_STEPS))
+        if state["count"] > 2 * FIRST_STEPS:
             counted = min(1.0, LONGEST * state["all"] / total)
             wait, total = counted * wait, counted * total
         state["wait"] += rate * (wait - state["wait"])
@@ -289,4 +292,5 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> F
         f"The {where} memory in use rises steadily since step {first[0]}: from {first[1] / 2**20:,.0f} to "
         f"{last[1] / 2**20:,.0f} MiB."
     )
-    return Finding(True, first[0], step, last[1], first[1] * (1.0 + parameters["rise"]), message)
+    limit = first[1] * (1.0 + parameters["rise"])
+    return Finding(True, first[0], step, last[1], limit, message, {"scalar": name})

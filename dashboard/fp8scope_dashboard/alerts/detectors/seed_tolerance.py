@@ -8,8 +8,8 @@ averaged over stretches of a geometric grid, each a quarter longer than the one 
   out. Products are summed over the K seeds, divided by K - 1, and averaged exponentially.
 * *Prior spread*: that of public runs (`analysis.losses.seeds.PUBLIC`), or more while the loss falls fast.
   Seeds differ in how fast they learn: on public curves their offset is .2 to 1.4 % of the loss's slope over
-  the logarithm of the steps, from the first steps to the last. So LAG times that slope is the prior spread if
-  it is larger.
+  the logarithm of the steps, and most early. So LAG times that slope (early: EARLY_LAG) is the prior spread
+  if it is larger.
 
 The two are combined as for verdicts (`seeds.shrunk`), but seeds that agree do not lower the tolerance below
 that of the prior: how far some runs have strayed does not bound how far another one may.
@@ -31,15 +31,16 @@ from fp8scope_dashboard.alerts.detectors.base import State
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior, shrunk
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
-# Share of its steps by which a seed is ahead of or behind another one (one standard deviation).
-LAG = 0.0075
+# Share of its steps by which a seed is ahead of or behind another one (one standard deviation): in the early
+# points, and what is left of it later. On the 15B runs it is .8 % at 150 points and .2 to .6 % after 300.
+EARLY_LAG, LAG, EARLY_POINTS = 0.0075, 0.005, 768
 # Degrees of freedom of the prior spread: those of public groups, see `benchmarks/verdicts.py --prior`.
 PRIOR_FREEDOM = 7.0
 # Own spreads beyond this quantile of F are used without the prior: those of configurations unlike public
 # ones.
 CONFLICT = 0.999
 # Nearly independent values of an offset between two runs in the course of a run.
-VALUES = 5
+VALUES = 4.5
 # Points of the first stretch; each later one is longer by a factor.
 FIRST_STRETCH = 8
 GROWTH = 1.25
@@ -138,13 +139,17 @@ def _learn(state: State, points: int) -> None:
     state.update(spread=spread, freedom=len(pairs) - 1)
 
 
-def tolerance(state: State, seeds: int, alpha: float) -> float:
+def tolerance(state: State, seeds: int, alpha: float, *, early: bool = False) -> float:
     """The relative excess over the mean of so many seeds that a run of the same configuration may have.
+
+    With `early` the one that it may have had in its early points, if the loss fell then as it does now.
 
     Seeds that spread more than the prior raise it. Seeds that agree do not lower it: they say how far they
     have strayed themselves, not how far the run may.
     """
-    prior = Prior(max(PUBLIC.spread, LAG * max(state["slope"], state["begun"])), PRIOR_FREEDOM)
+    share = 1.0 if early else min(EARLY_POINTS / max(state["count"], 1), 1.0) ** 3
+    lag = LAG + share * (EARLY_LAG - LAG)
+    prior = Prior(max(PUBLIC.spread, lag * max(state["slope"], state["begun"])), PRIOR_FREEDOM)
     least = usual(alpha) * prior.spread / PUBLIC.spread
     own = max(state["spread"] or 0.0, 0.0)
     variance, freedom, conflict = shrunk(own, float(state["freedom"]), prior, CONFLICT)

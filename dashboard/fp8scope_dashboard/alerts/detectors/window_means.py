@@ -7,10 +7,13 @@ blocks and is judged after each of them; so the state is BLOCKS means for each l
 in quadrature: sqrt(T^2 + q^2 V_w), with T the tolerance of offsets, V_w the variance of a window's mean, and
 q the quantile of Student's t at the degrees of freedom with which V_w is known.
 
+An offset is not constant either: a run that has strayed strays a little further, and comes back. So the noise
+counts as LEAST_NOISE of T at least. That changes nothing where the noise is visible.
+
 **Outliers.** A point counts as at most CLIP times the limit of the shortest window: four in five of its
 points must be high. Healthy runs have bursts of some points.
 
-**Budget.** From 2^e to 2^(e+1) points BLOCKS 2^e / w windows of each of at most e lengths are judged. They
+**Budget.** From 2^e to 2^(e+1) points BLOCKS 2^e / w windows of each of e - 4 lengths are judged. They
 share alpha / ((e - 5) (e - 4)), which sums to alpha over all e >= 6. By the union bound the probability of
 any false alarm is at most alpha, whatever the dependence between windows, if the noise of a window's mean is
 normal and the offset within T. Means of several points nearly are; clipping keeps heavy tails out.
@@ -32,6 +35,8 @@ FIRST_EPOCH = 6
 # Blocks of a window. Those of the shortest window are single points.
 BLOCKS = 16
 CLIP = 1.25
+# The least share of the tolerance that counts as noise.
+LEAST_NOISE = 0.42
 
 
 def fresh() -> State:
@@ -44,12 +49,18 @@ def limits(model: Model, tolerance: float, count: int, alpha: float) -> list[flo
     epoch = max(int(math.log2(max(count, 1))), FIRST_EPOCH)
     share = alpha / ((epoch - FIRST_EPOCH + 1) * (epoch - FIRST_EPOCH + 2))
     windows = [BLOCKS << i for i in range(epoch - 4)]
-    reaches = [_reach(model, window, share * window / (BLOCKS * 2.0**epoch * epoch)) for window in windows]
+    each = share / (BLOCKS * 2.0**epoch * len(windows))
+    reaches = [_reach(model, window, each * window) for window in windows]
     whole = 0.0
     if model.whole is not None:
         # Noise that outlasts the run has one value in all windows.
         whole = math.sqrt(model.whole.variance) * _quantile(model.whole.freedom, share)
-    return [math.hypot(tolerance, max(reach, whole)) for reach in reaches]
+    return [math.hypot(tolerance, max(reach, whole, LEAST_NOISE * tolerance)) for reach in reaches]
+
+
+def lasting(tolerance: float) -> float:
+    """The limit of the longest windows, in which no noise is left."""
+    return math.hypot(tolerance, LEAST_NOISE * tolerance)
 
 
 def _reach(model: Model, window: int, level: float) -> float:

@@ -9,6 +9,9 @@ from fp8scope_dashboard.alerts.detectors import Finding, State
 from fp8scope_dashboard.runs.models import RunState
 
 ERROR_LENGTH = 300
+# A rank may pause so many times longer than it has before, to write checkpoints, up to so many times the
+# limit.
+PAUSES, MOST_PAUSES = 2.0, 20.0
 # In seconds. The state of a run that was last heard from before that is no news.
 NEWS = 86_400.0
 
@@ -71,7 +74,8 @@ def run_finished(state: State, run: RunFacts, parameters: Mapping[str, float]) -
 def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
     """Open when a rank has not reached the step that the fastest rank had `seconds` ago.
 
-    The ranks of a training step together, so this is a process that hangs, or whose data do not arrive.
+    The ranks of a training step together, so this is a process that hangs, or whose data do not arrive. A
+    rank that writes checkpoints looks the same, but comes back: twice its longest pause is allowed.
     """
     steps = {rank.rank: rank.last_step or 0 for rank in run.ranks if not rank.ended}
     generations = [[rank.rank, rank.generation] for rank in run.ranks]
@@ -85,9 +89,11 @@ def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) ->
     fastest = max(steps.values())
     mark = state.get("mark") or [run.now, fastest]
     behind = {rank: step for rank, step in steps.items() if step < mark[1]}
+    seconds, longest = parameters["seconds"], state.get("longest", 0.0)
     if not behind:
+        longest = max(longest, min(run.now - mark[0], MOST_PAUSES / PAUSES * seconds))
         mark = [run.now, fastest]
-    late = bool(behind) and run.now - mark[0] >= parameters["seconds"]
+    late = bool(behind) and run.now - mark[0] >= max(seconds, PAUSES * longest)
     rank = min(behind, key=lambda each: behind[each], default=0)
     others = f" {len(behind) - 1} more are behind." if len(behind) > 1 else ""
     message = (
@@ -95,7 +101,7 @@ def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) ->
         f"{run.now - mark[0]:.0f} s.{others}"
     )
     after, findings = _while(state, late, run, behind.get(rank, run.last_step), message)
-    return {**after, "mark": mark}, findings
+    return {**after, "mark": mark, "longest": longest}, findings
 
 
 def _is(run: RunFacts, wanted: RunState, state: State) -> bool:
