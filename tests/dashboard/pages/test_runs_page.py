@@ -10,6 +10,7 @@ from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 from django.utils.html import escape
 
+from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.pages.run_listing import RUNS_A_PAGE
 from fp8scope_dashboard.runs.models import Run, RunState
 
@@ -95,7 +96,7 @@ def test_escapes_names(admin: Visitor) -> None:
 def test_shows_the_head_of_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin, f"runs/{seeded.healthy.id}/")
     comparison = seeded.healthy.comparison
-    assert escape(comparison.result["explanation"]) in page
+    assert escape(written(comparison.result["explanation"])) in page
     assert "gauge__point" in page
     assert "None open" in page
     assert f"/p/research/runs/{seeded.healthy.id}/events" in page
