@@ -12,12 +12,12 @@ server has answered the page before. All figures are medians:
 - `idle_s`: until the last script, answer and chart of what is in the window
 - `bytes`: transferred
 - `over_limit`: `interactive_s` over that of a bare page in the same round (`limit_s`): the same plotly script
-  and the same figure in one HTML file, drawn with one call
+  and the same figure in one HTML file, drawn with one call and the same options
 - `zoom_s`: of each run page, from the release of the mouse until the finer data is drawn
 - `live_s`: of the run of the demo's size, from the commit of new rows until the chart shows them
 
 With `--peers`, other tools in that Python's environment show a loss with as many steps as the long run has;
-their lines have `peer`. A tool that is not installed there has a line with `left_out`. To make the environment:
+their lines have `peer`. A tool that is not installed there has a line with `left_out`. To make it:
 
     python -m venv peers && peers/bin/pip install tensorboard mlflow trackio
     python benchmarks/page_load.py --peers peers/bin/python
@@ -89,7 +89,8 @@ TIMES = """() => {
 BARE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>bare</title><div id="chart"></div>
 <script id="figure" type="application/json">%s</script><script src="/plotly.js"></script><script>
 const {data, layout} = JSON.parse(document.getElementById("figure").textContent);
-Plotly.newPlot("chart", data, layout, {responsive: true}).then(() => { bench.ready = performance.now(); });
+const config = {responsive: true, displayModeBar: false, showTips: false, doubleClick: false};
+Plotly.newPlot("chart", data, layout, config).then(() => { bench.ready = performance.now(); });
 </script></html>"""
 
 

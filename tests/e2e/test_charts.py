@@ -17,6 +17,7 @@ from playwright.sync_api import Route
 
 from fp8scope_dashboard import notifications
 from fp8scope_dashboard.pages.figures.theme import THEMES, ThemeName
+from fp8scope_dashboard.runs.models import Run
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -66,6 +67,12 @@ def relayout(tab: Tab, first: float, last: float, name: str = "panels") -> None:
     tab.page.evaluate(script, [name, first, last])
 
 
+def last_step(tab: Tab) -> float:
+    script = """Math.max(...document.querySelector('#panels .figure__plot')._fullData
+        .flatMap((trace) => Array.from(trace.x ?? [])).filter(Number.isFinite))"""
+    return float(tab.page.evaluate(script))
+
+
 def test_it_works(open_tab: OpenTab, path: str) -> None:
     """The chart is there before any chart library, and nothing moves when it is replaced."""
     tab = open_tab()
@@ -89,10 +96,30 @@ def test_it_works(open_tab: OpenTab, path: str) -> None:
     assert drawn.count() == 0
 
 
+def test_the_first_chart_catches_up_with_a_live_run(open_tab: OpenTab, seeded: Seeded, path: str) -> None:
+    """Rows that come while the page is loading are drawn when it is connected."""
+    Run.objects.filter(pk=seeded.faulty.pk).update(state="running")
+    tab = open_tab()
+    held: list[Route] = []
+    tab.page.route(PLOTLY, lambda route: held.append(route))
+    tab.page.goto(tab.url + path, wait_until="domcontentloaded")
+    tab.wait(lambda: held, "Requesting plotly")
+    Recorder(seeded.faulty, rank=1).rows([170], {"loss": [2.5]})
+    for route in held:
+        route.continue_()
+    wait_ready(tab)
+    tab.wait(lambda: last_step(tab) == 170, "Drawing the new row")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_first_chart_needs_no_request(open_tab: OpenTab, path: str, theme: ThemeName) -> None:
+def test_the_first_chart_needs_no_request(
+    open_tab: OpenTab, seeded: Seeded, path: str, theme: ThemeName
+) -> None:
+    Run.objects.filter(pk=seeded.faulty.pk).update(state="finished")
     tab = open_tab(theme=theme)
     asked: list[str] = []
+    # The first page of a browser tells the server its theme.
+    tab.open("/")
     tab.page.on("request", lambda request: asked.append(request.url))
     tab.open(path)
     wait_ready(tab)
@@ -324,13 +351,8 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
         recorder.rows([step], {"loss": [2.5]})
         notifications.run_changed(seeded.faulty.id, seeded.faulty.project_id, "rows", step)
 
-    def last_step() -> float:
-        script = """Math.max(...document.querySelector('#panels .figure__plot')._fullData
-            .flatMap((trace) => Array.from(trace.x ?? [])).filter(Number.isFinite))"""
-        return float(tab.page.evaluate(script))
-
     add(170)
-    tab.wait(lambda: last_step() == 170, "Drawing the new row")
+    tab.wait(lambda: last_step(tab) == 170, "Drawing the new row")
     # The stream breaks and cannot be opened again for a while; its events are lost.
     tab.page.route("**/events", lambda route: route.abort())
     tab.page.evaluate("dispatchEvent(new Event('pagehide'))")
@@ -338,7 +360,7 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
     tab.wait(lambda: live.get_attribute("data-state") == "waiting", "Losing the connection")
     add(180)
     tab.page.unroute("**/events")
-    tab.wait(lambda: live.get_attribute("data-state") == "live" and last_step() == 180, "Catching up")
+    tab.wait(lambda: live.get_attribute("data-state") == "live" and last_step(tab) == 180, "Catching up")
     tab.console_errors.clear()
 
 

@@ -8,6 +8,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,15 @@ class _Script:
         except EndScript:
             pass
         finally:
-            for run in list(live_runs):
+            runs = list(live_runs)
+            for run in runs:
                 run.session.drop_callbacks()
-                run.finish()
+                # The last step may end only now, and with it the replay, in the middle of finishing.
+                with suppress(EndScript):
+                    run.finish()
             batches.driver = None
+            for run in runs:
+                run.finish()
             sys.argv, sys.path[0] = before
 
 
@@ -102,6 +108,10 @@ def _replay(
         config.forced = {"mode": "offline", "directory": directory}
         try:
             script.run(engine)
+        except Exception:
+            # The failure of the run, after the step.
+            if engine.finding is None:
+                raise
         finally:
             config.forced = {}
             line.end()

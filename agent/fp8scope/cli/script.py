@@ -93,10 +93,10 @@ def find_module(name: str) -> Program:
         raise ProgramNotFoundError(f"there is no module {name} ({error}).") from None
     if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
         raise ProgramNotFoundError(f"the module {name} cannot be run.")
-    loader, found = spec.loader, spec
+    loader, module_spec = spec.loader, spec
 
     def code() -> CodeType:
-        compiled = loader.get_code(found.name)
+        compiled = loader.get_code(module_spec.name)
         assert compiled is not None
         return compiled
 

@@ -67,7 +67,7 @@ def moved_at(values: Float64s, *, is_rate: bool = False) -> int | None:
 def signs(rows: Sequence[Row], tensors: Sequence[str], statistics: Sequence[str]) -> list[Sign]:
     """The series that moved, in the order of their steps; at most MAX_SIGNS."""
     steps = [row.step for row in rows]
-    found = []
+    moved = []
     for name, values in series_of(rows, tensors, statistics):
         known = ~np.isnan(values) if name not in SCALARS else np.ones(len(values), bool)
         places = np.flatnonzero(known)
@@ -75,8 +75,8 @@ def signs(rows: Sequence[Row], tensors: Sequence[str], statistics: Sequence[str]
         if index is not None:
             kept = values[known]
             before = float(np.median(kept[: len(kept) // SHARE]))
-            found.append(Sign(steps[places[index]], name, before, float(kept[index])))
-    return sorted(found, key=lambda sign: sign.step)[:MAX_SIGNS]
+            moved.append(Sign(steps[places[index]], name, before, float(kept[index])))
+    return sorted(moved, key=lambda sign: sign.step)[:MAX_SIGNS]
 
 
 def series_of(

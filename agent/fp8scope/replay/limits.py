@@ -29,10 +29,10 @@ def notes(document: Mapping[str, Any]) -> tuple[str, ...]:
         document: of the incident; see `FlightRecorder`.
     """
     recorded = document.get("environment") or {}
-    found = []
+    sentences = []
     ranks = _count(recorded.get("world_size"))
     if ranks > 1:
-        found.append(
+        sentences.append(
             f"The incident is of rank {document.get('rank', 0)} of {ranks}. This process replays that rank "
             "alone: with data parallelism the loss of the first step after a snapshot is the recorded one, "
             "and later ones differ, because gradients were averaged over the ranks. Sharded models (FSDP, "
@@ -41,13 +41,13 @@ def notes(document: Mapping[str, Any]) -> tuple[str, ...]:
     theirs, ours = str(recorded.get("gpu") or ""), next(iter(gpu_names()), "")
     if theirs and theirs != ours:
         here = ours or "no NVIDIA GPU"
-        found.append(
+        sentences.append(
             f"The incident was recorded with {theirs}, and this machine has {here}: other kernels add in "
             "another order, so that the loss is close to the recorded one and not the same bit for bit."
         )
     elif theirs and not _is_deterministic():
-        found.append(f"On a GPU, steps are the same bit for bit only with {DETERMINISTIC}.")
-    return tuple(found)
+        sentences.append(f"On a GPU, steps are the same bit for bit only with {DETERMINISTIC}.")
+    return tuple(sentences)
 
 
 def _is_deterministic() -> bool:

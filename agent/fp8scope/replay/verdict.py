@@ -103,14 +103,14 @@ class Finding:
         return f"{text} The script, its batches or its random numbers are not those of the run."
 
     def _parting(self) -> str:
-        found = self.bisection
-        if found is None:
+        bisection = self.bisection
+        if bisection is None:
             return ""
-        losses = f"loss {found.loss_fp8:.6g} in FP8, {found.loss_bf16:.6g} in BF16"
-        if not math.isfinite(found.loss_bf16):
+        losses = f"loss {bisection.loss_fp8:.6g} in FP8, {bisection.loss_bf16:.6g} in BF16"
+        if not math.isfinite(bisection.loss_bf16):
             return f"BF16 fails in this step too ({losses}): FP8 is not the cause."
         if not self.parted:
-            error = found.total.relative_error
+            error = bisection.total.relative_error
             return (
                 f"FP8 and BF16 do not part in this step ({losses}, gradient error {error:.1%}): look at the "
                 "batches, the learning rate, or an earlier step."

@@ -95,13 +95,13 @@ def browser_name(agent: str) -> str:
 def _sessions_of(user: User) -> list[Session]:
     unexpired = Session.objects.filter(expire_date__gt=timezone.now()).order_by("-expire_date")
     valid = {user.get_session_auth_hash(), *user.get_session_auth_fallback_hash()}
-    found = []
+    own = []
     for session in unexpired[:MOST_SESSIONS]:
         data = session.get_decoded()
         # A session from before the last change of the password no longer counts.
         if data.get(SESSION_KEY) == str(user.pk) and data.get(HASH_SESSION_KEY) in valid:
-            found.append(session)
-    return found
+            own.append(session)
+    return own
 
 
 def _number(key: str) -> str:

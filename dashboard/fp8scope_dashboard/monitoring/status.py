@@ -80,7 +80,7 @@ def measure() -> Status:
     deadline = time.monotonic() + ANSWER_SECONDS
     broker = _answer(asked_broker, deadline)
     answered = _answer(asked_workers, deadline)
-    found = [
+    measured = [
         *_of_broker(broker, answered),
         *_of_database(database),
         *_disks(),
@@ -88,7 +88,7 @@ def measure() -> Status:
     order = checks.WORST_FIRST
     return Status(
         measured_at=timezone.now(),
-        checks=sorted(found, key=lambda check: order.index(check.tone)),
+        checks=sorted(measured, key=lambda check: order.index(check.tone)),
         versions=_versions(broker, database),
         process=_process(),
         broker=broker,

@@ -54,8 +54,8 @@ def chosen_runs(project: Project, query: QueryDict) -> Chosen:
     """The runs in the address; ids of other projects' runs are ignored."""
     if "q" in query:
         asked = read(query.get("q", ""), vocabulary_of(project))
-        found = search(_all(project), asked)
-        return Chosen(_newest(found, MOST_CHOSEN), found.count(), asked.text, asked.problems)
+        matching = search(_all(project), asked)
+        return Chosen(_newest(matching, MOST_CHOSEN), matching.count(), asked.text, asked.problems)
     ids = uuids_in(query.getlist("runs"), 2 * MOST_CHOSEN)
     listed = _all(project).filter(pk__in=ids)
     return Chosen(list(listed.order_by("created_at", "id")[:MOST_CHOSEN]), listed.count())

@@ -219,12 +219,12 @@ def _kinds(project: Project, tasks: Iterable[tuple[str, str]]) -> dict[tuple[str
     wanted = set(tasks)
     rows = Evaluation.objects.filter(run__project=project, name__in={name for name, _ in wanted})
     fields = rows.order_by("name", "metric", "-id").distinct("name", "metric")
-    found = {
+    known = {
         (name, metric): _Kind(kind == "proportion", higher)
         for name, metric, kind, higher in fields.values_list("name", "metric", "kind", "higher_is_better")
     }
     # An evaluation may be deleted after its comparison was stored.
-    return {task: found.get(task, _Kind(False, True)) for task in wanted}
+    return {task: known.get(task, _Kind(False, True)) for task in wanted}
 
 
 def _precisions(rows: Sequence[EvaluationComparison]) -> dict[tuple[UUID, int, str, str], str]:

@@ -26,7 +26,7 @@ def in_colours_of_the_page(svg: str) -> str:
     names. Colours without a name, and pictures in the chart, remain.
     """
     return _PAINT.sub(
-        lambda found: f'{found[1]}="var(--{_NAMES[found[2]]})"' if found[2] in _NAMES else found[0], svg
+        lambda match: f'{match[1]}="var(--{_NAMES[match[2]]})"' if match[2] in _NAMES else match[0], svg
     )
 
 

@@ -22,7 +22,7 @@ from fp8scope_dashboard.pages.related_runs import offered_groups, offered_runs, 
 from fp8scope_dashboard.pages.series_loading import step_of
 from fp8scope_dashboard.pages.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.pages.tensors.question import tensors_context
-from fp8scope_dashboard.runs.models import Artefact, Note, Run, Writer
+from fp8scope_dashboard.runs.models import Artefact, Note, Run, RunState, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS, to_html
 
@@ -106,6 +106,7 @@ def typed_range(run: Run, query: QueryDict) -> str:
 def _overview(run: Run, query: QueryDict) -> dict[str, Any]:
     others = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens", "grad_norm")]
     return {
+        "is_live": run.state == RunState.RUNNING,
         "summary": summarise(run),
         "related": related_runs_of(run),
         "groups": offered_groups(run),

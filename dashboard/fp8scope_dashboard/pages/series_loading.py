@@ -110,7 +110,8 @@ def scalar_curves(
     curves = []
     for run in sorted(runs, key=lambda run: run.id not in background):
         part = _part_of(run.id, name, options)
-        series = queries.scalar(run.id, name, first=part.first, last=part.last, points=points)
+        is_timed = options.axis == "time"
+        series = queries.scalar(run.id, name, first=part.first, last=part.last, points=points, timed=is_timed)
         if len(series):
             x = _axis(run.id, series, options, part)
             curves.append(
@@ -171,11 +172,12 @@ def _part_of(run_id: UUID, name: str, options: Options) -> _Part:
     """The steps in the range of a chart; for tokens or time, to the next known points outside of it."""
     if options.span is None:
         return _Part(options.first, options.last)
-    measure = queries.scalar(run_id, "tokens" if options.axis == "tokens" else name, points=RANGE_POINTS)
+    is_timed = options.axis == "time"
+    measure = queries.scalar(run_id, name if is_timed else "tokens", points=RANGE_POINTS, timed=is_timed)
     if not len(measure):
         # Without tokens the axis shows steps.
         return _Part(step_of(str(options.span[0])), step_of(str(options.span[1])))
-    x = _minutes(measure, measure.times[0]) if options.axis == "time" else measure.values
+    x = _minutes(measure, measure.times[0]) if is_timed else measure.values
     # A run that has gone back to an earlier step can have times that decrease.
     low, high = (int(np.searchsorted(np.fmax.accumulate(x), bound)) for bound in options.span)
     first, last = measure.steps[max(low - 1, 0)], measure.steps[min(high, len(x) - 1)]
@@ -190,7 +192,7 @@ def _axis(run_id: UUID, series: queries.Series, options: Options, part: _Part) -
     if options.axis == "time":
         return _minutes(series, series.times[0] if part.begin is None else part.begin)
     if options.axis == "tokens":
-        tokens = queries.scalar(run_id, "tokens", first=part.first, last=part.last)
+        tokens = queries.scalar(run_id, "tokens", first=part.first, last=part.last, timed=False)
         if len(tokens):
             return np.interp(series.steps, tokens.steps, tokens.values)
     return series.steps.astype(np.float64)

@@ -68,15 +68,15 @@ def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) 
             run.id, name, tensors=tensors, first=first, last=last, columns=columns, widen=True
         )
 
-    one = read(known[0])
-    rates = {known[0]: one.values}
+    heatmap = read(known[0])
+    rates = {known[0]: heatmap.values}
     for name in known[1:]:
         # Rows that arrive between the two reads may bring steps.
         other = read(name)
-        rates[name] = on_columns(other.values, other.step_edges, one.step_edges)
-    blank = np.full_like(one.values, np.nan)
+        rates[name] = on_columns(other.values, other.step_edges, heatmap.step_edges)
+    blank = np.full_like(heatmap.values, np.nan)
     overflow, underflow = (rates.get(name, blank) for name in (OVERFLOW, UNDERFLOW))
-    return shares_of(one.step_edges, overflow, underflow, limits_of(run))
+    return shares_of(heatmap.step_edges, overflow, underflow, limits_of(run))
 
 
 def on_columns(values: Floats, edges: NDArray[np.int64], wanted: NDArray[np.int64]) -> Floats:

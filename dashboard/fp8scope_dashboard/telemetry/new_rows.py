@@ -124,8 +124,8 @@ def read(requests: Sequence[Request], limit: int) -> list[Pieces]:
         "limit": limit,
         "bytes": MOST_BYTES // len(requests),
     }
-    found = groupby(sql.fetch(_CHUNKS, parameters), key=lambda row: int(row[0]))
-    return [_pieces(request, list(rows), limit) for request, (_, rows) in zip(requests, found, strict=True)]
+    writers = groupby(sql.fetch(_CHUNKS, parameters), key=lambda row: int(row[0]))
+    return [_pieces(request, list(rows), limit) for request, (_, rows) in zip(requests, writers, strict=True)]
 
 
 def _pieces(request: Request, rows: Sequence[tuple[object, ...]], limit: int) -> Pieces:

@@ -51,6 +51,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 and abs(value) < 1e15 else f"{value:.4g}"
 
 
+def rounded(value: float, digits: int) -> str:
+    """A finite number with at most 4 significant digits: `0.0123`, `1,580`, `3.1e-6`."""
+    short = float(f"{value:.{digits}g}")
+    if 1_000.0 <= abs(short) < 1e15:
+        return f"{short:,.0f}"
+    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
 def count(number: int, noun: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -61,4 +70,4 @@ def as_factor(octaves: float) -> str:
     size = 2.0 ** min(octaves, 60.0)
     if size >= 1e4:
         return f"2^{octaves:.0f}"
-    return f"{size:.0f}" if size >= 999.5 else f"{size:.3g}"
+    return f"{size:,.0f}" if size >= 999.5 else f"{size:.3g}"

@@ -1,6 +1,8 @@
 """`fp8scope replay`: the step gives the recorded loss bit for bit, and the broken product is named."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,32 @@ def test_going_on_needs_the_same_data_and_learning_rate(
     assert "the script sets the learning rate 0.000714286 after the snapshot" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["replay", "--skip", "a:b", str(incident), path])
+
+
+FAILS = """
+import torch, fp8scope
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+run = fp8scope.attach(model, optimizer, name="fails")
+for step in range(5):
+    if step == 3:
+        raise RuntimeError("the script failed")
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_whose_last_step_ends_with_its_failure_is_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text(FAILS)
+    command = [sys.executable, str(path)]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    (incident,) = tmp_path.glob(".fp8scope/spool/*/incident-*")
+    found = replay(capsys, incident, str(path))
+    assert found["step"] == 3 and found["equal"]

@@ -102,6 +102,36 @@ def test_pauses_grow_and_the_number_of_attempts_is_bounded(delivery: Delivery, i
     assert refreshed(delivery).failed_at is not None and outbox.due() == []
 
 
+def test_what_waits_for_a_deleted_channel_is_gone(delivery: Delivery, inbox: Inbox) -> None:
+    delivery.channel.delete()
+    assert not outbox.deliver(delivery.pk) and outbox.due() == [] and not inbox.messages
+
+
+def test_what_waits_goes_to_the_changed_address(
+    delivery: Delivery, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox.error = DeliveryError("down")
+    assert not outbox.deliver(delivery.pk)
+    seen: list[Mapping[str, Any]] = []
+
+    def send(config: Mapping[str, Any], message: Message) -> None:
+        seen.append(config)
+
+    kind = ChannelType("Inbox", send, masked=lambda config: "inbox")
+    monkeypatch.setattr(outbox, "CHANNELS", {**CHANNELS, "inbox": kind})
+    channel = delivery.channel
+    channel.config = {"url": "https://new.example/"}
+    channel.save()
+    Delivery.objects.update(due_at=timezone.now())
+    assert outbox.deliver(delivery.pk) and seen == [{"url": "https://new.example/"}]
+
+
+def test_a_clock_that_went_back_does_not_stop_a_channel(delivery: Delivery, inbox: Inbox) -> None:
+    ahead = timezone.now() + timedelta(hours=1)
+    Channel.objects.update(minute_started_at=ahead, minute_messages=600)
+    assert outbox.deliver(delivery.pk) and len(inbox.messages) == 1
+
+
 def test_a_receiver_that_asks_to_wait_is_not_tried_before(delivery: Delivery, inbox: Inbox) -> None:
     inbox.error = DeliveryError("busy", retry_after=300.0)
     before = timezone.now()

@@ -123,7 +123,11 @@ def test_removes_only_with_prune_and_never_a_built_in_rule(project: Project) -> 
         ("points: 4", "value: 6", r"line 10: value is there twice"),
         ("name: Late outliers", "name: &a Late\n    run: *a", r"line 19: Anchors and aliases"),
         ("name: Late outliers", "name: [", r"line 2\d: "),
-        ("name: Late outliers", "name: !!python/name:os.system x", r"line 19: x is no text"),
+        ("name: Late outliers", "name: !!python/name:os.system x", r"line 19: The tag !!python/name:os"),
+        ("name: Late outliers", "name: !mine Late", r"line 19: The tag !mine is not supported"),
+        ("{z: 8}", "!!set {z}", r"line 5: The tag !!set is not supported"),
+        ("name: Late outliers", "name: 2026-01-01", r"line 19: Put the date in quotes"),
+        ("version: 1\n", "version: 1\n---\n", r"expected a single document"),
         ("name: Late outliers", f"name: {'1' * 5000}", r"not valid YAML|must be a text"),
         ("name: Late outliers", "name: ''", r"line 19: name: must be a text of 1"),
         ("action: fallback", "run: 1234", r"line 25: run: must be the id of a run"),
@@ -141,6 +145,18 @@ def test_errors_name_the_line_and_what_to_do(project: Project, before: str, afte
 def test_refuses_what_is_no_list_of_rules(project: Project, text: str) -> None:
     with pytest.raises(rule_files.RuleFileError):
         apply(project, text)
+
+
+@pytest.mark.parametrize(("written", "value"), [("1e3", 1000.0), ("5E-3", 0.005), ("+2.5e1", 25.0)])
+def test_numbers_may_have_an_exponent_without_a_point(project: Project, written: str, value: float) -> None:
+    apply(project, FILE.replace("value: 5", f"value: {written}", 1))
+    assert Rule.objects.get(name="Gradient norm").parameters["value"] == value
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name(project: Project) -> None:
+    apply(project, FILE.replace("name: Gradient norm", 'name: "1e3"', 1))
+    exported = rule_files.export(rule_store.rules_in(project))
+    assert set(apply(project, exported).values()) == {"unchanged"}
 
 
 @pytest.mark.parametrize("bracket", ["[", "{", "- "])

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.recording import Recorder, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, ScalarRows, State
+from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.alerts.watching.detection import SCALAR_DETECTORS
 
 PARTS = {"time_forward": 0.03, "time_backward": 0.05, "time_optimizer": 0.01, "time_other": 0.01}
@@ -161,6 +164,17 @@ def test_main_memory_that_rises_beside_a_gpu_is_found() -> None:
     assert host.message.startswith("The main memory")
     (device,) = found("memory_creep", {"memory_anonymous": base, "memory_allocated": growing})
     assert device.message.startswith("The GPU memory")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["memory_allocated", "memory_anonymous", "memory_rss"])
+def test_the_evidence_shows_the_memory_that_rises(name: str) -> None:
+    run = make_run(create_project("default", "Default"))
+    memory = 2.0**32 * (1.0 + 0.001 * np.arange(800))
+    Recorder(run).rows(np.arange(800), {"loss": np.full(800, 2.0), name: memory})
+    (event,) = evaluate(run.id)
+    assert event.kind == "memory_creep"
+    assert [series["name"] for series in event.evidence["series"]] == [name, "loss"]
 
 
 @pytest.mark.parametrize("kind", list(SCALAR_DETECTORS))

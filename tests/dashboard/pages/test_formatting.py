@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.formatting import (
     span,
     written,
 )
-from fp8scope_dashboard.text.numbers import as_factor
+from fp8scope_dashboard.text.numbers import as_factor, rounded
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -137,7 +137,16 @@ def test_rounding_errors_are_formatted_as_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("octaves", "text"), [(0.585, "1.5"), (9.966, "1000"), (11.3, "2521"), (13.4, "2^13"), (200.0, "2^200")]
+    ("value", "text"),
+    [(2.31, "2.31"), (2.0**10.6, "1,552"), (9999.7, "10,000"), (-15804.7, "-15,800"), (3.1e-6, "3.1e-6"),
+     (3e20, "3e20"), (0.0, "0")],
+)  # fmt: skip
+def test_numbers_of_messages_are_rounded(value: float, text: str) -> None:
+    assert rounded(value, 4) == text
+
+
+@pytest.mark.parametrize(
+    ("octaves", "text"), [(0.585, "1.5"), (9.966, "1,000"), (11.3, "2,521"), (13.4, "2^13"), (200.0, "2^200")]
 )
 def test_factors_have_no_exponent(octaves: float, text: str) -> None:
     assert as_factor(octaves) == text
@@ -158,3 +167,10 @@ def test_stored_sentences_have_the_numbers_of_the_pages() -> None:
 )
 def test_amounts_of_bytes_have_one_system_of_units(amount: float | None, text: str) -> None:
     assert plain(size(amount)) == text
+
+
+def test_sentences_of_earlier_versions_are_written_as_new_ones() -> None:
+    old = "FP8 runs at 0.62x [0.53, 0.73] the speed of BF16 and needs 1.6 % [-0.7, 5.0] more tokens."
+    assert plain(written(old)) == (
+        "FP8 runs at 0.62 × (0.53 to 0.73) the speed of BF16 and needs 1.6 % (-0.7 to 5.0) more tokens."
+    )

@@ -130,12 +130,12 @@ class FlopModel:
 
     def step_flops(self, shapes: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
         """Return the operations of forward and backward for these input shapes; 0 if unknown."""
-        found = self._known.get(shapes)
-        if found is None:
-            found = self._scaled(shapes) or self._from_weights(args, kwargs)
+        operations = self._known.get(shapes)
+        if operations is None:
+            operations = self._scaled(shapes) or self._from_weights(args, kwargs)
             if len(self._known) < MAX_KNOWN:
-                self._known[shapes] = found
-        return found
+                self._known[shapes] = operations
+        return operations
 
     def _scaled(self, shapes: Signature) -> float:
         """Scale a known count by the number of elements of the first input."""

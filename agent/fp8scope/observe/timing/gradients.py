@@ -116,4 +116,4 @@ def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:
 
 def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's step, called with these arguments, has a closure that computes the gradients."""
-    return callable(kwargs.get("closure")) or any(callable(one) for one in args[1:])
+    return callable(kwargs.get("closure")) or any(callable(argument) for argument in args[1:])

@@ -47,21 +47,21 @@ class Machine:
 
     def sample(self) -> float:
         """Take a sample; returns the seconds until the next one."""
-        found = {}
+        sample = {}
         if (resident := resident_bytes()) is not None:
-            found["memory_rss"] = resident
+            sample["memory_rss"] = resident
         if (anonymous := anonymous_bytes()) is not None:
-            found["memory_anonymous"] = anonymous
+            sample["memory_anonymous"] = anonymous
         index = self._device()
         if index is not None:
-            found |= device_memory(index)
+            sample |= device_memory(index)
             if not self._asked_driver:
                 self._asked_driver = True
                 with self._guard.shield("asking the GPU's driver"):
                     self._utilisation = utilisation_of(index)
             if self._utilisation is not None:
-                found["gpu_utilization"] = self._utilisation()
-        self._sample = found
+                sample["gpu_utilization"] = self._utilisation()
+        self._sample = sample
         return SAMPLE_SECONDS
 
 

@@ -50,17 +50,17 @@ class Reading:
 
     def read(self) -> dict[str, float]:
         """Return the scalars by name, without those in `device`; call it after `wait`."""
-        found: dict[str, float] = {**self._scalars, **self._machine.take()}
+        scalars: dict[str, float] = {**self._scalars, **self._machine.take()}
         if self._times is None:
-            return found
+            return scalars
         times = self._times.read()
-        found |= times
+        scalars |= times
         seconds = sum(times.values())
         if self._flops > 0 and seconds > 0:
-            found["model_flops_per_second"] = self._flops / seconds
+            scalars["model_flops_per_second"] = self._flops / seconds
             if self.peak:
-                found["mfu"] = self._flops / seconds / self.peak
-        return found
+                scalars["mfu"] = self._flops / seconds / self.peak
+        return scalars
 
 
 class Measures:
@@ -180,8 +180,8 @@ class Measures:
     def close(self) -> None:
         """Remove all hooks, and end the thread."""
         hooks: tuple[ModelHooks | OptimizerHooks, ...] = (*self._models.values(), *self._stepping)
-        for one in hooks:
-            one.remove()
+        for hook in hooks:
+            hook.remove()
         self._stepping.clear()
         self._models.clear()
         self._optimizers.clear()

@@ -15,6 +15,7 @@ from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
+from fp8scope_dashboard.text.numbers import rounded
 
 Parameters = Mapping[str, float]
 Float32s = NDArray[np.float32]
@@ -62,8 +63,8 @@ def amax_growth(state: State, rows: TensorRows, parameters: Parameters) -> tuple
         over[i] = (growth[i] > octaves) & settled & seen[i]
     wording = Wording(
         "has a growing amax", "have growing amaxes",
-        lambda octaves, name: f"that of {name} is {2.0**octaves:.3g} times its lowest level",
-        f"above the limit of {2.0 ** parameters['octaves']:.3g}, relative to its role",
+        lambda octaves, name: f"that of {name} is {rounded(2.0**octaves, 3)} times its lowest level",
+        f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}, relative to its role",
         unit="octaves",
     )  # fmt: skip
     observed = Observed(rows.steps, over, seen, growth.astype(np.float64))

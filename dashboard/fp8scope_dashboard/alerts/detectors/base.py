@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from fp8scope_dashboard.text.numbers import LARGEST
+from fp8scope_dashboard.text.numbers import LARGEST, rounded
 
 # The state of a detector between calls. JSON types only, so that it can be stored between two batches.
 State = dict[str, Any]
@@ -50,14 +50,14 @@ def finite(value: float) -> float | None:
 
 
 def in_words(value: float) -> str:
-    """A value for a message: four significant digits, NaN, or 'infinity'."""
+    """A value for a message: `2.31`, `1,580`, `3.1e-6`, NaN, or 'infinity'."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "infinity" if value > 0 else "minus infinity"
-    return f"{value:.4g}"
+    return rounded(value, 4)
 
 
 def percent(fraction: float) -> str:
     """A fraction as a percentage with three significant digits."""
-    return f"{100.0 * fraction:.3g} %"
+    return f"{rounded(100.0 * fraction, 3)} %"

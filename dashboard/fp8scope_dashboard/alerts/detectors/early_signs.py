@@ -16,6 +16,7 @@ from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
+from fp8scope_dashboard.text.numbers import rounded
 
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
@@ -37,7 +38,8 @@ def kurtosis_growth(state: State, rows: TensorRows, parameters: Parameters) -> R
 
 def logit_growth(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when the bound of the attention logits of a layer is far above its own past."""
-    wording = _wording("grows", "grow", "the bound of the attention logits", parameters)
+    words = "has growing attention logits", "have growing attention logits"
+    wording = _wording(*words, "the bound of the attention logits", parameters)
     return sign(state, rows, rows.statistics["logit_bound"], parameters, wording)
 
 
@@ -47,14 +49,17 @@ def router_collapse(state: State, rows: TensorRows, parameters: Parameters) -> R
     The imbalance of small batches is noise around a small number, so that its logarithm says little. The
     evenness, 1 minus the imbalance, is near 1 until the router collapses.
     """
-    wording = _wording("becomes uneven", "become uneven", "the unevenness of the load", parameters)
+    words = "shares its tokens out less evenly", "share their tokens out less evenly"
+    wording = _wording(*words, "the unevenness of the load", parameters)
     uneven = 1.0 / (1.0 + LEAST_EVEN - rows.statistics["load_imbalance"])
     return sign(state, rows, uneven, parameters, wording)
 
 
 def update_growth(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when the updates of a weight are far larger, relative to it, than in its own past."""
-    wording = _wording("grows", "grow", "the ratio of update to weight", parameters)
+    wording = _wording(
+        "has growing updates", "have growing updates", "the ratio of update to weight", parameters
+    )
     return sign(state, rows, rows.statistics["update_ratio"], parameters, wording)
 
 
@@ -68,8 +73,9 @@ def noise_growth(state: State, rows: TensorRows, parameters: Parameters) -> Resu
 
 def _wording(one: str, many: str, what: str, parameters: Parameters) -> Wording:
     return Wording(
-        one, many, lambda octaves, name: f"{what} of {name} is {2.0**octaves:.3g} times its usual value",
-        f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
+        one, many,
+        lambda octaves, name: f"{what} of {name} is {rounded(2.0**octaves, 3)} times its usual value",
+        f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}", unit="octaves",
     )  # fmt: skip
 
 

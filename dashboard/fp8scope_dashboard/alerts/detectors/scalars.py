@@ -292,4 +292,5 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> F
         f"The {where} memory in use rises steadily since step {first[0]}: from {first[1] / 2**20:,.0f} to "
         f"{last[1] / 2**20:,.0f} MiB."
     )
-    return Finding(True, first[0], step, last[1], first[1] * (1.0 + parameters["rise"]), message)
+    limit = first[1] * (1.0 + parameters["rise"])
+    return Finding(True, first[0], step, last[1], limit, message, {"scalar": name})

@@ -130,7 +130,7 @@ def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Resul
     wording = Wording(
         "has a scale for another amax", "have scales for another amax",
         lambda octaves, name: f"that of {name} is off by a factor of {as_factor(octaves)}",
-        f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
+        f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
     observed = Observed(rows.steps, over, seen, np.abs(use))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
@@ -165,7 +165,7 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
     wording = Wording(
         "has a scale that jumped", "have scales that jumped",
         lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
-        f"above the limit of {2.0 ** parameters['octaves']:.3g}", unit="octaves",
+        f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
     observed = Observed(rows.steps, over, settled, jumps.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)

@@ -18,7 +18,7 @@ def _warmup(default: int, help: str) -> Parameter:
 TENSOR_NOT_FINITE = Kind(
     "tensor_not_finite",
     "critical",
-    "A tensor has NaN or infinite elements in several steps in a row.",
+    "A tensor has NaN or infinite elements in several steps, in a row or often.",
     {
         "points": points(3, "Observations in a row with such elements."),
         "recover": points(20, RECOVER),
@@ -30,7 +30,7 @@ TENSOR_NOT_FINITE = Kind(
 SATURATION_RATE = Kind(
     "saturation_rate",
     "warning",
-    "Elements of a tensor are clipped to the format's range, NaN or infinite, for many steps in a row.",
+    "Elements of a tensor are clipped to the format's range, NaN or infinite, for many steps.",
     {
         "rate": Parameter(0.001, 0.0, 1.0, "Overflowed elements over all elements of a tensor."),
         "points": points(10, "Observations in a row above that rate."),
@@ -60,7 +60,7 @@ SATURATION_RISE = Kind(
 UNDERFLOW_RATE = Kind(
     "underflow_rate",
     "warning",
-    "Most elements of a tensor become zero, for many steps in a row.",
+    "Most elements of a tensor become zero, for many steps.",
     {
         "rate": Parameter(0.5, 0.0, 1.0, "Elements that become zero over all elements of a tensor."),
         "points": points(20, "Observations in a row above that rate."),

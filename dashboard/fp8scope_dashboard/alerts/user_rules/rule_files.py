@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -28,6 +29,36 @@ HEAD: Final = """\
 """
 
 
+class _Loader(yaml.SafeLoader):
+    """Stops at what is nested too deeply: to read thousands of open brackets takes seconds.
+
+    Reads `1e-3` as a number, as YAML 1.2 does. YAML 1.1 asks for a point.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        if self.depth > DEEPEST:
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise RuleFileError(f"line {line}: The file is nested too deeply.")
+        self.depth += 1
+        node: Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around texts that `_Loader` would read as numbers."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+\Z"),
+        list("-+0123456789"),
+    )
+
+
 class RuleFileError(ValueError):
     """A file is invalid; the message begins with the line."""
 
@@ -35,7 +66,7 @@ class RuleFileError(ValueError):
 def export(rules: Sequence[Rule]) -> str:
     """The file of these rules."""
     content = {"version": VERSION, "rules": [document_of(rule) for rule in rules]}
-    return HEAD + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    return HEAD + yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def read(project: Project, text: str) -> list[Draft]:
@@ -74,10 +105,11 @@ def _load(text: str) -> tuple[Node | None, Any]:
     try:
         root = yaml.compose(text, Loader=_Loader)
         _check(root, set())
-        return root, yaml.safe_load(text)
+        return root, yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise RuleFileError(f"line {mark.line + 1 if mark else 1}: {error.problem}") from None
+        problem = " ".join(filter(None, (error.context, error.problem)))
+        raise RuleFileError(f"line {mark.line + 1 if mark else 1}: {problem}.") from None
     except RuleFileError:
         raise
     # Of numbers that Python does not convert.
@@ -85,26 +117,13 @@ def _load(text: str) -> tuple[Node | None, Any]:
         raise RuleFileError(f"line 1: The file is not valid YAML ({type(error).__name__}).") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """Stops at what is nested too deeply: to read thousands of open brackets takes seconds."""
-
-    depth = 0
-
-    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        if self.depth > DEEPEST:
-            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
-            raise RuleFileError(f"line {line}: The file is nested too deeply.")
-        self.depth += 1
-        node: Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-
 def _check(node: Node | None, seen: set[int]) -> None:
     if node is None:
         return
     if id(node) in seen:
         raise RuleFileError(f"{_line(node)}: Anchors and aliases are not supported. Repeat the value.")
+    if node.tag not in SAFE_TAGS:
+        raise RuleFileError(f"{_line(node)}: {_refusal(node)}")
     seen.add(id(node))
     if isinstance(node, SequenceNode):
         for child in node.value:
@@ -118,11 +137,18 @@ def _check(node: Node | None, seen: set[int]) -> None:
                 raise RuleFileError(f"{_line(key)}: {key.value[:40]} is there twice.")
             names.add(key.value)
             _check(value, seen)
-    elif node.tag not in SAFE_TAGS:
-        raise RuleFileError(f"{_line(node)}: {node.value[:40]} is no text, number, true or false.")
 
 
-SAFE_TAGS: Final = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
+YAML_TAG: Final = "tag:yaml.org,2002:"
+SAFE_TAGS: Final = tuple(
+    f"{YAML_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map")
+)
+
+
+def _refusal(node: Node) -> str:
+    if isinstance(node, ScalarNode) and node.tag == f"{YAML_TAG}timestamp":
+        return f'Put the date in quotes: "{node.value[:40]}".'
+    return f"The tag {node.tag.replace(YAML_TAG, '!!')[:80]} is not supported. Write the value without it."
 
 
 def _error(root: Node | None, key: Key, message: str) -> RuleFileError:

@@ -131,14 +131,14 @@ def replay(run: Run, rule: Rule, report: Report = lambda share: None) -> list[Wo
         numbers = rules.validate(rule.kind, rule.parameters)
         numbers |= {"margin": run.project.margin, "alpha": run.project.alpha}
         return _alerts([("", finding) for finding in baselines.follow(run, {}, numbers).findings])
-    found = []
+    findings = []
     for number, stream in enumerate(streams):
         for share, generation, finding in _findings(run, rule, stream):
             if finding is None:
                 report((number + share) / len(streams))
             else:
-                found.append((generation, finding))
-    return _alerts(found)
+                findings.append((generation, finding))
+    return _alerts(findings)
 
 
 def _findings(run: Run, rule: Rule, stream: Stream) -> Iterator[tuple[float, str, Finding | None]]:
@@ -165,10 +165,10 @@ def _findings(run: Run, rule: Rule, stream: Stream) -> Iterator[tuple[float, str
         seq = pieces[-1][0] + 1
 
 
-def _alerts(found: Sequence[tuple[str, Finding]]) -> list[WouldBe]:
+def _alerts(findings: Sequence[tuple[str, Finding]]) -> list[WouldBe]:
     alerts: list[WouldBe] = []
-    for generation in dict.fromkeys(generation for generation, _ in found):
-        of_generation = [finding for each, finding in found if each == generation and not finding.update]
+    for generation in dict.fromkeys(generation for generation, _ in findings):
+        of_generation = [finding for each, finding in findings if each == generation and not finding.update]
         holders: set[int] = set()
         for finding in sorted(of_generation, key=lambda each: (each.step, each.opened)):
             if finding.opened:

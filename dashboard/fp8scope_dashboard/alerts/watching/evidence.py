@@ -32,6 +32,8 @@ def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
     first, last = finding.onset_step - reach, finding.step
     gathered: dict[str, Any] = dict(finding.evidence)
     shown = rules.kind_of(rule.kind)
+    # A kind that reads several scalars says which one it found.
+    scalar = gathered.pop("scalar", shown.shows)
     if shown.names_tensors:
         gathered["series"] = [
             *_own_series(run, rule, finding, first, last),
@@ -40,7 +42,7 @@ def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
         return gathered
     gathered["series"] = [
         _as_dict(name, queries.scalar(run.id, name, first=first, last=last, points=POINTS))
-        for name in dict.fromkeys((shown.shows, "loss"))
+        for name in dict.fromkeys((scalar, "loss"))
     ]
     if shown.shows != "loss":
         return gathered

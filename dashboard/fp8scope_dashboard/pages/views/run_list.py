@@ -162,8 +162,8 @@ def suggest(request: HttpRequest, project: Project) -> JsonResponse:
     """Suggestions for a search that is being typed, or for a column (`for=column`)."""
     text = request.GET.get("q", "").replace("\0", "")[:MAX_LENGTH]
     vocabulary = vocabulary_of(project)
-    found = suggestions(project, text, vocabulary, names_only=request.GET.get("for") == "column")
-    return JsonResponse({"suggestions": found})
+    offered = suggestions(project, text, vocabulary, names_only=request.GET.get("for") == "column")
+    return JsonResponse({"suggestions": offered})
 
 
 def _open_events(runs: Iterable[Run]) -> Mapping[UUID, int]:

@@ -6,6 +6,7 @@
 //   data-axis        figures with the same name share their range and their crosshair
 //   data-zoom        zooming requests finer data
 //   data-clickable   a click dispatches fp8:point on the element
+//   data-catch-up    fp8:refresh on the element refreshes it, which live.js dispatches when the page is connected
 //
 // Events on the document, which other scripts may dispatch too:
 //
@@ -123,6 +124,11 @@ class Figure {
       if (this.isCompact() !== this.compact) this.refresh();
     }).observe(element);
     element.querySelector("[data-reset]")?.addEventListener("click", () => this.showAll());
+    element.addEventListener("fp8:refresh", (event) => {
+      // Parts of the page around it refresh themselves by the same event.
+      event.stopPropagation();
+      this.refresh();
+    });
     this.plot.addEventListener("keydown", (event) => this.onKey(event));
     this.plot.addEventListener("blur", () => this.point(null));
   }

@@ -26,8 +26,8 @@
 
   apply(stored());
   tell();
+  document.addEventListener("fp8:theme", tell);
   isDark.addEventListener("change", () => {
-    tell();
     if (stored() === "auto") changed();
   });
   addEventListener("DOMContentLoaded", () => {
@@ -36,7 +36,6 @@
       const next = order[(order.indexOf(stored()) + 1) % order.length];
       try { localStorage.setItem(key, next); } catch { /* private window: applies to this page only */ }
       apply(next);
-      tell();
       changed();
     });
   });
