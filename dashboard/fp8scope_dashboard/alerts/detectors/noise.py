@@ -145,13 +145,13 @@ def _extend_reach(reached: State, value: float) -> None:
         reached["block"] = [points, total]
         return
     # A rise that is being judged must not raise its own limit.
-    mean, *waiting = [*reached["waiting"], total / points]
-    reached["block"] = [0, 0.0]
-    if len(waiting) < REACH_DELAY:
-        reached["waiting"] = [mean, *waiting]
+    waiting: list[float] = [*reached["waiting"], total / points]
+    reached.update(block=[0, 0.0], waiting=waiting)
+    if len(waiting) <= REACH_DELAY:
         return
+    mean = waiting.pop(0)
     low, high = reached["range"] or [mean, mean]
-    reached.update(waiting=waiting, means=reached["means"] + 1, range=[min(low, mean), max(high, mean)])
+    reached.update(means=reached["means"] + 1, range=[min(low, mean), max(high, mean)])
 
 
 def _wander_since(state: State) -> list[float]:
