@@ -118,7 +118,8 @@ def init(
     """Begin a run. Returns immediately and does not wait for the server.
 
     `project` selects one of several logins; a token belongs to a single project. `group` is shared by runs
-    that differ only in their seed; `baseline` is the group to compare this run with, or the id of one run.
+    that differ only in their `seed`, by default the entry of this name in `config`. `baseline` is the group
+    to compare this run with, or the id of one run.
     `precision` is `bf16`, `fp8`, `fp16` or `fp32`; by default it is that of most matrix products in the first
     training pass of a watched model. `directory` holds the data that the server has not yet acknowledged.
     `mode` is `online`, `offline` (record locally, for `fp8scope sync`) or `disabled`. Without a server
@@ -147,7 +148,7 @@ def init(
     Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
     given = dict(locals())
-    from fp8scope.arguments import check_init, parent_id, plain_config
+    from fp8scope.arguments import check_init, parent_id, plain_config, seed_in
     from fp8scope.config import settings_from
     from fp8scope.control.command_queue import check_allowed
     from fp8scope.guard import configure_logging
@@ -164,6 +165,7 @@ def init(
     settings = settings_from(
         project=project, url=url, token=token, directory=directory, mode=mode, console=console
     )
+    plainly = plain_config(config or {})
     registration = blank_registration(name if name is not None else _default_name()) | {
         "precision": precision or "unknown",
         "group": group or "",
@@ -171,9 +173,9 @@ def init(
         "parent": parent_id(parent),
         "relation": relation or ("resumed" if parent else ""),
         "tags": [str(tag) for tag in ((tags,) if isinstance(tags, str) else tags or ())],
-        "seed": whole("seed", seed),
+        "seed": seed_in(plainly) if seed is None else whole("seed", seed),
         "total_steps": whole("total_steps", total_steps),
-        "config": plain_config(config or {}),
+        "config": plainly,
     }
     check_registration(registration)
     if settings.mode == "disabled":

@@ -10,6 +10,8 @@ from fp8scope.metadata.redaction import plain
 
 _TEXTS = ("project", "name", "group", "baseline", "relation", "precision", "url", "token", "mode", "console")
 
+_SEEDS = ("seed", "random_seed", "manual_seed", "global_seed")
+
 
 def check_init(arguments: Mapping[str, Any]) -> None:
     """Raise ConfigurationError if an argument of `fp8scope.init` has the wrong type."""
@@ -53,6 +55,16 @@ def plain_config(config: Mapping[str, Any]) -> Any:
         return plain(dict(config))
     except Exception as error:
         raise ConfigurationError(f"config cannot be read ({type(error).__name__}: {error}).") from error
+
+
+def seed_in(config: Mapping[str, Any]) -> int | None:
+    """The seed that a configuration names at its top level; None without one, or if two of them differ.
+
+    Runs are paired with their baseline by seed. `config` is the result of `plain_config`.
+    """
+    values = {value for name, value in config.items() if name.casefold() in _SEEDS and type(value) is int}
+    seed = values.pop() if len(values) == 1 else None
+    return seed if seed is not None and -(2**63) <= seed < 2**63 else None
 
 
 def check_watch(

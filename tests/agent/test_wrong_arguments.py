@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fp8scope
-from fp8scope.arguments import plain_config
+from fp8scope.arguments import plain_config, seed_in
 from fp8scope.config import Settings
 from fp8scope.metadata.redaction import REDACTED
 from fp8scope.process.open_runs import live_runs
@@ -252,3 +252,28 @@ anything = st.recursive(
 @given(st.sampled_from([name for name in INIT if name not in ("directory", "mode")]), anything)
 def test_init_with_anything(name: str, value: Any) -> None:
     begun_or_refused(lambda: fp8scope.init(mode="disabled", **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("config", "seed"),
+    [
+        ({}, None),
+        ({"seed": 3}, 3),
+        ({"SEED": 3, "lr": 1}, 3),
+        ({"seed": 3, "random_seed": 3}, 3),
+        ({"seed": 3, "random_seed": 4}, None),
+        ({"seed": True}, None),
+        ({"seed": "3"}, None),
+        ({"seed": 2**64}, None),
+        ({"data": {"seed": 3}}, None),
+    ],
+)
+def test_the_seed_of_a_configuration(config: dict[str, Any], seed: int | None) -> None:
+    assert seed_in(config) == seed
+
+
+def test_a_given_seed_is_the_runs(tmp_path: Path) -> None:
+    for argument, seed in ((None, 3), (0, 0)):
+        run = fp8scope.init(mode="offline", directory=tmp_path, config={"seed": 3}, seed=argument)
+        assert run.session.registration.document["seed"] == seed
+        run.finish()

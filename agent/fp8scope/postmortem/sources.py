@@ -40,7 +40,7 @@ def from_incident(incident: Incident) -> PostMortem:
         ("Because of", _why(document)),
         ("When", document["created_at"]),
         ("Precision", str(document["precision"])),
-        ("Recipe", json.dumps(document["recipe"])),
+        ("Recipe", json.dumps(document["recipe"]) if document["recipe"] else "none"),
         ("Step in question", str(document["target"])),
     ]
     charted = ["loss", *(sign.name for sign in moved if sign.name != "loss")][:CHARTED]
@@ -59,7 +59,7 @@ def from_incident(incident: Incident) -> PostMortem:
 
 def _why(document: Mapping[str, Any]) -> str:
     if document["alert"]:
-        return f"the alert {document['alert']['kind']}: {document['alert']['message']}"
+        return f"the alert {_alert(document['alert']).text}"
     last = str(document["failure"]).strip().splitlines()
     return f"the failure {last[-1]}" if last else "a failure"
 
@@ -88,9 +88,10 @@ def _charts(
 
 def _alert(alert: Mapping[str, Any]) -> Event:
     step = alert.get("onset_step")
+    name = alert.get("rule") or str(alert.get("kind", "")).replace("_", " ").capitalize()
     return Event(
         alert.get("step") if step is None else step,
-        f"{alert.get('severity', '')} {alert.get('kind', '')}: {alert.get('message', '')}",
+        f"{name} ({alert.get('severity', '')}). {alert.get('message', '')}",
     )
 
 
@@ -124,15 +125,14 @@ class RunSource:
         history = self._get("/history", missing={"reports": [], "commands": []})
         alerts = sorted(run["events"], key=lambda alert: alert.get("onset_step") or 0)
         mark = alerts[0].get("onset_step") if alerts else None
-        gaps = [] if diagnosis["current"] else ["The diagnosis is older than the data: report again later."]
         return PostMortem(
             title=f"Post-mortem: {run['name']}",
             facts=[
                 ("Run", f"{run['name']} ({run['id']})"),
                 ("Page", run["url"]),
-                ("State", f"{run['state']}, last step {run['last_step']}"),
+                ("State", _state(run)),
                 ("Precision", run["precision"]),
-                ("Recipe", json.dumps(run["recipe"])),
+                ("Recipe", json.dumps(run["recipe"]) if run["recipe"] else "none"),
                 ("Baseline", run["baseline"] or "none"),
             ],
             signs=[
@@ -145,7 +145,7 @@ class RunSource:
             cause=[text for text in (diagnosis["sentence"], diagnosis["suggestion"]) if text],
             products=_products(_latest(history, "bisect")),
             figures=[chart for name in ("loss", "grad_norm") if (chart := self._chart(name, mark))],
-            gaps=gaps,
+            gaps=_unknown(run, diagnosis),
         )
 
     def _chart(self, name: str, mark: int | None) -> Figure | None:
@@ -172,6 +172,24 @@ class RunSource:
         if response.status != 200 or not outcome.answer:
             raise SourceError(outcome.message or f"HTTP {response.status}")
         return outcome.answer
+
+
+def _state(run: Mapping[str, Any]) -> str:
+    steps = "no step was stored" if run["last_step"] is None else f"last step {run['last_step']}"
+    # Servers before this field was added do not send it.
+    error = str(run.get("failure", "")).strip().splitlines()
+    return f"{run['state']}, {steps}{f': {error[-1]}' if error else ''}"
+
+
+def _unknown(run: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> list[str]:
+    gaps = [] if run["events"] else ["No alert was opened."]
+    if run["last_step"] is None:
+        return [*gaps, "Without a stored step there is nothing to diagnose."]
+    if not diagnosis["sentence"]:
+        gaps.append("The run is not diagnosed yet: report again later.")
+    elif not diagnosis["current"]:
+        gaps.append("The diagnosis is older than the data: report again later.")
+    return gaps
 
 
 def _orders(history: Mapping[str, Any]) -> list[Event]:

@@ -127,6 +127,8 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
     stored = run_of(request, run)
     return {
         **{name: getattr(stored, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION)},
+        # Not `error`: clients take an answer with this key for a refusal.
+        "failure": stored.error,
         "last_attempt": services.last_attempt(stored),
         "project": stored.project.slug,
         "comparison": _comparison(stored),

@@ -122,7 +122,7 @@ def differences(
 
 def _rank(key: str) -> tuple[int, str]:
     """The configuration first and the environment, with much that differs by chance, last."""
-    return {"config": 0, "recipe": 1, "environment": 3}.get(key.partition(".")[0], 2), key
+    return {"config": 0, "recipe": 2, "environment": 3}.get(key.partition(".")[0], 1), key
 
 
 def _row(key: str, configurations: Sequence[tuple[str, Mapping[str, Any]]]) -> EntryRow:

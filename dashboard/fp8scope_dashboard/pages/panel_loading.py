@@ -32,6 +32,8 @@ MOST_SEEDS: Final = 8
 # Buckets of steps whose means are the smooth lines, at most twice as many.
 BUCKETS: Final = 256
 COLUMNS, COMPACT_COLUMNS = 240, 100
+# Characters of a run in the legend of a narrow screen.
+COMPACT_NAME: Final = 36
 # The delta's panel shows this many tolerances, and more only if the last looks need them.
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.8, 40.0
 # A norm that spans more than this factor is drawn on a log axis.
@@ -203,8 +205,11 @@ def _curve(run: Run, arms: Arms, options: Options, name: str, smooth: Smooth | N
     smooth_x = smooth_y = np.zeros(0)
     if smooth is not None and options.smooth and default_span(len(smooth.steps)) > 1:
         smooth_x, smooth_y = smooth.steps, smooth.values
+    # The end of a name tells more.
+    is_long = options.compact and len(run.name) > COMPACT_NAME
+    label = f"…{run.name[1 - COMPACT_NAME :]}" if is_long else run.name
     return Curve(
-        run.name, "", arms.of(run).slot, series.steps.astype(np.float64), series.values, smooth_x, smooth_y
+        label, "", arms.of(run).slot, series.steps.astype(np.float64), series.values, smooth_x, smooth_y
     )
 
 
@@ -259,6 +264,9 @@ def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> Line | None:
     if band is None or not len(own.steps):
         return None
     inside = (own.steps >= band.x[0]) & (own.steps <= band.x[-1])
+    if band.x[-1] > own.steps[-1]:
+        # Near its end the run is averaged over ever fewer steps, and the baseline, which goes on, is not.
+        inside[len(inside) - default_span(len(inside)) // 2 :] = False
     x = own.steps[inside]
     if len(x) < 2:
         return None

@@ -182,6 +182,7 @@ class RunOut(Schema):
     name: str
     project: str
     state: str
+    failure: str
     precision: str
     group: str
     baseline: str

@@ -310,6 +310,14 @@ def test_a_healthy_rate_is_no_rise(kind: str, healthy: str) -> None:
         assert risen(kind, rates) == []
 
 
+def test_impossible_counts_do_not_blind_the_rule() -> None:
+    rates = noise(1_000, 3, 0.05) / 1e6
+    rates[[50, 150], 1] = -5.0, math.inf
+    rates[600:, 1] += 0.0009
+    opened, *_ = risen("saturation_rise", rates)
+    assert opened.evidence["tensors"][0]["name"] == "blocks.1.mlp.input"
+
+
 def test_a_slow_drift_of_underflow_is_no_rise() -> None:
     drift = np.linspace(0.0, 0.3, 5_000)[:, None]
     assert risen("underflow_rise", noise(5_000, 50, 0.01) / 1_000 + drift) == []

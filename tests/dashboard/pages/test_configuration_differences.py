@@ -113,7 +113,7 @@ def test_reads_stored_runs_in_few_queries(django_assert_max_num_queries: Any) ->
     ]  # fmt: skip
     with django_assert_max_num_queries(3):
         found = differences_of(runs)
-    assert [row.key for row in found.rows] == ["config.a.b", "recipe.margin", "seed"]
+    assert [row.key for row in found.rows] == ["config.a.b", "seed", "recipe.margin"]
     assert found.total == 5 and found.unread == ()
 
 

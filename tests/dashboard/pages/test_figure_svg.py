@@ -132,6 +132,25 @@ def test_a_heat_map_is_a_picture_with_one_pixel_for_each_value() -> None:
     assert np.argwhere(alphas == 0).tolist() == [[1, 2]]
 
 
+def test_a_heat_map_over_numbers_has_the_smallest_at_the_bottom() -> None:
+    heatmap = go.Heatmap(
+        x=[0, 1],
+        y=[-3.5, -2.5],
+        z=[[0.0, 0.0], [1.0, 1.0]],
+        colorscale=[[0, "#000000"], [1, "#ffffff"]],
+        zmin=0,
+        zmax=1,
+    )
+    figure = go.Figure(heatmap, {"yaxis": {"range": [-4, -2]}, "height": 200, "margin": {"t": 0, "b": 0}})
+    image = next(iter(parsed(figure).iter(f"{SVG}image")))
+    assert float(str(image.get("y"))) == 0.0 and float(str(image.get("height"))) == pytest.approx(
+        200.0, abs=40
+    )
+    picture = Image.open(io.BytesIO(base64.b64decode(str(image.get("href")).partition(",")[2])))
+    upper, lower = np.asarray(picture.convert("L"))[:, 0]
+    assert upper > lower
+
+
 def test_what_it_does_not_draw_is_left_to_the_browser() -> None:
     pie = go.Figure(go.Pie(values=[1, 2]))
     words = go.Figure(go.Scatter(x=["a", "b"], y=[1, 2]))
@@ -270,7 +289,9 @@ def test_a_chart_is_a_picture_without_javascript(admin: Visitor, seeded: Seeded)
     root = ElementTree.fromstring(answer.content)
     assert root.get("width") == "640" and "Tensors" in texts(root)
     page = admin.client.get(admin.address(f"runs/{seeded.faulty.id}/?tab=efficiency")).content.decode()
-    assert re.search(r"<noscript><img [^>]*efficiency\.json\?format=svg", page)
+    assert re.search(
+        r"<noscript><picture><source media=[^>]*width=400[^>]*><img [^>]*efficiency\.json\?format=svg", page
+    )
 
 
 def test_a_chart_without_data_is_a_picture_of_the_reason(admin: Visitor) -> None:

@@ -167,3 +167,10 @@ def test_stored_sentences_have_the_numbers_of_the_pages() -> None:
 )
 def test_amounts_of_bytes_have_one_system_of_units(amount: float | None, text: str) -> None:
     assert plain(size(amount)) == text
+
+
+def test_sentences_of_earlier_versions_are_written_as_new_ones() -> None:
+    old = "FP8 runs at 0.62x [0.53, 0.73] the speed of BF16 and needs 1.6 % [-0.7, 5.0] more tokens."
+    assert plain(written(old)) == (
+        "FP8 runs at 0.62 × (0.53 to 0.73) the speed of BF16 and needs 1.6 % (-0.7 to 5.0) more tokens."
+    )

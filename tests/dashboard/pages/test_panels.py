@@ -11,6 +11,7 @@ from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor, get_json, trace_values
 
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
+from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.pages.figures.curves import Curve
 from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.panels import Line, Panel, log_ticks, panels_figure
@@ -249,3 +250,16 @@ def test_shares_are_read_again_when_rows_or_limits_have_changed(admin: Visitor) 
     assert shares() == [0.5] * 10 + [1.0] * 10
     Rule.objects.create(project=admin.project, kind=RuleKind.SATURATION_RATE, parameters={"rate": 0.5})
     assert shares() == [0.0] * 20
+
+
+def test_the_smoothed_difference_ends_before_its_average_becomes_noise(admin: Visitor) -> None:
+    x = np.arange(200)
+    baseline = make_run(admin.project, "bf16", precision="bf16", group="bf16")
+    Recorder(baseline).rows(x, {"loss": np.full(200, 2.0)}, rows_per_batch=100)
+    run = make_run(admin.project, precision="fp8", baseline="bf16")
+    Recorder(run).rows(x[:160], {"loss": 2.0 + 0.5 * (-1.0) ** x[:160]}, rows_per_batch=80)
+    compare(run.id)
+    answer = get_json(admin, f"runs/{run.id}/figures/panels.json")
+    fine = trace_values(trace(answer, "difference, smoothed")["y"])
+    # The last step alone is 25 % above the baseline.
+    assert abs(fine[-1]) < 0.1 and abs(fine[40:]).max() < 0.1

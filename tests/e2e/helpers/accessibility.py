@@ -14,16 +14,21 @@ EVERY_RULE: Final[dict[str, Any]] = {
 }
 RULES_OF_COLOUR: Final[dict[str, Any]] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 """Those of EVERY_RULE whose result depends on the theme."""
-RUN: Final = "options => axe.run(options).then(({violations}) => violations)"
+RUN: Final = "({within, options}) => axe.run(within, options).then(({violations}) => violations)"
 MOST_SHOWN = 4
 
 
-def violations(page: Page, rules: dict[str, Any] = EVERY_RULE) -> list[str]:
-    """One line for each violated rule, with the first elements that violate it."""
+def violations(page: Page, rules: dict[str, Any] = EVERY_RULE, within: str = "html") -> list[str]:
+    """One line for each violated rule, with the first elements that violate it.
+
+    Args:
+        within: the selector of the part that is examined.
+    """
     if not page.evaluate("'axe' in window"):
         # The package has no types.
         page.evaluate(import_module("axe_playwright_python.base").AXE_SCRIPT)
-    found = page.evaluate(RUN, {"resultTypes": ["violations"], "runOnly": rules})
+    options = {"resultTypes": ["violations"], "runOnly": rules}
+    found = page.evaluate(RUN, {"within": within, "options": options})
     return [
         f"{rule['id']}: {rule['help']}: "
         + "; ".join(" ".join(map(str, node["target"])) for node in rule["nodes"][:MOST_SHOWN])

@@ -169,7 +169,8 @@ def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters,
     seen = ~np.isnan(rates)
     with np.errstate(invalid="ignore", divide="ignore"):
         least = np.maximum(parameters["rise"], FEW / rows.statistics["numel"])
-        logs = np.log(np.where(seen, rates + least, 1.0).astype(np.float32))
+        # Counts may come from any client: a rate beyond 0 to 1 must not become the past.
+        logs = np.log(np.where(seen, np.clip(rates, 0.0, 1.0) + least, 1.0).astype(np.float32))
     over = past.exceeded(logs, seen, parameters)
     observed = Observed(rows.steps, over, seen, rates)
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)

@@ -91,7 +91,7 @@ def axis_of(figure: go.Figure, name: str, pixels: float) -> Axis:
     shared = [figure.layout[key] for key in figure.layout if key.startswith("xaxis")] if letter == "x" else []
     title = next((each.title.text for each in (layout, *shared) if each.title.text), "")
     shown = any(each.showticklabels is not False and each.visible is not False for each in (layout, *shared))
-    most = TICKS_ACROSS if letter == "x" else max(2, round(pixels / PIXELS_PER_TICK))
+    most = TICKS_ACROSS if letter == "x" else layout.nticks or max(2, round(pixels / PIXELS_PER_TICK))
     return Axis(
         start,
         end,

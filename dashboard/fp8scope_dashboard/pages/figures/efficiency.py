@@ -15,9 +15,9 @@ from fp8scope_dashboard.pages.figures.theme import Theme, faded, new_figure
 # How opaque the areas are: shades of one colour, because arms have the others. Waiting for data stands out.
 SHADES: Final[Mapping[str, float]] = {
     "time_forward": 0.75,
-    "time_backward": 0.45,
-    "time_optimizer": 0.25,
-    "time_other": 0.1,
+    "time_backward": 0.5,
+    "time_optimizer": 0.3,
+    "time_other": 0.16,
 }
 # A step that saves a checkpoint must not flatten all others.
 HEADROOM = 3.0

@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 # below the menu of the figure.
 GAP: Final = 30
 TOP, BOTTOM = 50, 36
+# The legend is above the title of the first panel.
+TITLE: Final = 20
 # Plotly writes values below this with prefixes such as µ, as of units.
 SMALL: Final = 1e-3
 
@@ -107,15 +109,17 @@ def panels_figure(
     """
     if not panels:
         raise ValueError("Draw at least one panel.")
-    height = TOP + BOTTOM + sum(panel.height for panel in panels) + GAP * (len(panels) - 1)
+    has_legend = bool(panels[0].bands)
+    top = TOP + TITLE if has_legend else TOP
+    height = top + BOTTOM + sum(panel.height for panel in panels) + GAP * (len(panels) - 1)
     layout = base_layout(theme, compact=compact, height=height)
     drawing = _Drawing(layout["yaxis"])
     domains = _domains([panel.height for panel in panels])
     for number, (panel, domain) in enumerate(zip(panels, domains, strict=True), 1):
         axis = "y" if number == 1 else f"y{number}"
-        # The legend of the first panel holds for all; its title makes room for it.
-        legend = number == 1 and bool(panel.bands)
-        _axis(drawing, panel, axis, domain, theme, title_right=legend)
+        # The legend of the first panel holds for all.
+        legend = number == 1 and has_legend
+        _axis(drawing, panel, axis, domain, theme)
         _draw(drawing, panel if number == 1 else _named(panel), axis, theme, legend=legend)
     first = panels[0].y_range
     draw_marks(drawing, marks, theme, axis="y", height=None if first is None else first[0])
@@ -138,8 +142,9 @@ def panels_figure(
         },
         # One hover for all panels.
         "hoversubplots": "axis",
-        "margin": {"l": 48 if compact else 60, "r": 10, "t": TOP, "b": BOTTOM, "pad": 0},
-        "showlegend": bool(panels[0].bands),
+        "margin": {"l": 48 if compact else 60, "r": 10, "t": top, "b": BOTTOM, "pad": 0},
+        "showlegend": has_legend,
+        "legend": {**layout["legend"], "y": 1.0 + TITLE / (height - top - BOTTOM)},
     }
     return go.Figure(data=drawing.traces, layout=layout)
 
@@ -186,8 +191,6 @@ def _axis(
     axis: str,
     domain: tuple[float, float],
     theme: Theme,
-    *,
-    title_right: bool,
 ) -> None:
     layout: dict[str, Any] = {
         **drawing.axis,
@@ -218,9 +221,9 @@ def _axis(
             "text": escaped(panel.title),
             "xref": "paper",
             "yref": "paper",
-            "x": 1 if title_right else 0,
+            "x": 0,
             "y": domain[1],
-            "xanchor": "right" if title_right else "left",
+            "xanchor": "left",
             "yanchor": "bottom",
             "yshift": 3,
             "showarrow": False,

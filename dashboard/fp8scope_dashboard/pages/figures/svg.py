@@ -320,11 +320,16 @@ class _Drawing:
         low, high = float(trace.zmin), float(trace.zmax)
         left, right = self.x.share(x[0] - _half(x)), self.x.share(x[-1] + _half(x))
         top, bottom = (panel.height * (1 - panel.y.share(end)) for end in (y[0] - 0.5, y[-1] + 0.5))
+        # The first row is on top if the axis is reversed, as for names; numbers rise.
+        if top > bottom:
+            z, top, bottom = z[::-1], bottom, top
         picture = _picture(z, scale, low, high)
+        # Cells at the ends reach beyond the panel.
         yield (
+            f'<svg width="100%" height="{panel.height:g}" overflow="hidden">'
             f'<image x="{100 * left:.2f}%" y="{top:.1f}" width="{100 * (right - left):.2f}%" '
             f'height="{abs(bottom - top):.1f}" preserveAspectRatio="none" image-rendering="pixelated" '
-            f'href="{picture}"/>'
+            f'href="{picture}"/></svg>'
         )
         bar = _picture(np.linspace(high, low, 64)[:, None], scale, low, high)
         yield (
@@ -402,14 +407,18 @@ class _Drawing:
 
     def _legend(self) -> Iterator[str]:
         for row, traces in enumerate(reversed(self.legend)):
-            x, y = (self.left if self.width else 0.0), self.top - 11 - LEGEND_PIXELS * row
+            # Plotly's legend may stand higher than just above the panels.
+            raised = (self.bottom - self.top) * max(0.0, float(self.figure.layout.legend.y or 1.0) - 1.0)
+            x, y = (self.left if self.width else 0.0), self.top - 11 - raised - LEGEND_PIXELS * row
             for trace in traces:
                 yield from self._legend_entry(trace, x, y)
                 x += _entry_width(trace)
 
     def _legend_entry(self, trace: Any, x: float, y: float) -> Iterator[str]:
         colour = trace.line.color if trace.type == "scatter" and trace.line.color else trace.marker.color
-        if trace.type == "bar" or "lines" not in (trace.mode or "lines"):
+        is_area = trace.type == "scatter" and bool(trace.stackgroup)
+        colour = trace.fillcolor if is_area else colour
+        if is_area or trace.type == "bar" or "lines" not in (trace.mode or "lines"):
             yield f'<rect x="{x + 8:g}" y="{y - 9:g}" width="10" height="10"{self._fill(colour)}/>'
         else:
             stroke = self._stroke(colour or self.theme.text, float(trace.line.width or 2), trace.line.dash)
