@@ -110,7 +110,7 @@ def test_charts_of_many_alerts_open_on_demand(
     monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.MOST_CHARTS", 1)
     page = html(admin)
     charts = Event.objects.filter(run=seeded.faulty).count()
-    assert page.count("<summary>Chart") == charts == page.count("/evidence.json?format=svg")
+    assert page.count("<summary>Chart") == charts == page.count('/evidence.json?format=svg"')
 
 
 def test_critical_alerts_of_a_run_come_first(admin: Visitor) -> None:
