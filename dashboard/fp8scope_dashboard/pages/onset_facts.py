@@ -59,9 +59,16 @@ def facts_of(run: Run, standing: Standing) -> Facts:
     )
 
 
+_POSITION = "\n\nThe training was here:\n"
+
+
 def last_line(text: str) -> str:
-    """The last line of a traceback that is not empty: the exception."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    """The last line of a traceback that is not empty: the exception.
+
+    After SIGTERM the agent sends what happened, and below it where the training was.
+    """
+    why = text.partition(_POSITION)[0]
+    return next((line.strip() for line in reversed(why.splitlines()) if line.strip()), "")
 
 
 def failure_line(run: Run) -> str:
@@ -70,7 +77,7 @@ def failure_line(run: Run) -> str:
     If the agent could not see it, as after `os._exit` or `kill -9`, it is the last exception that the console
     log has.
     """
-    if "Traceback" in run.error:
+    if "Traceback" in run.error or _POSITION in run.error:
         return last_line(run.error)
     return last_exception(run) or last_line(run.error)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,8 @@ Floats = NDArray[np.float64]
 
 OVERFLOW: Final = "overflow_rate"
 UNDERFLOW: Final = "underflow_rate"
+# Answers that a process keeps, of some kilobytes each.
+KEPT: Final = 64
 _KINDS: Final = {OVERFLOW: RuleKind.SATURATION_RATE, UNDERFLOW: RuleKind.UNDERFLOW_RATE}
 
 
@@ -54,18 +58,35 @@ def limits_of(run: Run) -> dict[str, float]:
 def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) -> Shares | None:
     """The shares over the steps first..last in at most `columns` columns; None without such statistics.
 
-    Over many steps the first and the last column begin and end a little outside of the range.
+    Over many steps the first and the last column begin and end a little outside of the range. The shares are
+    kept until the run has new rows: reloading a page, and zooming out again, reads nothing.
     """
-    names = queries.statistic_names(run.id)
+    limits = limits_of(run)
+    rows = (run.rows_stored, run.last_step, run.state)
+    return _read_shares(run.pk, rows, first, last, columns, limits[OVERFLOW], limits[UNDERFLOW])
+
+
+@lru_cache(maxsize=KEPT)
+def _read_shares(
+    run_id: UUID,
+    rows: tuple[object, ...],
+    first: int | None,
+    last: int | None,
+    columns: int,
+    overflow_limit: float,
+    underflow_limit: float,
+) -> Shares | None:
+    """`rows` tells apart what the run had stored."""
+    names = queries.statistic_names(run_id)
     known = [name for name in _KINDS if name in names]
     if not known:
         return None
-    tensors = list(Tensor.objects.filter(run=run).order_by("index").values_list("index", flat=True))
-    columns = columns_of(run, len(tensors), first, last, columns)
+    tensors = list(Tensor.objects.filter(run=run_id).order_by("index").values_list("index", flat=True))
+    columns = columns_of(run_id, len(tensors), first, last, columns)
 
     def read(name: str) -> Heatmap:
         return queries.heatmap(
-            run.id, name, tensors=tensors, first=first, last=last, columns=columns, widen=True
+            run_id, name, tensors=tensors, first=first, last=last, columns=columns, widen=True
         )
 
     heatmap = read(known[0])
@@ -76,7 +97,8 @@ def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) 
         rates[name] = on_columns(other.values, other.step_edges, heatmap.step_edges)
     blank = np.full_like(heatmap.values, np.nan)
     overflow, underflow = (rates.get(name, blank) for name in (OVERFLOW, UNDERFLOW))
-    return shares_of(heatmap.step_edges, overflow, underflow, limits_of(run))
+    limits = {OVERFLOW: overflow_limit, UNDERFLOW: underflow_limit}
+    return shares_of(heatmap.step_edges, overflow, underflow, limits)
 
 
 def on_columns(values: Floats, edges: NDArray[np.int64], wanted: NDArray[np.int64]) -> Floats:

@@ -243,6 +243,30 @@ def test_a_rise_of_one_nat_is_found_within_forty_points(change: int) -> None:
     assert change - 10 <= finding.onset_step <= change and change <= finding.step < change + 40
 
 
+@pytest.mark.parametrize("phi", [0.9, 0.99])
+def test_a_large_rise_is_found_soon_under_noise_that_lasts(phi: float) -> None:
+    """Noise of 3 % that grows with the length of all known blocks, and one seed: it does not rise at once."""
+    chance = np.random.default_rng(18)
+    found, falsely = 0, 0
+    for _ in range(10):
+        arms = 2.1 * (1.0 + 0.03 * np.stack([correlated(chance, 640, phi) for _ in range(2)]))
+        state, early = run(arms[0, :600], arms[1:, :600])
+        falsely += bool(early)
+        steps = np.arange(600, 640)
+        _, findings = above_baseline(state, steps, arms[0, 600:] + 1.0, arms[1:, 600:], PARAMETERS)
+        found += bool(findings) and not early
+    assert found >= 8 and falsely <= 1
+
+
+def test_a_state_of_an_earlier_version_is_read_on() -> None:
+    arms = 2.0 * (1.0 + 0.002 * np.random.default_rng(19).normal(size=(2, 600)))
+    state, _ = run(arms[0, :300], arms[1:, :300])
+    del state["noise"]["reached"], state["covered"]
+    arms[0, 500:] *= 1.1
+    _, (finding, *_) = above_baseline(state, np.arange(300, 600), arms[0, 300:], arms[1:, 300:], PARAMETERS)
+    assert 500 <= finding.step < 540
+
+
 def test_seeds_that_differ_lastingly_widen_the_tolerance() -> None:
     chance = np.random.default_rng(3)
     offsets = np.array([[-0.01], [0.0], [0.01]])

@@ -156,11 +156,11 @@ def test_saturating_tensors_are_one_event(project: Project) -> None:
     names = [f"blocks.{i}.mlp.up.input" for i in range(40)]
     recorder = Recorder(run, tensors=names)
     saturated = np.zeros((300, 40))
-    saturated[100:, :] = np.arange(1, 41)
+    saturated[100:, :] = 100.0 * np.arange(1, 41)
     recorder.rows(
         STEPS,
         {"loss": noisy_loss(5)},
-        {"saturated": saturated, "nonfinite": np.zeros((300, 40)), "numel": np.full((300, 40), 1000.0)},
+        {"saturated": saturated, "nonfinite": np.zeros((300, 40)), "numel": np.full((300, 40), 1e5)},
     )
     (event,) = evaluate(run.id)
     assert (event.kind, event.onset_step, event.step) == ("saturation_rate", 101, 110)

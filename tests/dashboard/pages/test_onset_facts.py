@@ -139,3 +139,6 @@ def test_the_end_of_a_failed_run(admin: Visitor) -> None:
     assert (facts.ending, facts.ending_detail) == ("the training script fails", "KeyError: 'a'")
     assert not facts_of(run, "finished").ending
     assert last_line("") == "" and last_line("\n \n") == ""
+    stack = '  File "train.py", line 3, in step\n    y = self.down(x)\n'
+    terminated = f"The process was terminated by SIGTERM.\n\nThe training was here:\n{stack}"
+    assert last_line(terminated) == "The process was terminated by SIGTERM."

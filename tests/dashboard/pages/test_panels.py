@@ -10,13 +10,21 @@ from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor, get_json, trace_values
 
-from fp8scope_dashboard.alerts.models import Rule
+from fp8scope_dashboard.alerts.models import Rule, RuleKind
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.pages.figures.curves import Curve
 from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.panels import Line, Panel, log_ticks, panels_figure
 from fp8scope_dashboard.pages.figures.theme import THEMES
-from fp8scope_dashboard.pages.trouble import OVERFLOW, UNDERFLOW, limits_of, on_columns, shares_of
+from fp8scope_dashboard.pages.trouble import (
+    OVERFLOW,
+    UNDERFLOW,
+    limits_of,
+    on_columns,
+    read_shares,
+    shares_of,
+)
+from fp8scope_dashboard.runs.models import Run
 
 X = np.arange(5.0)
 
@@ -218,6 +226,30 @@ def test_a_run_of_one_step_is_shown_beside_its_whole_baseline(admin: Visitor) ->
 def test_small_losses_have_powers_of_ten() -> None:
     panel = Panel("loss", 200, (1e-6, 5e-6), (Curve("a", "", "fp8-1", X, X * 1e-6),))
     assert panels_figure([panel], THEMES["light"]).layout.yaxis.exponentformat == "power"
+
+
+def test_shares_are_read_again_when_rows_or_limits_have_changed(admin: Visitor) -> None:
+    run = make_run(admin.project, "r", precision="fp8")
+    recorder = Recorder(run, tensors=["a", "b"])
+
+    def rows(first: int, saturated: list[float]) -> None:
+        steps = np.arange(first, first + 10)
+        values = {"saturated": saturated, "nonfinite": [0.0, 0.0], "numel": [1000.0, 1000.0]}
+        recorder.rows(
+            steps, {"loss": steps + 1.0}, {key: np.tile(each, (10, 1)) for key, each in values.items()}
+        )
+
+    def shares() -> list[float]:
+        read = read_shares(Run.objects.get(pk=run.pk), first=None, last=None, columns=20)
+        assert read is not None
+        return [float(each) for each in read.overflow]
+
+    rows(0, [100.0, 0.0])
+    assert shares() == shares() == [0.5] * 10
+    rows(10, [100.0, 100.0])
+    assert shares() == [0.5] * 10 + [1.0] * 10
+    Rule.objects.create(project=admin.project, kind=RuleKind.SATURATION_RATE, parameters={"rate": 0.5})
+    assert shares() == [0.0] * 20
 
 
 def test_the_smoothed_difference_ends_before_its_average_becomes_noise(admin: Visitor) -> None:

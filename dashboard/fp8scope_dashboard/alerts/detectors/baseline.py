@@ -190,7 +190,8 @@ def _model_noise(state: State, parameters: Parameters) -> None:
         beyond, 0.0
     )
     budget = 0.5 * _budget(state, parameters)
-    limits = window_means.limits(model, tolerance, count, budget)
+    at_once = window_means.lasting(tolerance) + noise.reach(state["noise"])
+    limits = [min(limit, at_once) for limit in window_means.limits(model, tolerance, count, budget)]
     state["means"]["limits"] = limits
     if state["open"]:
         return

@@ -19,6 +19,10 @@ if that is more:
 * of the seeds, how far apart a seed's lowest and highest are;
 * with one seed, OWN_RANGE of how far apart the run's lowest and highest are. Nothing else shows how far such
   runs part. It is less than a rise, so that a rise gets out of it.
+
+Noise that outlasts the known blocks may grow to any size, as far as they show. But not at once: in few points
+it hardly goes REACHES times as far beyond its highest mean of 16 points as that is above the lowest one
+(`reach`).
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ MOST_VARIANCES, KNOWN_PAIRS = 16.0, 8
 # Level of the means whose wander is measured: 2^6 = 64 points.
 WANDER_LEVEL = 6
 OWN_RANGE = 0.5
+# Points of the means whose range says how far noise may rise at once, how many of them wait until they count,
+# how many must have counted, and how many ranges that is.
+REACH_POINTS, REACH_DELAY, REACH_KNOWN, REACHES = 16, 2, 6, 2.0
 # Degrees of freedom from which on a length may be that of the blocks.
 ENOUGH_FREEDOM = 8.0
 # The most that the variance of noise which still grows does with each doubling: that of a random walk.
@@ -75,6 +82,7 @@ def fresh() -> State:
         "highest": None,
         "lowest": None,
         "ranges": [],
+        "reached": _fresh_reach(),
     }
 
 
@@ -92,6 +100,8 @@ def add(state: State, value: float, deviations: Sequence[float | None]) -> float
     if state["count"] >= 2**WANDER_LEVEL and state["count"] & (state["count"] - 1) == 0:
         state.update(before=_wander_since(state), fall=0.0, highest=None, lowest=None, ranges=[])
     clipped = _clipped(state, value)
+    # States of earlier versions have none.
+    _extend_reach(state.setdefault("reached", _fresh_reach()), clipped)
     mean = _cascade(state["own"], [clipped], falls_only=True)
     if mean is not None and mean[0] is not None:
         state["highest"] = mean[0] if state["highest"] is None else max(state["highest"], mean[0])
@@ -113,6 +123,35 @@ def wander(state: State, seeds: int) -> float:
         return float(max(fall, OWN_RANGE * own_range))
     # From a deviation from the mean of K runs to a difference to the mean of K others.
     return float(max(fall, math.sqrt((seeds + 1.0) / (seeds - 1.0)) * of_seeds))
+
+
+def reach(state: State) -> float:
+    """How high the difference to the mean of the seeds may rise at once by itself; infinite if unknown."""
+    reached = state.get("reached", _fresh_reach())
+    if reached["means"] < REACH_KNOWN:
+        return math.inf
+    low, high = reached["range"]
+    return float(max(high, 0.0) + REACHES * (high - low))
+
+
+def _fresh_reach() -> State:
+    """Points and sum of the next mean, the means that wait, the number and the range of those that count."""
+    return {"block": [0, 0.0], "waiting": [], "means": 0, "range": None}
+
+
+def _extend_reach(reached: State, value: float) -> None:
+    points, total = reached["block"][0] + 1, reached["block"][1] + value
+    if points < REACH_POINTS:
+        reached["block"] = [points, total]
+        return
+    # A rise that is being judged must not raise its own limit.
+    waiting: list[float] = [*reached["waiting"], total / points]
+    reached.update(block=[0, 0.0], waiting=waiting)
+    if len(waiting) <= REACH_DELAY:
+        return
+    mean = waiting.pop(0)
+    low, high = reached["range"] or [mean, mean]
+    reached.update(means=reached["means"] + 1, range=[min(low, mean), max(high, mean)])
 
 
 def _wander_since(state: State) -> list[float]:

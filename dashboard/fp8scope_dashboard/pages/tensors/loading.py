@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 from typing import Final
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ def detail(run: Run, statistic: str, tensors: list[int], first: int | None, last
     """Some tensors of a run in a range of steps, in as many columns as can be read quickly."""
 
     def load() -> Heatmap:
-        columns = columns_of(run, len(tensors), first, last)
+        columns = columns_of(run.pk, len(tensors), first, last)
         return queries.heatmap(
             run.pk, statistic, tensors=tensors, first=first, last=last, columns=columns, widen=True
         )
@@ -74,9 +75,9 @@ def _remembered(run: Run, of: _Key, load: Callable[[], Heatmap]) -> Heatmap:
             _reading.pop(key, None)
 
 
-def columns_of(run: Run, tensors: int, first: int | None, last: int | None, most: int = COLUMNS) -> int:
+def columns_of(run_id: UUID, tensors: int, first: int | None, last: int | None, most: int = COLUMNS) -> int:
     """The columns of a range of steps of a run, at most `most`, that can be read quickly."""
-    stored = queries.step_range(run.pk)
+    stored = queries.step_range(run_id)
     if stored is None:
         return most
     low = stored[0] if first is None else max(first, stored[0])
