@@ -54,4 +54,4 @@ def test_it_works(server: Server, worker: Worker) -> None:
     bodies = [json.loads(body) for _, _, body in receiver.requests]
     keys = [headers["Idempotency-Key"] for _, headers, _ in receiver.requests]
     assert keys == [str(delivery.key)] * 3
-    assert [body["message"] for body in bodies] == ["Loss rose from 2.21 to NaN at step 30."] * 3
+    assert [body["message"] for body in bodies] == ["Loss became NaN at step 30; before, it was 2.21."] * 3

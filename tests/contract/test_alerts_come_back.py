@@ -66,7 +66,7 @@ def test_it_works(server: Server, worker: Worker, received: tuple[str, list[tupl
     ((signature, body),) = requests
     stamp, mac = (part.partition("=")[2] for part in signature.split(","))
     assert mac == hmac.new(SECRET.encode(), f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
-    assert json.loads(body)["message"] == "Loss rose from 2.31 to NaN at step 3."
+    assert json.loads(body)["message"] == "Loss became NaN at step 3; before, it was 2.31."
 
     answer = client.send(client.batch(1, [5], scalars={"loss": [math.nan]})).json
     (alert,) = answer["alerts"]

@@ -23,7 +23,7 @@ from fp8scope_dashboard.accounts.services import (
     create_sign_in_link,
     create_token,
 )
-from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event, RuleTrial
+from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event, Rule, RuleTrial
 from fp8scope_dashboard.analysis.models import Comparison, JobProgress
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.db.encryption import encrypt_json
@@ -170,3 +170,15 @@ def test_the_previous_version_can_still_write() -> None:
 
 def test_models_and_migrations_agree() -> None:
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+def test_limits_of_rises_stay_as_strict() -> None:
+    project = create_project("research", "Research")
+    old = [("alerts", "0010_reason_worse")]
+    rules = migrate(*old).loader.project_state(old).apps.get_model("alerts", "Rule")
+    rises = rules.objects.filter(project_id=project.pk, kind="saturation_rise")
+    rises.update(parameters={"z": 8.0, "points": 3})
+    rules.objects.filter(project_id=project.pk, kind="underflow_rise").update(parameters={"z": 90.0})
+    migrate()
+    stored = dict(Rule.objects.filter(project=project).values_list("kind", "parameters"))
+    assert stored["saturation_rise"] == {"z": 11.0, "points": 3} and stored["underflow_rise"] == {"z": 100.0}

@@ -11,7 +11,7 @@ from typing import Any
 
 from fp8scope_dashboard.alerts.kinds import KINDS, Kind, Parameter
 
-__all__ = ["KINDS", "Kind", "Parameter", "RuleError", "kind_of", "validate"]
+__all__ = ["KINDS", "Kind", "Parameter", "RuleError", "kind_of", "saved_parameters", "validate"]
 
 
 class RuleError(ValueError):
@@ -43,6 +43,23 @@ def validate(name: str, parameters: Mapping[str, Any]) -> dict[str, float]:
         key: _checked(key, parameter, parameters.get(key, parameter.default))
         for key, parameter in known.items()
     }
+
+
+def saved_parameters(name: str, parameters: Mapping[str, Any]) -> dict[str, float]:
+    """All parameters of a saved rule. What this version does not know, or no longer allows, has its default.
+
+    A rule that another version saved must not end the judging of all runs of its project.
+
+    Raises:
+        RuleError: if the kind is unknown.
+    """
+    kept: dict[str, float] = {}
+    for key, parameter in kind_of(name).parameters.items():
+        try:
+            kept[key] = _checked(key, parameter, parameters.get(key, parameter.default))
+        except RuleError:
+            kept[key] = parameter.default
+    return kept
 
 
 def _checked(key: str, parameter: Parameter, value: Any) -> float:

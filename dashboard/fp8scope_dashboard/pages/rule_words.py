@@ -69,7 +69,7 @@ def describe(rule: Rule) -> str:
     """What a rule reports, in one sentence."""
     if rule.kind != RuleKind.THRESHOLD:
         return rules.kind_of(rule.kind).description
-    numbers = rules.validate(rule.kind, rule.parameters)
+    numbers = rules.saved_parameters(rule.kind, rule.parameters)
     subject = glossary.title(rule.statistic) if rule.statistic else ""
     if rule.tensors:
         subject += f" of {rule.tensors}"

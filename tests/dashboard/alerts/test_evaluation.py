@@ -49,7 +49,7 @@ def test_it_works(project: Project) -> None:
     recorder.rows(STEPS, {"loss": losses})
     (event,) = evaluate(run.id)
     assert (event.kind, event.onset_step, event.step) == ("loss_not_finite", 201, 201)
-    assert event.message == f"Loss rose from {losses[199]:.4g} to NaN at step 201."
+    assert event.message == f"Loss became NaN at step 201; before, it was {losses[199]:.4g}."
     assert event.step_time is not None
     (series,) = event.evidence["series"]
     assert series["steps"][-1] == 201 and series["values"][-1] == "NaN"

@@ -47,7 +47,7 @@ def test_it_works() -> None:
     losses[118:] = math.nan
     (finding,) = run("loss_not_finite", losses)
     assert finding.opened and finding.onset_step == finding.step == 118 and finding.value is None
-    assert finding.message == f"Loss rose from {losses[117]:.4g} to NaN at step 118."
+    assert finding.message == f"Loss became NaN at step 118; before, it was {losses[117]:.4g}."
 
 
 @pytest.mark.parametrize("kind", DETECTORS)

@@ -37,7 +37,7 @@ def delivery(settings: LazySettings) -> Delivery:
         run=make_run(project, "secret name"),
         kind="loss_not_finite",
         severity="critical",
-        message="Loss rose to NaN.",
+        message="Loss became NaN.",
         onset_step=19,
         step=19,
         evidence={"series": [SERIES]},

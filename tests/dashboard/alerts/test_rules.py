@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.alerts.rules import KINDS, RuleError, validate
+from fp8scope_dashboard.alerts.rules import KINDS, RuleError, saved_parameters, validate
 
 NAMES = [(kind.name, name) for kind in KINDS.values() for name in kind.parameters]
 
@@ -58,6 +58,11 @@ def test_accepted_parameters_are_within_bounds(chosen: tuple[str, str], value: f
         assert not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value))
     else:
         assert parameter.low <= accepted <= parameter.high
+
+
+def test_a_rule_saved_by_another_version_keeps_what_is_known() -> None:
+    kept = saved_parameters("saturation_rise", {"z": 20.0, "points": -1, "gone": 3.0})
+    assert kept == {**validate("saturation_rise", {}), "z": 20.0}
 
 
 def test_outranking_has_no_cycles() -> None:

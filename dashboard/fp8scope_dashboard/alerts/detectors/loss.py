@@ -10,7 +10,6 @@ above the last one (duplicate, late or rewound). `not_finite` uses every point.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -54,7 +53,5 @@ def _went_wrong(step: int, loss: float, before: float | None) -> Finding:
     if before is None:
         message = f"Loss is {in_words(loss)} at step {step}, its first logged value."
     else:
-        message = f"Loss rose from {in_words(before)} to {in_words(loss)} at step {step}."
-        if loss == -math.inf:
-            message = f"Loss fell from {in_words(before)} to {in_words(loss)} at step {step}."
+        message = f"Loss became {in_words(loss)} at step {step}; before, it was {in_words(before)}."
     return Finding(True, step, step, finite(loss), None, message, {"before": before, "loss": in_words(loss)})

@@ -82,7 +82,7 @@ def detect(
     ended = []
     if state.get("open") and not known and len(data):
         ended.append(Finding(False, state["detector"]["onset_step"], int(data.steps[0])))
-    parameters = rules.validate(rule.kind, rule.parameters)
+    parameters = rules.saved_parameters(rule.kind, rule.parameters)
     condition = cast("Condition", rule.condition)
     if rule.tensors:
         names, values = _tensors(rule, data, columns)

@@ -78,10 +78,10 @@ def document_of(rule: Rule) -> dict[str, Any]:
         if rule.tensors:
             document["tensors"] = rule.tensors
         document["condition"] = rule.condition
-        document |= rules.validate(rule.kind, rule.parameters)
+        document |= rules.saved_parameters(rule.kind, rule.parameters)
     else:
         document["kind"] = rule.kind
-        document["parameters"] = rules.validate(rule.kind, rule.parameters)
+        document["parameters"] = rules.saved_parameters(rule.kind, rule.parameters)
     if rule.run_id is not None:
         document["run"] = str(rule.run_id)
     document |= {"severity": rule.severity, "enabled": rule.enabled, "action": rule.action or "none"}

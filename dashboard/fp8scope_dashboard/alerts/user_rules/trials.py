@@ -128,7 +128,7 @@ def replay(run: Run, rule: Rule, report: Report = lambda share: None) -> list[Wo
     if rule.kind == BASELINE:
         if not run.baseline:
             return []
-        numbers = rules.validate(rule.kind, rule.parameters)
+        numbers = rules.saved_parameters(rule.kind, rule.parameters)
         numbers |= {"margin": run.project.margin, "alpha": run.project.alpha}
         return _alerts([("", finding) for finding in baselines.follow(run, {}, numbers).findings])
     findings = []

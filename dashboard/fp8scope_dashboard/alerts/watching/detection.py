@@ -161,7 +161,7 @@ def detect(
     tensors: TensorRows | None = None
     found: list[tuple[Rule, Finding]] = []
     for rule in enabled:
-        key, parameters = str(rule.pk), rules.validate(rule.kind, rule.parameters)
+        key, parameters = str(rule.pk), rules.saved_parameters(rule.kind, rule.parameters)
         before: State = states.get(key, {})
         findings: list[Finding] = []
         if rule.kind in LOSS_DETECTORS:

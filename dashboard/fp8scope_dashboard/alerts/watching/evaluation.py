@@ -261,7 +261,7 @@ def _read_run(work: Pass, streams: Sequence[Stream]) -> None:
     states = work.state(RUN_WIDE).state
     facts = _run_facts(work, streams)
     for rule in judged:
-        parameters = rules.validate(rule.kind, rule.parameters)
+        parameters = rules.saved_parameters(rule.kind, rule.parameters)
         before = states.get(str(rule.pk), {})
         states[str(rule.pk)], findings = RUN_DETECTORS[rule.kind](before, facts, parameters)
         # Each occurrence is an event, even at the same step.
@@ -323,7 +323,7 @@ def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:
     states[FOLLOWED] = generation
     for rule in baseline_rules:
         parameters = {
-            **rules.validate(rule.kind, rule.parameters),
+            **rules.saved_parameters(rule.kind, rule.parameters),
             "margin": work.run.project.margin,
             "alpha": work.run.project.alpha,
         }

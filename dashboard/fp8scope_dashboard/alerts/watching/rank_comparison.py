@@ -51,7 +51,7 @@ class RankScales:
             if before.get("generation", generation) != generation:
                 ended[_stream(before["generation"])] = "The training continued in another process."
                 before = {}
-            parameters = rules.validate(rule.kind, rule.parameters)
+            parameters = rules.saved_parameters(rule.kind, rule.parameters)
             after, findings = scale_disagreement(
                 before.get("detector", {}), rows, sorted(self.ranks), columns, parameters
             )
