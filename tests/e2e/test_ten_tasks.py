@@ -79,7 +79,7 @@ def test_as_good_as_bf16_and_how_sure(person: Person, server: Server, seeded: Se
     expect(row.locator(".runs__cell-verdict .badge").first).to_be_visible()
     person.click(row.get_by_role("link", name=seeded.healthy.name, exact=True))
     verdict = person.tab.page.get_by_role("region", name="Verdict").get_by_text("so the two are equivalent")
-    expect(verdict).to_contain_text(re.compile(r"-?[\d.]+ % to -?[\d.]+ %"))
+    expect(verdict).to_contain_text(re.compile(r"[−-]?[\d.]+\s% to [−-]?[\d.]+\s%"))
 
 
 def test_what_differs_in_the_configuration(person: Person, seeded: Seeded) -> None:

@@ -26,10 +26,12 @@ def undo_offer(request: HttpRequest) -> dict[str, Any]:
     """Context processor: `undo_offer`, which a template evaluates once where it shows the messages."""
 
     def take() -> UndoOffer | None:
+        # A request that is refused at once, such as for an unknown host, has no session.
+        session = getattr(request, "session", {})
         # Parts of pages have no place for it.
-        if "HX-Request" in request.headers or SESSION_ENTRY not in request.session:
+        if "HX-Request" in request.headers or SESSION_ENTRY not in session:
             return None
-        offer: UndoOffer = request.session.pop(SESSION_ENTRY)
+        offer: UndoOffer = session.pop(SESSION_ENTRY)
         return offer
 
     return {"undo_offer": take}

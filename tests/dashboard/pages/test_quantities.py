@@ -19,9 +19,9 @@ def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
     compare = viewer.client.get(viewer.address("compare/"), {"runs": str(seeded.healthy.id)}).content.decode()
     head = viewer.client.get(viewer.address(f"runs/{seeded.healthy.id}/")).content.decode()
     assert result["headline"] in compare and result["headline"] in head
-    # The headline comes before the explanation of the verdict.
+    # The verdict on the loss comes first.
     explanation = Comparison.objects.get(run=seeded.healthy).result["explanation"][:40]
-    assert compare.index(result["headline"]) < compare.index(explanation)
+    assert compare.index(explanation) < compare.index(result["headline"])
     assert "Costs and savings" in compare and "Throughput" in compare
     token = create_token(viewer.project, "tests")[1]
     answer = viewer.client.get(
