@@ -6,7 +6,7 @@ import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from fp8scope_dashboard.runs import console
 from fp8scope_dashboard.runs.console import NewLine
@@ -42,3 +42,17 @@ def test_it_works(open_tab: OpenTab, server: Server) -> None:
     expect(tab.page.locator(f"#line-{line.pk}")).to_have_attribute("aria-current", "true")
     expect(tab.page.locator(f"#line-{line.pk}")).to_be_in_viewport()
     assert f"line={line.pk}" in tab.page.url
+
+
+def test_lines_written_before_the_page_is_connected(open_tab: OpenTab, server: Server) -> None:
+    run = make_run(server.project, "prints")
+    writer = Writer.objects.get(uuid=Recorder(run).uuid)
+    console.store(run, writer, [NewLine(0, run.created_at, 1, "stdout", "the first line")])
+    tab = open_tab()
+    waiting: list[Route] = []
+    tab.page.route("**/events", lambda route: waiting.append(route))
+    tab.open(f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
+    tab.wait(lambda: bool(waiting), "Asking for events")
+    console.store(run, writer, [NewLine(1, run.created_at, 1, "stdout", "the second line")])
+    waiting[0].continue_()
+    expect(tab.page.locator(".console")).to_contain_text("the second line")
