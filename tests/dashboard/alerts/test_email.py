@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from dashboard.helpers import certificates
 from dashboard.helpers.messages import MESSAGE, NOTICE, Mailbox, free_port, smtp_receiver
 from django.conf import LazySettings
 
@@ -135,24 +135,7 @@ def test_smtp_needs_tls(mailbox: Mailbox) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> ssl.SSLContext:
-    """A certificate for 127.0.0.1 that nobody trusts."""
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        "/CN=127.0.0.1",
-    ]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    return context
+    return certificates.unsigned(tmp_path)
 
 
 def test_certificates_are_verified(

@@ -7,8 +7,6 @@ import hmac
 import json
 import math
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from dashboard.helpers import certificates
 from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, http_receiver
 from django.conf import LazySettings
 
@@ -137,22 +136,7 @@ def test_a_certificate_that_is_not_accepted_says_so(tmp_path: Path) -> None:
 @contextmanager
 def https_server(folder: Path) -> Iterator[str]:
     """A server with a certificate that nobody has signed; its address."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        "/CN=localhost",
-    ]
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context = certificates.unsigned(folder)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def handshake() -> None:

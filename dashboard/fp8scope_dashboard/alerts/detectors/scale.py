@@ -142,8 +142,8 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
 
     Observations without an amax do not count: the scale of an empty or all-zero tensor means nothing. A
     tensor is not judged in its first `warmup` steps, in which its scale is found: those of the training, or
-    of a layer or expert that is used later. After an absence, such as a fallback to BF16, which begins a
-    scale anew, it is not judged for FOLLOWS_WITHIN observations.
+    of a layer or expert that is used later. After an absence, such as a fallback to BF16, which restarts
+    a scale, it is not judged for FOLLOWS_WITHIN observations.
 
     Args:
         rows: `amax` and `scale`.
