@@ -182,7 +182,8 @@ def test_one_call_is_arranged_once() -> None:
 
 
 def test_an_error_does_not_end_the_compilation() -> None:
-    switch, errors, layer = HookSwitch(), [], nn.Linear(2, 2)
+    switch, layer = HookSwitch(), nn.Linear(2, 2)
+    errors: list[Exception] = []
     switch.add(layer, "_forward_hooks", lambda *_: None, errors.append)
     switch.set(False)
     assert not layer._forward_hooks
