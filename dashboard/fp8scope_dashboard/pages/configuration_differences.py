@@ -175,15 +175,25 @@ def lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in environment.items() if name not in _OF_ONE_PROCESS}
 
 
-def _repeated(runs: Sequence[Run], small: Mapping[UUID, Mapping[str, Any]]) -> set[str]:
-    """Entries of the configuration that in every run repeat one of its fields, such as `config.seed`."""
+def repeated(
+    runs: Sequence[Run],
+    entries: Mapping[UUID, Mapping[str, Any]],
+    fields: Sequence[str] = ("name", *_FIELDS),
+    prefix: str = "",
+) -> set[str]:
+    """Entries of configurations that in every run repeat one of its fields, such as `seed`.
+
+    Args:
+        entries: by run, with keys that begin with `prefix`.
+        fields: those of the run that are shown beside the entries.
+    """
 
     def says_the_same(run: Run, name: str) -> bool:
-        entry = small[run.pk].get(f"config.{name}", _MISSING)
+        entry = entries[run.pk].get(prefix + name, _MISSING)
         own = getattr(run, name)
         return entry is _MISSING or entry == own or (entry in ("", None) and own in ("", None))
 
-    return {f"config.{name}" for name in ("name", *_FIELDS) if all(says_the_same(run, name) for run in runs)}
+    return {prefix + name for name in fields if all(says_the_same(run, name) for run in runs)}
 
 
 class _StoredBytes(Func):
@@ -207,11 +217,11 @@ def differences_of(runs: Sequence[Run], *, everything: bool = False) -> Differen
             if value:
                 small[pk].update(islice(flat(value, column), MOST_ENTRIES))
     configurations = []
-    repeated = _repeated(runs, small)
+    left_out = repeated(runs, small, prefix="config.")
     for run in runs:
         own = {name: getattr(run, name) for name in _FIELDS}
         named = {name: value for name, value in own.items() if value not in ("", None)}
-        read = {key: value for key, value in small[run.pk].items() if key not in repeated}
+        read = {key: value for key, value in small[run.pk].items() if key not in left_out}
         configurations.append((run.name, {**named, **read}))
     compared = differences(configurations, everything=everything)
     names = tuple(run.name for run in runs if run.pk in unread)
