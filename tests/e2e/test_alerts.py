@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import seed_project
+from e2e.helpers.accessibility import violations
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server, Worker
+from playwright.sync_api import expect
 
 from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.alerts.services import evaluate
@@ -125,10 +127,53 @@ def test_pages_of_alerts_and_rules(open_tab: OpenTab, server: Server, width: int
     first = tab.page.get_by_role("checkbox", name="Choose").first
     first.focus()
     tab.page.keyboard.press("Space")
-    submit = tab.page.get_by_role("button", name="Acknowledge the chosen")
+    submit = tab.page.locator("#chosen-alerts").get_by_role("button", name="Acknowledge", exact=True)
     submit.focus()
     tab.page.keyboard.press("Enter")
-    tab.page.get_by_text("Acknowledged 1 alert.").wait_for()
+    tab.page.get_by_text("Acknowledged 1 alert, just now.").wait_for()
+
+
+def many_alerts(server: Server, count: int) -> None:
+    """Open alerts, a third of them critical, in one run."""
+    run = make_run(server.project, "a run in trouble")
+    for number in range(count):
+        severity = "warning" if number % 3 else "critical"
+        Event.objects.create(
+            run=run, kind="loss_spike", severity=severity, onset_step=number, step=number, message="Up."
+        )
+
+
+def test_acknowledges_all_that_match_and_undoes_it(open_tab: OpenTab, server: Server) -> None:
+    many_alerts(server, 150)
+    tab = open_tab()
+    tab.open(f"/p/{server.project.slug}/alerts/?severity=warning")
+    page = tab.page
+    page.get_by_label("Select all of this page").check()
+    expect(page.locator("[data-chosen]")).to_have_text("50 selected")
+    page.get_by_role("checkbox", name="Choose").first.uncheck()
+    expect(page.locator("[data-chosen]")).to_have_text("49 selected")
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#chosen-alerts")).to_be_hidden()
+    page.get_by_role("checkbox", name="Choose").first.check()
+    assert violations(page) == []
+    tab.screenshot("alerts-selected")
+    page.get_by_role("button", name="Acknowledge all 100 that match").click()
+    expect(page.locator("form.undo")).to_contain_text("Acknowledged 100 alerts, just now.")
+    assert Event.objects.filter(state="open").count() == 50
+    expect(page.get_by_role("link", name="Acknowledged 100")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".notice--success")).to_contain_text("100 alerts are open again.")
+    assert Event.objects.filter(state="open").count() == 150
+
+
+def test_the_navigation_fits_a_phone_beside_many_alerts(open_tab: OpenTab, server: Server) -> None:
+    many_alerts(server, 120)
+    tab = open_tab(390)
+    tab.open(f"/p/{server.project.slug}/settings/")
+    expect(tab.page.locator("#alert-count")).to_contain_text("99+")
+    expect(tab.page.locator("#alert-count .sr-only")).to_have_text(", 120 open")
+    navigation = "document.querySelector('nav.nav')"
+    assert tab.page.evaluate(f"{navigation}.scrollWidth <= {navigation}.clientWidth")
 
 
 def test_a_rule_is_tried_and_saved(open_tab: OpenTab, server: Server, worker: Worker) -> None:

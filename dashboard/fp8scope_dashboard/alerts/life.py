@@ -1,6 +1,7 @@
 """The life of an alert: its states, who may move it from one to another, and its audit trail.
 
     open --acknowledge--> acknowledged --mute--> muted --(time is over)--> open
+    acknowledged --(undo, within UNDO_FOR)--> open
     open, acknowledged, muted --resolve--> resolved --reopen--> open
 
 Every change is one UPDATE that names the states it may start from, so of two simultaneous changes one loses.
@@ -15,10 +16,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import Count, F, QuerySet
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.models import (
     RUN_WIDE,
@@ -34,6 +35,11 @@ from fp8scope_dashboard.notifications import run_changed
 LONGEST_MUTE: Final = timedelta(days=30)
 LONGEST_COMMENT: Final = 2_000
 MOST_COMMENTS: Final = 500
+MOST_AT_ONCE: Final = 20_000
+# Runs whose pages are refreshed at once when many alerts change; others refresh with their next rows.
+MOST_ANNOUNCED: Final = 50
+# Acknowledging can be undone for so long.
+UNDO_FOR: Final = timedelta(minutes=10)
 # A condition that comes back within so many steps of its end reopens the alert instead of opening another.
 REOPEN_STEPS: Final = 100
 
@@ -74,6 +80,83 @@ def acknowledge(event: Event, user: User) -> bool:
     return _move(
         event, EntryKind.ACKNOWLEDGED, user, acknowledged_by=user, acknowledged_at=now, muted_until=None
     )
+
+
+@transaction.atomic
+def acknowledge_all(events: QuerySet[Event], user: User) -> int:
+    """Acknowledge the open ones of these events, at one moment, by which they can be undone together.
+
+    Returns:
+        How many were open.
+
+    Raises:
+        LifeError: more than MOST_AT_ONCE are open.
+    """
+    chosen = Event.objects.filter(pk__in=events.order_by().values("pk"), state=OPEN)
+    locked = chosen.select_for_update().order_by("pk").values_list("pk", flat=True)
+    ids = list(locked[: MOST_AT_ONCE + 1])
+    if len(ids) > MOST_AT_ONCE:
+        raise LifeError(f"At most {MOST_AT_ONCE:,} alerts can be acknowledged at once: filter the list.")
+    _set_all(
+        ids,
+        EntryKind.ACKNOWLEDGED,
+        user,
+        state=ACKNOWLEDGED,
+        acknowledged_by=user,
+        acknowledged_at=timezone.now(),
+    )
+    return len(ids)
+
+
+def acknowledged_lately(project: Project, user: User) -> tuple[datetime, int] | None:
+    """When the user last acknowledged alerts that are acknowledged still, and how many.
+
+    None if UNDO_FOR is over.
+    """
+    latest = (
+        Event.objects.filter(
+            run__project=project,
+            run__deleted_at=None,
+            state=ACKNOWLEDGED,
+            acknowledged_by=user,
+            acknowledged_at__gt=timezone.now() - UNDO_FOR,
+        )
+        .order_by("-acknowledged_at")
+        .values_list("acknowledged_at")
+        .annotate(count=Count("pk"))
+        .first()
+    )
+    return None if latest is None else (latest[0], latest[1])
+
+
+@transaction.atomic
+def undo_acknowledgement(project: Project, user: User, at: datetime) -> int:
+    """Open the alerts again that the user acknowledged at this moment.
+
+    Returns:
+        How many are open again: 0 if others have changed them since, or UNDO_FOR is over.
+    """
+    if at < timezone.now() - UNDO_FOR:
+        return 0
+    done = Event.objects.filter(
+        run__project=project, state=ACKNOWLEDGED, acknowledged_by=user, acknowledged_at=at
+    )
+    ids = list(done.select_for_update(of=("self",)).order_by("pk").values_list("pk", flat=True))
+    _set_all(ids, EntryKind.UNACKNOWLEDGED, user, state=OPEN, acknowledged_by=None, acknowledged_at=None)
+    return len(ids)
+
+
+def _set_all(ids: list[int], kind: EntryKind, user: User, **fields: Any) -> None:
+    """Set the fields of events that are locked, write their histories, and refresh open pages."""
+    Event.objects.filter(pk__in=ids).update(**fields)
+    HistoryEntry.objects.bulk_create(
+        [HistoryEntry(event_id=pk, kind=kind, user=user, user_name=user.username) for pk in ids],
+        batch_size=1_000,
+    )
+    # The step of one event for each run: pages ask for the rest.
+    first = Event.objects.filter(pk__in=ids).order_by("run_id", "-step").distinct("run_id")
+    for event in first.select_related("run")[:MOST_ANNOUNCED]:
+        _announce(event)
 
 
 def mute(event: Event, user: User, until: datetime) -> bool:

@@ -180,6 +180,7 @@ class EntryKind(models.TextChoices):
     OPENED = "opened", "opened"
     UPDATED = "updated", "got worse"
     ACKNOWLEDGED = "acknowledged", "acknowledged"
+    UNACKNOWLEDGED = "unacknowledged", "undid the acknowledgement"
     MUTED = "muted", "muted"
     UNMUTED = "unmuted", "unmuted"
     RESOLVED = "resolved", "resolved"

@@ -95,6 +95,23 @@ def respond(run: Run, form: formats.Format, progress: UUID | None = None) -> Exp
     return response
 
 
+def respond_text(parts: Iterator[bytes], name: str) -> ExportResponse:
+    """A text file as a response, in UTF-8.
+
+    Raises:
+        SlowDownError: if this process already sends as many exports as it may.
+    """
+    slots.take()
+    try:
+        response = ExportResponse(parts, slots, content_type="text/plain; charset=utf-8")
+    except BaseException:
+        slots.give_back()
+        raise
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    response["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
 def progress_of(run: Run, progress: UUID) -> tuple[int | None, int]:
     """The number of rows that an export has written (None if unknown), and the number it will have."""
     try:

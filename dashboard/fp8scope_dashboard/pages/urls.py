@@ -123,6 +123,7 @@ urlpatterns: list[URLPattern] = [
     path(P + "alerts/<int:event_id>/evidence.json", alerts.evidence, name="evidence"),
     path(P + "alerts/recent.json", alerts.recent, name="alerts_recent"),
     path(P + "alerts/acknowledge", alerts.acknowledge_many, name="acknowledge_many"),
+    path(P + "alerts/acknowledge/undo", alerts.acknowledge_undo, name="acknowledge_undo"),
     path(P + "alerts/<int:event_id>/", alerts.alert, name="alert"),
     path(P + "alerts/<int:event_id>/<alert_action:action>", alerts.change, name="alert_change"),
     path(P + "rules/", rules.rules, name="rules"),

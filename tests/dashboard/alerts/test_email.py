@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +40,9 @@ def test_it_works(mailbox: Mailbox) -> None:
     assert NOTICE.message in plain.get_content() and NOTICE.url in plain.get_content()
     page, picture = html.iter_parts()
     assert f'src="cid:{MESSAGE.key}"' in page.get_content()
-    assert f'<a href="{NOTICE.url}">' in page.get_content()
+    content = page.get_content()
+    assert f'href="{NOTICE.url}"' in content and NOTICE.message in content and ">Critical</span>" in content
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', content)) == {f"cid:{MESSAGE.key}", NOTICE.url}
     assert picture["Content-ID"] == f"<{MESSAGE.key}>" and picture.get_content() == PNG
 
 
@@ -50,11 +53,14 @@ def test_every_attempt_has_the_same_id(mailbox: Mailbox) -> None:
 
 
 def test_later_notices_refer_to_the_first(mailbox: Mailbox) -> None:
-    resolved = replace(NOTICE, key="another", reason="resolved")
+    resolved = replace(NOTICE, key="another", reason="resolved", note="Resolved by mia. <b>Done</b>")
     email.send(config(mailbox), replace(MESSAGE, key="another", notices=(resolved,)))
     ((_, mail),) = mailbox.mails
     assert mail["References"] == f"<{NOTICE.alert}@fp8scope.invalid>"
     assert mail["Subject"].startswith("Resolved: ")
+    html = mail.get_body(["html"])
+    assert html is not None and ">Resolved</span>" in html.get_content()
+    assert "Resolved by mia. &lt;b&gt;Done" in html.get_content() and "Critical" not in html.get_content()
 
 
 def test_a_digest_and_a_test_can_be_read(mailbox: Mailbox) -> None:
@@ -66,6 +72,12 @@ def test_a_digest_and_a_test_can_be_read(mailbox: Mailbox) -> None:
     plain = digest.get_body(["plain"])
     assert plain is not None
     assert "gpt 39 [critical]" in plain.get_content() and "... and 20 more" in plain.get_content()
+    html = digest.get_body(["html"])
+    assert html is not None
+    assert "in gpt 39</h2>" in html.get_content() and "20 more alerts are on the page." in html.get_content()
+    assert html.get_content().count(f'href="{NOTICE.url}"') == 40
+    html = test.get_body(["html"])
+    assert html is not None and "The test arrived" in html.get_content()
     assert "Test" in test["Subject"]
 
 

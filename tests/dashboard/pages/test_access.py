@@ -50,7 +50,14 @@ REDIRECTS = ["tensor_find"]
 # What people do for themselves; it changes nothing that others see.
 PERSONAL = ["compare_selected", "view_save", "view_delete"]
 STREAMS = ["project_events", "run_events"]
-MEMBER = ["alert_change", "acknowledge_many", "token_create", "token_revoke", "command_new"]
+MEMBER = [
+    "alert_change",
+    "acknowledge_many",
+    "acknowledge_undo",
+    "token_create",
+    "token_revoke",
+    "command_new",
+]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
 MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
 MEMBER += ["share_link_new", "share_link_revoke", "shared_report_delete"]

@@ -148,7 +148,7 @@ def test_acknowledges_the_chosen_alerts(member: Visitor) -> None:
     chosen, left = [make_event(member) for _ in range(2)], make_event(member)
     ids = [*(str(event.id) for event in chosen), "x", "٣", "9" * 30]
     answer = member.client.post(member.address("alerts/acknowledge"), {"alerts": ids}, follow=True)
-    assert "Acknowledged 2 alerts." in answer.content.decode()
+    assert "Acknowledged 2 alerts, just now." in answer.content.decode()
     assert {event.state for event in Event.objects.filter(pk__in=[each.pk for each in chosen])} == {
         "acknowledged"
     }
@@ -156,6 +156,63 @@ def test_acknowledges_the_chosen_alerts(member: Visitor) -> None:
     assert left.state == EventState.OPEN
     answer = member.client.post(member.address("alerts/acknowledge"), {"alerts": ids}, follow=True)
     assert "Choose the alerts" in answer.content.decode()
+
+
+def test_acknowledges_all_that_match_and_undoes_it(member: Visitor, admin: Visitor) -> None:
+    seen = [make_event(member) for _ in range(3)]
+    other, muted = make_event(member, severity="critical"), make_event(member, state=EventState.MUTED)
+    newest = newest_alert(member.project)
+    later = make_event(member)
+    form = {"all": "1", "severity": "warning", "newest": str(newest), "next": member.address("alerts/")}
+    page = member.client.post(member.address("alerts/acknowledge"), form, follow=True).content.decode()
+    states = dict(Event.objects.values_list("pk", "state"))
+    assert {states[event.pk] for event in seen} == {"acknowledged"}
+    assert states[other.pk] == states[later.pk] == "open", "of another severity; opened after the page"
+    assert states[muted.pk] == "muted"
+    assert "Acknowledged 3 alerts, just now." in page and "acknowledge/undo" not in html(admin)
+    (at,) = set(Event.objects.filter(state="acknowledged").values_list("acknowledged_at", flat=True))
+    assert at is not None
+    # Others have changed one of them since.
+    life.resolve(seen[0], admin.user)
+    undo = member.address("alerts/acknowledge/undo")
+    for nothing in ("", "nonsense", "2026-01-01T00:00:00", "2026-01-01T00:00:00+00:00"):
+        assert (
+            "Nothing was changed" in member.client.post(undo, {"at": nothing}, follow=True).content.decode()
+        )
+    assert "Nothing" in admin.client.post(undo, {"at": at.isoformat()}, follow=True).content.decode()
+    page = member.client.post(undo, {"at": at.isoformat()}, follow=True).content.decode()
+    assert "2 alerts are open again." in page and "acknowledge/undo" not in page
+    assert dict(Event.objects.values_list("pk", "state")) == states | {
+        seen[0].pk: "resolved",
+        seen[1].pk: "open",
+        seen[2].pk: "open",
+    }
+    assert [(entry.kind, entry.user_name) for entry in seen[1].history.all()] == [
+        ("acknowledged", "mia"),
+        ("unacknowledged", "mia"),
+    ]
+
+
+def test_acknowledging_can_be_undone_for_some_time(member: Visitor) -> None:
+    event = make_event(member)
+    before = timezone.now() - life.UNDO_FOR
+    for at, count in ((before, 0), (before + timedelta(minutes=1), 1)):
+        Event.objects.update(state="acknowledged", acknowledged_by=member.user, acknowledged_at=at)
+        assert ("acknowledge/undo" in html(member)) == (count == 1)
+        assert life.undo_acknowledgement(member.project, member.user, at) == count
+    event.refresh_from_db()
+    assert event.state == EventState.OPEN and event.acknowledged_by is None
+
+
+def test_too_many_alerts_are_not_acknowledged_at_once(
+    member: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "MOST_AT_ONCE", 2)
+    for _ in range(3):
+        make_event(member)
+    form = {"all": "1", "newest": str(newest_alert(member.project))}
+    page = member.client.post(member.address("alerts/acknowledge"), form, follow=True).content.decode()
+    assert "At most 2 alerts" in page and not Event.objects.exclude(state="open").exists()
 
 
 def test_tells_open_pages_of_new_alerts(admin: Visitor, stranger: Visitor) -> None:

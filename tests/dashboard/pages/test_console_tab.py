@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.visitors import Visitor
 
@@ -51,13 +52,19 @@ def test_search_and_links(viewer: Visitor) -> None:
         assert "line 1199<" in tab(viewer, run, query)
 
 
-def test_the_file(viewer: Visitor, stranger: Visitor) -> None:
+# The file is made in another thread, with a connection of its own.
+@pytest.mark.django_db(transaction=True)
+def test_the_file(viewer: Visitor, stranger: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(viewer.project, "a run")
-    write(run, "one", "<two>")
+    lines = ["one", "", "<two>", "a\\n\u00e4", "five"]
+    write(run, *lines)
+    write(run, "from rank 3", rank=3)
     path = f"runs/{run.id}/console/rank0.log"
-    answer = viewer.client.get(viewer.address(path))
-    assert answer.content.decode().splitlines()[1:] == ["one", "<two>"]
+    for size in (1, 2, len(lines), 5_000):
+        monkeypatch.setattr("fp8scope_dashboard.runs.console.PIECE", size)
+        answer = viewer.client.get(viewer.address(path))
+        assert b"".join(answer).decode().split("\n")[1:] == [*lines, ""]
     assert answer["Content-Disposition"] == 'attachment; filename="a-run-rank0.log"'
     assert stranger.client.get(viewer.address(path)).status_code == 404
-    lines = viewer.client.get(viewer.address(f"runs/{run.id}/console/lines")).content.decode()
-    assert lines.startswith('<div id="console-lines"') and "<html" not in lines
+    part = viewer.client.get(viewer.address(f"runs/{run.id}/console/lines")).content.decode()
+    assert part.startswith('<div id="console-lines"') and "<html" not in part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
@@ -12,7 +13,8 @@ from django.utils.html import escape
 
 from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.pages.run_listing import RUNS_A_PAGE
-from fp8scope_dashboard.runs.models import Run, RunState
+from fp8scope_dashboard.runs import bulk
+from fp8scope_dashboard.runs.models import BulkAction, DeletedRun, Run, RunState
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
@@ -152,6 +154,24 @@ def test_serves_the_sparkline(admin: Visitor, seeded: Seeded) -> None:
     assert answer["Content-Type"] == "image/svg+xml"
     assert b"<polyline" in answer.content
     assert "max-age=86400" in answer["Cache-Control"] and "private" in answer["Cache-Control"]
+
+
+def test_a_deleted_run_has_an_empty_sparkline(admin: Visitor, stranger: Visitor) -> None:
+    """Pages that were open before ask for it; an error would be on their consoles."""
+    run = make_run(admin.project, "r")
+    Recorder(run).rows(np.arange(3), {"loss": np.arange(3.0)})
+    address = admin.address(f"runs/{run.id}/loss.svg")
+    bulk.change(admin.project, Run.objects.filter(pk=run.pk), BulkAction.Kind.DELETE, admin.user)
+    for gone in (False, True):
+        if gone:
+            Run.with_deleted.all().delete()
+            DeletedRun.objects.create(run_id=run.id, project=admin.project)
+        answer = admin.client.get(address)
+        assert answer.status_code == 200 and answer["Content-Type"] == "image/svg+xml"
+        assert b"<polyline" not in answer.content and "no-store" in answer["Cache-Control"]
+        assert stranger.client.get(address).status_code == 404
+        assert stranger.client.get(stranger.address(f"runs/{run.id}/loss.svg")).status_code == 404
+    assert admin.client.get(admin.address(f"runs/{uuid4()}/loss.svg")).status_code == 404
 
 
 def test_browsers_do_not_cache_pages(admin: Visitor) -> None:

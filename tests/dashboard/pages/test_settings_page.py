@@ -8,7 +8,7 @@ import pytest
 from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import ApiToken
-from fp8scope_dashboard.accounts.services import authenticate_token, create_token
+from fp8scope_dashboard.accounts.services import authenticate_token, create_token, revoke_token
 
 
 def html(visitor: Visitor) -> str:
@@ -43,6 +43,14 @@ def test_a_token_is_shown_only_once(member: Visitor) -> None:
 def test_without_javascript_the_whole_page_is_returned(member: Visitor) -> None:
     page = member.client.post(member.address("settings/tokens/new"), {"name": "cluster A"}).content.decode()
     assert "<html" in page and re.search(r"fp8s_[A-Za-z0-9]{8}_[\w-]{43}", page)
+
+
+def test_revoked_tokens_are_listed_last(member: Visitor) -> None:
+    for name in ("first", "revoked", "last"):
+        create_token(member.project, name)
+    revoke_token(ApiToken.objects.get(name="revoked"))
+    page = member.client.get(member.address("settings/tokens")).content.decode()
+    assert re.findall(r'tokens__name">(\w+)<', page) == ["last", "first", "revoked"]
 
 
 def test_revokes_a_token(member: Visitor) -> None:

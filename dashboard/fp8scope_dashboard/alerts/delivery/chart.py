@@ -27,9 +27,10 @@ WIDTH, HEIGHT, SCALE = 1200, 600, 2
 LEFT, RIGHT, TOP, BOTTOM = 120, 24, 96, 74
 TITLE_SIZE, LABEL_SIZE = 26, 22
 WHITE, INK, GREY, GRID = "#ffffff", "#1f2430", "#5c6470", "#e3e6ea"
-ONSET, THRESHOLD, BASELINE = "#c62828", "#5c6470", "#2f6fb3"
-# The run or its worst tensors; as on the page, orange is FP8.
-COLOURS = ("#d9661f", "#8e44ad", "#00796b")
+ONSET, THRESHOLD, BASELINE = "#c0213a", "#5c6470", "#0b63b5"
+# The run or its worst tensors: shades, because the colours of the pages mean arms. Dashes tell them apart.
+COLOURS = ("#1b2330", "#566273", "#7d889a")
+DASHES = ((), (16, 8), (4, 7))
 # Baselines beyond these only make the chart unreadable.
 MOST_BASELINES = 3
 # Positive values that span more than this factor are drawn on a logarithmic axis.
@@ -38,12 +39,16 @@ WIDE = 1_000.0
 
 @dataclass(frozen=True)
 class Line:
-    """One line: steps and values float64[N], with NaN and infinities where the run had them."""
+    """One line: steps and values float64[N], with NaN and infinities where the run had them.
+
+    `dash` has the lengths of a dash and of the gap after it, in pixels; empty for a solid line.
+    """
 
     label: str
     colour: str
     steps: Floats
     values: Floats
+    dash: Sequence[int] = ()
 
 
 @dataclass
@@ -123,8 +128,8 @@ def lines_of(evidence: Mapping[str, Any]) -> list[Line]:
     # The loss beside another scalar has another unit.
     chosen = tensors or series[:1]
     labels = _without_shared_beginning([str(each.get("tensor", each["name"])) for each in chosen])
-    for each, label, colour in zip(chosen, labels, COLOURS, strict=False):
-        lines.append(_line(each, label, colour))
+    for each, label, colour, dash in zip(chosen, labels, COLOURS, DASHES, strict=False):
+        lines.append(_line(each, label, colour, dash))
     if not tensors:
         baselines = [each for each in evidence.get("baseline", ()) if each.get("steps")]
         lines += [_line(each, str(each["name"]), BASELINE) for each in baselines[:MOST_BASELINES]]
@@ -139,11 +144,11 @@ def _without_shared_beginning(names: list[str]) -> list[str]:
     return [name[shared.rfind(".") + 1 :] for name in names]
 
 
-def _line(series: Mapping[str, Any], label: str, colour: str) -> Line:
+def _line(series: Mapping[str, Any], label: str, colour: str, dash: Sequence[int] = ()) -> Line:
     # The stored form has "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
     values[np.abs(values) > LARGEST] = np.inf
-    return Line(label, colour, np.asarray(series["steps"], np.float64), values)
+    return Line(label, colour, np.asarray(series["steps"], np.float64), values, dash)
 
 
 def _is_loss(evidence: Mapping[str, Any]) -> bool:
@@ -207,10 +212,27 @@ def _draw_line(plot: _Plot, line: Line) -> None:
         if len(points) == 1:
             _dot(plot, *points[0], line.colour)
         else:
-            plot.pen.line(points, fill=line.colour, width=3 * SCALE, joint="curve")
+            for dash in _dashes(points, line.dash):
+                plot.pen.line(dash, fill=line.colour, width=3 * SCALE, joint="curve")
     for i in np.flatnonzero(~np.isfinite(line.values)):
         # At the upper edge: the value is beyond every axis.
         _dot(plot, plot.x(line.steps[i]), SCALE * (TOP + 5.0), ONSET)
+
+
+def _dashes(
+    points: Sequence[tuple[float, float]], dash: Sequence[int]
+) -> Iterator[list[tuple[float, float]]]:
+    """The dashes of a line through these points, of the enlarged picture; the line itself if it is solid."""
+    if not dash:
+        yield list(points)
+        return
+    x, y = np.array(points).T
+    along = np.concatenate([[0.0], np.cumsum(np.hypot(np.diff(x), np.diff(y)))])
+    for start in np.arange(0.0, along[-1], float(sum(dash)) * SCALE):
+        end = min(start + dash[0] * SCALE, along[-1])
+        inner = along[(along > start) & (along < end)]
+        places = np.concatenate([[start], inner, [end]])
+        yield list(zip(np.interp(places, along, x), np.interp(places, along, y), strict=True))
 
 
 def _finite_parts(values: Floats) -> Iterator[Sequence[int]]:
@@ -229,22 +251,23 @@ def _dot(plot: _Plot, x: float, y: float, colour: str) -> None:
 def _draw_legend(plot: _Plot, lines: Sequence[Line]) -> None:
     entries: list[tuple[str, str, Callable[[float, float], None]]] = []
     for line in lines:
-        entries.append((line.label, line.colour, partial(_stroke, plot, line.colour)))
+        entries.append((line.label, line.colour, partial(_stroke, plot, line)))
     if any(not np.isfinite(line.values).all() for line in lines):
         entries.append(("NaN or infinite", ONSET, lambda x, y: _dot(plot, x + 13 * SCALE, y, ONSET)))
     # The name of the vertical axis is on the left.
-    x, y, most = float(WIDTH - RIGHT), float(TOP - 22), (WIDTH - 240) / len(entries) - 60
+    x, y, most = float(WIDTH - RIGHT), float(TOP - 22), (WIDTH - 240) / len(entries) - 74
     for label, colour, sign in reversed(entries):
         label = _cut_middle(plot, label, most)
         x -= _width(plot, label)
         plot.text(x, y, label, colour, "lm")
-        x -= 36
+        x -= 50
         sign(x * SCALE, y * SCALE)
         x -= 22
 
 
-def _stroke(plot: _Plot, colour: str, x: float, y: float) -> None:
-    plot.pen.line([(x, y), (x + 26 * SCALE, y)], fill=colour, width=4 * SCALE)
+def _stroke(plot: _Plot, line: Line, x: float, y: float) -> None:
+    for dash in _dashes([(x, y), (x + 40 * SCALE, y)], line.dash):
+        plot.pen.line(dash, fill=line.colour, width=4 * SCALE)
 
 
 def _shortened(plot: _Plot, title: str) -> str:

@@ -112,7 +112,7 @@ def draw(event: Event, title: str = "") -> bytes | None:
     try:
         return chart.draw(
             event.evidence,
-            title=f"{title or event.title}: {event.message}",
+            title=title or event.title,
             onset=event.onset_step,
             detected=event.step,
             threshold=event.threshold,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 from uuid import UUID
@@ -35,7 +35,7 @@ from fp8scope_dashboard.alerts.services import events_of, numbered
 from fp8scope_dashboard.alerts.user_rules import rule_store
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
-from fp8scope_dashboard.pages import rule_words
+from fp8scope_dashboard.pages import formatting, rule_words
 from fp8scope_dashboard.pages.access import back_to, in_project, open_alerts, page, person
 from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
@@ -155,7 +155,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     listed = [alert.event for group in groups for alert in group.alerts]
     context = {
         "groups": groups,
-        "choosable": any(event.state == EventState.OPEN for event in listed),
+        "choosable": sum(event.state == EventState.OPEN for event in listed),
         "pages": shown,
         "newer": chosen.address(chosen.state, shown.number - 1) if shown.has_previous() else "",
         "older": chosen.address(chosen.state, shown.number + 1) if shown.has_next() else "",
@@ -170,6 +170,8 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MOST_RUNS],
         "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
         "total": events.count(),
+        "open_matching": _in_state(matching, EventState.OPEN).count(),
+        "undoable": life.acknowledged_lately(project, person(request)),
         "rules": rule_store.rules_in(project),
     }
     template = "pages/_alerts.html" if request.headers.get("HX-Target") == "alerts" else "pages/alerts.html"
@@ -227,15 +229,49 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
 @require_POST
 @in_project(Role.MEMBER)
 def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
-    """Acknowledge the chosen alerts, and redirect back."""
-    texts = request.POST.getlist("alerts")[:MOST_CHOSEN]
-    ids = [number for text in texts if (number := whole_number(text)) is not None]
-    events = events_of(project).filter(pk__in=ids).select_related("run")
-    count = sum(life.acknowledge(event, person(request)) for event in events)
-    if count:
-        messages.success(request, f"Acknowledged {count} alert{'s' if count > 1 else ''}.")
+    """Acknowledge the chosen alerts, or with `all` those that match the filter, and redirect back.
+
+    `newest` is the number of the project's newest alert when the list was shown: later ones stay open.
+    """
+    if request.POST.get("all") == "1":
+        newest = whole_number(request.POST.get("newest", "")) or 0
+        matching = Filter.of(request.POST, "open").apply(events_of(project))
+        chosen = numbered(matching).filter(number__lte=newest)
     else:
-        messages.warning(request, "Choose the alerts to acknowledge. Those chosen are not open any more.")
+        texts = request.POST.getlist("alerts")[:MOST_CHOSEN]
+        ids = [number for text in texts if (number := whole_number(text)) is not None]
+        chosen = events_of(project).filter(pk__in=ids)
+    try:
+        count = life.acknowledge_all(chosen, person(request))
+    except life.LifeError as error:
+        messages.error(request, str(error))
+    else:
+        if not count:
+            messages.warning(request, "Choose the alerts to acknowledge. Those chosen are not open any more.")
+        # Otherwise the list says so, beside the button that undoes it.
+    return _back(request, project)
+
+
+@require_POST
+@in_project(Role.MEMBER)
+def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
+    """Open the alerts again that the user acknowledged at the moment `at`, and redirect back."""
+    try:
+        at = datetime.fromisoformat(request.POST.get("at", ""))
+        opened = life.undo_acknowledgement(project, person(request), at) if at.tzinfo else 0
+    except (ValueError, OverflowError):
+        opened = 0
+    if opened:
+        messages.success(
+            request, f"{formatting.count(opened)} alert{'s are' if opened > 1 else ' is'} open again."
+        )
+    else:
+        minutes = life.UNDO_FOR.seconds // 60
+        messages.warning(
+            request,
+            f"Nothing was changed: acknowledging can be undone for {minutes} minutes, and only while nobody "
+            "else has changed the alerts.",
+        )
     return _back(request, project)
 
 

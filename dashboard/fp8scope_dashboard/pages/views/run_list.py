@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 from django.core.paginator import Page
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -33,7 +34,7 @@ from fp8scope_dashboard.pages.saved_views import views_of
 from fp8scope_dashboard.pages.summary import Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.verdicts import STATES, Badge, state_badge
 from fp8scope_dashboard.runs import bulk
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import DeletedRun, Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH, vocabulary_of
 from fp8scope_dashboard.telemetry import queries
 
@@ -173,7 +174,14 @@ def _open_events(runs: Iterable[Run]) -> Mapping[UUID, int]:
 
 @in_project(cacheable=True)
 def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The run's loss as a small image. Its address contains the number of rows, so browsers may cache it."""
+    """The run's loss as a small image. Its address contains the number of rows, so browsers may cache it.
+
+    A deleted run has an empty image: pages that were open before still ask for it.
+    """
+    if _is_deleted(project, run_id):
+        blank = HttpResponse(sparkline(np.empty(0), np.empty(0), "other"), content_type="image/svg+xml")
+        patch_cache_control(blank, no_store=True)
+        return blank
     shown = run_of(project, run_id)
     slot = request.GET.get("slot", "")
     # The list knows the colour already: finding it reads all groups of the project.
@@ -183,3 +191,9 @@ def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     answer = HttpResponse(image, content_type="image/svg+xml")
     patch_cache_control(answer, private=True, max_age=86_400, immutable=True)
     return answer
+
+
+def _is_deleted(project: Project, run_id: UUID) -> bool:
+    """Whether a run of the project was deleted: its data may be there still, for undoing it."""
+    hidden = Run.with_deleted.filter(project=project, pk=run_id).exclude(deleted_at=None)
+    return hidden.exists() or DeletedRun.objects.filter(project=project, run_id=run_id).exists()

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
+from django.db.models import F
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -42,7 +43,7 @@ def _context(project: Project) -> dict[str, Any]:
         "roles": Role.choices,
         "groups": groups.values_list("group", flat=True).distinct()[:MOST_GROUPS],
         "rules_on": Rule.objects.filter(project=project, enabled=True).count(),
-        "tokens": tokens.order_by("revoked_at", "-created_at")[:MOST_TOKENS],
+        "tokens": tokens.order_by(F("revoked_at").desc(nulls_first=True), "-created_at")[:MOST_TOKENS],
         "channels": Channel.objects.filter(project=project).order_by("id"),
         "deletions": deletions(project),
     }

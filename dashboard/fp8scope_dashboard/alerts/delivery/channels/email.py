@@ -13,12 +13,11 @@ from __future__ import annotations
 import re
 import smtplib
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
-from html import escape
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,7 +25,7 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 
-from fp8scope_dashboard.alerts.delivery.channels import wording
+from fp8scope_dashboard.alerts.delivery.channels import mail_page, wording
 from fp8scope_dashboard.alerts.delivery.channels.base import DeliveryError, Message
 from fp8scope_dashboard.alerts.delivery.channels.outgoing import restricted, unrestricted
 
@@ -154,25 +153,11 @@ def compose(message: Message, sender: str, recipients: list[str]) -> EmailMessag
         mail["References"] = f"<{message.notices[0].alert}@fp8scope.invalid>"
     text, chart = wording.text(message), message.draw_chart()
     mail.set_content(text)
-    picture = f'<p><img src="cid:{message.key}" alt="Chart" width="600"></p>' if chart else ""
-    html = _with_links(text, {message.url, *(notice.url for notice in message.notices)})
-    body = f'<div style="font-family:sans-serif;white-space:pre-wrap">{html}</div>'
-    mail.add_alternative(f"<html><body>{picture}{body}</body></html>", subtype="html")
+    mail.add_alternative(mail_page.render(message, message.key if chart else ""), subtype="html")
     if chart:
         page = list(mail.iter_parts())[1]
         page.add_related(chart, "image", "png", cid=f"<{message.key}>", filename="alert.png")
     return mail
-
-
-def _with_links(text: str, addresses: Collection[str]) -> str:
-    """The text as HTML. Only these addresses become links: names of runs are not ours."""
-    links = {escape(address): f'<a href="{escape(address)}">{escape(address)}</a>' for address in addresses}
-    lines = []
-    for line in escape(text).splitlines():
-        # Addresses are last in their lines.
-        before, space, last = line.rpartition(" ")
-        lines.append(f"{before}{space}{links.get(last, last)}")
-    return "\n".join(lines)
 
 
 def _transmit(

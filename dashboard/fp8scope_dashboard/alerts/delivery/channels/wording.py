@@ -33,7 +33,12 @@ def title(message: Message, longest: int = TITLE_LENGTH) -> str:
 
 def headline(notice: Notice) -> str:
     """What happened, how bad it is, and in which run."""
-    return f"{_PREFIXES.get(notice.reason, '')}{notice.label} in {notice.run_name} [{notice.severity}]"
+    return f"{prefix(notice)}{notice.label} in {notice.run_name} [{notice.severity}]"
+
+
+def prefix(notice: Notice) -> str:
+    """What a later notice begins with, such as `Reopened: `; empty for the first."""
+    return _PREFIXES.get(notice.reason, "")
 
 
 def text(message: Message, longest: int | None = None) -> str:
@@ -55,12 +60,11 @@ def text(message: Message, longest: int | None = None) -> str:
 
 def details(notice: Notice) -> list[str]:
     """The lines below the headline: what was measured, since when, where, and what is known of it."""
-    lines = [notice.message, *([notice.note] if notice.note else []), _since(notice)]
-    names = [str(tensor.get("name", "")) for tensor in notice.tensors]
-    if len(names) > 1:
-        count = max(notice.tensors_over, len(names))
-        more = f" and {count - TENSORS:,} more" if count > TENSORS else ""
-        lines.append(f"Tensors ({count:,}): {', '.join(names[:TENSORS])}{more}")
+    since = f"Onset {_onset(notice)}, found at step {notice.step:,}. Alert opened {_opened(notice)}."
+    lines = [notice.message, *([notice.note] if notice.note else []), since]
+    count, names = _tensors(notice)
+    if names:
+        lines.append(f"Tensors ({count:,}): {names}")
     if notice.also:
         lines.append(f"Also: {', '.join(notice.also)}.")
     if notice.cause:
@@ -68,13 +72,38 @@ def details(notice: Notice) -> list[str]:
     return [*lines, *(f"Ordered: {order}" for order in notice.orders)]
 
 
-def _since(notice: Notice) -> str:
+def facts(notice: Notice) -> list[tuple[str, str]]:
+    """The same as `details`, without the message, as names and values of a table."""
+    count, names = _tensors(notice)
+    rows = [
+        ("News", notice.note),
+        ("Onset", _onset(notice)),
+        ("Found", f"at step {notice.step:,}, {_opened(notice)}"),
+        (f"Tensors ({count:,})", names),
+        ("Also", ", ".join(notice.also)),
+        ("Suspected cause", notice.cause),
+        *(("Ordered", order) for order in notice.orders),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _tensors(notice: Notice) -> tuple[int, str]:
+    """The number of tensors, and the names of some; no names of a single one, which the message names."""
+    names = [str(tensor.get("name", "")) for tensor in notice.tensors]
+    count = max(notice.tensors_over, len(names))
+    more = f" and {count - TENSORS:,} more" if count > TENSORS else ""
+    return count, f"{', '.join(names[:TENSORS])}{more}" if len(names) > 1 else ""
+
+
+def _onset(notice: Notice) -> str:
     first = notice.after_step + 1
-    onset = f"Onset at step {notice.onset_step:,}"
     if 0 < first < notice.onset_step:
-        onset = f"Onset between steps {first:,} and {notice.onset_step:,}"
-    opened = f"{notice.opened_at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{onset}, found at step {notice.step:,}. Alert opened {opened}."
+        return f"between steps {first:,} and {notice.onset_step:,}"
+    return f"at step {notice.onset_step:,}"
+
+
+def _opened(notice: Notice) -> str:
+    return f"{notice.opened_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _written_out(notice: Notice) -> list[str]:

@@ -19,7 +19,7 @@ const showCount = (open) => {
   const number = document.createElement("span");
   number.className = "count";
   number.setAttribute("aria-hidden", "true");
-  number.textContent = open;
+  number.textContent = open > 99 ? "99+" : open;
   const words = document.createElement("span");
   words.className = "sr-only";
   words.textContent = `, ${open} open`;
@@ -145,11 +145,27 @@ if (button && canNotify) {
 }
 listen();
 
-// The box that chooses all alerts of the list.
+// The boxes of the list, the box that selects all of them, and the bar that says how many are selected.
+const boxes = () => [...document.querySelectorAll('#alerts [type=checkbox][name="alerts"]')];
+const showChosen = () => {
+  const label = document.querySelector("[data-chosen]");
+  if (!label) return;
+  const chosen = boxes().filter((box) => box.checked).length;
+  label.textContent = `${chosen} selected`;
+  const all = document.querySelector("[data-choose-all]");
+  all.checked = chosen === boxes().length;
+  all.indeterminate = chosen > 0 && !all.checked;
+};
 document.addEventListener("change", (event) => {
-  const all = event.target.closest?.("[data-choose-all]");
-  if (!all) return;
-  for (const box of document.querySelectorAll(`input[type="checkbox"][name="${all.dataset.chooseAll}"]`)) box.checked = all.checked;
+  if (!event.target.matches?.('#alerts [type=checkbox]')) return;
+  if (event.target.matches("[data-choose-all]")) for (const box of boxes()) box.checked = event.target.checked;
+  showChosen();
+});
+document.addEventListener("click", (event) => {
+  if (!event.target.closest?.("[data-clear-chosen]")) return;
+  event.preventDefault();
+  for (const box of boxes()) box.checked = false;
+  showChosen();
 });
 
 // A new rule's quiet hours are those of the person's time zone.
