@@ -169,7 +169,7 @@ def test_acknowledges_all_that_match_and_undoes_it(member: Visitor, admin: Visit
     assert {states[event.pk] for event in seen} == {"acknowledged"}
     assert states[other.pk] == states[later.pk] == "open", "of another severity; opened after the page"
     assert states[muted.pk] == "muted"
-    assert "Acknowledged 3 alerts, just now." in page and "acknowledge/undo" not in html(admin)
+    assert "Acknowledged 3 alerts, just now." in page and "acknowledge/undo" not in html(admin, "alerts/")
     (at,) = set(Event.objects.filter(state="acknowledged").values_list("acknowledged_at", flat=True))
     assert at is not None
     # Others have changed one of them since.
@@ -198,7 +198,7 @@ def test_acknowledging_can_be_undone_for_some_time(member: Visitor) -> None:
     before = timezone.now() - life.UNDO_FOR
     for at, count in ((before, 0), (before + timedelta(minutes=1), 1)):
         Event.objects.update(state="acknowledged", acknowledged_by=member.user, acknowledged_at=at)
-        assert ("acknowledge/undo" in html(member)) == (count == 1)
+        assert ("acknowledge/undo" in html(member, "alerts/")) == (count == 1)
         assert life.undo_acknowledgement(member.project, member.user, at) == count
     event.refresh_from_db()
     assert event.state == EventState.OPEN and event.acknowledged_by is None
