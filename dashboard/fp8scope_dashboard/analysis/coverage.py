@@ -173,7 +173,7 @@ def _reason_not_final(coverage: Coverage) -> tuple[bool, str]:
         return True, "The run has not finished yet."
     arm = coverage.baseline.standing
     if arm is None:
-        return coverage.waits, "No baseline run could be used."
+        return coverage.waits, "No part of the run has been compared with a baseline yet."
     if is_dead(arm):
         return False, _dead_baseline(coverage.baseline)
     if arm == "running":

@@ -26,6 +26,8 @@ SHORT: Final = 80
 LONGEST: Final = 4_000
 _COLUMNS: Final = ("config", "recipe", "environment")
 _FIELDS: Final = ("precision", "group", "baseline", "seed", "total_steps")
+# No setting: it differs in every run.
+_PROCESS: Final = frozenset(("pid", "environment.pid"))
 _MISSING: Final = object()
 
 
@@ -113,7 +115,7 @@ def differences(
 ) -> Differences:
     """Compare flat configurations: (name of the run, values by dotted name)."""
     names = tuple(name for name, _ in configurations)
-    keys = {key for _, entries in configurations for key in entries}
+    keys = {key for _, entries in configurations for key in entries} - _PROCESS
     rows = [_row(key, configurations) for key in sorted(keys, key=_rank)]
     differing = [row for row in rows if row.differs]
     shown = rows if everything else differing

@@ -18,7 +18,7 @@ from fp8scope_dashboard.pages.figures.panels import Band, Interval, Line, Panel
 from fp8scope_dashboard.pages.figures.ranges import PADDING, Range, central_range, loss_range
 from fp8scope_dashboard.pages.figures.smoothing import centred_average, default_span
 from fp8scope_dashboard.pages.figures.theme import Slot
-from fp8scope_dashboard.pages.formatting import percent
+from fp8scope_dashboard.pages.formatting import difference, percent
 from fp8scope_dashboard.pages.onset_facts import steps_at
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.trouble import OVERFLOW, UNDERFLOW, limits_of, read_shares
@@ -229,7 +229,7 @@ def _delta(
         return None
     judged = [interval.middle] if interval is not None else [fine.y] if fine is not None else []
     panel = Panel(
-        "(FP8 − BF16), nats" if nats else "difference to the baseline",
+        "difference to the baseline (FP8 − BF16)" if nats else "difference to the baseline",
         110,
         _delta_range(judged, float(tolerance)),
         lines=(fine,) if fine is not None else (),
@@ -237,9 +237,9 @@ def _delta(
         zone=(-float(tolerance), float(tolerance)),
         tick_format=unit,
     )
-    delta = result.get("delta")
-    shown = "not known" if delta is None else f"{delta:+.3g} nats" if nats else percent(delta, signed=True)
-    size = f"{tolerance:.3g} nats" if nats else percent(float(tolerance))
+    delta, name = result.get("delta"), "nats" if nats else "relative"
+    shown = "not known" if delta is None else difference(delta, name, signed=True)
+    size = difference(float(tolerance), name)
     return panel, f"Difference to the baseline: {shown}, tolerance {size}."
 
 
@@ -271,11 +271,11 @@ def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> Line | None:
     if len(x) < 2:
         return None
     theirs = np.interp(x, band.x, band.mean)
-    difference = own.values[inside] - theirs
+    values = own.values[inside] - theirs
     if not nats:
         with np.errstate(divide="ignore", invalid="ignore"):
-            difference = difference / np.abs(theirs)
-    return Line("difference, smoothed", x, difference, unit="+.3~g" if nats else "+.3~%", is_faint=True)
+            values = values / np.abs(theirs)
+    return Line("difference, smoothed", x, values, unit="+.3~g" if nats else "+.3~%", is_faint=True)
 
 
 def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:

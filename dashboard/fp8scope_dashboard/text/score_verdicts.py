@@ -135,6 +135,11 @@ def summary(verdict: str, counts: Mapping[str, int], worse: Sequence[str], alpha
             f"Not worse than BF16 on any of {of_tasks}: better on {counts['better']}, equivalent on "
             f"{counts.get('equivalent', 0)}."
         )
+    if tasks == 1:
+        return (
+            f"Cannot tell yet for the one task: no harm has been found (error rate at most {error}), but a "
+            "small one is possible."
+        )
     return (
         f"Cannot tell yet for {counts['cannot_tell']} of {of_tasks}; no task is worse (error rate over all "
         f"tasks at most {error}), but smaller harms are possible."

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from fp8scope_dashboard.text.numbers import count, level, number, percent
 
+NO_LOSS = "The run has not logged a loss yet. A value counts as the loss if its name is loss."
+
 
 def too_few_points(common: int, needed: int) -> str:
     """Why there is no verdict on a loss yet."""
@@ -81,7 +83,7 @@ class LossFacts:
     """The numbers of a verdict on a loss.
 
     Attributes:
-        relative: differences are fractions of the baseline's loss; otherwise nats.
+        relative: differences are fractions of the baseline's loss; otherwise in the unit of the loss.
         arms: the interval is over seeds, at `level`; otherwise it is the anytime-valid one of a pair.
         source: of the spread between seeds: own, project or public.
     """
@@ -104,8 +106,8 @@ class LossFacts:
     seeds: int | None
 
     def amount(self, value: float) -> str:
-        """A difference with its unit."""
-        return percent(value) if self.relative else f"{number(value)} nats"
+        """A difference as per cent, or as a number: only the script knows the unit of its loss."""
+        return percent(value) if self.relative else number(value)
 
 
 def loss(facts: LossFacts) -> str:
@@ -133,7 +135,7 @@ def _conclusion(facts: LossFacts) -> str:
         )
     inside = -facts.tolerance <= facts.interval[0] and facts.interval[1] <= facts.tolerance
     if inside and not facts.arms:
-        return f"inside {allowed}, which is too wide to call the two equivalent. {_needed(facts)}"
+        return f"inside {allowed}. That is too wide to call the two equivalent. {_needed(facts)}"
     return f"neither inside nor clearly outside {allowed}. {_needed(facts)}"
 
 

@@ -124,3 +124,8 @@ def test_says_which_configurations_are_too_large(monkeypatch: pytest.MonkeyPatch
     large = make_run(project, "large", config={f"key {i}": i * 7919 for i in range(400)})
     found = differences_of([large, make_run(project, "small", config={"a": 1})])
     assert found.unread == ("large",) and [row.key for row in found.rows] == ["config.a"]
+
+
+def test_the_process_id_is_no_setting() -> None:
+    compared = differences([("a", {"pid": 1, "environment.pid": 1}), ("b", {"pid": 2, "config.pid": 2})])
+    assert [row.key for row in compared.rows] == ["config.pid"]

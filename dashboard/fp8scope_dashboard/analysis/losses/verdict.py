@@ -69,24 +69,20 @@ def compare_losses(
     if not runs:
         raise ValueError("Nothing to compare: give at least one run.")
     runs, baselines = [clean(curve) for curve in runs], [clean(curve) for curve in baselines]
-    nothing = LossComparison(
-        "cannot_tell", "", margin=margin, k_run=1, k_baseline=sum(1 for curve in baselines if len(curve))
-    )
-    if not nothing.k_baseline:
-        return replace(nothing, explanation="The baseline group has no run with a loss yet.")
+    logged = sum(1 for curve in baselines if len(curve))
+    nothing = LossComparison("cannot_tell", "", margin=margin, k_run=1, k_baseline=logged)
     if not len(runs[0]):
-        return replace(nothing, explanation="The run has not logged a loss yet.")
+        return replace(nothing, explanation=verdicts.NO_LOSS)
+    if not logged:
+        return replace(nothing, explanation="The baseline group has no run with a loss yet.")
     chosen = select(runs, baselines, COMMON_POINTS, 1.0 - window_fraction)
     nothing = replace(nothing, k_baseline=len(chosen.baselines), warnings=tuple(chosen.warnings))
     if not chosen.baselines:
         return replace(nothing, explanation="No baseline run has a finite loss at its end.")
     aligned = _common_points(runs, baselines, chosen)
     nothing = replace(nothing, k_run=len(chosen.runs), aligned_on=aligned.axis, paired=aligned.paired)
-    points = len(aligned.x)
-    if points < _least_points(chosen):
-        if chosen.diverged:
-            return _diverged(nothing, runs, chosen)
-        return replace(nothing, explanation=verdicts.too_few_points(points, COMMON_POINTS))
+    if len(aligned.x) < _least_points(chosen):
+        return _diverged(nothing, runs, chosen) if chosen.diverged else _too_few(nothing, aligned, chosen)
     common, measured = _measure(
         replace(nothing, warnings=(*nothing.warnings, *_lapses(runs[0], chosen))),
         runs[0],
@@ -116,6 +112,16 @@ def _least_points(chosen: Selection) -> int:
     """
     of_seeds = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
     return LEAST_POINTS_OF_ARMS if of_seeds else COMMON_POINTS
+
+
+def _too_few(nothing: LossComparison, aligned: Aligned, chosen: Selection) -> LossComparison:
+    """No verdict, and no warning about a comparison that was not made."""
+    compared = verdicts.schedules_differ(chosen.ratio, finals=True)
+    return replace(
+        nothing,
+        warnings=tuple(warning for warning in nothing.warnings if warning != compared),
+        explanation=verdicts.too_few_points(len(aligned.x), COMMON_POINTS),
+    )
 
 
 def _judged(

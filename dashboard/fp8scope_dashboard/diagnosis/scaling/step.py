@@ -79,6 +79,7 @@ def examine(
 def scale_faults(rows: TensorRows, scalings: Mapping[str, Scaling]) -> dict[int, ScaleFault]:
     """By tensor position, the scales that do not follow."""
     faults = {}
+    calls = rows.calls
     for position, tensor in enumerate(rows.tensors):
         fault = scale_fault(
             rows.amax[position],
@@ -86,7 +87,7 @@ def scale_faults(rows: TensorRows, scalings: Mapping[str, Scaling]) -> dict[int,
             tensor.largest,
             scalings[tensor.role],
             begins=rows.begins,
-            calls=rows.calls,
+            calls=float(calls[position]),
         )
         if fault is not None and not _is_configured(fault, scalings[tensor.role]):
             faults[position] = fault
@@ -431,8 +432,8 @@ def _counted(positions: Sequence[int], rows: TensorRows) -> str:
 
 
 def _first(leaving: Leaving, rows: TensorRows) -> str:
-    interval = f" [{leaving.low}, {leaving.high}]" if leaving.low != leaving.high else ""
-    return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset}{interval}"
+    between = f" ({leaving.low} to {leaving.high})" if leaving.low != leaving.high else ""
+    return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset}{between}"
 
 
 def _names(positions: Sequence[int], rows: TensorRows) -> tuple[str, ...]:
