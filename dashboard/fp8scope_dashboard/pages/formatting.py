@@ -12,7 +12,7 @@ from fp8scope_dashboard.text.ticks import power_of_ten
 # Earlier versions have stored `1.31x [1.29, 1.33]`.
 _FACTOR = re.compile(r"(\d\.\d\d)x\b")
 _BOUNDS = re.compile(r"\[(-?\d+\.\d+), (-?\d+\.\d+)\]")
-_PER_CENT = re.compile(r"(\d) %")
+_PER_CENT = re.compile(r"(\d) ?%(?![0-9A-Fa-f]{2})")
 _THOUSANDS = re.compile(r"\b\d{1,3}(?:,\d{3})+\b")
 # Before a number, and not inside a word, a date or a range.
 _HYPHEN = re.compile(r"(?<![\w.\-])-(?=\d)")

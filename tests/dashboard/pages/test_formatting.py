@@ -153,7 +153,7 @@ def test_factors_have_no_exponent(octaves: float, text: str) -> None:
 
 
 def test_stored_sentences_have_the_numbers_of_the_pages() -> None:
-    sentence = "From -0.55 % to 12,345.5 % in blocks.0-2 of 2026-11-23, 1,234,567 times."
+    sentence = "From -0.55 % to 12,345.5% in blocks.0-2 of 2026-11-23, 1,234,567 times."
     assert written(sentence) == (
         "From \N{MINUS SIGN}0.55\u202f% to 12\u202f345.5\u202f% "
         "in blocks.0-2 of 2026-11-23, 1\u202f234\u202f567 times."
