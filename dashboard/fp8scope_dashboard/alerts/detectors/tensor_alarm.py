@@ -156,7 +156,7 @@ class _Board:
                 column[int(key)] = value
             board.peaks[int(key)] = values[-1]
         board.last_onset.update({int(onset): last for onset, last in state.get("groups", {}).items()})
-        for onset, (tensor, began, after) in state.get("first", {}).items():
+        for onset, (tensor, began, after) in state.get("first_tensors", {}).items():
             board.first[int(onset)] = (tensor, began, after)
         return board
 
@@ -172,7 +172,7 @@ class _Board:
         return {
             "tensors": tensors,
             "groups": {str(onset): last for onset, last in self.last_onset.items()},
-            "first": {str(onset): list(first) for onset, first in self.first.items()},
+            "first_tensors": {str(onset): list(first) for onset, first in self.first.items()},
             "open": bool(self.last_onset),
         }
 
