@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8scope_dashboard.text.numbers import count, level, number, percent
+from fp8scope_dashboard.text.numbers import about, level, number, percent
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -96,9 +96,9 @@ def _needs(facts: Facts) -> str:
     needs = facts.result["needs"]
     ways = []
     if needs["items"] is not None and needs["items"] > facts.result["n"]:
-        ways.append(f"about {needs['items']:,} items")
+        ways.append(about(needs["items"], "item"))
     if needs["seeds"] is not None and needs["seeds"] > 1:
-        ways.append(f"about {count(needs['seeds'], 'seed')} in each arm")
+        ways.append(f"{about(needs['seeds'], 'seed')} in each arm")
     if not ways:
         return ""
     return f"To see a difference of {facts.size(facts.result['margin'])}: {' or '.join(ways)}."

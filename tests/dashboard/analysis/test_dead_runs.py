@@ -9,7 +9,6 @@ import pytest
 from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import judged_now, standing_now
 from fp8scope_dashboard.analysis.loss_comparisons import compare
@@ -23,11 +22,6 @@ PLANNED = 600
 # With equal items, two seeds and 500 items show equivalence.
 SCORES = [1.0, 0.0] * 250
 Ending = Callable[[Recorder], None]
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
 
 
 def finished(recorder: Recorder) -> None:
@@ -176,8 +170,8 @@ def test_a_run_longer_than_its_baseline_is_judged_in_part(project: Project) -> N
     record(run, PLANNED)
     loss, _ = judged(run)
     assert loss.verdict == "cannot_tell" and loss.result["coverage"]["share"] == 0.5
-    assert "longer than its baseline's" in loss.result["warnings"][0]
-    assert "covers the run up to 19200 tokens only" in loss.result["reason"]
+    assert "2 times as long as its baseline's" in loss.result["warnings"][0]
+    assert "covers the run up to 19,200 tokens only" in loss.result["reason"]
 
 
 def test_a_resumed_run_is_judged_by_its_latest_attempt(project: Project) -> None:

@@ -306,7 +306,7 @@ class _Board:
             for i in worst[:NAMED].tolist()
         ]
         peak, name = float(self.peaks[worst[0]]), names[int(worst[0])]
-        since = f"step {onset}{_interval(after, onset)}"
+        since = f"step {onset:,}{_interval(after, onset)}"
         if len(members) == 1:
             message = f"{name} {wording.one} since {since}: {wording.amount(peak, name)}, {wording.limit}."
         else:
@@ -338,7 +338,7 @@ def _seen_before(rows: Observed, i: int, columns: Bools, last_seen: Int64s) -> I
 
 def _interval(after: int, onset: int) -> str:
     """Where the onset lies, for a tensor that is not observed in every step."""
-    return f" (not before step {after + 1})" if 0 <= after < onset - 1 else ""
+    return f" (not before step {after + 1:,})" if 0 <= after < onset - 1 else ""
 
 
 def _layers(names: Iterable[str]) -> list[int]:
