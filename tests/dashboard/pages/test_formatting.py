@@ -174,6 +174,9 @@ def test_sentences_of_earlier_versions_are_written_as_new_ones() -> None:
     assert plain(written(old)) == (
         "FP8 runs at 0.62 × (0.53 to 0.73) the speed of BF16 and needs 1.6 % (-0.7 to 5.0) more tokens."
     )
+    assert written("The loss is 0.1 nats above 0.2, -0.01 nats to 0.2 nats.") == (
+        "The loss is 0.1 above 0.2, \N{MINUS SIGN}0.01 to 0.2."
+    )
 
 
 @pytest.mark.parametrize(
